@@ -21,6 +21,8 @@ class Drawer:
 
     def _load_scenario(self, scenario: dict[str, Any], long_context: bool = False) -> None:
         self.notes = {name: Note(words, self) for name, words in scenario.get("notes", {}).items()}
+        if long_context:
+            self.notes["long"] = Note("long " * 100, self)
 
     def write(self, name: str, words: str = "") -> dict[str, str]:
         """Write a note."""
@@ -40,12 +42,12 @@ class Counter:
     """A number."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number: float = 0
 
-    def _load_scenario(self, scenario: dict[str, Any]) -> None:
+    def _load_scenario(self, scenario: dict[str, Any], long_context: bool = False) -> None:
         self.number = scenario.get("number", 0)
 
-    def add(self, amount: int) -> dict[str, int]:
+    def add(self, amount: float) -> dict[str, float]:
         """Add to the number."""
         self.number += amount
         return {"number": self.number}

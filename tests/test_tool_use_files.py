@@ -15,6 +15,7 @@ from marft.envs.tool_use.loading import load
 from marft.envs.tool_use.loading.bfcl import call_of
 from marft.envs.tool_use.retail_data import retail_tables
 from marft.envs.tool_use.simulated import of_classes
+from marft.envs.tool_use.users import OUT_OF_SCOPE, STOP, TRANSFER
 from marft.tools.functions import SessionSource
 from tests.conversations import Played, environment
 from tests.helpers import recipe
@@ -71,7 +72,7 @@ def tau2_task(**changes: Any) -> dict[str, Any]:
         "evaluation_criteria": {
             "actions": [{"action_id": "0", "name": "cancel_pending_order", "info": None,
                          "arguments": {"order_id": ORDER["order_id"], "reason": "ordered by mistake"}}],
-            "communicate_info": [TOTAL], "nl_assertions": ["The agent is kind."], "reward_basis": ["DB"],
+            "communicate_info": [TOTAL], "nl_assertions": ["The agent is kind."], "reward_basis": ["DB", "COMMUNICATE", "NL_ASSERTION"],
         },
         **changes,
     }  # fmt: skip
@@ -126,6 +127,29 @@ class TestTau:
         step = played.say(f"Refunded: {told}.", user="Thanks. ###STOP###")
         assert (step.terminated, step.success) == (True, solved)
 
+    def test_who_plays_the_user_is_told_how_to_behave_and_to_end_it(self, tau: Any, tau2: Any) -> None:
+        for data, endings in ((tau, [STOP]), (tau2, [STOP, TRANSFER, OUT_OF_SCOPE])):
+            made, found = tasks_of(data, world="retail", user="agent")
+            for task in found:
+                told = Played(made, task).first.views["user"]
+                assert told.startswith(task.prompt)
+                assert [one for one in (STOP, TRANSFER, OUT_OF_SCOPE) if one in told] == endings
+
+    @pytest.mark.parametrize("told_before", [True, False])
+    def test_to_hand_over_to_a_human_ends_it_at_once(self, tau: Any, told_before: bool) -> None:
+        """What is called or said after it no longer counts, as in the original."""
+        made, found = tasks_of(tau, world="retail", user="agent")
+        played = Played(made, next(one for one in found if one.data["calls"]))
+        if told_before:
+            played.say(f"You will get {TOTAL}.", user="Do it.")
+        played.call("cancel_pending_order", order_id=ORDER["order_id"], reason="ordered by mistake")
+        played.call("transfer_to_human_agents", summary="")
+        with pytest.raises(ValueError, match="the conversation is over"):
+            played.call("modify_user_address", user_id=ORDER["user_id"], address1="", address2="", city="", state="",
+                        country="", zip="")  # fmt: skip
+        step = played.say(f"You get {TOTAL}.", user="But wait!")
+        assert (step.terminated, step.success, step.reward) == (True, told_before, float(told_before))
+
     def test_json_says_the_same(self, tau: Any, tmp_path: Path) -> None:
         python = load("tau", tau["tasks"], tau["database"], "", "").tasks
         rows = [
@@ -139,10 +163,15 @@ class TestTau:
             found = load("tau", str(tmp_path / name), tau["database"], "", "").tasks
             assert [one.data for one in found] == [one.data for one in python]
 
-    def test_a_test_split_may_have_a_file_of_its_own(self, tau: Any) -> None:
-        made = environment(data={**tau, "test_tasks": tau["tasks"]}, world="retail", user="agent")
-        assert [task.id for task in made.tasks("test")] == ["test/tasks_test/0", "test/tasks_test/1"]
-        assert len(made.tasks("train")) + len(made.tasks("validation")) == 2
+    def test_a_test_split_may_have_a_file_of_its_own(self, tau: Any, tmp_path: Path) -> None:
+        other = (
+            f"Task(instruction='{ORDER['order_id']}?', actions=[])\nTask(instruction='You want  NOTHING.', actions=[])"
+        )
+        (tmp_path / "tasks_dev.py").write_text(other)
+        made = environment(data={**tau, "test_tasks": str(tmp_path / "tasks_dev.py")}, world="retail", user="agent")
+        assert [task.id for task in made.tasks("test")] == ["test/tasks_dev/0", "test/tasks_dev/1"]
+        left = [task.id for split in ("train", "validation") for task in made.tasks(split)]
+        assert left == ["tasks_test/0"]  # the other one is asked in the test too
 
     @pytest.mark.parametrize(
         ("text", "says"),
@@ -179,11 +208,78 @@ class TestTau2:
         played.call("cancel_pending_order", order_id=ORDER["order_id"], reason="ordered by mistake")
         assert played.say(f"You get {TOTAL}.", user="###STOP###").success
 
+    def test_what_the_reward_does_not_go_by_does_not_count(self, tau2: Any, tmp_path: Path) -> None:
+        criteria = tau2_task()["evaluation_criteria"]
+        for basis, outputs, judged in ((["DB"], [], []), (["DB", "NL_ASSERTION"], [], ["The agent is kind."]),
+                                       (["DB", "COMMUNICATE"], [TOTAL], []), (None, [TOTAL], [])):  # fmt: skip
+            row = tau2_task(evaluation_criteria={**criteria, "reward_basis": basis})
+            (tmp_path / "tasks.json").write_text(json.dumps([row]))
+            _, (task,) = tasks_of(tau2, world="retail", user="agent")
+            assert (task.data["outputs"], task.data["not_checked"]) == (outputs, judged)
+
+    def test_tools_are_its_own(self, tau2: Any, tau: Any) -> None:
+        """An item can be read, and an order whose items were changed can still be sent elsewhere, unlike in τ-bench."""
+        place = {"address1": "a", "address2": "", "city": "b", "state": "c", "country": "d", "zip": "e"}
+        item = ORDER["items"][0]
+        variants = TABLES["products"][item["product_id"]]["variants"]
+        for data in (tau2, tau):
+            made, found = tasks_of(data, world="retail", user="agent")
+            played = Played(made, found[0])
+            played.session.world.tables.edit("orders", ORDER["order_id"])["status"] = "pending (item modified)"
+            assert ("get_item_details" in dir(made.offers)) == (data is tau2)
+            if data is tau2:
+                assert played.call("get_item_details", item_id=item["item_id"]) == variants[item["item_id"]]
+                with pytest.raises(ValueError, match="item not found"):
+                    played.call("get_item_details", item_id="x")
+                played.call("modify_pending_order_address", order_id=ORDER["order_id"], **place)
+            else:
+                with pytest.raises(ValueError, match="cannot be modified"):
+                    played.call("modify_pending_order_address", order_id=ORDER["order_id"], **place)
+
+    def test_its_own_splits_are_kept(self, tau2: Any, tmp_path: Path) -> None:
+        rows = [tau2_task(id=str(n), user_scenario={"instructions": f"Say {n}."}) for n in range(6)]
+        rows[4]["user_scenario"]["instructions"] = "Say 1."  # as a task of the test
+        (tmp_path / "tasks.json").write_text(json.dumps(rows))
+        splits = {"train": ["0", "3", "4"], "test": ["1", "2"], "base": ["0", "1", "2", "3", "4"]}
+        (tmp_path / "split_tasks.json").write_text(json.dumps(splits))
+        made = environment(data={**tau2, "splits": str(tmp_path / "split_tasks.json")}, world="retail", user="agent")
+        assert [task.id for task in made.tasks("test")] == ["tau2/1", "tau2/2"]
+        assert sorted(task.id for split in ("train", "validation") for task in made.tasks(split)) == [
+            "tau2/0",
+            "tau2/3",
+        ]
+        with pytest.raises(ValidationError, match="without test_tasks"):
+            environment(data={**tau2, "splits": "x", "test_tasks": "y"})
+
+    def test_a_user_may_end_it_in_three_ways_and_a_tool_does_not(self, tau2: Any) -> None:
+        made, (task,) = tasks_of(tau2, world="retail", user="agent")
+        for ending in (STOP, TRANSFER, OUT_OF_SCOPE):
+            played = Played(made, task)
+            played.call("transfer_to_human_agents", summary="")
+            assert not played.say(f"You get {TOTAL}.", user="Wait.").terminated
+            played.call("cancel_pending_order", order_id=ORDER["order_id"], reason="ordered by mistake")
+            step = played.say("Done.", user=ending)
+            assert (step.terminated, step.success) == (True, True)
+
     @pytest.mark.parametrize(
         ("change", "says"),
         [
             ({"initial_state": {"initialization_data": {}}}, "begins in a state of its own"),
             ({"user_scenario": {"instructions": 3}}, "'instructions' is 3, and must be of type dict or str"),
+            (
+                {
+                    "evaluation_criteria": {
+                        "actions": [{"name": "x", "arguments": {}}],
+                        "reward_basis": ["DB", "ACTION"],
+                    }
+                },
+                "is rewarded by ACTION",
+            ),
+            (
+                {"evaluation_criteria": {"env_assertions": [3], "reward_basis": ["DB", "ENV_ASSERTION"]}},
+                "by ENV_ASSERTION",
+            ),
+            ({"evaluation_criteria": {"reward_basis": ["COMMUNICATE"]}}, "is not rewarded by its database"),
             ({"evaluation_criteria": None}, "'evaluation_criteria' is None"),
             (
                 {"evaluation_criteria": {"actions": [{"name": "reboot", "arguments": {}, "requestor": "user"}]}},
@@ -225,6 +321,75 @@ class TestTheLeaderboard:
             step = played.say("Done.")
             assert (step.terminated, step.success, step.info["measures"]["tool_calls"]) == (True, solved, 3.0)
 
+    def test_every_turn_counts_and_not_the_end_alone(self, bfcl: Any) -> None:
+        """What the reference reads must be read, what it writes in a turn must be written in that turn, and a turn in
+        which it calls something must not be empty."""
+        made, (task,) = tasks_of(bfcl)
+        read, write, add = ("read", {"name": "b"}), ("write", {"name": "a", "words": "hello"}), ("add", {"amount": 2.0})
+        other = ("read", {"name": "c"})
+        for turns, right in (
+            ([[write, read], [], [add]], 2),
+            ([[other, read, write], [other], [add, other]], 2),  # more may be read
+            ([[read, write], [add], []], 1),  # too early, and then nothing
+            ([[write], [read], [add]], 1),  # not read in time
+            ([[], [], [read, write, add]], 1),
+            ([[], [], []], 0),
+        ):
+            played = Played(made, task)
+            for calls in turns:
+                for name, given in calls:
+                    played.call(name, **given)
+                step = played.say("Done.")
+            assert (step.success, step.reward, step.info["progress"]) == (right == 2, float(right == 2), right / 2)
+
+    def test_a_task_has_the_tools_of_its_classes_but_those_held_out(self, bfcl: Any, tmp_path: Path) -> None:
+        row = json.loads((tmp_path / "tasks.json").read_text())
+        answer = {"id": row["id"], "ground_truth": [["write('a', 'hello')"], [], ["write('c')"]]}
+        (tmp_path / "tasks.json").write_text(
+            json.dumps({**row, "involved_classes": ["Drawer"], "excluded_function": ["read"]})
+        )
+        (tmp_path / "answers.json").write_text(json.dumps(answer))
+        made, (task,) = tasks_of(bfcl)
+        played = Played(made, task)
+        assert played.first.views["agent"] == "Your tools here, and no others: write."
+        for name, given in (("read", {"name": "b"}), ("add", {"amount": 2})):
+            with pytest.raises(ValueError, match=f"this task has no tool '{name}'"):
+                played.call(name, **given)
+        played.call("write", name="a", words="hello")
+        assert played.say("Done.").info["allowed_tools"] == {"agent": ["write"]}
+
+    def test_classes_that_a_task_has_must_be_named(self, bfcl: Any) -> None:
+        with pytest.raises(ValueError, match="involves the class 'Counter'; known: Drawer; name where"):
+            environment(data={**bfcl, "classes": {"Drawer": DRAWER}}).tasks("train")
+
+    def test_states_are_long_where_the_id_says_so(self, bfcl: Any, tmp_path: Path) -> None:
+        for name in ("tasks.json", "answers.json"):
+            (tmp_path / name).write_text((tmp_path / name).read_text().replace("turn_base_0", "turn_long_context_0"))
+        made, (task,) = tasks_of(bfcl)
+        assert Played(made, task).call("read", name="long") == {"words": "long " * 100}
+
+    def test_whole_numbers_are_equal_whatever_their_type(self, bfcl: Any) -> None:
+        box = of_classes(bfcl["classes"])
+        one, other = (box({"Counter": {"number": 1}}) for _ in range(2))
+        one.objects["Counter"].number, other.objects["Counter"].number = 700, 700.0
+        assert one.changes() == other.changes() == {"Counter/number": "700"}
+
+    def test_what_the_test_asks_in_any_turn_is_not_trained_on(self, bfcl: Any, tmp_path: Path) -> None:
+        row, answer = (json.loads((tmp_path / name).read_text()) for name in ("tasks.json", "answers.json"))
+        rows = [{**row, "id": f"t_{n}", "question": [[{"content": f"Write {n}."}], [], [{"content": f"Count {n}."}]]}
+                for n in range(4)]  # fmt: skip
+        varied = {**row, "id": "v_1", "question": [[{"content": "Write."}], [], [{"content": "count  1."}]]}
+        (tmp_path / "tasks.json").write_text("\n".join(map(json.dumps, rows)))
+        (tmp_path / "test.json").write_text(json.dumps(varied))
+        (tmp_path / "answers.json").write_text(
+            "\n".join(json.dumps({**answer, "id": one["id"]}) for one in [*rows, varied])
+        )
+        _, found = tasks_of({**bfcl, "test_tasks": str(tmp_path / "test.json")})
+        assert sorted(task.id for task in found) == ["t_0", "t_2", "t_3", "test/v_1"]
+        again = environment(data={**bfcl, "test_tasks": bfcl["tasks"]})
+        with pytest.raises(ValueError, match="nothing is left to train on"):
+            again.tasks("train")
+
     def test_agents_are_told_of_all_methods(self) -> None:
         tools = {tool.name: tool for tool in SessionSource(of_classes({"Drawer": DRAWER, "Counter": COUNTER})).tools}
         assert sorted(tools) == ["add", "read", "write"]
@@ -259,7 +424,12 @@ class TestTheLeaderboard:
             ({"id": "other", "question": [], "initial_config": {}}, "has no 'other'"),
             ({"id": "multi_turn_base_0", "question": [], "initial_config": {}}, "'question' has no turns"),
             ({"id": "multi_turn_base_0", "question": ["a"], "initial_config": {}}, "must be a list of messages"),
-            ({"id": "multi_turn_base_0", "question": [[{"content": "a"}]]}, "'initial_config' is missing"),
+            ({"id": "multi_turn_base_0", "question": [[], [], []]}, "'involved_classes' is missing"),
+            (
+                {"id": "multi_turn_base_0", "question": [[], [], []], "involved_classes": []},
+                "'initial_config' is missing",
+            ),
+            ({"id": "multi_turn_base_0", "question": [[{"content": "a"}]]}, "1; give the file that belongs to it"),
         ],
     )
     def test_another_layout_is_refused_by_its_line(self, bfcl: Any, tmp_path: Path, row: Any, says: str) -> None:

@@ -1,11 +1,11 @@
-"""Whether what was asked for has been done: the database at the end, and what the user was told."""
+"""Whether what was asked for has been done: the database, and what the user was told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from marft.envs.tool_use.goals import Calls
 from marft.envs.tool_use.toolbox import States, run, writing
@@ -39,6 +39,45 @@ class Expected:
     def solved(self, changes: dict[str, str], told: str) -> bool:
         """Whether the database is the expected one, and all outputs were told."""
         return changes == self.changes and self.done(changes, told) == 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a conversation stands after a turn.
+
+    Args:
+        done: the share of what is needed that is done, from 0 to 1.
+        right: whether all is as it must be, should the conversation end here.
+        spoilt: whether something was changed that must not be.
+    """
+
+    done: float
+    right: bool
+    spoilt: bool = False
+
+
+class Checker(Protocol):
+    """Follows one conversation."""
+
+    def after(self, said: str) -> Verdict:
+        """How it stands after a turn, in which the user was told this. To be asked once a turn."""
+        ...
+
+
+class AtTheEnd:
+    """Holds the database of one conversation, and all that was told in it, to what is expected of its end."""
+
+    def __init__(self, expected: Expected, states: States) -> None:
+        self.expected, self.states = expected, states
+        self.told = ""
+
+    def after(self, said: str) -> Verdict:
+        """How it stands."""
+        self.told += f"\n{said}"
+        changes = self.states.changes()
+        right = self.expected.solved(changes, self.told)
+        spoilt = not right and bool(changes.keys() - self.expected.changes.keys())
+        return Verdict(self.expected.done(changes, self.told), right, spoilt)
 
 
 def expected(fresh: Callable[[], tuple[Any, States]], calls: Calls, outputs: Sequence[str]) -> Expected:

@@ -19,15 +19,27 @@ from marft.config.settings import Fraction, Names, Settings, did_you_mean
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.scripts import Script
 from marft.envs.splits import share_of
-from marft.envs.tool_use.checking import Expected, expected
-from marft.envs.tool_use.goals import Goal, draw_task
-from marft.envs.tool_use.loading import Format, Loaded, check_records, load
+from marft.envs.tool_use.by_turn import ByTurn, Turn, expected_turns
+from marft.envs.tool_use.checking import AtTheEnd, Checker, Expected, expected
+from marft.envs.tool_use.goals import Calls, Goal, draw_task
+from marft.envs.tool_use.loading import Format, Loaded, calls_of, check_records, load, tau2_splits, without
+from marft.envs.tool_use.retail_tau2 import RetailTau2
 from marft.envs.tool_use.script import script
 from marft.envs.tool_use.session import USER, Conversation
-from marft.envs.tool_use.simulated import made_of, of_classes
+from marft.envs.tool_use.simulated import Simulated, made_of, of_classes, tools_of
 from marft.envs.tool_use.tables import Tables
-from marft.envs.tool_use.toolbox import offered
-from marft.envs.tool_use.users import PATIENCE, Messages, User, instruction, scripted
+from marft.envs.tool_use.toolbox import Toolbox, offered
+from marft.envs.tool_use.users import (
+    OUT_OF_SCOPE,
+    PATIENCE,
+    STOP,
+    TRANSFER,
+    Messages,
+    User,
+    brief,
+    instruction,
+    scripted,
+)
 from marft.envs.tool_use.worlds import WORLDS
 from marft.game.environment import Split
 from marft.types import Task
@@ -52,6 +64,8 @@ FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_file)]
 ClassPath = Annotated[str, AfterValidator(_class)]
 TABLES = {"retail": ("users", "orders", "products"), "airline": ("users", "flights", "reservations")}
 READING = ("find_", "get_", "list_", "search_")  # what tools of the benchmarks begin with that write nothing
+ENDINGS: Mapping[str, tuple[str, ...]] = {"tau2": (STOP, TRANSFER, OUT_OF_SCOPE)}  # of users; of others STOP alone
+LAST: Mapping[str, tuple[str, ...]] = {"tau": ("transfer_to_human_agents",)}  # tools that end a conversation
 NEEDS: Mapping[Format, tuple[str, ...]] = {"tau": ("database",), "tau2": ("database",), "bfcl": ("answers", "classes")}
 
 
@@ -60,6 +74,7 @@ class Data(Settings):
 
     format: Format  # tau: τ-bench; tau2: τ²-bench; bfcl: multi-turn of the Berkeley function-calling leaderboard
     tasks: FilePath  # file of the tasks
+    splits: FilePath = ""  # split_tasks.json of τ²-bench: its test is the test split, a tenth of its train validates
     test_tasks: FilePath = ""  # file of the test split; "": a tenth of tasks, as for validation
     database: FilePath = ""  # folder with the tables of a τ-bench domain, or db.json of τ²-bench
     answers: FilePath = ""  # file of possible_answer, of bfcl
@@ -72,6 +87,8 @@ class Data(Settings):
         if missing:
             words = {"format": self.format, "missing": " and ".join(missing)}
             raise PydanticCustomError("data", "format {format!r} needs {missing} too", words)
+        if self.splits and (self.format != "tau2" or self.test_tasks):
+            raise PydanticCustomError("data", "splits are of format 'tau2' alone, without test_tasks; leave one out")
         if self.classes:
             of_classes(self.classes)
         return self
@@ -106,11 +123,11 @@ class ToolUse(Drawn):
         return self.turns
 
     @property
-    def offers(self) -> type:
+    def offers(self) -> type[Any]:
         """The class whose methods are the tools."""
         if self.data and self.data.format == "bfcl":
             return of_classes(self.data.classes)
-        return WORLDS[self.world].toolbox
+        return self._toolbox
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """A user who is an agent must be there, and last; another one must not."""
@@ -149,57 +166,69 @@ class ToolUse(Drawn):
 
         def fresh() -> tuple[Any, Tables]:
             tables = Tables(base)
-            return world.toolbox(tables, strict=drawn), tables
+            return self._toolbox(tables, strict=drawn), tables
 
         goals = [Goal(**goal) for goal in data["goals"]] if drawn else []
         calls = [call for goal in goals for call in [*goal.reads, *goal.writes]] if drawn else data["calls"]
         outputs = [output for goal in goals for output in goal.outputs] if drawn else data["outputs"]
         toolbox, tables = fresh()
+        wanted = self._known.get(task.id) or expected(fresh, calls, outputs)
+        if self.data:  # whose states are large, and whose tasks are few
+            self._known[task.id] = wanted
         return self._conversation(
-            task, toolbox, tables, fresh, calls, outputs,
+            toolbox, offered(type(toolbox)), AtTheEnd(wanted, tables), calls,
             scripted(data, self.patience) if drawn else Messages(["Hello."]),
             world.policy if drawn else self._files.policy,
-            (instruction(data) if drawn else data["instruction"]) if self.user == "agent" else "",
+            (instruction(data) if drawn else brief(data["instruction"], self._endings)) if self.user == "agent" else "",
         )  # fmt: skip
+
+    @property
+    def _toolbox(self) -> type[Toolbox]:
+        if self.data and self.data.format == "tau2" and self.world == "retail":
+            return RetailTau2
+        return WORLDS[self.world].toolbox
+
+    @property
+    def _endings(self) -> tuple[str, ...]:
+        return ENDINGS.get(self.data.format if self.data else "", (STOP,))
 
     def script(self, skill: float = 1.0) -> Script | None:
         """Who plays tasks that were drawn: planner, agent, solver and user."""
         return None if self.data else script(skill)
 
     def _of_classes(self, task: Task) -> Conversation:
-        def fresh() -> tuple[Any, Any]:
-            made = made_of(self.offers, task.data["initial"])
-            return made, made
+        data, policy = task.data, self._files.policy
 
-        toolbox, states = fresh()
+        def fresh() -> Simulated:
+            return made_of(self.offers, data)
+
+        made = fresh()
+        if task.id not in self._turns:
+            self._turns[task.id] = expected_turns(fresh, data["turns"])
+        tools = tools_of(made)
+        if len(tools) < len(offered(self.offers)):  # which agents are told of
+            policy = f"{policy}\n\nYour tools here, and no others: {', '.join(tools)}.".strip()
         return self._conversation(
-            task,
-            toolbox,
-            states,
-            fresh,
-            task.data["calls"],
-            [],
-            Messages(task.data["messages"]),
-            self._files.policy,
-            "",
+            made, tools, ByTurn(self._turns[task.id], made), calls_of(data), Messages(data["messages"]), policy, ""
         )
 
     def _conversation(
-        self, task: Task, toolbox: Any, states: Any, fresh: Any, calls: Sequence[Any], outputs: Sequence[str],
-        user: User, policy: str, brief: str,
+        self, toolbox: Any, tools: Sequence[str], checker: Checker, calls: Calls, user: User, policy: str, told: str,
     ) -> Conversation:  # fmt: skip
-        wanted = self._known.get(task.id) or expected(fresh, list(calls), outputs)
-        if self.data:  # whose states are large, and whose tasks are few
-            self._known[task.id] = wanted
         return Conversation(
-            toolbox, states, wanted, user,
+            toolbox, tools, checker, user,
             rules=dict.fromkeys(self.policy, policy) if policy else {},
             most=self.turns, reference=[call[0] for call in calls], whole=self.reward == "whole",
-            asks=self.confirmation and not self.data, brief=brief,
+            asks=self.confirmation and not self.data, brief=told,
+            endings=self._endings, last=LAST.get(self.data.format, ()) if self.data else (),
         )  # fmt: skip
 
     @cached_property
     def _known(self) -> dict[str, Expected]:
+        return {}
+
+    @cached_property
+    def _turns(self) -> dict[str, list[Turn | None]]:
         return {}
 
     @cached_property
@@ -222,7 +251,14 @@ class ToolUse(Drawn):
         whose = "the classes" if own else f"the world {self.world!r}"
         how = "name the class that has it (environment.data.classes)" if own else "name the world that it is of"
         for task in tasks:
-            for name, _ in task.data["calls"]:
+            missing = [name for name in task.data.get("classes", []) if name not in self.data.classes]
+            if missing:
+                raise ValueError(
+                    f"environment.data: task {task.id!r} involves the class {missing[0]!r}"
+                    f"{did_you_mean(missing[0], self.data.classes)}; name where it is (environment.data.classes), or "
+                    "leave the task out"
+                )
+            for name, _ in calls_of(task.data):
                 if name not in known and (own or not name.startswith(READING)):
                     raise ValueError(
                         f"environment.data: task {task.id!r} calls {name!r}, which is no tool of {whose}"
@@ -233,10 +269,24 @@ class ToolUse(Drawn):
     def _loaded(self) -> dict[Split, list[Task]]:
         assert self.data, "tasks are drawn"
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        official = tau2_splits(self.data.splits) if self.data.splits else {}
+        if official:
+            tasks = self._files.tasks
+            found["test"] = [task for task in tasks if official.get(task.id) == "test"]
+            others = without([task for task in tasks if official.get(task.id) == "train"], found["test"])
+            for task in others:
+                found[share_of(task.prompt, 0.1, 0.0)].append(task)
+            return found
         for task in self._files.tasks:
             found[share_of(task.prompt, 0.1, 0.0 if self.data.test_tasks else 0.1)].append(task)
         if self.data.test_tasks:
             test = load(self.data.format, self.data.test_tasks, "", self.data.answers, "", tables=False)
             self._check_calls(test.tasks)
+            found = {split: without(tasks, test.tasks) for split, tasks in found.items()}
             found["test"] = [replace(task, id=f"test/{task.id}") for task in test.tasks]
+            if not found["train"]:
+                raise ValueError(
+                    f"environment.data.test_tasks: what is asked in {self.data.tasks} is asked in "
+                    f"{self.data.test_tasks} too, and nothing is left to train on; give other tasks, or leave it out"
+                )
         return found

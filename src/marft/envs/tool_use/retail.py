@@ -92,7 +92,7 @@ class Retail(Toolbox):
         self, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
     ) -> Mapping[str, Any]:
         """Change where a pending order is sent."""
-        self._order_that_is("pending", order_id, "modified")
+        self._order_to_modify(order_id)
         order = self._edit("orders", order_id)
         order["address"] = _address(address1, address2, city, state, country, zip)
         return order
@@ -100,7 +100,7 @@ class Retail(Toolbox):
     @writes
     def modify_pending_order_payment(self, order_id: str, payment_method_id: str) -> Mapping[str, Any]:
         """Pay a pending order by another method of the user's."""
-        order = self._order_that_is("pending", order_id, "modified")
+        order = self._order_to_modify(order_id)
         method = self._method(order["user_id"], payment_method_id)
         paid = order["payment_history"][0]
         once = len(order["payment_history"]) == 1 and paid["transaction_type"] == "payment"
@@ -200,6 +200,10 @@ class Retail(Toolbox):
         order = self._found("orders", order_id, "order")
         self._state(order["status"] == status, f"non-{status} order cannot be {done}")
         return order
+
+    def _order_to_modify(self, order_id: str) -> Mapping[str, Any]:
+        """An order whose address or payment may be changed."""
+        return self._order_that_is("pending", order_id, "modified")
 
     def _method(self, user_id: str, payment_method_id: str) -> Mapping[str, Any]:
         methods: Mapping[str, Mapping[str, Any]] = self._found("users", user_id, "user")["payment_methods"]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marft.envs.tool_use.checking import Expected
-from marft.envs.tool_use.toolbox import Call, Ledger, States, offered, writing
+from marft.envs.tool_use.checking import Checker, Verdict
+from marft.envs.tool_use.toolbox import Call, Ledger, writing
 from marft.envs.tool_use.users import STOP, User
 from marft.texts import LONGEST, cut, one_line
 from marft.types import Action, JointAction, Observation, Step
@@ -22,8 +22,8 @@ class Conversation:
 
     Args:
         toolbox: whose methods are the tools.
-        states: the database, which says what has changed.
-        expected: what it should come to.
+        tools: names of those that the task has.
+        checker: says how it stands.
         user: who is served.
         rules: by role, what agents are shown beside the first message.
         most: turns of the user after which it is cut off.
@@ -31,20 +31,22 @@ class Conversation:
         whole: whether the reward is 1 for a solved task alone, and not a share for its parts.
         asks: whether what writes is refused before the user has agreed.
         brief: what the agent that plays the user is told; "" where the user is simulated here.
+        endings: what ends the conversation where a user says it.
+        last: names of the tools that end it at once; what is said in that turn reaches nobody.
     """
 
     def __init__(
-        self, toolbox: Any, states: States, expected: Expected, user: User, *, rules: Mapping[str, str], most: int,
+        self, toolbox: Any, tools: Sequence[str], checker: Checker, user: User, *, rules: Mapping[str, str], most: int,
         reference: Sequence[str], whole: bool, asks: bool, brief: str = "",
+        endings: Sequence[str] = (STOP,), last: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.states, self.expected, self.user = states, expected, user
+        self.tools, self.checker, self.user = tuple(tools), checker, user
         self.rules, self.most, self.whole, self.brief = rules, most, whole, brief
-        self.world = toolbox
-        self.toolbox = Ledger(toolbox, lambda: self.agreed or not asks)
+        self.world, self.endings = toolbox, endings
+        self.toolbox = Ledger(toolbox, lambda: self.agreed or not asks, last)
         self.agreed = user.agreed and not brief
-        self.turns, self.told, self.last = 0, "", 0.0
+        self.turns, self.last = 0, 0.0
         self.reference, self.writes = tuple(reference), writing(type(toolbox))
-        self.tools = offered(type(toolbox))
         self._heard = 0  # calls that were reported
 
     async def reset(self) -> Observation:
@@ -55,19 +57,18 @@ class Conversation:
     async def step(self, actions: JointAction) -> Step:
         """Take what the team says to the user, after all that its tools have done."""
         right = self._right_tools()
-        said = _said(actions)
-        self.told += f"\n{said}"
+        said = "" if self.toolbox.ended else _said(actions)
         self.turns += 1
-        answer = self._answered(actions, said)
-        over, cut = STOP in answer, self.turns >= self.most
-        done = self.expected.done(self.states.changes(), self.told)
-        solved = over and self.user.served and self.expected.solved(self.states.changes(), self.told)
+        answer = STOP if self.toolbox.ended else self._answered(actions, said)
+        over, cut = any(ending in answer for ending in self.endings), self.turns >= self.most
+        verdict = self.checker.after(said)
+        solved = over and self.user.served and verdict.right
         observation = Observation(f"User: {shown(answer)}", self._reports(actions, said))
         return Step(
-            observation, self._reward(done, over or cut, solved), terminated=over, truncated=cut and not over,
+            observation, self._reward(verdict, over or cut, solved), terminated=over, truncated=cut and not over,
             success=solved if over or cut else None,
             info={
-                "progress": done, "right_tools": right, "allowed_tools": self._allowed(actions),
+                "progress": verdict.done, "right_tools": right, "allowed_tools": self._allowed(actions),
                 "measures": self._measures(),
             },
         )  # fmt: skip
@@ -85,14 +86,13 @@ class Conversation:
         self.agreed = agrees(answer)
         return answer
 
-    def _reward(self, done: float, at_end: bool, solved: bool) -> float:
+    def _reward(self, verdict: Verdict, at_end: bool, solved: bool) -> float:
         """1 for a solved task at its end; or, by parts, what a step adds to the share that is done, taken back at the
         end where something else was changed too."""
         if self.whole:
             return float(solved)
-        gained, self.last = done - self.last, done
-        spoilt = at_end and not solved and self.states.changes().keys() - self.expected.changes.keys()
-        return gained - done if spoilt else gained
+        gained, self.last = verdict.done - self.last, verdict.done
+        return gained - verdict.done if at_end and not solved and verdict.spoilt else gained
 
     def _right_tools(self) -> list[str]:
         """Tools of the reference: those that read, and once the user has agreed those that write."""

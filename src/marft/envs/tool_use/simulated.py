@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from functools import lru_cache, wraps
 from typing import Any, cast
 
 from marft.config.plugins import import_path
-from marft.envs.tool_use.toolbox import Error, writes
+from marft.envs.tool_use.tables import LARGE
+from marft.envs.tool_use.toolbox import Error, offered, writes
 from marft.texts import raised, storable
 
 
 class Simulated:
     """Objects of several classes, whose methods are called by their own names. What is otherwise than at first is what
-    of their attributes has another value; those that begin with ``_`` do not count."""
+    of their attributes has another value; those that begin with ``_`` do not count.
+
+    Args:
+        initial: by class, the state to begin with.
+        involved: names of the classes that the task has; None: all.
+        excluded: names of methods that it has not.
+        long_context: whether classes add to their state what makes it long.
+    """
 
     classes: Mapping[str, type]
+    owners: Mapping[str, str]  # of methods
 
-    def __init__(self, initial: Mapping[str, Any]) -> None:
+    def __init__(
+        self, initial: Mapping[str, Any], involved: Collection[str] | None = None, excluded: Collection[str] = (),
+        long_context: bool = False,
+    ) -> None:  # fmt: skip
         self.objects: dict[str, Any] = {}
+        self.excluded = frozenset(excluded)
+        self.results: list[str] = []  # of all calls
         self.broken: list[str] = []  # they know of no rules
-        for name, cls in self.classes.items():
-            made = cls()
+        how = {"long_context": True} if long_context else {}
+        for name in self.classes if involved is None else involved:
+            made = self.classes[name]()
             if hasattr(made, "_load_scenario"):
-                made._load_scenario(deepcopy(initial.get(name, {})))
+                made._load_scenario(deepcopy(initial.get(name, {})), **how)
             self.objects[name] = made
         self._first = self._state()
 
@@ -55,14 +70,20 @@ def of_classes(paths: Mapping[str, str]) -> type[Simulated]:
     return _made(tuple(sorted(paths.items())))
 
 
-def made_of(toolbox: type[Simulated], initial: Mapping[str, Any]) -> Simulated:
-    """Objects of the classes, in the state that a task begins with."""
-    return toolbox(initial)
+def made_of(toolbox: type[Simulated], data: Mapping[str, Any]) -> Simulated:
+    """Objects of the classes that a task has, in the state that it begins with."""
+    return toolbox(data["initial"], data["classes"], data["excluded"], data["long_context"])
+
+
+def tools_of(made: Simulated) -> list[str]:
+    """The names of the tools that a task has."""
+    return [name for name in offered(type(made)) if made.owners[name] in made.objects and name not in made.excluded]
 
 
 @lru_cache(maxsize=64)
 def _made(paths: tuple[tuple[str, str], ...]) -> type[Simulated]:
-    body: dict[str, Any] = {"classes": {name: import_path(path) for name, path in paths}}
+    owners: dict[str, str] = {}
+    body: dict[str, Any] = {"classes": {name: import_path(path) for name, path in paths}, "owners": owners}
     for name, cls in body["classes"].items():
         for method_name, method in inspect.getmembers(cls, inspect.isfunction):
             if method_name.startswith("_"):
@@ -70,16 +91,22 @@ def _made(paths: tuple[tuple[str, str], ...]) -> type[Simulated]:
             if method_name in body:
                 raise ValueError(f"environment.data.classes: two of them have a method {method_name!r}; leave one out")
             body[method_name] = writes(_forwarded(name, method))
+            owners[method_name] = name
     return cast("type[Simulated]", type("Simulated", (Simulated,), body))
 
 
 def _forwarded(owner: str, method: Callable[..., object]) -> Callable[..., object]:
     @wraps(method)
     def forwarded(self: Simulated, *given: Any, **arguments: Any) -> object:
+        if owner not in self.objects or method.__name__ in self.excluded:
+            raise Error(f"this task has no tool {method.__name__!r}")
         try:
-            return method(self.objects[owner], *given, **arguments)
+            result = method(self.objects[owner], *given, **arguments)
         except Exception as error:  # somebody's class has refused the call in its own way
+            self.results.append(raised(error))
             raise Error(raised(error)) from error
+        self.results.append(_text(result))
+        return result
 
     return forwarded
 
@@ -90,7 +117,12 @@ def _text(value: object) -> str:
 
 
 def _plain(value: object, around: tuple[int, ...]) -> object:
-    """A value in plain ones. Of objects the attributes count that do not begin with ``_``, and not what they are in."""
+    """A value in plain ones, 700.0 as 700. Of objects the attributes count that do not begin with ``_``, and not what
+    they are in. What has too many digits to be written is in hexadecimal, which has no limit."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and abs(value) > LARGE:
+        return hex(value)
     if value is None or isinstance(value, str | int | float):
         return value
     if id(value) in around:
@@ -99,7 +131,7 @@ def _plain(value: object, around: tuple[int, ...]) -> object:
     if isinstance(value, Mapping):
         return [[str(key), _plain(value[key], within)] for key in sorted(value, key=str)]
     if isinstance(value, set | frozenset):
-        return sorted(map(str, value))
+        return sorted(json.dumps(_plain(one, within)) for one in value)
     if isinstance(value, list | tuple):
         return [_plain(one, within) for one in value]
     if not hasattr(value, "__dict__"):

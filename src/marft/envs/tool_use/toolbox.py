@@ -99,19 +99,28 @@ class Ledger:
     """A toolbox as one episode uses it: every call is noted; what writes may be called once the user has agreed.
 
     Its attributes are the toolbox's tools.
+
+    Args:
+        toolbox: whose methods are the tools.
+        agreed: whether the user has agreed.
+        last: names of the tools that end the conversation: after one of them nothing can be called.
     """
 
-    def __init__(self, toolbox: Any, agreed: Callable[[], bool]) -> None:
-        self._toolbox, self._agreed = toolbox, agreed
+    def __init__(self, toolbox: Any, agreed: Callable[[], bool], last: Sequence[str] = ()) -> None:
+        self._toolbox, self._agreed, self._last = toolbox, agreed, last
         self._writing = writing(type(toolbox))
         self.calls: list[Call] = []
         self.unasked = 0  # calls that would have written without the user's agreement
+        self.ended = False  # by a tool
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         return partial(self._call, name, getattr(self._toolbox, name))
 
     def _call(self, name: str, method: Callable[..., object], /, **arguments: Any) -> object:
         try:
+            if self.ended:
+                raise Error("the conversation is over")
+            self.ended = name in self._last
             if name in self._writing and not self._agreed():
                 self.unasked += 1
                 raise Error("the user has not agreed; say what you will do and ask first")

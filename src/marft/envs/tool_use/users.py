@@ -9,6 +9,7 @@ from marft.envs.tool_use.goals import Goal, Identity
 from marft.envs.tool_use.slots import SAID, asked_for, is_done, is_refusal, more_is_offered, names_all, sentences
 
 STOP = "###STOP###"  # at the end of what a user says last
+TRANSFER, OUT_OF_SCOPE = "###TRANSFER###", "###OUT-OF-SCOPE###"  # by which a user of τ²-bench ends it, too
 PATIENCE = 2
 
 
@@ -160,6 +161,28 @@ def scripted(data: Mapping[str, Any], patience: int) -> Scripted:
     """The user of a task that was drawn."""
     goals = [Goal(**goal) for goal in data["goals"]]
     return Scripted(Identity(**data["identity"]), goals, data["batches"], patience)
+
+
+def brief(words: str, endings: Sequence[str]) -> str:
+    """What whoever plays the user of a published task is told: the task's words, and how a user behaves.
+
+    Args:
+        words: of the task.
+        endings: what may end the conversation; ``STOP`` is one.
+    """
+    lines = [
+        words,
+        "",
+        "You are the customer, and talk to a service. Write what the customer says next, one line at a time, in your "
+        "own words. Tell only what you are asked for or what is needed next, never all at once. Invent nothing: what "
+        "is not said above you do not know. Stay in character.",
+        f"Once all that you want is done, write {STOP} and nothing else.",
+    ]
+    if TRANSFER in endings:
+        lines.append(f"Once you are handed over to somebody else, write {TRANSFER}.")
+    if OUT_OF_SCOPE in endings:
+        lines.append(f"Where what is said above does not tell you how to go on, write {OUT_OF_SCOPE}.")
+    return "\n".join(lines)
 
 
 def instruction(data: Mapping[str, Any]) -> str:

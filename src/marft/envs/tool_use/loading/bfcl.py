@@ -6,14 +6,17 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from marft.envs.tool_use.loading.files import field, lines_of, table
+from marft.envs.tool_use.loading.files import field, lines_of, table, texts
 from marft.faults import described
 from marft.texts import cut
 from marft.types import Task
 
+LONG = ("long_context", "composite")  # in ids of tasks whose states are long
+GO_ON = "Go on."  # said in a turn without words
+
 
 def bfcl_tasks(path: str, answers: str) -> list[Task]:
-    """The tasks of a file, with the calls that ``answers`` has for each.
+    """The tasks of a file, with the calls that ``answers`` has for each turn.
 
     Raises:
         ValueError: one is of another layout, or has no answer.
@@ -29,10 +32,23 @@ def bfcl_tasks(path: str, answers: str) -> list[Task]:
         place, turns = known[name]
         if not all(isinstance(turn, list) and all(isinstance(text, str) for text in turn) for turn in turns):
             raise ValueError(f"environment.data.answers: {place}: each turn of 'ground_truth' must be a list of texts")
-        calls = [call_of(text, place) for turn in turns for text in turn]
         messages = _messages(field(row, "question", list, where), where)
-        initial = field(row, "initial_config", dict, where)
-        found.append(Task(name, messages[0], {"messages": messages, "initial": initial, "calls": calls}))
+        if len(turns) != len(messages):
+            raise ValueError(
+                f"environment.data.answers: {place}: 'ground_truth' has {len(turns)} turns, and 'question' of {where} "
+                f"{len(messages)}; give the file that belongs to it"
+            )
+        involved = field(row, "involved_classes", list, where) and texts(row, "involved_classes", where)
+        data = {
+            "messages": messages,
+            "asks": [words for words in messages if words != GO_ON],
+            "initial": field(row, "initial_config", dict, where),
+            "classes": involved,
+            "excluded": texts(row, "excluded_function", where),
+            "long_context": any(kind in name.rpartition("_")[0] for kind in LONG),
+            "turns": [[call_of(text, place) for text in turn] for turn in turns],
+        }
+        found.append(Task(name, messages[0], data))
     return found
 
 
@@ -66,7 +82,7 @@ def _messages(question: list[Any], where: str) -> list[str]:
         if not isinstance(turn, list):
             raise ValueError(f"environment.data: {where}: each turn of 'question' must be a list of messages")
         said = [str(table(message, where).get("content", "")) for message in turn]
-        turns.append(" ".join(filter(None, said)) or "Go on.")
+        turns.append(" ".join(filter(None, said)) or GO_ON)
     if not turns:
         raise ValueError(f"environment.data: {where}: 'question' has no turns")
     return turns

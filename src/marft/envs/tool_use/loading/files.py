@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marft.envs.tool_use.goals import Calls
 from marft.texts import cut
 from marft.types import Task
 
@@ -19,6 +20,23 @@ class Loaded:
     tasks: Sequence[Task]
     tables: Mapping[str, Mapping[str, Any]]
     policy: str
+
+
+def calls_of(data: Mapping[str, Any]) -> Calls:
+    """The reference calls of a task's data, in their order."""
+    return [call for turn in data["turns"] for call in turn] if "turns" in data else data["calls"]
+
+
+def without(tasks: Iterable[Task], held_out: Iterable[Task]) -> list[Task]:
+    """The tasks that ask for nothing that a held-out one asks for, too: files of one benchmark often vary the same
+    questions, some of them in one turn alone."""
+    known = {words for task in held_out for words in _asks(task)}
+    return [task for task in tasks if known.isdisjoint(_asks(task))]
+
+
+def _asks(task: Task) -> set[str]:
+    """What is asked for in a task, in all of its turns; case and spacing do not count."""
+    return {" ".join(words.split()).casefold() for words in task.data.get("asks", [task.prompt])}
 
 
 def text_of(path: str) -> str:
