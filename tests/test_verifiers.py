@@ -85,7 +85,7 @@ class TestRollouts:
 
     def test_tools_are_told_and_calls_are_read(self, made: Any) -> None:
         rollout, shown = begun(made(args={"turns": 2, "tools": True}))
-        assert "add: Adds." in shown.text
+        assert 'add: Adds. Arguments: {"type":"object","properties":{"a":{"type":"number"}}}' in shown.text
         step = said(rollout, 'So <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
         assert """Turn 1: So  ['add({"a": 1})']""" in step.observation.text
 

@@ -52,7 +52,8 @@ class Environment:
     ) -> dict[str, Any]:
         messages, completion = list(row["prompt"]), list[dict[str, Any]]()
         for turn in range(self.turns):
-            tools = [{"name": "add", "description": "Adds.", "parameters": {}}] if self.tools else None
+            schema = {"type": "object", "properties": {"a": {"type": "number"}}}
+            tools = [{"name": "add", "description": "Adds.", "parameters": schema}] if self.tools else None
             response = await client.get_response(prompt=messages, model=model, sampling_args=sampling_args, tools=tools)
             text = response.message.content
             self._misbehave(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -135,9 +136,22 @@ class Rollout:
         new = messages[self._known :] if self.settings.shows == "new" else messages
         first = not self._known
         self._known = len(messages) + 1  # what the team says next is one of them
-        tools = "\n".join(f"{tool['name']}: {tool['description']}" for tool in shown.get("tools") or ())
+        tools = "\n".join(map(described, shown.get("tools") or ()))
         text = told(new)
         return Observation(f"{text}\n\n{TOOLS.format(tools)}" if tools and first else text)
+
+
+def described(tool: Mapping[str, Any]) -> str:
+    """A tool in one line or two: its name, what it does, and its arguments as a JSON schema, where it has any.
+
+    >>> described({"name": "add", "description": "Adds.", "parameters": {"properties": {"a": {"type": "number"}}}})
+    'add: Adds. Arguments: {"properties":{"a":{"type":"number"}}}'
+    """
+    schema = tool.get("parameters") or {}
+    said = f"{tool['name']}: {tool.get('description') or ''}".rstrip()
+    if not schema.get("properties"):
+        return said
+    return f"{said} Arguments: {json.dumps(schema, ensure_ascii=False, separators=(',', ':'))}"
 
 
 def told(messages: Sequence[Mapping[str, str]]) -> str:
