@@ -21,7 +21,7 @@ from marft.envs.rooms.sight import sight
 from marft.envs.rooms.words import answer_of, answers_of
 from marft.envs.scripts import Cue
 from marft.scripted import ScriptedTeam
-from marft.types import JointAction, Observation, Step, Task
+from marft.types import JointAction, Step, Task
 from tests.episodes import make_action
 from tests.nights import some
 
@@ -52,18 +52,6 @@ def opened(layout: Layout = PLAIN, deadline: int = 30, rules: Rules = TWO) -> Sh
     shift = Shift(layout, deadline, rules)
     asyncio.run(shift.reset())
     return shift
-
-
-def _seen(shown: Observation, role: str, environment: Rooms) -> list[object]:
-    """What a role can read off its view, in whatever order things are listed; but for who is with it."""
-    views = []
-    names = environment.players if environment.steered_by else ()
-    for name in [one for one in names if f"\n{one}: " in "\n" + shown.seen_by(role)] or [""]:
-        read = sight(shown.seen_by(role), name, names if name else ())
-        here = sorted(thing for thing in read.here if thing not in environment.players)
-        ways = [(way.room, way.narrow, way.shut, sorted(way.things)) for way in read.ways]
-        views.append((read.room, read.narrow, read.holds, here, ways, read.dishes, read.said))
-    return views
 
 
 def changed(**changes: object) -> Layout:
@@ -328,24 +316,6 @@ class TestWords:
         step = acted(shift, cook=one, waiter=two)
         assert step.observation.turn == ("cook", "waiter")
         assert sight(step.observation.seen_by("cook")).room == shift.kitchen.players[0].room
-
-    @pytest.mark.parametrize("table", [{}, *some(HARD, of=2)], ids=str)
-    def test_signs_by_thing_say_what_signs_by_door_say(self, table: dict[str, object]) -> None:
-        by_door, by_thing = (Rooms.model_validate({**table, "signs": f"by {what}"}) for what in ("door", "thing"))
-        for task in by_door.tasks("validation")[:5]:
-            shifts = [environment.start(task, 0) for environment in (by_door, by_thing)]
-            shown, over = [shift.begin() for shift in shifts], False
-            while not over:
-                one, other = ([_seen(view, role, by_door) for role in view.turn] for view in shown)
-                assert one == other
-                said = {}
-                for role in shown[0].turn:
-                    chat = [{"role": "user", "content": shown[0].seen_by(role)}]
-                    random = Random(f"{task.id} {shifts[0].kitchen.time}")
-                    said[role] = by_door.script(0.8)(Cue(task, role, 0, chat, random, shown[0].options.get(role, ())))
-                steps = [acted(shift, **said) for shift in shifts]
-                shown, over = [step.observation for step in steps], steps[0].terminated
-                assert steps[0].reward == steps[1].reward
 
     def test_one_agent_speaks_for_all_by_name(self) -> None:
         assert answers_of("Cook: take leek; say hello\nwaiter: wait", ["cook", "waiter"]) == {
