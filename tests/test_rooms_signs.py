@@ -8,6 +8,7 @@ import pytest
 
 from marft.envs.rooms.environment import Rooms
 from marft.envs.rooms.sight import sight
+from marft.envs.rooms.words import answer_of
 from marft.envs.scripts import Cue
 from marft.types import Observation
 from tests.nights import some
@@ -43,3 +44,27 @@ def test_signs_by_thing_say_what_signs_by_door_say(table: dict[str, object]) -> 
             steps = [acted(shift, **said) for shift in shifts]
             shown, over = [step.observation for step in steps], steps[0].terminated
             assert steps[0].reward == steps[1].reward
+
+
+def test_a_player_may_say_what_it_acts_for_as_signs_by_thing_do() -> None:
+    environment = Rooms.model_validate({"signs": "by thing"})
+    for task in environment.tasks("validation")[:5]:
+        shift = environment.start(task, 0)
+        shown, over = shift.begin(), False
+        lines = set()
+        while not over:
+            script = environment.script()
+            said = {
+                role: script(Cue(task, role, 0, [{"role": "user", "content": shown.seen_by(role)}], Random(0)))
+                for role in shown.turn
+            }
+            for role, text in said.items():
+                act = text.partition(";")[0]
+                assert ": " not in act or act in shown.seen_by(role).splitlines()
+                lines.add(act)
+            step = acted(shift, **said)
+            shown, over = step.observation, step.terminated
+        assert step.success
+        assert any(": go " in line for line in lines)
+        assert any(": take " in line for line in lines)
+    assert answer_of("Leek: go hall; say hello") == answer_of("go hall; say hello")._replace(wanted="leek")

@@ -110,4 +110,4 @@ class Rooms(Drawn):
 
     def script(self, skill: float = 1.0) -> Script:
         """Cook and waiters, who tell each other what they need."""
-        return Script(self.players, self.steered_by, skill)
+        return Script(self.players, self.steered_by, skill, self.signs == "by thing")

@@ -67,10 +67,11 @@ class Script:
         names: of the players, the cook first.
         steered_by: the role that speaks for all of them; "": each is a role.
         skill: the share of turns that are played well.
+        by_thing: views go by thing, and it says what it acts for, as they do: ``leek: go hall``.
     """
 
-    def __init__(self, names: Sequence[str], steered_by: str = "", skill: float = 1.0) -> None:
-        self.names, self.steered_by, self.skill = names, steered_by, skill
+    def __init__(self, names: Sequence[str], steered_by: str = "", skill: float = 1.0, by_thing: bool = False) -> None:
+        self.names, self.steered_by, self.skill, self.by_thing = names, steered_by, skill, by_thing
 
     def __call__(self, cue: Cue) -> str:
         shown = _last_view(cue)
@@ -80,7 +81,7 @@ class Script:
         lines = {name: self._line(sight(shown, name, self.names), name, cue.random) for name in acting}
         if cue.options:
             return self._said(cue, lines[acting[0]])
-        return "\n".join(f"{name}: {_text(line)}" for name, line in lines.items())
+        return "\n".join(f"{name}: {self._text(line)}" for name, line in lines.items())
 
     def _line(self, seen: Sight, name: str, random: Random) -> Answer:
         best = (cooks if name == self.names[0] else serves)(seen)
@@ -89,11 +90,11 @@ class Script:
     def _said(self, cue: Cue, line: Answer) -> str:
         if cue.options:
             return line.act if line.act in cue.options else cue.random.choice(cue.options)
-        return _text(line)
+        return self._text(line)
 
-
-def _text(line: Answer) -> str:
-    return f"{line.act}; say {line.said}" if line.said else line.act
+    def _text(self, line: Answer) -> str:
+        act = f"{line.wanted}: {line.act}" if self.by_thing and line.wanted else line.act
+        return f"{act}; say {line.said}" if line.said else act
 
 
 def _last_view(cue: Cue) -> str:
@@ -107,14 +108,15 @@ def _habit(seen: Sight, best: Answer, random: Random) -> Answer:
     """What a weak player does: it keeps what it knows to itself, strays, or stands about."""
     strays = [f"go {way.room}" for way in seen.ways if not way.shut]
     if best.said and random.random() < 0.6:
-        return Answer(best.act)
+        return best._replace(said="")
     return Answer(random.choice(strays)) if strays and random.random() < 0.5 else Answer(WAIT)
 
 
 def _spoken(seen: Sight, act: str, words: str) -> Answer:
-    """An act, with what is worth saying and has not been said."""
+    """An act, before which may stand what it is for, with what is worth saying and has not been said."""
+    wanted, _, act = act.rpartition(": ")
     words = HELP if act == LIFT else words
-    return Answer(act, "" if words == seen.own else words)
+    return Answer(act, "" if words == seen.own else words, wanted)
 
 
 def _missing(seen: Sight, said: str) -> list[str]:
@@ -149,7 +151,7 @@ def _bring(seen: Sight, said: str, missing: Sequence[str], free: bool) -> str:
 def _fetch(seen: Sight, thing: str) -> str:
     if thing not in seen.here:
         return _go(seen, thing)
-    return SHELVE if seen.holds else f"take {thing}"
+    return SHELVE if seen.holds else f"{thing}: take {thing}"
 
 
 def _stand_by(seen: Sight) -> str:
@@ -183,7 +185,7 @@ def _go(seen: Sight, thing: str) -> str:
     if way.shut == "behind a crate":
         return LIFT if CRATE in seen.here else WAIT
     if way.shut != "locked":
-        return f"go {way.room}"
+        return f"{thing}: go {way.room}"
     if seen.holds == KEY:
         return f"open {way.room}"
     if f"{KEY} on the shelf" in seen.here:

@@ -74,7 +74,7 @@ class Shift:
         """
         kitchen, served = self.kitchen, 0
         for player in self._acting:
-            act, said = answers[player.name]
+            act, said, _ = answers[player.name]
             served += kitchen.carry_out(player, act, self._seen[player.name])
             if self.rules.offered:
                 said = self._called(player, act)

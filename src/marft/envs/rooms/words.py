@@ -17,10 +17,11 @@ READY, TAKEN, IN_POT, HELP = " is ready", " is taken", "in the pot: ", "help wit
 
 
 class Answer(NamedTuple):
-    """What a player wants to do, and to say with it."""
+    """What a player wants to do, and to say with it; ``wanted`` is what it does that for, where it says so."""
 
     act: str = ""
     said: str = ""
+    wanted: str = ""
 
 
 def orders(kitchen: Kitchen, deadline: int) -> str:
@@ -60,10 +61,12 @@ def view_by_thing(kitchen: Kitchen, player: Player) -> str:
 
 
 def answer_of(text: str) -> Answer:
-    """The first act of a text, and the words after ``say``.
+    """The first act of a text, and the words after ``say``. Before the act may stand what it is for.
 
     >>> answer_of("Go kitchen.; say the soup is ready")
-    Answer(act='go kitchen', said='the soup is ready')
+    Answer(act='go kitchen', said='the soup is ready', wanted='')
+    >>> answer_of("leek: go hall")
+    Answer(act='go hall', said='', wanted='leek')
     """
     act = said = ""
     for piece in PIECES.split(text):
@@ -72,7 +75,8 @@ def answer_of(text: str) -> Answer:
             said = said or words[4:].strip("\"'")[:LONGEST_WORDS]
         else:
             act = act or words.rstrip(".!").lower()
-    return Answer(act or ("wait" if said else ""), said)
+    wanted, _, act = act.rpartition(": ")
+    return Answer(act or ("wait" if said else ""), said, wanted)
 
 
 def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
@@ -80,7 +84,7 @@ def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
     named last.
 
     >>> answers_of("cook: take leek; waiter: wait", ["cook", "waiter"])["cook"]
-    Answer(act='take leek', said='')
+    Answer(act='take leek', said='', wanted='')
     """
     parts: dict[str, list[str]] = {name.lower(): [] for name in names}
     at = ""
