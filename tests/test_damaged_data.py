@@ -86,7 +86,7 @@ class TestToolUse:
             tasks_of(tau(tmp_path, [{**TASK, "actions": [{"name": "fly", "kwargs": {}}]}], "t.json"), "train")
 
     def test_a_call_of_a_class_that_is_not_named_is_refused_too(self, tmp_path: Path) -> None:
-        row = {"id": "a", "question": [[{"content": "Add."}]], "initial_config": {}}
+        row = {"id": "a", "question": [[{"content": "Add."}]], "initial_config": {}, "involved_classes": ["Counter"]}
         data = {
             "format": "bfcl", "tasks": written(tmp_path, "t.json", row), "classes": {"Counter": "tests.simulated_classes:Counter"},
             "answers": written(tmp_path, "a.json", {"id": "a", "ground_truth": [["write(name='a')"]]}),
@@ -98,7 +98,12 @@ class TestToolUse:
             ToolUse(data=data).tasks("train")  # type: ignore[arg-type]
 
     def test_what_a_class_raises_is_a_refusal_that_is_counted_and_told(self, tmp_path: Path) -> None:
-        row = {"id": "a", "question": [[{"content": "Add."}]], "initial_config": {"Counter": {"number": "one"}}}
+        row = {
+            "id": "a",
+            "question": [[{"content": "Add."}]],
+            "initial_config": {"Counter": {"number": "one"}},
+            "involved_classes": ["Counter"],
+        }
         data = {
             "format": "bfcl", "tasks": written(tmp_path, "t.json", row), "classes": {"Counter": "tests.simulated_classes:Counter"},
             "answers": written(tmp_path, "a.json", {"id": "a", "ground_truth": [["add(amount=1)"]]}),
