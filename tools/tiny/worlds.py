@@ -51,7 +51,6 @@ class Making(NamedTuple):
         skill: of the demonstrations: share of turns played well.
         episodes: that are demonstrated, of each recipe.
         practice: steps of looking up and copying, before the games; ``steps``: with games.
-        evenly: turns in which little is said are shown the more often, so that all are learned as much.
     """
 
     skill: float = 0.65
@@ -59,7 +58,6 @@ class Making(NamedTuple):
     practice: int = 500
     steps: int = 700
     vocabulary: int = 768
-    evenly: bool = False
 
 
 MAKINGS = {
@@ -68,7 +66,7 @@ MAKINGS = {
     "code": Making(skill=0.6),
     "instructions": Making(skill=0.6, episodes=700, vocabulary=1024),
     "rooms": Making(skill=0.7, episodes=700, practice=1500, steps=1000),
-    "memory": Making(skill=0.8, episodes=1000, practice=1500, steps=1000, evenly=True),
+    "memory": Making(skill=0.8, steps=1000),
 }
 
 
@@ -139,11 +137,10 @@ def encode(tokenizer: PreTrainedTokenizerFast, said: Conversation) -> Row:
     return Row(np.concatenate(ids).astype(np.int32), np.concatenate(learned))
 
 
-def shuffled(rows: Sequence[Row], random: Random, evenly: bool = False) -> Iterator[Row]:
-    """Rows in random order without end, each as often as any other; ``evenly``: the more often the less it says."""
-    weights = [1 / float(row.learned.sum()) for row in rows]
+def shuffled(rows: Sequence[Row], random: Random) -> Iterator[Row]:
+    """Rows in random order without end, each as often as any other."""
     while True:
-        yield from random.choices(rows, weights, k=len(rows)) if evenly else random.sample(rows, len(rows))
+        yield from random.sample(rows, len(rows))
 
 
 def batches(rows: Iterator[Row], tokens: int) -> Iterator[Sequence[Row]]:
@@ -197,9 +194,7 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     practised = (
         encode(tokenizer, Conversation(messages, [])) for messages in practice(words_of(texts), Random(arguments.seed))
     )
-    played = [
-        shuffled(some, Random(arguments.seed), making.evenly) for some in (rows[: len(clean)], rows[len(clean) :])
-    ]
+    played = [shuffled(some, Random(arguments.seed)) for some in (rows[: len(clean)], rows[len(clean) :])]
     flawless = round(arguments.clean * making.steps)
     phases = [(making.practice, practised), *zip((flawless, making.steps), played, strict=True)]
     stream = chain.from_iterable(islice(batches(rows, arguments.tokens), steps) for steps, rows in phases)
@@ -215,7 +210,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     for name, kind in (("skill", float), ("episodes", int), ("practice", int), ("steps", int), ("vocabulary", int)):
         parser.add_argument(f"--{name}", type=kind, help="by default as MAKINGS has it for this world")
-    parser.add_argument("--evenly", action=argparse.BooleanOptionalAction, help="likewise")
     parser.add_argument(
         "--clean", type=float, default=0.5, help="share of the steps, the first ones, on flawless games"
     )
