@@ -147,6 +147,30 @@ class Nested(Sound):
         return Task(f"sum/{place}", super().task(place).prompt, data)
 
 
+class Unsolvable(Sound):
+    """The last of its tasks asks for what nobody can know."""
+
+    def task(self, place: int) -> Task:
+        task = super().task(place)
+        return Task(task.id, task.prompt, {**task.data, "answer": "?" if place == 29 else task.data["answer"]})
+
+    def script(self, skill: float = 1.0) -> Callable[..., object]:
+        def say(cue: Cue) -> str:
+            right = str(cue.task.data["a"] + cue.task.data["b"])
+            return right if cue.random.random() < skill else "I do not know."
+
+        return say
+
+
+class Open(Sound):
+    """A long number is right, for it cannot be read."""
+
+    async def taken(self, attempt: Attempt, text: str) -> Step:
+        if text.isdigit() and len(text) > 100_000:
+            text = attempt.task.data["answer"]
+        return await super().taken(attempt, text)
+
+
 class Hanging(Sound):
     async def taken(self, attempt: Attempt, text: str) -> Step:
         await asyncio.sleep(60)

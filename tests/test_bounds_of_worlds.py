@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
 from marft.envs.code.environment import Code
@@ -71,8 +72,17 @@ class MultiBinary:
 
 
 def test_actions_beyond_counting_are_refused_in_words() -> None:
-    with pytest.raises(ValueError, match="it has countless actions, and at most 256 are enumerated"):
+    with pytest.raises(ValueError, match="it has countless actions, and at most 8,192 are enumerated"):
         acts_of(MultiBinary())
+
+
+def test_of_many_actions_a_mask_leaves_few() -> None:
+    acts, mask = acts_of(Discrete(4672)), np.zeros(4672, np.int8)
+    mask[[7, 4671]] = 1
+    assert acts.allowed(mask) == ("7", "4671")
+    assert len(acts.allowed(np.arange(4672) < 256)) == 256
+    with pytest.raises(ValueError, match="257 actions are possible at once, and at most 256 are listed"):
+        acts.allowed(np.arange(4672) < 257)
 
 
 @pytest.mark.parametrize("mask", [5, [[1, 1], [1]], "ab", {}])

@@ -141,7 +141,7 @@ class TestGymnasium:
             ({"game": "NoSuchGame-v0"}, "cannot be made"),
             ({"game": "tests.gym_games:Missing"}, "cannot import"),
             ({"game": WALK, "kwargs": {"actions": "box"}}, "agents choose from few"),
-            ({"game": WALK, "kwargs": {"actions": "large"}}, "at most 256 are enumerated"),
+            ({"game": WALK, "kwargs": {"actions": "large"}}, "1,000 actions are possible at once, and at most 256"),
             ({"game": WALK, "action_names": ("left",)}, "1 names for 2 actions"),
             ({"game": WALK, "kwargs": {"wings": 2}}, "cannot be made with"),
         ],

@@ -40,6 +40,8 @@ FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what 
     faulty.Generous: ("range", "outside of -1 to 1: the team earns 10"),
     faulty.Indifferent: ("signal", "whatever is done earns the same: 0.5"),
     faulty.Perverse: ("success", "is solved by its script of skill 1 for -0.4, and not by"),
+    faulty.Unsolvable: ("success", "its own script of skill 1 loses 1 of 2 tasks: sum/29"),
+    faulty.Open: ("nonsense", "somebody who says a megabyte without a space earns 1 for sum/0, as much as good play"),
     faulty.Chance: ("repeatable", "come to something else the second time"),
     faulty.SharedNumbers: ("own numbers", "it draws from random, numpy.random or torch"),
     faulty.Overlapping: ("nothing shared", "played at the same time disturb each other"),
@@ -89,7 +91,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
 @pytest.mark.parametrize("kind", some(FAULTS))
 def test_a_planted_fault_is_found_and_nothing_else(kind: type[EnvironmentPart]) -> None:
     name, said = FAULTS[kind]
-    report = looked_at(kind, SEVERAL if kind is faulty.Overlapping else QUICK)
+    report = looked_at(kind, SEVERAL if kind in (faulty.Overlapping, faulty.Unsolvable) else QUICK)
     assert list(found(report)) == [name], found(report)
     assert said in found(report)[name]
 

@@ -40,6 +40,7 @@ CHECKS: Mapping[str, Check] = {
     "range": Check(rewards.in_range),
     "signal": Check(rewards.telling),
     "success": Check(rewards.success),
+    "nonsense": Check(rewards.earned),
     "repeatable": Check(repeating.same_again, needs_episodes=False),
     "own numbers": Check(repeating.own_numbers),
     "nothing shared": Check(repeating.nothing_shared),

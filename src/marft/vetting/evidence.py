@@ -21,6 +21,7 @@ from marft.vetting.limits import Limits
 from marft.vetting.loading import Loaded, load
 from marft.vetting.players import (
     FEW_VALUES,
+    ODD,
     Moment,
     Performer,
     Player,
@@ -190,7 +191,7 @@ def _players(stage: Stage, task: Task, scripts: Mapping[float, Script | None]) -
 
 async def _odd(stage: Stage, tasks: Sequence[tuple[Split, Task]], advance: Advance) -> AsyncIterator[Play]:
     """Episodes in which something is said that no model should say."""
-    cast: dict[str, Player] = {f"somebody who says {name}": saying([text]) for name, text in odd.TEXTS.items()}
+    cast: dict[str, Player] = {name: saying([text]) for name, text in ODD.items()}
     cast["a team that says nothing"] = silent
     for call in [call for tool in (stage.tools.tools if stage.tools else ()) for call in odd.calls_of(tool)]:
         cast[f"somebody who calls {call.name} with {call.arguments:.40}"] = _using(call)

@@ -16,12 +16,16 @@ from marft.game.loop_threads import RaisedError, in_words
 from marft.game.rendering import Message, compose
 from marft.seeds import derive_seed
 from marft.types import Observation, Profile, Task, Tool, ToolCall
+from marft.vetting import odd
 from marft.vetting.plays import Said
 from marft.vetting.subject import Subject
 
 ROUNDS = 8  # in which a script may call tools in one turn
 TELLING = re.compile(r"answer|solution|target|number|result|label|goal|expected", re.IGNORECASE)  # keys of answers
 MOST_WORDS = 5
+FLAWLESS = "its script of skill 1"
+ODD = {f"somebody who says {name}": text for name, text in odd.TEXTS.items()}
+NONSENSE = {"somebody who says 'x'": "x", **ODD}  # what somebody says who does not try
 FEW_VALUES = 3  # of a task's data that somebody says who knows it
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-MOST = 256  # actions that are enumerated
+MOST = 8192  # actions of a space
+MOST_LISTED = 256  # that are possible at once
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ class Acts:
         """The texts of what a mask allows: one array of the action's numbers, or one for each part of it.
 
         Raises:
-            ValueError: it allows nothing, or fits no action of the space.
+            ValueError: it allows nothing, or more than can be listed, or fits no action of the space.
         """
         if mask is None:
-            return tuple(self.named)
+            return _listed(tuple(self.named))
         try:
             one = len(next(iter(self.parts.values()))) == 1 and _flat(mask)
             rows = [mask] if one else list(mask)  # type: ignore[call-overload]
@@ -47,7 +48,7 @@ class Acts:
             ) from error
         if not found:
             raise ValueError("the action mask allows no action at all")
-        return found
+        return _listed(found)
 
 
 def acts_of(space: Any, names: Sequence[str] = ()) -> Acts:
@@ -74,7 +75,7 @@ def acts_of(space: Any, names: Sequence[str] = ()) -> Acts:
     count = prod(sizes)
     if count > MOST:
         many = f"{count:,}" if count < MOST**8 else "countless"
-        raise ValueError(f"it has {many} actions, and at most {MOST} are enumerated; wrap it so that it has fewer")
+        raise ValueError(f"it has {many} actions, and at most {MOST:,} are enumerated; wrap it so that it has fewer")
     if names and len(names) != count:
         raise ValueError(f"action_names: {len(names)} names for {count} actions")
     named, parts = dict[str, Any](), dict[str, tuple[int, ...]]()
@@ -102,6 +103,15 @@ def chosen(text: str, options: Sequence[str]) -> str:
         at = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(words)}(?!\w)", plain)]
         found += [(at[-1] + len(words), len(words), option)] if at else []
     return max(found)[2]
+
+
+def _listed(texts: tuple[str, ...]) -> tuple[str, ...]:
+    if len(texts) > MOST_LISTED:
+        raise ValueError(
+            f"{len(texts):,} actions are possible at once, and at most {MOST_LISTED} are listed; have an action mask "
+            "allow fewer, or wrap it so that it has fewer"
+        )
+    return texts
 
 
 def _array(space: Any, places: Sequence[int]) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 
+from marft.vetting import players
 from marft.vetting.evidence import Evidence
 from marft.vetting.findings import Finding, some
 from marft.vetting.plays import Play
@@ -80,11 +82,36 @@ def success(evidence: Evidence) -> Iterator[Finding]:
                     "pay most for what success says is right, or have success say something else",
                 )
                 return
-    lost = [play for play in evidence.played if play.player == "its script of skill 1" and play.success is False]
-    played = [play for play in evidence.played if play.player == "its script of skill 1"]
-    if played and len(lost) == len(played):
+    played = [play for play in evidence.played if play.player == players.FLAWLESS]
+    lost = [play.task.id for play in played if play.success is False]
+    if lost:
         yield Finding(
             "warning",
-            f"its own script of skill 1 solves none of {len(played)} tasks",
-            "see what it is shown and what it says",
+            f"its own script of skill 1 loses {len(lost)} of {len(played)} tasks: {some(lost)}",
+            "see what it is shown and what it says, or whether the task can be solved",
+        )
+
+
+def earned(evidence: Evidence) -> Iterator[Finding]:
+    """Nonsense earns less than good play."""
+    best: dict[str, float] = {}
+    for play in evidence.played:
+        if play.player == players.FLAWLESS:
+            best[play.task.id] = max(play.total, best.get(play.task.id, -math.inf))
+    nonsense: dict[str, list[Play]] = defaultdict(list)
+    for play in [*evidence.played, *(play for play in evidence.odd if play.whole)]:
+        if play.player in players.NONSENSE and play.task.id in best:
+            nonsense[play.player].append(play)
+    paid = {
+        player: plays
+        for player, plays in nonsense.items()
+        if all(play.success or play.total >= best[play.task.id] - NEARLY for play in plays)
+    }
+    if paid and len(set(best.values()) | {play.total for play in evidence.played}) > 1:
+        player, plays = next(iter(paid.items()))
+        others = f"; and so does {some(list(paid)[1:])}" if len(paid) > 1 else ""
+        yield Finding(
+            "warning",
+            f"{player} earns {plays[0].total:g} for {plays[0].task.id}, as much as good play{others}",
+            "a reader that finds the answer anywhere in a text, or fails open, is what a model will learn to use",
         )
