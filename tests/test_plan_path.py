@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import islice
 
 import pytest
@@ -34,7 +35,7 @@ def of_map(environment: PlanPath, rows: tuple[str, ...] = ROWS) -> Session:
 
 def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float:
     """What single moves earn, as the published worker adds it up: cost, shaping by Manhattan distance, goal, shortest
-    way; and the penalty where moves are at an end."""
+    way."""
     at, goal = ((next((r, row.index(x)) for r, row in enumerate(rows) if x in row)) for x in "SG")
     away, total = relaxed(rows, goal), 0.0
     fewest = away[at]
@@ -50,8 +51,6 @@ def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float
         at = after
         if at == goal:
             return total + 1.0 + (0.5 if number == fewest else 0.0)
-        if number == most:
-            total -= 1.0
     return total
 
 
@@ -61,6 +60,16 @@ def test_the_published_reward_is_that_of_the_published_worker(ways: list[str]) -
     environment = world(moves="one", reward="published", steps=9)
     steps = play(of_map(environment), list(ways))
     assert sum(step.reward for step in steps) == pytest.approx(published_return(ROWS, ways, 9))
+
+
+def test_what_is_published_pays_for_moves_that_cannot_be_read_and_for_ten_thousand() -> None:
+    environment = world(reward="published", steps=20)
+    assert [step.reward for step in play(of_map(environment), ["hm", ""])] == [-2.0, -2.0]
+    ended = play(of_map(environment), ["up " * 1000] * 20)
+    assert [step.terminated for step in ended] == [False] * 9 + [True]
+    assert [step.reward for step in ended[-2:]] == pytest.approx([1000 * (0.04 - 0.1), 1000 * (0.04 - 0.1) - 1.0])
+    assert environment.reward_range == (-math.inf, math.inf)
+    assert world().reward_range == (-1.0, 1.0)
 
 
 @FEW

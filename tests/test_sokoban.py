@@ -134,7 +134,7 @@ def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float
         return sum(min(abs(r - y) + abs(c - x) for y, x in goals) for r, c in boxes)
 
     state, total = list(rows), 0.0
-    for number, way in enumerate(ways[:most], 1):
+    for way in ways[:most]:
         after = pushed(state, way)
         total += -0.05 if after == state else -0.01
         change = "".join(after).count("*") - "".join(state).count("*")
@@ -143,8 +143,8 @@ def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float
         state = after
         if "$" not in "".join(state):
             return total + 10.0
-        if number == most or Yard.of(state).lost:
-            return total - 5.0
+        if Yard.of(state).lost:
+            return total
     return total
 
 
@@ -154,6 +154,15 @@ def test_the_published_reward_is_that_of_the_published_worker(seed: int, boxes: 
     rows = tuple(drawn(yard_of(seed, boxes)))
     steps = play(of(world(moves="one", reward="published", steps=9, boxes=boxes), rows), list(ways))
     assert sum(step.reward for step in steps) == pytest.approx(published_return(rows, ways, 9))
+
+
+def test_what_is_published_takes_five_off_after_two_hundred_moves() -> None:
+    rows = ("######", "#@   #", "#  $ #", "#  . #", "######")
+    for moves, end in ((199, False), (200, True), (201, True)):
+        [step] = play(of(world(reward="published", steps=9), rows), ["up " * moves])
+        counted = min(moves, 200)
+        assert step.terminated == end
+        assert step.reward == pytest.approx(counted * (-0.05 + 0.1 * 0.01) - (5.0 if end else 0.0))
 
 
 @FEW

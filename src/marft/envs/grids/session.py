@@ -47,13 +47,32 @@ P = TypeVar("P", bound=Puzzle)
 
 
 class Taken(NamedTuple, Generic[P]):
-    """What an answer came to: the state after it, what is told of it, its reward, and how many of its moves were
+    """What an answer came to: the state after it, what is told of it, its reward, its moves, and how many were
     illegal."""
 
     state: P
     told: str
     reward: float
+    moves: int
     illegal: int
+
+
+class Ends(NamedTuple):
+    """What a world makes of answers that say no moves, and of too many moves.
+
+    Args:
+        unread: reward of an answer in which no moves can be read.
+        most_moves: of an episode; it is over after them. 0: any number.
+        failure: added to the reward of the last of them, where that leaves the puzzle unsolved.
+    """
+
+    unread: float = 0.0
+    most_moves: int = 0
+    failure: float = 0.0
+
+    def reached(self, moves: int) -> bool:
+        """Whether so many moves are all that there are."""
+        return bool(self.most_moves) and moves >= self.most_moves
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,6 @@ class Play(Generic[P]):
         steps: of an episode, at most.
         show: from the state, and what is told of the last step, to what is observed.
         pay: from the states before and after a move, and whether it was legal, to its reward.
-        failure: added to the reward of the last step where that leaves the puzzle unsolved.
         local: weight of what another agent's words would have earned, as a reward of its own.
     """
 
@@ -72,24 +90,31 @@ class Play(Generic[P]):
     steps: int
     show: Callable[[P, str], Observation]
     pay: Callable[[P, P, bool], float]
-    failure: float = 0.0
     local: float = 0.0
+    ends: Ends = Ends()
 
-    def take(self, state: P, text: str) -> Taken[P]:
-        """What an answer comes to. A list ends where the puzzle is solved or lost; after an illegal move it goes on."""
+    def take(self, state: P, text: str, made: int) -> Taken[P]:
+        """What an answer comes to. A list ends where the puzzle is solved or lost; after an illegal move it goes on.
+
+        Args:
+            made: moves before it.
+        """
         ways = moves_in(text)
         if ways is None or (self.moves == "one" and len(ways) > 1):
             wanted = "one move" if self.moves == "one" else "a list of moves"
-            return Taken(state, f"No move: say {wanted}, not {_short(text)}", 0.0, 1)
-        reward, problems = 0.0, list[str]()
-        for way in ways:
+            return Taken(state, f"No move: say {wanted}, not {_short(text)}", self.ends.unread, 0, 1)
+        reward, number, problems = 0.0, 0, list[str]()
+        for number, way in enumerate(ways, 1):
             after, problem = state.moved(way)
             reward += self.pay(state, after, not problem)
             problems += [problem] if problem else []
             state = after
             if state.solved or state.lost:
                 break
-        return Taken(state, " ".join(dict.fromkeys(problems)), reward, len(problems))
+            if self.ends.reached(made + number):
+                reward += self.ends.failure
+                break
+        return Taken(state, " ".join(dict.fromkeys(problems)), reward, number, len(problems))
 
 
 class MovesSession(Generic[P]):
@@ -97,33 +122,34 @@ class MovesSession(Generic[P]):
 
     def __init__(self, start: P, play: Play[P]) -> None:
         self.state, self.play = start, play
-        self.steps = self.illegal = 0
+        self.steps = self.moves = self.illegal = 0
 
     async def reset(self) -> Observation:
         return self.play.show(self.state, "")
 
     async def step(self, actions: JointAction) -> Step:
         """Take the answer's moves."""
-        before = self.state
-        taken = self.play.take(before, actions.answer.text if actions.answer else "")
-        self.state, self.steps, self.illegal = taken.state, self.steps + 1, self.illegal + taken.illegal
+        taken = self.play.take(self.state, actions.answer.text if actions.answer else "", self.moves)
+        local = self._local(actions)
+        self.state, self.steps = taken.state, self.steps + 1
+        self.moves, self.illegal = self.moves + taken.moves, self.illegal + taken.illegal
         solved, lost = taken.state.solved, taken.state.lost
-        over = solved or bool(lost) or self.steps == self.play.steps
-        reward = taken.reward + (self.play.failure if over and not solved else 0.0)
+        over = solved or bool(lost) or self.steps == self.play.steps or self.play.ends.reached(self.moves)
         shown = Observation(" ".join(filter(None, (taken.told, lost)))) if over else self.play.show(*taken[:2])
         return Step(
-            shown, reward, terminated=over, agent_rewards=self._local(before, actions), success=solved,
+            shown, taken.reward, terminated=over, agent_rewards=local, success=solved,
             info={"progress": taken.state.progress, "measures": {"illegal_moves": float(self.illegal)}},
         )  # fmt: skip
 
     async def close(self) -> None: ...
 
-    def _local(self, before: P, actions: JointAction) -> dict[str, float]:
+    def _local(self, actions: JointAction) -> dict[str, float]:
         """What the last words of each other agent would have earned."""
         if not self.play.local or actions.answer is None:
             return {}
         words = {action.agent: action.text for action in actions.actions if action.agent != actions.answer.agent}
-        return {role: self.play.local * self.play.take(before, text).reward for role, text in words.items()}
+        taken = {role: self.play.take(self.state, text, self.moves) for role, text in words.items()}
+        return {role: self.play.local * one.reward for role, one in taken.items()}
 
 
 def _short(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
@@ -42,6 +43,11 @@ class MovesWorld(Drawn):
         if self.actions == "choices" and self.moves == "list":
             raise PydanticCustomError("actions", "choices are single moves; set moves = 'one', or actions = 'text'")
         return self
+
+    @property
+    def reward_range(self) -> tuple[float, float]:  # type: ignore[override]
+        """What is published pays each of any number of moves."""
+        return (-math.inf, math.inf) if getattr(self, "reward", "") == "published" else (-1.0, 1.0)
 
     @property
     def told(self) -> Sequence[str]:

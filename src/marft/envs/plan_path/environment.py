@@ -12,13 +12,14 @@ from marft.config.settings import Names
 from marft.envs.drawn import Drawing
 from marft.envs.grids.maps import canonical, listed, named
 from marft.envs.grids.moves import step
-from marft.envs.grids.session import MovesSession, Play
+from marft.envs.grids.session import Ends, MovesSession, Play
 from marft.envs.grids.settings import role_problems
 from marft.envs.grids.world import MovesWorld
-from marft.envs.plan_path.rules import FAILURE, Maze, Walk, drawn, published
+from marft.envs.plan_path.rules import FAILURE, MOST_MOVES, UNREAD, Maze, Walk, drawn, published
 from marft.envs.plan_path.script import PathScript
 from marft.types import Observation, Task
 
+PUBLISHED = Ends(UNREAD, MOST_MOVES, FAILURE)
 TRIES = 2000  # maps that are drawn for one task
 
 
@@ -69,8 +70,8 @@ class PlanPath(MovesWorld):
 
     def start(self, task: Task, seed: int) -> MovesSession[Walk]:  # noqa: ARG002  nothing here is random
         maze = Maze(tuple(task.data["map"]))
-        failure = FAILURE if self.reward == "published" else 0.0
-        play = Play(self.moves, self.steps_in(maze.fewest), self._shown, PAYS[self.reward], failure, self.local_reward)
+        steps, ends = self.steps_in(maze.fewest), PUBLISHED if self.reward == "published" else Ends()
+        play = Play(self.moves, steps, self._shown, PAYS[self.reward], self.local_reward, ends)
         return MovesSession(Walk(maze, maze.start), play)
 
     def script(self, skill: float = 1.0) -> PathScript:

@@ -14,7 +14,8 @@ from marft.envs.grids.maps import Cell, find
 from marft.envs.grids.moves import WAYS, step
 from marft.envs.grids.search import distances
 
-STEP, ILLEGAL, GOAL, SHORTEST, FAILURE, DISCOUNT = -0.01, -0.10, 1.00, 0.50, -1.00, 0.99
+STEP, ILLEGAL, GOAL, SHORTEST, DISCOUNT = -0.01, -0.10, 1.00, 0.50, 0.99
+UNREAD, MOST_MOVES, FAILURE = -2.0, 10_000, -1.0
 
 
 @dataclass(frozen=True)

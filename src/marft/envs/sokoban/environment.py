@@ -13,15 +13,16 @@ from marft.config.settings import Names, NotNegative
 from marft.envs.drawn import Drawing
 from marft.envs.grids.maps import find, listed, named
 from marft.envs.grids.moves import offset
-from marft.envs.grids.session import MovesSession, Play
+from marft.envs.grids.session import Ends, MovesSession, Play
 from marft.envs.grids.settings import role_problems
 from marft.envs.grids.world import MovesWorld
 from marft.envs.sokoban.drawing import content, room, start
-from marft.envs.sokoban.rules import FAILURE, Yard, drawn, published
+from marft.envs.sokoban.rules import FAILURE, MOST_MOVES, UNREAD, Yard, drawn, published
 from marft.envs.sokoban.script import SokobanScript
 from marft.envs.sokoban.solving import pushes
 from marft.types import Observation, Task
 
+PUBLISHED = Ends(UNREAD, MOST_MOVES, FAILURE)
 TRIES = 500  # rooms that are drawn for one task
 MEASURED = 8  # size of the rooms whose pushes are measured, at most: that is done while one plays
 
@@ -76,11 +77,9 @@ class Sokoban(MovesWorld):
         )
 
     def start(self, task: Task, seed: int) -> MovesSession[Yard]:  # noqa: ARG002  nothing here is random
-        failure = FAILURE if self.reward == "published" else 0.0
-        steps = self.steps_in(task.data["fewest_moves"])
-        return MovesSession(
-            Yard.of(task.data["map"]), Play(self.moves, steps, self._shown, self._paid, failure, self.local_reward)
-        )
+        steps, ends = self.steps_in(task.data["fewest_moves"]), PUBLISHED if self.reward == "published" else Ends()
+        play = Play(self.moves, steps, self._shown, self._paid, self.local_reward, ends)
+        return MovesSession(Yard.of(task.data["map"]), play)
 
     def script(self, skill: float = 1.0) -> SokobanScript:
         """Who plays the roles ``tool``, ``plan`` and ``solver``."""

@@ -13,7 +13,8 @@ from functools import cached_property
 from marft.envs.grids.maps import Cell, find, listed, named
 from marft.envs.grids.moves import WAYS, step
 
-STEP, ILLEGAL, ON_GOAL, OFF_GOAL, WON, FAILURE = -0.01, -0.05, 1.0, -0.5, 10.0, -5.0
+STEP, ILLEGAL, ON_GOAL, OFF_GOAL, WON = -0.01, -0.05, 1.0, -0.5, 10.0
+UNREAD, MOST_MOVES, FAILURE = -2.0, 200, -5.0
 DISCOUNT, SHAPING = 0.99, 0.1
 
 
