@@ -51,8 +51,6 @@ class Making(NamedTuple):
         skill: of the demonstrations: share of turns played well.
         episodes: that are demonstrated, of each recipe.
         practice: steps of looking up and copying, before the games; ``steps``: with games.
-        even: conversations in which little is said come as much oftener, so that who says a word learns as much as
-            who says twenty.
     """
 
     skill: float = 0.65
@@ -60,7 +58,6 @@ class Making(NamedTuple):
     practice: int = 500
     steps: int = 700
     vocabulary: int = 768
-    even: bool = False
 
 
 MAKINGS = {
@@ -69,7 +66,7 @@ MAKINGS = {
     "code": Making(skill=0.6),
     "instructions": Making(skill=0.6, episodes=700, vocabulary=1024),
     "rooms": Making(skill=0.7, episodes=700, practice=1500, steps=1000),
-    "memory": Making(skill=0.8, practice=1500, steps=1000, even=True),
+    "memory": Making(skill=0.8, steps=1000),
 }
 
 
@@ -140,11 +137,10 @@ def encode(tokenizer: PreTrainedTokenizerFast, said: Conversation) -> Row:
     return Row(np.concatenate(ids).astype(np.int32), np.concatenate(learned))
 
 
-def shuffled(rows: Sequence[Row], random: Random, even: bool) -> Iterator[Row]:
-    """Rows in random order without end, each as often as any other; ``even``: the oftener, the less it says."""
-    weights = [1 / row.learned.sum() for row in rows] if even else None
+def shuffled(rows: Sequence[Row], random: Random) -> Iterator[Row]:
+    """Rows in random order without end, each as often as any other."""
     while True:
-        yield from random.choices(rows, weights, k=len(rows)) if even else random.sample(rows, len(rows))
+        yield from random.sample(rows, len(rows))
 
 
 def batches(rows: Iterator[Row], tokens: int) -> Iterator[Sequence[Row]]:
@@ -179,7 +175,7 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     torch.manual_seed(arguments.seed)
     making = MAKINGS.get(arguments.world, Making())
     making = making._replace(
-        **{name: value for name in Making._fields if (value := getattr(arguments, name, None)) is not None}
+        **{name: value for name in Making._fields if (value := getattr(arguments, name)) is not None}
     )
     clean, mixed = (recorded(arguments.world, skill, making.episodes) for skill in (1.0, making.skill))
     said = [*clean, *mixed]
@@ -198,7 +194,7 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     practised = (
         encode(tokenizer, Conversation(messages, [])) for messages in practice(words_of(texts), Random(arguments.seed))
     )
-    played = [shuffled(some, Random(arguments.seed), making.even) for some in (rows[: len(clean)], rows[len(clean) :])]
+    played = [shuffled(some, Random(arguments.seed)) for some in (rows[: len(clean)], rows[len(clean) :])]
     flawless = round(arguments.clean * making.steps)
     phases = [(making.practice, practised), *zip((flawless, making.steps), played, strict=True)]
     stream = chain.from_iterable(islice(batches(rows, arguments.tokens), steps) for steps, rows in phases)

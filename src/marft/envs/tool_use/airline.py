@@ -14,9 +14,9 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from marft.envs.tool_use.arithmetic import value_of
+from marft.envs.tool_use.desk import Desk
 from marft.envs.tool_use.tables import Record
-from marft.envs.tool_use.toolbox import Toolbox, writes
+from marft.envs.tool_use.toolbox import writes
 from marft.game.environment import tool
 
 NOW = "2024-05-15T15:00:00"
@@ -54,7 +54,7 @@ class Payment(TypedDict):
     amount: float
 
 
-class Airline(Toolbox):
+class Airline(Desk):
     """The tools of the airline world."""
 
     @tool
@@ -93,21 +93,6 @@ class Airline(Toolbox):
     def get_flight_status(self, flight_number: str, date: str) -> str:
         """Read the status of a flight on a day."""
         return str(self._day({"flight_number": flight_number, "date": date})["status"])
-
-    @tool
-    def calculate(self, expression: str) -> str:
-        """Work out an expression of numbers, + - * / and brackets."""
-        return value_of(expression)
-
-    @tool
-    def think(self, thought: str) -> str:  # noqa: ARG002  it is written down, and changes nothing
-        """Write a thought down; it changes nothing."""
-        return ""
-
-    @tool
-    def transfer_to_human_agents(self, summary: str) -> str:  # noqa: ARG002
-        """Hand over to a human, where no tool can do what is asked for."""
-        return "Transfer successful"
 
     @writes
     def book_reservation(

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marft.envs.tool_use.arithmetic import value_of
+from marft.envs.tool_use.desk import Desk
 from marft.envs.tool_use.tables import Record
-from marft.envs.tool_use.toolbox import Toolbox, writes
+from marft.envs.tool_use.toolbox import writes
 from marft.game.environment import tool
 
 REASONS = ("no longer needed", "ordered by mistake")
 
 
-class Retail(Toolbox):
+class Retail(Desk):
     """The tools of the retail world."""
 
     @tool
@@ -55,21 +55,6 @@ class Retail(Toolbox):
     def list_all_product_types(self) -> Mapping[str, str]:
         """List the names and product ids of all products."""
         return {row["name"]: row["product_id"] for row in sorted(self.tables.rows("products"), key=_name)}
-
-    @tool
-    def calculate(self, expression: str) -> str:
-        """Work out an expression of numbers, + - * / and brackets."""
-        return value_of(expression)
-
-    @tool
-    def think(self, thought: str) -> str:  # noqa: ARG002  it is written down, and changes nothing
-        """Write a thought down; it changes nothing."""
-        return ""
-
-    @tool
-    def transfer_to_human_agents(self, summary: str) -> str:  # noqa: ARG002
-        """Hand over to a human, where no tool can do what is asked for."""
-        return "Transfer successful"
 
     @writes
     def cancel_pending_order(self, order_id: str, reason: str) -> Mapping[str, Any]:
