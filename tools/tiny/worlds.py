@@ -66,7 +66,7 @@ MAKINGS = {
     "code": Making(skill=0.6),
     "instructions": Making(skill=0.6, episodes=700, vocabulary=1024),
     "rooms": Making(skill=0.7, episodes=700, practice=1500, steps=1000),
-    "memory": Making(skill=0.8, steps=1000),
+    "memory": Making(skill=0.8, practice=1500, steps=2500),
 }
 
 

@@ -93,7 +93,7 @@ def success(evidence: Evidence) -> Iterator[Finding]:
 
 
 def earned(evidence: Evidence) -> Iterator[Finding]:
-    """Nonsense earns less than good play."""
+    """Nonsense solves nothing; where nobody says what is solved, it earns less than good play."""
     best: dict[str, float] = {}
     for play in evidence.played:
         if play.player == players.FLAWLESS:
@@ -105,7 +105,7 @@ def earned(evidence: Evidence) -> Iterator[Finding]:
     paid = {
         player: plays
         for player, plays in nonsense.items()
-        if all(play.success or play.total >= best[play.task.id] - NEARLY for play in plays)
+        if all(play.total >= best[play.task.id] - NEARLY if play.success is None else play.success for play in plays)
     }
     if paid and len(set(best.values()) | {play.total for play in evidence.played}) > 1:
         player, plays = next(iter(paid.items()))
