@@ -66,8 +66,8 @@ def time_taken(layout: Layout, rules: Rules) -> int:
     while (now := shift.kitchen.moment()) not in seen:
         seen.add(now)
         acting = {role: sight(shown.seen_by(role)) for role in shown.turn}
-        answers = {role: (cooks if role == rules.players[0] else serves)(view) for role, view in acting.items()}
-        step = shift.take(answers)
+        lines = {role: (cooks if role == rules.players[0] else serves)(view) for role, view in acting.items()}
+        step = shift.take({role: line.answer for role, line in lines.items()})
         if step.terminated:
             return shift.kitchen.time if step.success else 0
         shown = step.observation

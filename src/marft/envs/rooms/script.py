@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
+from typing import NamedTuple
 
 from marft.envs.rooms.layout import CRATE, HATCH, KEY, PLATE, POT
 from marft.envs.rooms.sight import ORDERS, Sight, sight
@@ -16,7 +17,20 @@ from marft.envs.rooms.words import HELP, IN_POT, READY, TAKEN, Answer
 from marft.envs.scripts import Cue
 
 
-def cooks(seen: Sight) -> Answer:
+class Line(NamedTuple):
+    """An answer, and the thing that its act is for, where signs say what that is."""
+
+    act: str
+    said: str = ""
+    wanted: str = ""
+
+    @property
+    def answer(self) -> Answer:
+        """What a kitchen takes."""
+        return Answer(self.act, self.said)
+
+
+def cooks(seen: Sight) -> Line:
     """Brings what the next dish needs to the pot, and says what is in it."""
     words = ""
     if seen.pot and seen.pot.endswith("soup"):
@@ -39,7 +53,7 @@ def cooks(seen: Sight) -> Answer:
     return _spoken(seen, act, words)
 
 
-def serves(seen: Sight) -> Answer:
+def serves(seen: Sight) -> Line:
     """Holds a plate ready, takes the soup when it hears of it, and serves it."""
     words = seen.holds + TAKEN if seen.holds.endswith("soup") else ""
     ready = [dish for dish in seen.dishes if dish + READY in seen.others and dish + TAKEN not in seen.others]
@@ -67,7 +81,7 @@ class Script:
         names: of the players, the cook first.
         steered_by: the role that speaks for all of them; "": each is a role.
         skill: the share of turns that are played well.
-        by_thing: views go by thing, and it says what it acts for, as they do: ``leek: go hall``.
+        by_thing: views go by thing, and it names the thing that it wants in place of what they say to do for it.
     """
 
     def __init__(self, names: Sequence[str], steered_by: str = "", skill: float = 1.0, by_thing: bool = False) -> None:
@@ -83,17 +97,17 @@ class Script:
             return self._said(cue, lines[acting[0]])
         return "\n".join(f"{name}: {self._text(line)}" for name, line in lines.items())
 
-    def _line(self, seen: Sight, name: str, random: Random) -> Answer:
+    def _line(self, seen: Sight, name: str, random: Random) -> Line:
         best = (cooks if name == self.names[0] else serves)(seen)
         return best if random.random() < self.skill else _habit(seen, best, random)
 
-    def _said(self, cue: Cue, line: Answer) -> str:
+    def _said(self, cue: Cue, line: Line) -> str:
         if cue.options:
             return line.act if line.act in cue.options else cue.random.choice(cue.options)
         return self._text(line)
 
-    def _text(self, line: Answer) -> str:
-        act = f"{line.wanted}: {line.act}" if self.by_thing and line.wanted else line.act
+    def _text(self, line: Line) -> str:
+        act = line.wanted if self.by_thing and line.wanted else line.act
         return f"{act}; say {line.said}" if line.said else act
 
 
@@ -104,19 +118,19 @@ def _last_view(cue: Cue) -> str:
     )  # fmt: skip
 
 
-def _habit(seen: Sight, best: Answer, random: Random) -> Answer:
+def _habit(seen: Sight, best: Line, random: Random) -> Line:
     """What a weak player does: it keeps what it knows to itself, strays, or stands about."""
     strays = [f"go {way.room}" for way in seen.ways if not way.shut]
     if best.said and random.random() < 0.6:
         return best._replace(said="")
-    return Answer(random.choice(strays)) if strays and random.random() < 0.5 else Answer(WAIT)
+    return Line(random.choice(strays)) if strays and random.random() < 0.5 else Line(WAIT)
 
 
-def _spoken(seen: Sight, act: str, words: str) -> Answer:
-    """An act, before which may stand what it is for, with what is worth saying and has not been said."""
+def _spoken(seen: Sight, act: str, words: str) -> Line:
+    """An act, before which stands what it is for, with what is worth saying and has not been said."""
     wanted, _, act = act.rpartition(": ")
     words = HELP if act == LIFT else words
-    return Answer(act, "" if words == seen.own else words, wanted)
+    return Line(act, "" if words == seen.own else words, wanted)
 
 
 def _missing(seen: Sight, said: str) -> list[str]:

@@ -14,6 +14,7 @@ from marft.envs.rooms.words import (
     READY,
     TAKEN,
     Answer,
+    acts_by_thing,
     answer_of,
     answers_of,
     orders,
@@ -32,7 +33,8 @@ class Rules:
         order: whether those who are free decide at once, or the next one knows what came of the last one's act.
         offered: whether agents choose from what is possible, in place of writing.
         time_bonus: share of the reward that is for the time that is left.
-        by_thing: views say of each thing how to get it, and not of each door what is behind it.
+        by_thing: views say of each thing how to get it, and not of each door what is behind it; and who names a thing
+            does what they say.
     """
 
     players: tuple[str, ...]
@@ -74,7 +76,9 @@ class Shift:
         """
         kitchen, served = self.kitchen, 0
         for player in self._acting:
-            act, said, _ = answers[player.name]
+            act, said = answers[player.name]
+            if self.rules.by_thing:
+                act = acts_by_thing(kitchen, player).get(act, act)
             served += kitchen.carry_out(player, act, self._seen[player.name])
             if self.rules.offered:
                 said = self._called(player, act)

@@ -17,11 +17,10 @@ READY, TAKEN, IN_POT, HELP = " is ready", " is taken", "in the pot: ", "help wit
 
 
 class Answer(NamedTuple):
-    """What a player wants to do, and to say with it; ``wanted`` is what it does that for, where it says so."""
+    """What a player wants to do, and to say with it."""
 
     act: str = ""
     said: str = ""
-    wanted: str = ""
 
 
 def orders(kitchen: Kitchen, deadline: int) -> str:
@@ -47,9 +46,7 @@ def view_by_thing(kitchen: Kitchen, player: Player) -> str:
     reads from the top knows what there is when it comes to what is wanted."""
     room = player.room
     behind = signs(kitchen, room)
-    places = {thing: f"{GO} {beside}" for beside, things in behind.items() for thing in things}
-    places |= {thing: f"{TAKE} {thing}" for thing in kitchen.layout.sources.get(room, ())}
-    places |= dict.fromkeys(_furniture(kitchen, room), HERE)
+    places = {**acts_by_thing(kitchen, player), **dict.fromkeys(_furniture(kitchen, room), HERE)}
     lines = []
     for thing in sorted(places, key=lambda thing: (thing.partition(" ")[0] not in FIRST, thing)):
         name, _, inside = thing.partition(" ")
@@ -60,13 +57,17 @@ def view_by_thing(kitchen: Kitchen, player: Player) -> str:
     return "\n".join([*_told(player), *lines, *_heard(kitchen, player), _standing(kitchen, player)])
 
 
+def acts_by_thing(kitchen: Kitchen, player: Player) -> dict[str, str]:
+    """What signs tell a player to do for each thing: to take it where it lies, to go through the door to it."""
+    found = {thing: f"{GO} {beside}" for beside, things in signs(kitchen, player.room).items() for thing in things}
+    return found | {thing: f"{TAKE} {thing}" for thing in kitchen.layout.sources.get(player.room, ())}
+
+
 def answer_of(text: str) -> Answer:
-    """The first act of a text, and the words after ``say``. Before the act may stand what it is for.
+    """The first act of a text, and the words after ``say``.
 
     >>> answer_of("Go kitchen.; say the soup is ready")
-    Answer(act='go kitchen', said='the soup is ready', wanted='')
-    >>> answer_of("leek: go hall")
-    Answer(act='go hall', said='', wanted='leek')
+    Answer(act='go kitchen', said='the soup is ready')
     """
     act = said = ""
     for piece in PIECES.split(text):
@@ -75,8 +76,7 @@ def answer_of(text: str) -> Answer:
             said = said or words[4:].strip("\"'")[:LONGEST_WORDS]
         else:
             act = act or words.rstrip(".!").lower()
-    wanted, _, act = act.rpartition(": ")
-    return Answer(act or ("wait" if said else ""), said, wanted)
+    return Answer(act or ("wait" if said else ""), said)
 
 
 def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
@@ -84,7 +84,7 @@ def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
     named last.
 
     >>> answers_of("cook: take leek; waiter: wait", ["cook", "waiter"])["cook"]
-    Answer(act='take leek', said='', wanted='')
+    Answer(act='take leek', said='')
     """
     parts: dict[str, list[str]] = {name.lower(): [] for name in names}
     at = ""
