@@ -39,6 +39,7 @@ ARMS: Mapping[str, Mapping[str, World]] = {
         ),
     },
 }
+ON_THE_WAY = 2  # of the checkpoints that are evaluated
 SWAPPED = "plan_path"  # its first two arms, with the policies in each other's seats
 
 
@@ -78,17 +79,19 @@ def measured(run: str, settings: World, seed: int, arguments: argparse.Namespace
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """A line for each arm: untuned, trained, and with policies in each other's seats."""
-    head = ["world", "", "seeds", "untuned", "trained", "policies swapped"]
-    lines = [f"| {' | '.join(head)} |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    """A line for each arm: untuned, on the way, trained, and with policies in each other's seats."""
+    head = ["world", "", "seeds", "untuned", "on the way", "trained", "policies swapped"]
+    lines = [f"| {' | '.join(head)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
     for world, arms in ARMS.items():
         for name in arms:
             runs = [one for key, one in found.items() if key.startswith(f"{world}/{name}/")]
             if runs:
-                before, after = (pooled(runs, place, "accuracy") for place in (0, -1))
+                before, way, after = (pooled(runs, place, "accuracy") for place in (0, ON_THE_WAY, -1))
+                steps = runs[0]["curve"][ON_THE_WAY]["step"]
                 swapped = [value for run in runs for row, value in run.get("swapped", {}).items() if "swapped" in row]
                 mean = f"{sum(swapped) / len(swapped):.0%}" if swapped else ""
-                cells = [world, name, str(len(runs)), _shown(*before), _shown(*after), mean]
+                cells = [world, name, str(len(runs)), _shown(*before), f"{way[0]:.0%} (step {steps})", _shown(*after)]
+                cells += [mean]
                 lines.append(f"| {' | '.join(cells)} |")
     return lines
 
