@@ -18,7 +18,7 @@ from marft.envs.scripts import Cue
 
 
 class Line(NamedTuple):
-    """An answer, and the thing that its act is for, where signs say what that is."""
+    """An answer, and the thing that its act is for, where it is for one."""
 
     act: str
     said: str = ""
@@ -60,11 +60,11 @@ def serves(seen: Sight) -> Line:
     if HELP in seen.others and (helped := _help(seen)):
         act = helped
     elif seen.holds.endswith("soup"):
-        act = SERVE if HATCH in seen.here else _go(seen, HATCH)
+        act = f"{HATCH}: {SERVE}" if HATCH in seen.here else _go(seen, HATCH)
         act = act if seen.holds in seen.dishes else DROP
     elif seen.holds == PLATE:
         if seen.pot and seen.pot.endswith("soup"):
-            act = TAKE_SOUP
+            act = f"{POT}: {TAKE_SOUP}"
         elif ready:
             act = _go(seen, POT)
         else:
@@ -81,7 +81,7 @@ class Script:
         names: of the players, the cook first.
         steered_by: the role that speaks for all of them; "": each is a role.
         skill: the share of turns that are played well.
-        by_thing: views go by thing, and it names the thing that it wants in place of what they say to do for it.
+        by_thing: views go by thing, and it names the thing that it wants in place of what is to be done for it.
     """
 
     def __init__(self, names: Sequence[str], steered_by: str = "", skill: float = 1.0, by_thing: bool = False) -> None:
@@ -149,11 +149,11 @@ def _missing(seen: Sight, said: str) -> list[str]:
 def _bring(seen: Sight, said: str, missing: Sequence[str], free: bool) -> str:
     """What the cook does with something in its hands."""
     if seen.holds.endswith("soup") and seen.holds in seen.dishes:
-        return SERVE if HATCH in seen.here else _go(seen, HATCH)
+        return f"{HATCH}: {SERVE}" if HATCH in seen.here else _go(seen, HATCH)
     if seen.holds not in missing:
         return DROP
     if free:
-        return FILL
+        return f"{POT}: {FILL}"
     if seen.pot is not None:  # something is in it
         return _leave(seen)
     waits = said.removesuffix(READY)

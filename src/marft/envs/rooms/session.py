@@ -34,7 +34,7 @@ class Rules:
         offered: whether agents choose from what is possible, in place of writing.
         time_bonus: share of the reward that is for the time that is left.
         by_thing: views say of each thing how to get it, and not of each door what is behind it; and who names a thing
-            does what they say.
+            does what is to be done for it.
     """
 
     players: tuple[str, ...]

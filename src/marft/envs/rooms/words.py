@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from marft.envs.rooms.layout import HATCH, PLATE, POT, door, soup
-from marft.envs.rooms.state import Kitchen, Player, signs
+from marft.envs.rooms.state import FILL, SERVE, TAKE_SOUP, Kitchen, Player, signs
 
 LONGEST_WORDS = 100  # characters of what is said at once
 GO, TAKE, HERE = "go", "take", "here"  # what is listed by thing: the way there, or what to do with it
+USES = {FILL: POT, TAKE_SOUP: POT, SERVE: HATCH}
 FIRST = (POT, HATCH, PLATE)  # of what is listed by thing
 PIECES = re.compile(r"[\n;]+")
 READY, TAKEN, IN_POT, HELP = " is ready", " is taken", "in the pot: ", "help with the crate"  # what players call out
@@ -46,7 +47,7 @@ def view_by_thing(kitchen: Kitchen, player: Player) -> str:
     reads from the top knows what there is when it comes to what is wanted."""
     room = player.room
     behind = signs(kitchen, room)
-    places = {**acts_by_thing(kitchen, player), **dict.fromkeys(_furniture(kitchen, room), HERE)}
+    places = {**_ways(kitchen, player), **dict.fromkeys(_furniture(kitchen, room), HERE)}
     lines = []
     for thing in sorted(places, key=lambda thing: (thing.partition(" ")[0] not in FIRST, thing)):
         name, _, inside = thing.partition(" ")
@@ -58,9 +59,9 @@ def view_by_thing(kitchen: Kitchen, player: Player) -> str:
 
 
 def acts_by_thing(kitchen: Kitchen, player: Player) -> dict[str, str]:
-    """What signs tell a player to do for each thing: to take it where it lies, to go through the door to it."""
-    found = {thing: f"{GO} {beside}" for beside, things in signs(kitchen, player.room).items() for thing in things}
-    return found | {thing: f"{TAKE} {thing}" for thing in kitchen.layout.sources.get(player.room, ())}
+    """What a player does for each thing: goes through the door to it, takes it where it lies; fills the pot or empties
+    it, and serves at the hatch, where that is possible."""
+    return _ways(kitchen, player) | {USES[act]: act for act in kitchen.possible(player) if act in USES}
 
 
 def answer_of(text: str) -> Answer:
@@ -95,6 +96,12 @@ def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
         if at:
             parts[at].append(piece)
     return {name: answer_of(";".join(parts[name.lower()])) for name in names}
+
+
+def _ways(kitchen: Kitchen, player: Player) -> dict[str, str]:
+    """How to get each thing: the door to it; or to take it, where it lies."""
+    found = {thing: f"{GO} {beside}" for beside, things in signs(kitchen, player.room).items() for thing in things}
+    return found | {thing: f"{TAKE} {thing}" for thing in kitchen.layout.sources.get(player.room, ())}
 
 
 def _told(player: Player) -> list[str]:
