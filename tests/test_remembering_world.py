@@ -35,6 +35,7 @@ PLAIN: dict[str, Any] = {
     "style": "plain", "people": 3, "days": 3, "facts": 2, "talk": 1, "questions": 2, "budget": 150, "train_tasks": 20,
     "held_out_tasks": 10,
 }  # fmt: skip
+ONE_FACT = tuple(kind for kind in KINDS if kind != "multi")  # each question takes one, or none
 FULL: dict[str, Any] = {"train_tasks": 10, "held_out_tasks": 4}
 
 
@@ -131,7 +132,8 @@ class TestSplits:
 class TestPlaying:
     @pytest.mark.parametrize(("keys", "roles"), [
         (PLAIN, TEAM), ({**PLAIN, "retrieval": "choices", "picks": 2}, TEAM), ({**PLAIN, **ALONE}, ["solver"]),
-        (FULL, TEAM), ({**PLAIN, "retriever": ""}, ["writer", "answerer"]),
+        (FULL, TEAM), ({**PLAIN, "retrieval": "words", "kinds": ONE_FACT}, TEAM),
+        ({**FULL, "retrieval": "words", "kinds": ONE_FACT}, TEAM), ({**PLAIN, "retriever": ""}, ["writer", "answerer"]),
     ])  # fmt: skip
     def test_who_plays_well_answers_everything(self, keys: dict[str, Any], roles: list[str]) -> None:
         world = memory(**keys)
@@ -157,6 +159,24 @@ class TestPlaying:
         for text, question, shown in zip(texts, questions, asked, strict=True):
             above = "\n".join(notes) if shown.turn == ("retriever",) else "Ann is here."
             assert text == f"{above}\n\nQuestion: {question}"
+
+    def test_who_retrieves_by_words_reads_the_question_alone(self) -> None:
+        world = memory(**{**PLAIN, "retrieval": "words", "picks": 2, "kinds": ["abstention"]})
+        noted = iter(["ANN: likes rice", "Ann likes soup.\nAnnie likes cake.", "Bea likes Ann."])
+
+        def said(role: str, *_: object) -> str:
+            return next(noted) if role == "writer" else "likes? Ann!" if role == "retriever" else "soup"
+
+        task = world.tasks("test")[0]
+        done = visit(world, task, said, TEAM)
+        views = [shown.views[shown.turn[0]] for shown in done.observations]
+        first = task.data["questions"][0]["text"]
+        at = [shown.turn for shown in done.observations].index(("retriever",))
+        assert views[at] == f"Question: {first}"
+        picked = views[at + 1].splitlines()[:-2]
+        assert picked == ["Ann likes soup.", "Bea likes Ann."]
+        answered = len(task.data["questions"])
+        assert done.last.info["measures"]["read_characters"] == answered * len("\n".join(picked))
 
     def test_plain_questions_are_notes_without_their_ends(self) -> None:
         for fact in (

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -20,7 +20,7 @@ from marft.envs.memory.facts import PEOPLE, Style
 from marft.envs.memory.files import Layout, Recorded, read_conversations, tasks_by_split
 from marft.envs.memory.grading import Grading
 from marft.envs.memory.script import Rememberer
-from marft.envs.memory.session import MemorySession, Rules
+from marft.envs.memory.session import MemorySession, Retrieval, Rules
 from marft.envs.scripts import Script
 from marft.game.environment import Split
 from marft.types import Task
@@ -51,7 +51,9 @@ class Memory(Drawn):
     lines: Few = 20  # of a file's session that are read in one step, at most
     budget: Count = 800  # characters of the notes; what exceeds it is cut
     picks: Annotated[int, Field(ge=1, le=100)] = 3  # notes that are picked for a question, at most
-    retrieval: Literal["text", "choices"] = "text"  # "choices": the retriever chooses from sets of numbers
+    # text: the retriever reads the notes and says numbers; choices: it chooses from sets of them; words: it reads the
+    # question alone, and says words that the notes have to hold
+    retrieval: Retrieval = "text"
     grading: Grading = "exact"  # of answers: "exact", "contains", "f1"
     threshold: Fraction = 1.0  # an answer that is worth so much counts as right
     local_weight: Fraction = 0.0  # what coverage and retrieval earn those who see to it; CoMAM's is 1
@@ -126,8 +128,7 @@ class Memory(Drawn):
     def start(self, task: Task, seed: int) -> MemorySession:  # noqa: ARG002  nothing here is random
         rules = Rules(
             writer=self.writer, retriever=self.retriever, answerer=self.answerer, budget=self.budget, picks=self.picks,
-            choices=self.retrieval == "choices", grading=self.grading, local_weight=self.local_weight,
-            threshold=self.threshold,
+            retrieval=self.retrieval, grading=self.grading, local_weight=self.local_weight, threshold=self.threshold,
         )  # fmt: skip
         named = task.data.get("conversation")
         chunks = self._recorded[named].chunks if named else tuple(map(Chunk.of, task.data["chunks"]))

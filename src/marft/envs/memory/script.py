@@ -34,6 +34,8 @@ class Rememberer:
         if not asked.startswith(QUESTION):
             return self._noted(shown) if good else _hasty(shown, cue.random)
         asked = asked.removeprefix(QUESTION)
+        if cue.role == "retriever" and not rest:
+            return self._sought(asked) if good else cue.random.choice(re.findall(r"\w+", asked))
         if cue.role == "retriever":
             numbered = [note for _, note in _NOTE.findall(rest)]
             numbers = self._picks(asked, numbered) if good else _any_of(len(numbered), cue.random)
@@ -85,6 +87,15 @@ class Rememberer:
 
     def _picks(self, asked: str, notes: Sequence[str]) -> list[int]:
         return sorted(number for number, _ in self._wanted(asked, notes))
+
+    def _sought(self, asked: str) -> str:
+        """The words that a note of what is asked holds, as far as the question says them."""
+        for relation in RELATIONS.values():
+            note = relation.note.partition("{v}")[0]
+            about = _matched(f"{note}?" if self.style == "plain" else relation.asked, asked)
+            if about:
+                return note.format(p=about["p"], d=about.get("d", "")).rstrip(", ")
+        return asked.partition("'s cousin")[0].rpartition(" ")[2]
 
     def _answer(self, asked: str, notes: Sequence[str]) -> str:
         wanted = self._wanted(asked, notes)

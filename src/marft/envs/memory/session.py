@@ -6,12 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 from marft.envs.memory.conversations import Chunk, Question
 from marft.envs.memory.grading import Grading, graded, holds
 from marft.envs.memory.notebook import Notebook
 from marft.types import JointAction, Observation, Step
 
+Retrieval = Literal["text", "choices", "words"]
 NOTHING = "(nothing)"
 QUESTION = "Question: "  # what the last line of who retrieves or answers begins with
 MOST_OPTIONS = 100  # that a retriever chooses from
@@ -34,7 +36,7 @@ class Rules:
     answerer: str
     budget: int
     picks: int
-    choices: bool
+    retrieval: Retrieval
     grading: Grading
     local_weight: float
     threshold: float
@@ -75,10 +77,11 @@ class MemorySession:
         return Step(self._question(), 0.0, agent_rewards=own, info=self._told())
 
     def _picked(self, text: str) -> Step:
-        places = dict.fromkeys(int(number) for number in re.findall(r"\d{1,6}", text))
-        notes = self.notebook.notes
-        self.picked = tuple(notes[place - 1] for place in places if 1 <= place <= len(notes))[: self.rules.picks]
-        self.characters += self.notebook.size
+        if self.rules.retrieval == "words":
+            self.picked = tuple(found(text, self.notebook.notes))[-self.rules.picks :]
+        else:
+            self.picked = tuple(numbered(text, self.notebook.notes))[: self.rules.picks]
+            self.characters += self.notebook.size
         needs = self.questions[self.asked].needs
         recall = _share_held(needs, self.picked) if needs else float(not self.picked)
         if needs:
@@ -108,12 +111,15 @@ class MemorySession:
         return Observation("", views={writer: "\n\n".join(part for part in parts if part)}, turn=(writer,))
 
     def _question(self) -> Observation:
-        """The next question: to the retriever with the notes by number, or to the answerer with all of them."""
+        """The next question: to the retriever, below the notes by number where it picks by those; or to the answerer,
+        below all of them."""
         retriever = self.rules.retriever
         if not retriever:
             return self._to_answer(tuple(self.notebook.notes))
+        if self.rules.retrieval == "words":
+            return Observation("", views={retriever: self._asking()}, turn=(retriever,))
         view = f"{self.notebook.shown() or NOTHING}\n\n{self._asking()}"
-        options = {retriever: self._options()} if self.rules.choices else {}
+        options = {retriever: self._options()} if self.rules.retrieval == "choices" else {}
         return Observation("", views={retriever: view}, turn=(retriever,), options=options)
 
     def _to_answer(self, notes: Sequence[str]) -> Observation:
@@ -149,6 +155,30 @@ class MemorySession:
         if self.recalls:
             measures["retrieval_recall"] = sum(self.recalls) / len(self.recalls)
         return {"progress": self.right / len(self.questions), "measures": measures}
+
+
+def numbered(text: str, notes: Sequence[str]) -> list[str]:
+    """The notes whose numbers a text says, in its order.
+
+    >>> numbered("2, then 1, and 7", ["Ann likes rice.", "Bea likes soup."])
+    ['Bea likes soup.', 'Ann likes rice.']
+    """
+    places = dict.fromkeys(int(number) for number in re.findall(r"\d{1,6}", text))
+    return [notes[place - 1] for place in places if 1 <= place <= len(notes)]
+
+
+def found(text: str, notes: Sequence[str]) -> list[str]:
+    """The notes in which all words of a text stand, whatever their case and order; none for a text without words.
+
+    >>> found("likes Ann", ["Ann likes rice.", "Bea likes soup."]), found("?", ["Ann likes rice."])
+    (['Ann likes rice.'], [])
+    """
+    words = _words(text)
+    return [note for note in notes if words <= _words(note)] if words else []
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.casefold()))
 
 
 def _said(actions: JointAction, role: str) -> str:
