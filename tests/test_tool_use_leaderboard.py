@@ -72,6 +72,23 @@ class TestTheLeaderboard:
         played.call("write", name="a", words="hello")
         assert played.say("Done.").info["allowed_tools"] == {"agent": ["write"]}
 
+    def test_tools_that_are_held_back_come_in_their_turn(self, bfcl: Any, tmp_path: Path) -> None:
+        row = json.loads((tmp_path / "tasks.json").read_text())
+        (tmp_path / "tasks.json").write_text(json.dumps({**row, "missed_function": {"1": ["read"], "2": ["add"]}}))
+        made, (task,) = tasks_of(bfcl)
+        for _ in range(2):  # and each conversation begins without them
+            played = Played(made, task)
+            assert played.first.views["agent"] == "Your tools here, and no others: write."
+            with pytest.raises(ValueError, match="this task has no tool 'read'"):
+                played.call("read", name="b")
+            assert played.say("Done.").observation.text == "User: There are more tools now: read."
+            assert played.call("read", name="b") == {"words": "old"}
+            with pytest.raises(ValueError, match="this task has no tool 'add'"):
+                played.call("add", amount=2)
+            assert played.say("?").observation.text == "User: Count two more. There are more tools now: add."
+            played.call("add", amount=2)
+            assert played.say("Done.").info["allowed_tools"] == {"agent": ["add", "read", "write"]}
+
     def test_classes_that_a_task_has_must_be_named(self, bfcl: Any) -> None:
         with pytest.raises(ValueError, match="involves the class 'Counter'; known: Drawer; name where"):
             environment(data={**bfcl, "classes": {"Drawer": DRAWER}}).tasks("train")
@@ -139,6 +156,10 @@ class TestTheLeaderboard:
             ({"id": "multi_turn_base_0", "question": [], "initial_config": {}}, "'question' has no turns"),
             ({"id": "multi_turn_base_0", "question": ["a"], "initial_config": {}}, "must be a list of messages"),
             ({"id": "multi_turn_base_0", "question": [[], [], []]}, "'involved_classes' is missing"),
+            (
+                {"id": "multi_turn_base_0", "question": [[], [], []], "missed_function": {"one": []}},
+                "has 'one' for a turn",
+            ),
             (
                 {"id": "multi_turn_base_0", "question": [[], [], []], "involved_classes": []},
                 "'initial_config' is missing",

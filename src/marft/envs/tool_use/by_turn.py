@@ -56,12 +56,13 @@ class ByTurn:
         self._seen = 0
 
     def after(self, said: str) -> Verdict:  # noqa: ARG002  what is said does not count
-        """How it stands."""
+        """How it stands at the end of a turn."""
         new, self._seen = self._made.results[self._seen :], len(self._made.results)
         self._results.update(map(_digest, new))
         turn = self._left.pop(0)
         if turn and new and _state(self._made) == turn.state and turn.results <= self._results:
             self._right += 1
+        self._made.next_turn()
         right = self._right == self._needed
         return Verdict(self._right / self._needed if self._needed else 1.0, right and not any(self._left))
 

@@ -206,8 +206,10 @@ class ToolUse(Drawn):
         if task.id not in self._turns:
             self._turns[task.id] = expected_turns(fresh, data["turns"])
         tools = tools_of(made)
-        if len(tools) < len(offered(self.offers)):  # which agents are told of
-            policy = f"{policy}\n\nYour tools here, and no others: {', '.join(tools)}.".strip()
+        made.hold_back(data["held_back"])
+        first = tools_of(made)
+        if len(first) < len(offered(self.offers)):  # which agents are told of
+            policy = f"{policy}\n\nYour tools here, and no others: {', '.join(first)}.".strip()
         return self._conversation(
             made, tools, ByTurn(self._turns[task.id], made), calls_of(data), Messages(data["messages"]), policy, ""
         )

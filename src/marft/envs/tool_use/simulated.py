@@ -37,6 +37,8 @@ class Simulated:
         self.excluded = frozenset(excluded)
         self.results: list[str] = []  # of all calls
         self.broken: list[str] = []  # they know of no rules
+        self._held_back: Mapping[str, Collection[str]] = {}
+        self._turn = 0
         how = {"long_context": True} if long_context else {}
         for name in self.classes if involved is None else involved:
             made = self.classes[name]()
@@ -44,6 +46,20 @@ class Simulated:
                 made._load_scenario(deepcopy(initial.get(name, {})), **how)
             self.objects[name] = made
         self._first = self._state()
+
+    def hold_back(self, until: Mapping[str, Collection[str]]) -> None:
+        """Leave methods out at first.
+
+        Args:
+            until: by turn, counted from 0, the names of those that are there from then on.
+        """
+        self._held_back = until
+        self.excluded |= {name for names in until.values() for name in names}
+
+    def next_turn(self) -> None:
+        """The user speaks again: what was held back until now is there."""
+        self._turn += 1
+        self.excluded -= set(self._held_back.get(str(self._turn), ()))
 
     def changes(self) -> dict[str, str]:
         """By path, the value of what has changed."""

@@ -13,6 +13,7 @@ from marft.types import Task
 
 LONG = ("long_context", "composite")  # in ids of tasks whose states are long
 GO_ON = "Go on."  # said in a turn without words
+MORE = "There are more tools now: {}."  # said in the turn in which what was held back is there
 
 
 def bfcl_tasks(path: str, answers: str) -> list[Task]:
@@ -32,7 +33,8 @@ def bfcl_tasks(path: str, answers: str) -> list[Task]:
         place, turns = known[name]
         if not all(isinstance(turn, list) and all(isinstance(text, str) for text in turn) for turn in turns):
             raise ValueError(f"environment.data.answers: {place}: each turn of 'ground_truth' must be a list of texts")
-        messages = _messages(field(row, "question", list, where), where)
+        held_back = _held_back(row, where)
+        messages = _messages(field(row, "question", list, where), held_back, where)
         if len(turns) != len(messages):
             raise ValueError(
                 f"environment.data.answers: {place}: 'ground_truth' has {len(turns)} turns, and 'question' of {where} "
@@ -42,6 +44,7 @@ def bfcl_tasks(path: str, answers: str) -> list[Task]:
         data = {
             "messages": messages,
             "asks": [words for words in messages if words != GO_ON],
+            "held_back": held_back,
             "initial": field(row, "initial_config", dict, where),
             "classes": involved,
             "excluded": texts(row, "excluded_function", where),
@@ -75,13 +78,24 @@ def call_of(text: str, where: str) -> list[Any]:
     return [name, {**placed, **named}]
 
 
-def _messages(question: list[Any], where: str) -> list[str]:
-    """What the user says, turn by turn; a turn without words brings tools that were held back, which are there here."""
+def _held_back(row: dict[str, Any], where: str) -> dict[str, list[str]]:
+    """By turn, counted from 0, the names of tools that are there from then on."""
+    held_back = table(row.get("missed_function", {}), where)
+    for turn in held_back:
+        if not turn.isdecimal():
+            raise ValueError(f"environment.data: {where}: 'missed_function' has {cut(repr(turn), 100)} for a turn")
+    return {turn: texts(held_back, turn, where) for turn in held_back}
+
+
+def _messages(question: list[Any], held_back: dict[str, list[str]], where: str) -> list[str]:
+    """What the user says, turn by turn; in a turn without words, what tools there are now, or to go on."""
     turns = []
-    for turn in question:
+    for number, turn in enumerate(question):
         if not isinstance(turn, list):
             raise ValueError(f"environment.data: {where}: each turn of 'question' must be a list of messages")
         said = [str(table(message, where).get("content", "")) for message in turn]
+        more = held_back.get(str(number))
+        said += [MORE.format(", ".join(more))] if more else []
         turns.append(" ".join(filter(None, said)) or GO_ON)
     if not turns:
         raise ValueError(f"environment.data: {where}: 'question' has no turns")
