@@ -281,6 +281,17 @@ class TestRules:
         step = acted(shift, cook="serve")
         assert (step.success, step.reward) == (True, pytest.approx(0.5 + 0.5 * 5 / 10))
 
+    def test_work_on_the_way_may_pay_until_it_is_undone(self) -> None:
+        layout = changed(sources={"kitchen": ["leek", "plate"]}, hatch="kitchen", starts=["kitchen"])
+        for said, reward in (
+            (("put pot",), 1 / 3), (("put pot", "take plate", "take soup"), 2 / 3),
+            (("put pot", "take plate", "take soup", "drop"), 0),
+            (("put pot", "take plate", "take soup", "serve"), 1),
+        ):  # fmt: skip
+            shift = opened(layout, 10, Rules(("cook",), by_progress=True))
+            acted(shift, cook="take leek")
+            assert sum(acted(shift, cook=text).reward for text in said) == pytest.approx(reward)
+
 
 class TestWords:
     def test_what_is_said_is_heard_by_others_until_something_else_is(self) -> None:

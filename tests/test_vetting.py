@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from marft.config.parts import EnvironmentPart
 from marft.vetting.check import CHECKS, check
 from marft.vetting.findings import Report
 from marft.vetting.limits import Limits
-from marft.vetting.subject import of_object
+from marft.vetting.subject import of_object, subject_of
 from tests import faulty
 from tests.nights import NIGHT, some
 
@@ -86,6 +87,23 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
     assert report.passed
     assert report.of("skipped") == ["repeatable"]  # for no other process was asked
     assert report.numbers["tasks"] == 50
+
+
+def test_without_tasks_nothing_else_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    report = check(subject_of("math", {"path": str(tmp_path / "empty.jsonl")}), QUICK)
+    assert report.of("failure") == ["tasks"]
+    assert report.of("skipped") == [name for name in CHECKS if name != "tasks"]
+    assert str(report).startswith("tasks: failure: ")
+    assert "marft.types.Task" not in str(report)  # what a class of one's own has to return
+    assert "checks, 1 failed (tasks); 0 episodes in" in str(report).splitlines()[-1]
+
+
+def test_a_report_in_words_says_causes_and_remedies() -> None:
+    said = str(looked_at(faulty.Generous)).splitlines()
+    assert said[0].startswith("range: failure: outside of -1 to 1")
+    assert said[1].startswith("  → scale it")
+    assert said[2].startswith(f"tests.faulty:Generous: {len(CHECKS)} checks, 1 failed (range); ")
 
 
 @pytest.mark.parametrize("kind", some(FAULTS))

@@ -26,7 +26,7 @@ def check_environment(target: str, words: Sequence[str], limits: Limits, how: Ho
     with output(how) as out:
         with bar(f"playing {target}", shown=not how) as advance:
             report = check(subject, limits, advance)
-        out.say(_table(report), "", _in_short(report))
+        out.say(_table(report), "", report.in_short)
         out.tell("checked", **report.table())
     return report.passed
 
@@ -45,12 +45,3 @@ def _table(report: Report) -> Table:
                 said.append(f"\n→ {one_line(finding.remedy)}", "italic")
             table.add_row(verdict.check, Text(finding.grade, STYLES[finding.grade]), said)
     return table
-
-
-def _in_short(report: Report) -> str:
-    failed, warned = report.of("failure"), report.of("warning")
-    found = [f"{len(names)} {word}" for word, names in (("failed", failed), ("warned", warned)) if names]
-    return (
-        f"{one_line(report.environment)}: {len(report.verdicts)} checks, {', '.join(found) or 'all passed'}; "
-        f"{report.episodes} episodes in {report.seconds:.1f} s"
-    )

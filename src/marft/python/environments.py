@@ -30,7 +30,7 @@ def check_environment(environment: Asked, /, *, limits: Mapping[str, Any] = {}, 
     ::
 
         report = marft.check_environment(Mine, size=3)
-        assert report.passed, report.of("failure")
+        assert report.passed, str(report)
 
     Raises:
         ValueError: there is no such environment, or a key or a limit cannot be used.

@@ -78,6 +78,8 @@ def report(evidence: Evidence, seconds: float = 0.0) -> Report:
 
 def _verdict(name: str, check: Check, evidence: Evidence) -> Verdict:
     about = (check.judge.__doc__ or "").split("\n")[0].removesuffix(".")
+    if check.judge is not tasks.readable and not evidence.loaded.everything:
+        return Verdict(name, about, (Finding("skipped", "there are no tasks"),))
     if check.needs_episodes and not evidence.played:
         return Verdict(name, about, (Finding("skipped", "no episode could be played to its end"),))
     findings = tuple(check.judge(evidence))

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from marft.texts import one_line
+
 Grade = Literal["pass", "skipped", "warning", "failure"]
 WORST: Sequence[Grade] = ("pass", "skipped", "warning", "failure")
 
@@ -61,6 +63,26 @@ class Report:
     def of(self, grade: Grade) -> list[str]:
         """Names of the checks with this grade."""
         return [verdict.check for verdict in self.verdicts if verdict.grade == grade]
+
+    @property
+    def in_short(self) -> str:
+        """One line: how many checks there were, and which have found something."""
+        graded = (("failed", self.of("failure")), ("warned", self.of("warning")))
+        found = [f"{len(names)} {word} ({', '.join(names)})" for word, names in graded if names]
+        return (
+            f"{one_line(self.environment)}: {len(self.verdicts)} checks, {', '.join(found) or 'all passed'}; "
+            f"{self.episodes} episodes in {self.seconds:.1f} s"
+        )
+
+    def __str__(self) -> str:
+        """What was found, with remedies, and all of it in short."""
+        found = [
+            f"{verdict.check}: {finding.grade}: {finding.cause}" + (f"\n  → {finding.remedy}" if finding.remedy else "")
+            for verdict in self.verdicts
+            for finding in verdict.findings
+            if finding.grade in ("warning", "failure")
+        ]
+        return "\n".join([*found, self.in_short])
 
     def table(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -51,6 +51,8 @@ class Rooms(Drawn):
     walk: Annotated[int, Field(ge=1, le=3)] = 1  # how long the way through a door takes
     boil: Annotated[int, Field(ge=0, le=9)] = 0  # how long a full pot takes
     slack: Annotated[float, Field(ge=0, le=10)] = 0.5  # time beyond what is known to do, as a share of that
+    # what pays: each dish that is served, or as much of the work as is done, taken back where it is undone
+    reward: Literal["served", "progress"] = "served"
     time_bonus: Fraction = 0.0  # share of the reward that is for the time that is left when all is served
 
     @model_validator(mode="after")
@@ -84,6 +86,7 @@ class Rooms(Drawn):
     def _rules(self) -> Rules:
         return Rules(
             self.players, self.steered_by, self.order, self.actions == "choose", self.walk, self.boil, self.time_bonus,
+            self.reward == "progress",
             self.signs == "by thing",
         )  # fmt: skip
 

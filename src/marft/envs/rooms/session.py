@@ -33,6 +33,7 @@ class Rules:
         order: whether those who are free decide at once, or the next one knows what came of the last one's act.
         offered: whether agents choose from what is possible, in place of writing.
         time_bonus: share of the reward that is for the time that is left.
+        by_progress: whether work pays that is done on the way to a dish, in place of its service alone.
         by_thing: views say of each thing how to get it, and not of each door what is behind it; and who names a thing
             does what is to be done for it.
     """
@@ -44,6 +45,7 @@ class Rules:
     walk: int = 1
     boil: int = 0
     time_bonus: float = 0.0
+    by_progress: bool = False
     by_thing: bool = False
 
 
@@ -74,7 +76,7 @@ class Shift:
         Args:
             answers: by player.
         """
-        kitchen, served = self.kitchen, 0
+        kitchen, served, before = self.kitchen, 0, self.kitchen.progress()
         for player in self._acting:
             act, said = answers[player.name]
             if self.rules.by_thing:
@@ -88,7 +90,8 @@ class Shift:
         solved = not kitchen.open
         over = solved or kitchen.time >= self.deadline
         bonus = self.rules.time_bonus
-        reward = (1 - bonus) * served / len(kitchen.layout.dishes)
+        done = kitchen.progress() - before if self.rules.by_progress else served / len(kitchen.layout.dishes)
+        reward = (1 - bonus) * done
         if solved:
             reward += bonus * max(0, self.deadline - kitchen.time) / self.deadline
         return Step(

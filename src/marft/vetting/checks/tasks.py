@@ -19,10 +19,10 @@ SIZE = 200_000  # characters of one task's data: it is stored with every episode
 
 def readable(evidence: Evidence) -> Iterator[Finding]:
     """Tasks can be loaded; each has an id of its own and a prompt."""
+    own = type(evidence.subject.environment).__module__.startswith("marft.envs.")  # it says itself what to do
+    remedy = "" if own else "tasks(split) returns a list of marft.types.Task for each of the three splits"
     for problem in dict.fromkeys(evidence.loaded.problems.values()):
-        yield Finding(
-            "failure", problem, "tasks(split) returns a list of marft.types.Task for each of the three splits"
-        )
+        yield Finding("failure", problem, remedy)
     tasks = evidence.loaded.everything
     empty = [task.id for task in tasks if not task.prompt.strip()]
     if empty:
