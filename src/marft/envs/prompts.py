@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import Formatter
 
 from pydantic_core import PydanticCustomError
@@ -9,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from marft.envs.choices import lettered
 from marft.envs.rows import Row
 
-QUESTION = "question"  # in a template, whatever its column is called
+QUESTION, CHOICES = "question", "choices"  # in a template, whatever their columns are called
 
 
 def check_template(template: str, answer: str) -> str:
@@ -31,13 +32,13 @@ def check_template(template: str, answer: str) -> str:
     return template
 
 
-def prompt_of(row: Row, template: str, question: str, choices: str = "") -> str:
+def prompt_of(row: Row, template: str, question: str, choices: str | Sequence[str] = ()) -> str:
     """The prompt of a row.
 
     Args:
         template: checked by :func:`check_template`; "" is the question alone.
         question: its column.
-        choices: the column of choices, which are shown as lines with letters.
+        choices: the column of choices, or the columns of one each; they are shown as lines with letters.
 
     Raises:
         ValueError: a column is missing, or the question no text.
@@ -48,12 +49,21 @@ def prompt_of(row: Row, template: str, question: str, choices: str = "") -> str:
         if name == QUESTION:
             shown.append(_question(row, question))
         elif name is not None:
-            cell = row.cell(name)
-            shown.append(row.whole(lettered(cell), name) if name == choices else row.text(name))
+            shown.append(_cell(row, name, choices))
     prompt = "".join(shown)
     if not prompt.strip():
         raise ValueError(f"environment: {row.place} makes an empty prompt; fill it in, or remove the row")
     return prompt
+
+
+def _cell(row: Row, name: str, choices: str | Sequence[str]) -> str:
+    """What a template shows of a row by a name: a column, or choices wherever they stand."""
+    if name == choices:
+        return row.whole(lettered(row.cell(name)), name)
+    if name == CHOICES and choices and name not in row.cells:
+        cell = row.cell(choices) if isinstance(choices, str) else [row.text(column) for column in choices]
+        return row.whole(lettered(cell), name)
+    return row.text(name)
 
 
 def _question(row: Row, column: str) -> str:

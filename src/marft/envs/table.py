@@ -15,7 +15,7 @@ from marft.config.settings import LARGEST, CountOrNone, Filled, Fraction, Settin
 from marft.envs.answering import Answering
 from marft.envs.grading import Grading, is_missing, right_answers
 from marft.envs.gradings import Choice, Exact, GradingSetting
-from marft.envs.prompts import check_template, prompt_of
+from marft.envs.prompts import CHOICES, check_template, prompt_of
 from marft.envs.rows import Cells, Row, TablePath, read_table
 from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
@@ -90,7 +90,7 @@ class Table(EnvironmentPart):
         return self
 
     def _check_shuffled(self) -> None:
-        if not (isinstance(self.grading, Choice) and self.grading.shuffle):
+        if not (isinstance(self.grading, Choice) and self.grading.shuffle) or f"{{{CHOICES}}}" in self.prompt:
             return
         columns = [self.grading.choices] if isinstance(self.grading.choices, str) else self.grading.choices
         missing = [column for column in columns if f"{{{column}}}" not in self.prompt]
@@ -154,9 +154,8 @@ class Table(EnvironmentPart):
         return prompt_of(Row(row.place, cells), self.prompt, self.question, self._choices), cells
 
     @property
-    def _choices(self) -> str:
-        choices = self.grading.choices if isinstance(self.grading, Choice) else ""
-        return choices if isinstance(choices, str) else ""
+    def _choices(self) -> str | Sequence[str]:
+        return self.grading.choices if isinstance(self.grading, Choice) else ()
 
     def _answered(self, row: Row) -> bool:
         """Whether a row says what is right; it need not, where no column does.

@@ -226,7 +226,11 @@ class Checkpoints:
             return best if step and best.is_dir() else steps[-1]
         if name in (path.name for path in steps):
             return self.path / name
-        known = ", ".join(["last", "best", *(path.name for path in steps)]) if steps else "none yet"
+        if not steps:
+            raise ValueError(
+                f"no checkpoint {name!r} in {self.path}, nor any other yet; go on training (marft train --resume)"
+            )
+        known = ", ".join(["last", "best", *(path.name for path in steps)])
         raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {known}")
 
     def _let_go(self, state: State) -> None:
