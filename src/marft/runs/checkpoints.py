@@ -226,9 +226,7 @@ class Checkpoints:
             return best if step and best.is_dir() else steps[-1]
         if name in (path.name for path in steps):
             return self.path / name
-        known = (
-            ", ".join(["last", "best", *(path.name for path in steps)]) if steps else "none yet; marft train --resume"
-        )
+        known = ", ".join(["last", "best", *(path.name for path in steps)] if steps else ["none; marft train --resume"])
         raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {known}")
 
     def _let_go(self, state: State) -> None:
