@@ -73,6 +73,20 @@ def test_choices_in_columns_of_their_own_are_shuffled_too(tmp_path: Path) -> Non
         assert answer(environment, task, f"({task.data['answer']})").success
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_choices_of_several_columns_are_shown_like_a_list(tmp_path: Path, shuffle: bool) -> None:
+    row = dict(zip(["question", "a", "b", "c", "d", "answer"], ["Sky?", *WORDS, "C"], strict=True))
+    grading = {"name": "choice", "choices": ["a", "b", "c", "d"], "shuffle": shuffle}
+    one, other = (
+        tasks(table(tmp_path, [row], grading=grading, prompt=prompt))[0]
+        for prompt in ("{question}\n{choices}", "{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}")
+    )
+    assert sorted(line[3:] for line in one.prompt.splitlines()[1:]) == sorted(WORDS)
+    assert shuffle or (one.prompt, one.data) == (other.prompt, other.data)
+    right = dict(line.split(". ") for line in one.prompt.splitlines()[1:])[one.data["answer"]]
+    assert right == "blue"
+
+
 def test_what_speaks_of_other_choices_keeps_its_place() -> None:
     for last in ("All of the above", "None of these", "none of the above.", "Neither of the above"):
         orders = [shuffled(choices_in([*WORDS, last]), str(key)) for key in range(20)]

@@ -337,19 +337,6 @@ class TestPrompts:
             == "Sky?\n\nA. red\nB. blue"
         )
 
-    @pytest.mark.parametrize("shuffle", [False, True])
-    def test_choices_of_several_columns_are_shown_alike(self, tmp_path: Path, shuffle: bool) -> None:
-        row = {"question": "Sky?", "a": "red", "b": "blue", "answer": "B"}
-        grading = {"name": "choice", "choices": ["a", "b"], "shuffle": shuffle}
-        task = self.one(tmp_path, row, grading=grading, prompt="{question}\n\n{choices}")
-        by_column = self.one(tmp_path, row, grading=grading, prompt="{question}\n\nA. {a}\nB. {b}")
-        assert (task.prompt, task.data["a"]) == (by_column.prompt, by_column.data["a"])
-        of_a_list = self.one(
-            tmp_path, {"question": "Sky?", "options": ["red", "blue"], "answer": "B"},
-            grading={"name": "choice", "choices": "options"}, prompt="{question}\n\n{choices}",
-        )  # fmt: skip
-        assert of_a_list.prompt == "Sky?\n\nA. red\nB. blue"
-
     def test_what_stands_in_a_cell_is_no_template(self, tmp_path: Path) -> None:
         row = {"question": "{answer} {0.__class__} {", "answer": "secret"}
         assert self.one(tmp_path, row, prompt="Q: {question}").prompt == "Q: {answer} {0.__class__} {"
