@@ -53,6 +53,10 @@ class TestMoving:
     def test_nothing_moves_in_between_and_what_was_solved_is_counted_anew(self) -> None:
         assert after(Standing((0,), (1,)), (1, True), (1, True), (1, False), (1, False)) == Standing((0,), (1,))
 
+    def test_a_run_begins_at_the_level_that_it_is_told_to_or_the_hardest_that_there_is(self) -> None:
+        begins = [begun(CurriculumSettings(start=start), 3) for start in (1, 2, 3, 9)]
+        assert begins == [Standing((0,), (hardest,)) for hardest in (0, 1, 2, 2)]
+
     def test_nothing_moves_before_enough_was_tried(self) -> None:
         standing = after(begun(BY, 3), (0, True), (0, True), (0, True))
         assert standing == Standing((0,), (0,), solved=3, tried=3)
@@ -203,6 +207,25 @@ class TestDrawing:
         run = settings(environment={"name": "table", "path": str(path), "weight": "weight"})
         with pytest.raises(ValueError, match=r"line 3: column 'weight' holds .* is no weight: 2 is twice as often"):
             training_tasks(run)
+
+    def test_odds_say_which_tasks_of_a_level_come_and_not_how_often_the_level_does(self) -> None:
+        class Odd(ReasoningGym):
+            def odds(self, task: Task) -> float:
+                return {1: 4.0, 2: 1.0}[task.data["level"]] * (3.0 if task.id in ("t0", "t1") else 1.0)
+
+        environment = Odd.model_validate({"dataset": "chain_sum"})
+        run = run_of(review=0.5).model_copy(update={"environment": environment})
+        draws = Draws(run, [task for task in TASKS if task.data["level"] < 3])
+        found = Counter(task_at(draws, n, Standing((0,), (1,))).id for n in range(2400))
+        for first, level in (("t0", 0), ("t1", 1)):
+            of_level = sum(count for name, count in found.items() if int(name[1:]) % 3 == level)
+            assert of_level / 2400 == pytest.approx(0.5, abs=0.04)
+            assert found[first] / of_level == pytest.approx(3 / 12, abs=0.04)
+
+    def test_a_run_whose_tasks_are_all_set_aside_says_so(self) -> None:
+        draws = Draws(settings(), TASKS)
+        with pytest.raises(RunError, match="all 30 training tasks are set aside: it ended its workers"):
+            draws.at(0, Standing(), {task.id: "it ended its workers" for task in TASKS})
 
     def test_odds_that_cannot_be_meant_are_named(self) -> None:
         class Odd(ReasoningGym):

@@ -59,6 +59,7 @@ RIGHT: list[tuple[Any, Any, str, dict[str, Any]]] = [
 ]  # fmt: skip
 WRONG: list[tuple[Any, Any, str, dict[str, Any]]] = [
     ("exact", "Paris", "paris", {}), ("exact", "5", "5 or 6", {}), ("exact", "5", "", {}), ("exact", "5", "\\boxed{6} 5", {}),
+    ({"name": "contains", "ignore_case": False}, "New York", "new york", {}),
     ("contains", "12", "112 and 120", {}), ("contains", "12", "", {}), ("contains", ".*", "anything", {}),
     ("numeric", 3, "3, then 7", {}), ("numeric", 3, "\\boxed{3 or 4}", {}), ("numeric", 3, "none", {}), ("numeric", 3, "", {}),
     ("numeric", "3", "version 1.2.3", {}), ("numeric", 0, "1/0", {}), ("numeric", 3, "9" * 5000, {}), ("numeric", 3, "1e" + "9" * 50, {}),

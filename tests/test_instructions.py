@@ -18,6 +18,7 @@ from marft.envs.instructions.environment import DRAWN, Instructions
 from marft.envs.instructions.kinds import counted
 from marft.envs.instructions.languages import SAMPLES, may_be
 from marft.envs.instructions.registry import KINDS, NEEDS_A_PACKAGE, Instruction, followed, of_plain
+from marft.envs.instructions.topics import TOPICS
 from marft.envs.scripts import Cue
 from marft.types import JointAction
 from tests.episodes import make_action
@@ -29,15 +30,20 @@ CASES = [
     (f"{L}number_words", {"num_words": 3, "relation": "less than"}, "one two", ["one two three"]),
     (f"{L}number_words", {"num_words": 3, "relation": "at least"}, "a b c d", ["a b"]),
     (f"{L}number_sentences", {"num_sentences": 2, "relation": "exactly"}, "Dr. No left. Why?", ["One.", "A. b. c. Then. Now."]),
+    (f"{L}number_sentences", {"num_sentences": 2, "relation": "at least"}, "One. Two. Three.", ["One."]),
+    (f"{L}number_sentences", {"num_sentences": 2, "relation": "less than"}, "One.", ["One. Two."]),
     (f"{L}number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", ["a", "a\n\nb", "a\n***\n***\nb", "a***b***c"]),
     (f"{L}nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Sea"}, "a\n\n\"sea, b", ["sea\n\na", "a\n\nb\n\nsea", "a\n\nseal", "sea"]),
     (f"{K}existence", {"keywords": ["salt", "sea"]}, "SEA and salt", ["sea"]),
     (f"{K}forbidden_words", {"forbidden_words": ["sea"]}, "seal", ["The Sea!", "a sea"]),
     (f"{K}frequency", {"keyword": "sea", "frequency": 2, "relation": "at least"}, "sea Sea", ["sea"]),
+    (f"{K}frequency", {"keyword": "sea", "frequency": 2, "relation": "less than"}, "a sea", ["sea Sea", "the sea of seas"]),
+    (f"{K}letter_frequency", {"letter": "a", "let_frequency": 2, "let_relation": "at least"}, "abcA", ["abc", ""]),
     (f"{K}letter_frequency", {"letter": "A", "let_frequency": 2, "let_relation": "less than"}, "abc", ["aa", "aAb"]),
     (f"{C}english_capital", {}, "THE SEA IS BLUE 7", ["THE SEa", "DAS MEER IST BLAU UND DIE SONNE", "МОРЕ"]),
     (f"{C}english_lowercase", {}, "the sea is blue", ["The sea", "das meer ist blau und die sonne", "123"]),
     (f"{C}capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"}, "NASA and TOP-TEN", ["NASA and top", "Nasa A"]),
+    (f"{C}capital_word_frequency", {"capital_frequency": 2, "capital_relation": "less than"}, "NASA and top", ["A TOP day"]),
     ("punctuation:no_comma", {}, "a; b", ["a, b"]),
     (f"{F}number_bullet_lists", {"num_bullets": 2}, "x\n- a\n* b", ["- a", "- a\n- b\n- c", "** a\n- b"]),
     (f"{F}numbered_list", {"num_items": 2}, "x\n1. a\n2) b", ["1. a", "1. a\n3. b", "1. a\n2. b\n3. c", "1.\n2. a"]),
@@ -107,6 +113,18 @@ def test_no_two_of_a_group_are_drawn_together_and_what_stands_alone_is_alone() -
     )
 
 
+def test_a_team_is_told_every_instruction_and_their_order_makes_no_other_task() -> None:
+    world = Instructions(kinds=("punctuation:no_comma", f"{F}title", "startend:quotation"), least=3)
+    drawn = [world.draw(Random(seed)) for seed in range(200)]
+    for drawing in drawn:
+        asked = of_plain(drawing.data["instructions"])
+        assert drawing.prompt == " ".join([f"Write about {drawing.data['topic']}.", *(one.says() for one in asked)])
+    assert (
+        len({drawing.content for drawing in drawn}) == len({drawing.data["topic"] for drawing in drawn}) == len(TOPICS)
+    )
+    assert len({drawing.prompt for drawing in drawn}) > 3 * len(TOPICS)
+
+
 def test_without_skill_the_script_forgets_something_and_an_editor_repairs_it() -> None:
     world = Instructions(train_tasks=60, held_out_tasks=1, least=2)
     weak, good = world.script(0.0), world.script(1.0)
@@ -128,6 +146,8 @@ def test_loose_grading_reads_past_a_first_line_a_last_one_and_stars() -> None:
     assert followed(one, text) == [False, False]
     assert followed(one, text, loose=True) == [True, True]
     assert followed([Instruction("startend:quotation", {})], '*"a"*', loose=True) == [True]
+    for either in ('Sure:\n"the sea"', '"the sea"\nDone!'):
+        assert followed(one, either, loose=True) == [True, True]
     assert followed(one, "\n\n", loose=True) == [False, False]
 
 
@@ -198,9 +218,20 @@ def test_ifevals_own_file_is_read_and_graded(tmp_path: Path) -> None:
     step = asyncio.run(world.start(task, 0).step(JointAction(make_action(text="a, b c"))))
     assert (step.reward, step.success) == (0.5, False)
     assert world.script() is None
-    assert (
-        everything(rows(tmp_path, *({**ROW, "prompt": f"{n}"} for n in range(40)), test_path=world.path, limit=3)) != []
-    )
+
+
+def test_rows_beside_a_test_of_its_own_are_all_trained_on_or_validated_with(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps({**ROW, "prompt": f"{n}"}) + "\n" for n in range(35, 45)))
+    keys = {"test_path": str(tmp_path / "own.jsonl")}
+    found = [{**ROW, "prompt": f"{n}"} for n in range(40)]
+    world, alone = rows(tmp_path, *found, **keys), rows(tmp_path, *found)
+    prompts = {split: {task.prompt for task in world.tasks(split)} for split in ("train", "validation", "test")}  # type: ignore[arg-type]
+    assert prompts["test"] == {str(n) for n in range(35, 45)}
+    assert sorted(map(int, prompts["train"] | prompts["validation"])) == list(range(35))
+    assert {task.prompt for task in alone.tasks("test")} - prompts["test"] <= prompts["train"]
+    few = rows(tmp_path, *found, **keys, limit=2)
+    assert [task.prompt for task in few.tasks("test")] == ["35", "36"]
+    assert [len(few.tasks(split)) for split in ("train", "test")] == [2, 2]  # type: ignore[arg-type]
 
 
 def test_what_is_drawn_may_be_tested_on_a_file_and_shares_nothing_with_it(tmp_path: Path) -> None:
@@ -220,6 +251,8 @@ def test_what_is_drawn_may_be_tested_on_a_file_and_shares_nothing_with_it(tmp_pa
         ({"instruction_id_list": ["punctuation:no_comas", f"{L}number_words"]}, "did you mean 'punctuation:no_comma'"),
         ({"kwargs": [{}, {"num_words": 3}]}, "lacks relation"), ({"kwargs": [{}, {"num_words": "3", "relation": "at least"}]}, "no count"),
         ({"kwargs": [{}, {"num_words": 3, "relation": "about"}]}, "not one of at least"),
+        ({"kwargs": [{}, {"num_words": True, "relation": "at least"}]}, "no count"), ({"kwargs": [{}, {"num_words": -1, "relation": "at least"}]}, "no count"),
+        ({"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "tlh"}]}, "is in 'tlh', which nobody tells"),
     ],
 )  # fmt: skip
 def test_rows_that_ask_for_what_is_not_known_are_refused_or_left_out(

@@ -24,7 +24,9 @@ ASSUMED = {"name": "quantity", "unit": "assumed"}
 RIGHT: list[tuple[Any, Any, str]] = [
     (FUZZY, "Mississippi", "Missisippi"), (FUZZY, "The Beatles", "the answer is beatles."), (FUZZY, "Zürich", "\\boxed{Zurich}"),
     (FUZZY, ["New York", "NYC"], "nyc"), (FREE, "Ada Lovelace", "Lovelace, Ada"), ({**FUZZY, "threshold": 0.5}, "abcd", "abxy"),
-    ({**FUZZY, "ignore": ["case"]}, "CAT", "cat"),
+    ({**FUZZY, "ignore": ["case"]}, "CAT", "cat"), (FUZZY, "a" * LONGEST, "a" * LONGEST),
+    ({**FUZZY, "ignore": ["punctuation"], "threshold": 1.0}, "cat", "cat!"), ({**FUZZY, "ignore": ["accents"], "threshold": 1.0}, "Zürich", "Zurich"),
+    ("quantity", "3 km", "first 2 km, then 3 km"), ("quantity", "3 km", "well " * LONGEST + "3 km"),
     ("quantity", "3 km", "3000 m"), ("quantity", "0.05", "5 %"), ("quantity", "5 %", "0.05"), ("quantity", "5 %", r"\boxed{5\%}"),
     ("quantity", "$5", "500 cents"), ("quantity", "$5", "USD 5.00"), ("quantity", "€2 million", "2,000,000 euros"),
     ("quantity", "6 ft 3 in", "75 inches"), ("quantity", "1.5 h", "1 hour and 30 minutes"), ("quantity", "20 °C", "68 degrees Fahrenheit"),
@@ -36,6 +38,7 @@ RIGHT: list[tuple[Any, Any, str]] = [
 ]  # fmt: skip
 WRONG: list[tuple[Any, Any, str]] = [
     (FUZZY, "Austria", "Australia"), (FUZZY, "Paris", "Rome"), (FUZZY, "Paris", ""), (FUZZY, "Paris", "the"), (FUZZY, "Ada Lovelace", "Lovelace Ada"),
+    ({**FUZZY, "ignore": ["case"], "threshold": 1.0}, "cat", "cat!"), ({**FUZZY, "ignore": ["case"], "threshold": 1.0}, "Zürich", "zurich"),
     ({**FUZZY, "ignore": []}, "Cat", "cAT"), ({**FUZZY, "threshold": 1.0}, "abc", "abd"), (FUZZY, "a" * 10, "a" * (LONGEST + 1)),
     ("quantity", "3 km", "3 m"), ("quantity", "3 km", "3"), ("quantity", "3", "3 km"), ("quantity", "5 %", "5"), ("quantity", "5", "5 %"),
     ("quantity", "$5", "5 €"), ("quantity", "5 pounds", "£5"), ("quantity", "3 km", "3 kg"), ("quantity", "3 m", "3 m^2"), ("quantity", "3 m", "3 m/s"),

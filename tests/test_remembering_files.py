@@ -127,5 +127,23 @@ class TestFiles:
         with pytest.raises(ValueError, match=r"cannot read .*nowhere\.json: No such file"):
             memory(path="nowhere.json").tasks("train")
 
+    def test_of_a_file_as_many_tasks_are_there_as_are_asked_for(self, tmp_path: Path) -> None:
+        world = self.world(tmp_path, [locomo(n) for n in range(12)], questions=2, train_tasks=5, held_out_tasks=3)
+        whole = self.world(tmp_path, [locomo(n) for n in range(12)], questions=2)
+        for split, most in (("train", 5), ("validation", 3), ("test", 3)):
+            assert list(world.tasks(split)) == list(whole.tasks(split))[:most]  # type: ignore[arg-type]
+
+    def test_what_is_asked_of_a_file_is_of_the_kinds_that_are_named(self, tmp_path: Path) -> None:
+        world = self.world(tmp_path, [locomo(n) for n in range(3)], kinds=("temporal", "abstention"))
+        kinds = [[q["kind"] for q in task.data["questions"]] for task in world.tasks("train")]
+        assert kinds == [["temporal", "abstention"]]
+
+    def test_whoever_reads_all_notes_takes_a_step_less_for_each_question(self, tmp_path: Path) -> None:
+        for retriever, steps in (("retriever", 2), ("", 1)):
+            world = self.world(tmp_path, [locomo(n) for n in range(3)], questions=3, retriever=retriever)
+            task = world.tasks("train")[0]
+            done = visit(world, task, lambda *_: "", [])
+            assert len(done.steps) == task.data["fewest_steps"] == 3 + 3 * steps
+
     def test_files_have_no_demonstrations(self, tmp_path: Path) -> None:
         assert not list(self.world(tmp_path, [locomo(n) for n in range(3)]).demonstrations())
