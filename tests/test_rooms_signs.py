@@ -14,6 +14,8 @@ from marft.types import Observation
 from tests.nights import some
 from tests.test_rooms_world import HARD, acted
 
+FEW = {"train_tasks": 1, "held_out_tasks": 5}
+
 
 def _seen(shown: Observation, role: str, environment: Rooms) -> list[object]:
     """What a role can read off its view, in whatever order things are listed; but for who is with it."""
@@ -29,7 +31,7 @@ def _seen(shown: Observation, role: str, environment: Rooms) -> list[object]:
 
 @pytest.mark.parametrize("table", [{}, *some(HARD, of=2)], ids=str)
 def test_signs_by_thing_say_what_signs_by_door_say(table: dict[str, object]) -> None:
-    by_door, by_thing = (Rooms.model_validate({**table, "signs": f"by {what}"}) for what in ("door", "thing"))
+    by_door, by_thing = (Rooms.model_validate({**FEW, **table, "signs": f"by {what}"}) for what in ("door", "thing"))
     for task in by_door.tasks("validation")[:5]:
         shifts = [environment.start(task, 0) for environment in (by_door, by_thing)]
         shown, over = [shift.begin() for shift in shifts], False
@@ -47,7 +49,7 @@ def test_signs_by_thing_say_what_signs_by_door_say(table: dict[str, object]) -> 
 
 
 def test_who_names_a_thing_does_what_is_to_be_done_for_it() -> None:
-    environment = Rooms.model_validate({"signs": "by thing"})
+    environment = Rooms.model_validate({**FEW, "signs": "by thing"})
     done = set()
     for task in environment.tasks("validation")[:5]:
         named, told = (environment.start(task, 0) for _ in range(2))
@@ -70,7 +72,7 @@ def test_who_names_a_thing_does_what_is_to_be_done_for_it() -> None:
 
 
 def test_by_door_a_thing_is_no_action() -> None:
-    shift = Rooms().start(Rooms().tasks("validation")[0], 0)
+    shift = Rooms().start(Rooms.model_validate(FEW).tasks("validation")[0], 0)
     shown = shift.begin()
     told = acted(shift, cook="plate", waiter="wait").observation.seen_by("cook")
     assert "You cannot plate." in told
