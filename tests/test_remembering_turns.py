@@ -17,7 +17,7 @@ from marft.types import Observation, Step
 from tests.visits import joint
 
 KEYS: dict[str, Any] = {
-    "writer": "writer", "retriever": "retriever", "answerer": "answerer", "budget": 4000, "picks": 2, "choices": False,
+    "writer": "writer", "retriever": "retriever", "answerer": "answerer", "budget": 4000, "picks": 2, "retrieval": "text",
     "grading": "exact", "local_weight": 1.0, "threshold": 1.0,
 }  # fmt: skip
 NOTES = ("Ann lives in Rome.", "Bea is a cook.", "Cal likes rice.")
@@ -70,7 +70,7 @@ def test_a_writer_is_told_what_could_not_be_done() -> None:
 
 @pytest.mark.parametrize(("notes", "picks", "count"), [(3, 2, 1 + 3 + 3), (20, 3, MOST_OPTIONS), (150, 1, 151)])
 def test_a_retriever_that_chooses_can_pick_every_note_alone(notes: int, picks: int, count: int) -> None:
-    first, _ = shown_after("\n".join(f"Note {n}." for n in range(notes)), picks=picks, choices=True)
+    first, _ = shown_after("\n".join(f"Note {n}." for n in range(notes)), picks=picks, retrieval="choices")
     options = first.options["retriever"]
     assert len(set(options)) == len(options) == count
     assert {"none", *map(str, range(1, notes + 1))} <= set(options)
