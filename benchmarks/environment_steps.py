@@ -5,7 +5,8 @@
 
 *Alone* are steps over the seconds that sessions take; *played* is the whole: prompts are rendered, actions recorded,
 rewards composed, by one process. *Held* is the longest stretch of a session's reset or step without an await, with the
-collector of garbage off; *drawn* are tasks a second. Writes results/environment_steps.json and .md.
+collector of garbage off, of episodes that are played one at a time, so that none waits for another's thread. *Drawn*
+are tasks a second. Writes results/environment_steps.json and .md.
 """
 
 from __future__ import annotations
@@ -95,21 +96,24 @@ def measured(recipe: str, episodes: int) -> dict[str, float]:
     tasks = list(environment.tasks("train"))
     drawn = (len(tasks) + 2 * len(environment.tasks("test"))) / (time.perf_counter() - began)
     form = replace(load_format(ModelSettings(path="tiny-tools")), context=WIDE)
-    stretches = Stretches()
+    stretches, by_itself = Stretches(), Stretches()
     with ScriptedTeam(run, environment.script(), dict.fromkeys(run.models, form)) as team:
         team.watch(lambda inner: Timing(inner, stretches))
         gc.collect()
         gc.disable()
         began = time.perf_counter()
         played = list(islice(team.play(tasks, samples=1 + episodes // len(tasks)), episodes))
-        seconds = time.perf_counter() - began
+        seconds, steps, within = time.perf_counter() - began, stretches.steps, sum(stretches.seconds)
+        team.watch(lambda inner: Timing(inner, by_itself))
+        for task in tasks[: episodes // 10]:
+            list(team.play([task]))
         gc.enable()
     return {
         "drawn": drawn,
-        "alone": stretches.steps / sum(stretches.seconds),
-        "played": stretches.steps / seconds,
-        "held": 1000 * max(stretches.seconds),
-        "steps": stretches.steps / len(played),
+        "alone": steps / within,
+        "played": steps / seconds,
+        "held": 1000 * max(by_itself.seconds),
+        "steps": steps / len(played),
         "solved": sum(bool(one.success) for one in played) / len(played),
     }
 
