@@ -353,8 +353,10 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
     """Load the weights of ``policies`` from a checkpoint.
 
     Raises:
-        ValueError: a policy is not in it, or does not fit.
+        ValueError: it is gone, a policy is not in it, or does not fit.
     """
+    if not path.is_dir():
+        raise ValueError(f"{path} is gone: a run that goes on keeps its newest ones (checkpoints.keep_last); start again")
     for policy in policies:
         folder = path / "policies" / policy
         if not folder.is_dir():
