@@ -118,14 +118,14 @@ class TestDrawing:
     def test_a_kitchen_has_what_its_level_says(self) -> None:
         level = Level(rooms=4, orders=3, size=1, others=2, narrow=0.3, loops=1, locked=1, crates=1, slack=0.5)
         for seed in range(5):
-            layout, deadline = draw_kitchen(Random(seed), level, TWO)
+            layout, deadline, _ = draw_kitchen(Random(seed), level, TWO)
             wanted = {thing for order in layout.orders for thing in order}
             there = [thing for things in layout.sources.values() for thing in things]
             assert len(set(layout.orders)) == len(wanted) == 3
             assert len(there) == len(set(there)) == 3 + 2 + 1
             assert wanted | {"plate"} <= set(there)
             assert (len(layout.doors), len(layout.locked), len(layout.keys), len(layout.crates)) == (4, 1, 1, 1)
-            _, tight = draw_kitchen(Random(seed), Level(**{**_fields(level), "slack": 0.0}), TWO)
+            _, tight, _ = draw_kitchen(Random(seed), Level(**{**_fields(level), "slack": 0.0}), TWO)
             assert tight < deadline <= tight * 1.5 + 1
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from marft.collection import training_tasks
-from marft.config import parse_recipe
+from marft.config import load_recipe, parse_recipe
 from marft.config.parts import EnvironmentPart
 from marft.envs.math import Math
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import refuse_too_few_steps, tasks_of
 from marft.types import Task
 from tests.helpers import recipe
 
@@ -108,3 +108,20 @@ def test_a_file_that_goes_away_is_a_message(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ValueError, match=r"cannot read .*rows\.jsonl: No such file"):
         tasks_of(environment, "train")
+
+
+class TestStepsOfAnEpisode:
+    def needing(self, *fewest: object) -> list[Task]:
+        return [Task(str(at), "x", {} if steps is None else {"fewest_steps": steps}) for at, steps in enumerate(fewest)]
+
+    def test_where_no_task_can_be_solved_in_them_nothing_begins(self) -> None:
+        with pytest.raises(ValueError, match=r"ends after 2 steps, and no task .* less than 3 .*; allow 5 or more"):
+            refuse_too_few_steps(self.needing(5, 3, 4), 2)
+
+    @pytest.mark.parametrize("fewest", [(3, 2), (3, None), (None,), ("3",)])
+    def test_where_one_can_be_or_does_not_say_it_does(self, fewest: tuple[object, ...]) -> None:
+        refuse_too_few_steps(self.needing(*fewest), 2)
+
+    def test_training_asks(self) -> None:
+        with pytest.raises(ValueError, match="rollout.max_steps: an episode ends after 1 steps"):
+            training_tasks(load_recipe("relay", changes={"rollout.max_steps": 1}))

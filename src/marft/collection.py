@@ -11,7 +11,7 @@ import numpy as np
 from marft.config.run import RunSettings
 from marft.curriculum import Standing
 from marft.drawing import NONE, Draws
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import refuse_too_few_steps, tasks_of
 from marft.forking.interface import Play, Step
 from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
@@ -119,11 +119,13 @@ def training_tasks(run: RunSettings) -> Draws:
     """The training split, as it is drawn from; the validation split is looked at, where it will be needed.
 
     Raises:
-        ValueError: one of them cannot be used.
+        ValueError: one of them cannot be used, or an episode has too few steps.
     """
     if run.evaluation.every:
         tasks_of(run.environment, "validation")
-    return Draws(run, tasks_of(run.environment, "train"))
+    tasks = tasks_of(run.environment, "train")
+    refuse_too_few_steps(tasks, run.rollout.max_steps)
+    return Draws(run, tasks)
 
 
 def _play(

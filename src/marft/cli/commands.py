@@ -18,7 +18,7 @@ from marft.cli.listings import preset
 from marft.cli.output import How, output
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import refuse_missing_packages, refuse_nothing_to_train
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import refuse_too_few_steps, tasks_of
 from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance
 from marft.game.environment import Split
@@ -46,9 +46,10 @@ def train(
     refuse_nothing_to_train(run)
     refuse_missing_packages(run)
     if dry_run:
-        for sentence in _looked_at(run):
-            console.print(f"# {sentence}", soft_wrap=True)
+        looked_at = _looked_at(run)
         console.print(to_toml(run))
+        for sentence in looked_at:  # last: what is printed first scrolls away
+            console.print(f"# {sentence}", soft_wrap=True)
         return
     if folder is None:
         folder = RunFolder(Path(run.output) / run.name)
@@ -92,6 +93,8 @@ def _looked_at(run: RunSettings) -> list[str]:
     sentences = []
     for split in splits:
         tasks = tasks_of(run.environment, split)
+        if split == "train":
+            refuse_too_few_steps(tasks, run.rollout.max_steps)
         prompt = visible(" ".join(tasks[0].prompt.split()))
         sentences.append(f"{split}: {len(tasks)} tasks, the first is {visible(tasks[0].id)}: {prompt[:PROMPT_SHOWN]}")
     quieten()

@@ -41,6 +41,21 @@ class EnvironmentPart(Plugin):
         return ()
 
     @property
+    def says_whose_turn(self) -> bool:
+        """Whether agents are to act when it says so (``Observation.turn``), and not all of them in every step."""
+        return False
+
+    @property
+    def offers_options(self) -> bool:
+        """Whether agents are to choose from its options (``Observation.options``), and not to write."""
+        return False
+
+    @property
+    def carries_words(self) -> bool:
+        """Whether what agents say reaches others through it: cut, priced or not at all, as its rules have it."""
+        return False
+
+    @property
     def offers(self) -> type | None:
         """The class whose methods that are marked with ``@tool`` agents may call: that of its sessions, or of the
         object that they call their ``toolbox``."""

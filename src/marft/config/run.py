@@ -38,6 +38,7 @@ from marft.config.sft import SftSettings
 from marft.config.sides import side_problems
 from marft.config.sizes import size_problems
 from marft.config.tracing import TracingSettings
+from marft.config.turns import turn_problems
 
 ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
 
@@ -162,7 +163,8 @@ class RunSettings(Settings):
             *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
             *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
-            *size_problems(self), *_lag_problems(self), *side_problems(self), *pool_problems(self),
+            *size_problems(self), *_lag_problems(self), *side_problems(self), *turn_problems(self),
+            *pool_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})

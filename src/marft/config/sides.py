@@ -12,12 +12,10 @@ SHARED = ("trajectory", "trajectory_score", "progress", "step_cost")  # terms th
 
 
 def side_problems(run: RunSettings) -> Iterable[str]:
-    """Credits, rewards and organizations that do not go with sides, and sides that learn and should not."""
+    """Credits and rewards that do not go with sides, and sides that learn and should not."""
     sides, opponents = run.environment.opposed, run.environment.against
     if len(sides) > 1:
         yield from _credit_problems(run)
-    if len(sides) > 1 or opponents:
-        yield from _seeing_problems(run)
     for agent in run.agents:
         policy = run.policies.get(agent.policy)
         if agent.role in opponents and policy is not None and policy.train != "frozen":
@@ -53,16 +51,3 @@ def _credit_problems(run: RunSettings) -> Iterable[str]:
                 f"rewards: {term.name!r} pays both sides of a game alike, and one of them has lost it; remove it, and "
                 "use 'outcome', which pays each side what it earned"
             )
-
-
-def _seeing_problems(run: RunSettings) -> Iterable[str]:
-    team = run.team
-    if getattr(team, "each_once", False) or team.name in ("parallel", "debate", "mixture-of-agents", "reflective"):
-        yield (
-            f"team: in organization {team.name!r} agents act although it is not their turn; use organization = 'turns'"
-        )
-    elif team.name == "turns" and getattr(team, "sees", "nothing") != "nothing":
-        yield (
-            "team.sees: opponents would read each other's whole turns, thoughts and advice with them; set sees = "
-            "'nothing': the environment shows the moves"
-        )

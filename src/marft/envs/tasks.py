@@ -49,6 +49,23 @@ def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
     return tasks
 
 
+def refuse_too_few_steps(tasks: Sequence[Task], most: int) -> None:
+    """
+    Args:
+        most: steps of an episode.
+
+    Raises:
+        ValueError: no task can be solved in them, by what the tasks say that they need.
+    """
+    fewest = [task.data.get("fewest_steps") for task in tasks]
+    needed = [steps for steps in fewest if isinstance(steps, int)]
+    if len(needed) == len(tasks) and min(needed) > most:
+        raise ValueError(
+            f"rollout.max_steps: an episode ends after {most} steps, and no task can be solved in less than "
+            f"{min(needed)} (fewest_steps of its data); allow {max(needed)} or more"
+        )
+
+
 def digest_of(tasks: Sequence[Task]) -> str:
     """A short digest of ids, prompts and what of the data is plain: the same for the same tasks, in any process."""
     digest = hashlib.sha256()

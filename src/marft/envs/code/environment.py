@@ -101,6 +101,11 @@ class Code(Drawn):
         """The rows of ``test_path``, where the others are drawn."""
         return self._rows.tasks["test"] if self.test_path and not self.path else ()
 
+    @property
+    def says_whose_turn(self) -> bool:
+        """Coder and tester, then the reflector."""
+        return self.tester or self.reflector
+
     def draw(self, random: Random) -> Drawing:
         """A small function."""
         return drawn(random, self.kinds, self.most_steps, self.tests, self.examples)

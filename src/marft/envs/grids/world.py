@@ -60,6 +60,11 @@ class MovesWorld(Drawn):
         return role_problems({"map_for": self.map_for, "mover": mover}, roles)
 
     @property
+    def offers_options(self) -> bool:
+        """Where the mover chooses."""
+        return self.actions == "choices"
+
+    @property
     def most_steps(self) -> int:
         """Steps of an episode, at most; 0: that depends on the task, and has no bound."""
         return self.steps_in(self.farthest)

@@ -86,6 +86,16 @@ class Memory(Drawn):
             if role and role not in roles:
                 yield f"environment.{key}: no agent is called {role!r}{did_you_mean(role, roles)}"
 
+    @property
+    def says_whose_turn(self) -> bool:
+        """The writer, then the retriever and the answerer, question by question."""
+        return True
+
+    @property
+    def carries_words(self) -> bool:
+        """Notes, within their budget."""
+        return True
+
     @cached_property
     def _recorded(self) -> dict[str, Recorded]:
         return {one.name: one for one in read_conversations(self.path, self.layout, self.lines)}

@@ -77,6 +77,16 @@ class Relay(Drawn):
         return self
 
     @property
+    def says_whose_turn(self) -> bool:
+        """Who tells, and then who answers."""
+        return True
+
+    @property
+    def carries_words(self) -> bool:
+        """Messages, cut and priced."""
+        return True
+
+    @property
     def needed(self) -> int:
         """Words that the longest message needs at least."""
         carried = len(self.speakers) if self.path == "line" and self.answer == "lookup" else 1

@@ -42,36 +42,38 @@ class Level:
     slack: float
 
 
-def draw_kitchen(random: Random, level: Level, rules: Rules) -> tuple[Layout, int]:
-    """A kitchen and its deadline.
+def draw_kitchen(random: Random, level: Level, rules: Rules) -> tuple[Layout, int, int]:
+    """A kitchen, its deadline, and in how many steps it can be done.
 
     Raises:
         ValueError: none of very many could be run.
     """
     for _ in range(TRIES):
         layout = _layout(random, level, len(rules.players))
-        took = time_taken(layout, rules)
-        if took:
-            return layout, math.ceil(took * (1 + level.slack))
+        time, steps = taken(layout, rules)
+        if time:
+            return layout, math.ceil(time * (1 + level.slack)), steps
     raise ValueError(
         f"environment: none of {TRIES} kitchens could be run with rooms = {level.rooms}, narrow = {level.narrow:g}, "
         f"locked = {level.locked} and crates = {level.crates}; make fewer rooms narrow, or shut fewer doors"
     )
 
 
-def time_taken(layout: Layout, rules: Rules) -> int:
-    """How long players need who each see their own room alone; 0 where they get stuck, and do the same again."""
+def taken(layout: Layout, rules: Rules) -> tuple[int, int]:
+    """The time and the steps that players need who each see their own room alone; 0 where they get stuck, and do the
+    same again."""
     shift = Shift(layout, LONGEST, replace(rules, steered_by=""))
-    shown, seen = shift.begin(), set[str]()
+    shown, seen, steps = shift.begin(), set[str](), 0
     while (now := shift.kitchen.moment()) not in seen:
         seen.add(now)
         acting = {role: sight(shown.seen_by(role)) for role in shown.turn}
         lines = {role: (cooks if role == rules.players[0] else serves)(view) for role, view in acting.items()}
         step = shift.take({role: line.answer for role, line in lines.items()})
+        steps += 1
         if step.terminated:
-            return shift.kitchen.time if step.success else 0
+            return (shift.kitchen.time, steps) if step.success else (0, 0)
         shown = step.observation
-    return 0
+    return 0, 0
 
 
 def content_of(layout: Layout) -> str:

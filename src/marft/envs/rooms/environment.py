@@ -83,6 +83,21 @@ class Rooms(Drawn):
                 )
 
     @property
+    def says_whose_turn(self) -> bool:
+        """Who is free, or first."""
+        return True
+
+    @property
+    def offers_options(self) -> bool:
+        """Where players choose."""
+        return self.actions == "choose"
+
+    @property
+    def carries_words(self) -> bool:
+        """What is called out."""
+        return True
+
+    @property
     def _rules(self) -> Rules:
         return Rules(
             self.players, self.steered_by, self.order, self.actions == "choose", self.walk, self.boil, self.time_bonus,
@@ -103,9 +118,9 @@ class Rooms(Drawn):
             self.crates,
             self.slack,
         )
-        layout, deadline = draw_kitchen(random, level, self._rules)
+        layout, deadline, steps = draw_kitchen(random, level, self._rules)
         shown = Shift(layout, deadline, self._rules).begin().whole
-        return Drawing(content_of(layout), shown, {**layout.plain(), "deadline": deadline})
+        return Drawing(content_of(layout), shown, {**layout.plain(), "deadline": deadline, "fewest_steps": steps})
 
     def start(self, task: Task, seed: int) -> Shift:  # noqa: ARG002  nothing here is random
         """Open a kitchen."""

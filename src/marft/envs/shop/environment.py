@@ -61,6 +61,11 @@ class Shop(Drawn):
                     yield f"environment.{key}: no agent is called {role!r}{did_you_mean(role, roles)}"
 
     @property
+    def offers_options(self) -> bool:
+        """Where the actor chooses."""
+        return self.actions == "choices"
+
+    @property
     def catalogue(self) -> Catalogue:
         """The products, made when they are first asked for."""
         return catalogue_of(self.products, self.catalogue_seed, self.style)

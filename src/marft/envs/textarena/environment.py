@@ -108,6 +108,16 @@ class TextArena(Drawn):
         return self.rules.cooperative if self.rules else self.cooperative
 
     @property
+    def says_whose_turn(self) -> bool:
+        """One side after another."""
+        return True
+
+    @property
+    def carries_words(self) -> bool:
+        """A hint is what the other gets."""
+        return self.game == "hints"
+
+    @property
     def opposed(self) -> tuple[tuple[str, ...], ...]:
         """Sides that all learn, and play against each other."""
         alone = self.together or self.opponent != "self" or len(self.seats) == 1
