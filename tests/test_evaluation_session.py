@@ -216,6 +216,12 @@ def test_each_checkpoint_plays_with_its_own_weights_whatever_was_in_place_and_wh
     assert scores("step_000002") != [second], "other weights of that name"
 
 
+def test_a_team_that_passes_no_messages_on_has_none_to_shuffle(tmp_path: Path) -> None:
+    run = settings("tiny", tmp_path, team={"organization": "turns"})
+    with pytest.raises(ValueError, match="messages cannot be shuffled: the team passes none on"):
+        found(run, tmp_path / "evaluations", shuffled=True)
+
+
 def test_messages_of_a_program_cannot_be_shuffled(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, team={"organization": "program", "call": "tests.test_worth_command:solve"})
     with pytest.raises(ValueError, match="messages cannot be shuffled: the team is a program"):

@@ -74,12 +74,17 @@ def evaluate_checkpoints(
         scenarios: in the place of modes, tasks and attempts.
 
     Raises:
-        ValueError: a checkpoint is not there or damaged, the test split is empty, a program's messages were to be
-            shuffled, tasks are not those of the scenarios, another process evaluates there, or what has to be played
-            cannot be kept there.
+        ValueError: a checkpoint is not there or damaged, the test split is empty, messages were to be shuffled of
+            a program, or of a team that passes none on, tasks are not those of the scenarios, another process evaluates
+            there, or what has to be played cannot be kept there.
     """
     if shuffled_too and run.team.own_words:
         raise ValueError("messages cannot be shuffled: the team is a program, which passes them on itself")
+    if shuffled_too and run.team.name == "turns" and run.team.sees == "nothing" and run.team.order == "together":
+        raise ValueError(
+            "messages cannot be shuffled: the team passes none on (team.sees = 'nothing'); what agents say reaches "
+            "others through the environment, if at all"
+        )
     if scenarios is not None:
         run, modes, attempts = _under(run, scenarios.seed), scenarios.modes, scenarios.attempts
     paths = _named(run, folder, checkpoints, note)
