@@ -101,6 +101,8 @@ def test_wrong_answers_are_rejected(grading: Any, right: Any, text: str, cells: 
         (CHOICE, "green", COLOURS, "holds 'green', which is none of the choices"),
         (CHOICE, 3, COLOURS, "holds '3', which is none of the choices"),
         (CHOICE, -1, COLOURS, "holds '-1', which is none of the choices"),
+        (CHOICE, "A", {"choices": ["red", " ", "blue"]}, "cannot be graded: choice B is empty"),
+        (CHOICE, "C", {"choices": ["red", "blue", "red "]}, "choices A and C are the same, and one of them is right"),
         (CHOICE, "A", {"choise": []}, "there is no column 'choices'; did you mean 'choise'?"),
         (CHOICE, "A", {"choices": "red"}, "column 'choices' holds no list of choices"),
         (CHOICE, "A", {"choices": {"text": ["red"], "label": []}}, "has 1 choices and not as many names"),

@@ -138,11 +138,19 @@ class Choice(Grading):
         return right, {**cells, **dict(zip(self.choices, texts, strict=True)), **places}
 
     def check(self, answer: object, cells: Cells) -> None:
-        """The right answer is one of the row's choices, and one alone."""
+        """The right answer is one of the row's choices, and one alone; and each of them says something."""
         if isinstance(answer, list):
             raise ValueError("holds a list, and one choice is right")
-        if not self._right(answer, cells):
+        right, choices = self._right(answer, cells), self._choices(cells)
+        if not right:
             raise ValueError(f"holds {written(answer)[:80]!r}, which is none of the choices")
+        texts = {label: text.strip() for label, text in zip(choices.labels, choices.texts, strict=False)}
+        empty = [label for label, text in texts.items() if not text]
+        same = [label for label, text in texts.items() if text == texts[right]]
+        if empty:
+            raise ValueError(f"cannot be graded: choice {empty[0]} is empty")
+        if len(same) > 1:
+            raise ValueError(f"cannot be graded: choices {' and '.join(same)} are the same, and one of them is right")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:
         """The choice that the text means, beside the right one."""

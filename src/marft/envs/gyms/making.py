@@ -37,7 +37,13 @@ def pettingzoo_env(game: str, kwargs: Mapping[str, Any]) -> Any:
     try:
         module = importlib.import_module(game)
     except Exception as error:
-        raise ValueError(f"environment.game: cannot import {game!r}: {described(error)}") from error
+        package, _, rest = game.partition(".")
+        family = rest.partition(".")[0]
+        remedy = (
+            f"; games want packages of their own: pip install 'pettingzoo[{family}]'"
+            if package == "pettingzoo" and family and isinstance(error, ModuleNotFoundError) else ""
+        )  # fmt: skip
+        raise ValueError(f"environment.game: cannot import {game!r}: {described(error)}{remedy}") from error
     factory = getattr(module, "env", None) or getattr(module, "parallel_env", None)
     if factory is None:
         raise ValueError(f"environment.game: {game} has neither env nor parallel_env; give 'my_package.module:factory'")
