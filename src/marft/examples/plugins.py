@@ -19,7 +19,7 @@ from marft.types import JointAction, Observation, Step, Task
 
 
 class Guess(EnvironmentPart):
-    """Guess a number; a wrong guess may be followed by another."""
+    """Guess a number; a wrong guess may be followed by nine others."""
 
     highest: int = 10
 
@@ -33,14 +33,15 @@ class Guess(EnvironmentPart):
 
 class GuessSession:
     def __init__(self, task: Task) -> None:
-        self.task = task
+        self.task, self.left = task, 10
 
     async def reset(self) -> Observation:
         return Observation(self.task.prompt)
 
     async def step(self, actions: JointAction) -> Step:
         right = actions.answer is not None and actions.answer.text.strip() == str(self.task.data["number"])
-        return Step(Observation("Wrong. Guess again."), float(right), terminated=right, success=right)
+        self.left -= 1
+        return Step(Observation("Wrong. Guess again."), float(right), terminated=right or not self.left, success=right)
 
     async def close(self) -> None:
         return None
