@@ -18,7 +18,8 @@ from marft.engines.router import Router
 from marft.game.game import Attempt
 from marft.game.organizations.orchestrated import Orchestrated
 from marft.game.play import play
-from marft.types import Task
+from marft.game.rendering import Message
+from marft.types import Observation, Task
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.helpers import settings
@@ -55,6 +56,32 @@ def test_a_person_may_take_a_seat(tmp_path: Path) -> None:
     assert screen.offered == [("actor", [])]
     assert episode.success
     assert episode.actions[1].text == says
+
+
+def test_a_person_sees_what_its_agent_would() -> None:
+    screen = Scripted()
+    screen.people = ["buyer"]
+    screen.observed(Observation("the shop", views={"searcher": "silk hat", "buyer": "page 1"}))
+    screen.asked("buyer", [Message("searcher", "look for hats")])
+    screen.asked("searcher", [Message("buyer", "clicked")])
+    screen.acted(replace(make_action(agent="searcher", text="I think of hats"), ended=1.0))
+    screen.acted(replace(make_action(agent="buyer", text="click 1"), ended=1.0))
+    screen.observed(Observation("", views={"searcher": "only for you"}))
+    shown = screen.out.getvalue()
+    for text in ("the shop", "page 1", "buyer reads from searcher: look for hats", "searcher acts, 1.0 s", "click 1"):
+        assert text in shown
+    for text in ("silk hat", "clicked", "I think of hats", "only for you"):
+        assert text not in shown
+    assert shown.count("the environment shows") == 1
+
+
+def test_a_person_is_told_what_its_agent_is_told(tmp_path: Path) -> None:
+    screen = Scripted("7")
+    run = settings("tiny", tmp_path)
+    play_live(run, None, "base", 0, ["actor"], screen)
+    shown = " ".join(screen.out.getvalue().split())
+    assert run.agents[1].instructions[:30] in shown
+    assert run.agents[0].instructions[:30] not in shown
 
 
 def test_a_person_may_choose_from_a_list() -> None:

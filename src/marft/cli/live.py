@@ -30,26 +30,41 @@ from marft.types import Action, Episode, Observation
 
 
 class Screen:
-    """Shows what happens, and asks the person whose turn it is."""
+    """Shows what happens, and asks the person whose turn it is.
+
+    Where people play (``people``, their roles), what they see is what their agents would: what is for others, and what
+    others say, reaches them as the game has it.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.people: Collection[str] = ()
         self.recorded: Collection[str] = ()  # ids of actions that are served as they were recorded
 
     def observed(self, observation: Observation) -> None:
-        self._show(observation.whole, "the environment shows")
+        mine = {role: view for role, view in observation.views.items() if role in self.people}
+        seen = replace(observation, views=mine) if self.people else observation
+        if seen.whole:
+            self._show(seen.whole, "the environment shows")
+
+    def seated(self, role: str, instructions: str) -> None:
+        """A person plays a role, of which this is told."""
+        self._show(instructions, f"you are {role}")
 
     def asked(self, role: str, read: Sequence[Message]) -> None:
         """An agent's turn has come, and this is what it reads of others."""
-        for message in read:
+        for message in read if role in self.people or not self.people else ():
             self.console.print(Text(visible(f"  {role} reads from {message.role}: {message.text}"), style="dim"))
 
     def acted(self, action: Action) -> None:
+        how = "recorded" if action.id in self.recorded else f"{action.ended - action.started:.1f} s"
+        if self.people and action.agent not in self.people:
+            self.console.print(Text(visible(f"  {action.agent} acts, {how}"), style="dim"))
+            return
         for call in action.calls:
             style = "red" if call.error else "dim"
             used = f"  {action.agent} uses {call.name} {call.arguments} → {call.output}"
             self.console.print(Text(visible(used), style=style))
-        how = "recorded" if action.id in self.recorded else f"{action.ended - action.started:.1f} s"
         self._show(action.text, f"{action.id}, {how}")
 
     def ask(self, role: str, options: Sequence[str]) -> str:
@@ -113,6 +128,10 @@ def play_live(
         if path is not None:
             load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
         rollouts.publish(0)
+        screen.people = humans
+        for agent in run.agents:
+            if agent.role in humans and agent.instructions:
+                screen.seated(agent.role, agent.instructions)
         person = HumanSampler(rollouts.game.renderer, screen.ask, rollouts.decode)
         seats = rollouts.engine.seating(dict.fromkeys(humans, person))
         game = replace(rollouts.game, engine=seats, watcher=screen)
