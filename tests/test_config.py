@@ -260,7 +260,7 @@ class TestOverrides:
     def test_agents_go_by_role_or_number(self) -> None:
         run = parse_recipe(recipe(), ["--agents.actor.guidance", "Hurry.", "--agents.0.instructions", "Think."])
         assert (run.agents[1].guidance, run.agents[0].instructions) == ("Hurry.", "Think.")
-        assert "no entry 'actr'; known: reasoner, actor" in complaint("--agents.actr.guidance", "x")
+        assert "no entry 'actr'; did you mean 'actor'?" in complaint("--agents.actr.guidance", "x")
 
     def test_the_recipe_given_is_not_changed(self) -> None:
         table = recipe()

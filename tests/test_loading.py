@@ -362,6 +362,6 @@ def test_who_traces_this_program_still_does_after_a_template_was_tried() -> None
     assert after is tracing
 
 
-def test_a_small_model_that_is_not_there_is_named_with_what_makes_it() -> None:
-    with pytest.raises(ValueError, match=r"no small model is called 'tiny-no-world' here; .*worlds.py no_world"):
-        load_config(ModelSettings(path="tiny-no-world"))
+def test_a_small_model_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"no small model is called 'tiny-rely'; did you mean 'tiny-relay'"):
+        load_config(ModelSettings(path="tiny-rely"))

@@ -7,10 +7,12 @@ from random import Random
 import pytest
 
 from marft.envs.rooms.drawing import Level, content_of, draw_kitchen
+from marft.envs.rooms.environment import Rooms
 from marft.envs.rooms.layout import KEY, Layout
-from marft.envs.rooms.session import Rules
+from marft.envs.rooms.session import Rules, Shift
 from marft.envs.rooms.state import Kitchen, signs
-from tests.test_rooms_world import PLAIN, TWO, acted, changed, opened
+from marft.types import Step
+from tests.test_rooms_world import PLAIN, TWO, acted, changed, opened, played
 
 ROW = {
     "rooms": ["attic", "hall", "pantry", "yard"], "doors": [["attic", "hall"], ["hall", "pantry"], ["pantry", "yard"]],
@@ -144,3 +146,16 @@ def test_a_full_pot_is_soup_after_its_time_and_at_once_where_it_takes_none() -> 
             cooked.append(shift.kitchen.cooked)
             acted(shift, cook="wait")
         assert cooked == [False] * boil + [True] * (4 - boil)
+
+
+@pytest.mark.parametrize("table", [{}, {"walk": 3}, {"order": "one after another"}], ids=str)
+def test_the_steps_that_a_task_says_are_those_of_players_who_see_one_room(
+    table: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, steps = Rooms(train_tasks=3, held_out_tasks=1, **table), list[Step]()  # type: ignore[arg-type]
+    whole = Shift.take
+    monkeypatch.setattr(Shift, "take", lambda shift, lines: steps.append(step := whole(shift, lines)) or step)
+    for task in environment.tasks("train"):
+        steps.clear()
+        played(environment, task, skill=1.0)
+        assert len(steps) == task.data["fewest_steps"]

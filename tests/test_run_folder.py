@@ -310,7 +310,7 @@ class TestWhatIsGone:
             load_policies(source, models, {"planner": None})
 
     def test_a_checkpoint_that_went_meanwhile_is_gone_and_does_not_lack_a_policy(self, source: Path) -> None:
-        with pytest.raises(ValueError, match="step_000009 is gone: .*keep_last"):
+        with pytest.raises(ValueError, match=r"step_000009 is gone: .*keep_last"):
             load_policies(source.with_name("step_000009"), Models(settings()), {"planner": None})
 
     def test_a_run_that_could_not_be_written_down_leaves_no_mark(

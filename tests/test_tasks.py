@@ -123,5 +123,5 @@ class TestStepsOfAnEpisode:
         refuse_too_few_steps(self.needing(*fewest), 2)
 
     def test_training_asks(self) -> None:
-        with pytest.raises(ValueError, match="rollout.max_steps: an episode ends after 1 steps"):
+        with pytest.raises(ValueError, match=r"rollout\.max_steps: an episode ends after 1 steps"):
             training_tasks(load_recipe("relay", changes={"rollout.max_steps": 1}))

@@ -17,7 +17,7 @@ from marft.config.changing import NAMED, pairs_of
 from marft.config.folders import FOLDER, look_for_modules_in
 from marft.config.given import in_words, name_of, refuse_missing
 from marft.config.run import RunSettings
-from marft.config.settings import DEEPEST, closest, too_deep
+from marft.config.settings import DEEPEST, closest, did_you_mean, too_deep
 
 PRESET = ["algorithm", "name"]
 ENGINE = ["engine", "kind"]
@@ -294,5 +294,6 @@ def _list_index(items: list[object], part: str, key: str) -> int:
     indices = [str(index) for index in range(len(items))]
     if part in indices:
         return indices.index(part)
-    known = ", ".join(str(role) for role in roles if role) or f"0 to {len(items) - 1}"
-    raise ValueError(f"--{key}: no entry {part!r}; known: {known}")
+    names = [role for role in roles if isinstance(role, str)]
+    known = did_you_mean(part, names) if names else f"; known: 0 to {len(items) - 1}"
+    raise ValueError(f"--{key}: no entry {part!r}{known}")

@@ -17,11 +17,13 @@ def turn_problems(run: RunSettings) -> Iterable[str]:
     opposed = len(environment.opposed) > 1 or bool(environment.against)
     unasked = getattr(team, "each_once", False) or team.name in UNASKED
     if unasked and (opposed or (environment.says_whose_turn and len(run.agents) > 1)):
-        yield f"team: in organization {team.name!r} agents act although it is not their turn; use organization = 'turns'"
+        yield (
+            f"team: in organization {team.name!r} agents act although it is not their turn; use organization = 'turns'"
+        )
     elif unasked and environment.offers_options:
         yield (
-            f"team: in organization {team.name!r} nobody chooses from what environment {environment.name!r} offers; use "
-            "organization = 'turns'"
+            f"team: in organization {team.name!r} nobody chooses from what environment {environment.name!r} offers; "
+            "use organization = 'turns'"
         )
     if team.name != "turns" or getattr(team, "sees", "nothing") == "nothing":
         return

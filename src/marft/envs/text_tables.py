@@ -106,6 +106,10 @@ def _parsed(text: str, where: str) -> Any:
         return json.loads(text, object_pairs_hook=_each_once)
     except _TwiceError as error:
         raise ValueError(f"environment: {where}: the key {error.args[0]} comes twice in one object") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"environment: {where} is not JSON: {error.msg}, at character {error.pos + 1}; {AN_OBJECT}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"environment: {where} is not JSON: {error}; {AN_OBJECT}") from error
 

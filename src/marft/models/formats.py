@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Pretrained
 
 from marft.config.models import BUNDLED, ModelSettings
 from marft.config.run import RunSettings
-from marft.config.settings import closest
+from marft.config.settings import closest, did_you_mean
 from marft.models.checking import refuse_pickled, refuse_sizes
 from marft.models.control_tokens import leave_thoughts
 from marft.models.dates import dated
@@ -85,10 +85,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     if (path.startswith(FOLDERS) or path.count("/") > 1) and not Path(path).is_dir():
         raise ValueError(f"models: cannot load {path!r}: {_no_folder(path)}. {WHAT_TO_GIVE}")
     if path.startswith(SMALL) and not Path(path).is_dir():
-        raise ValueError(
-            f"models: no small model is called {path!r} here; there are {', '.join(BUNDLED)}. That of a world is made "
-            f"in a checkout: python tools/tiny/worlds.py {path.removeprefix(SMALL).replace('-', '_')}"
-        )
+        raise ValueError(f"models: no small model is called {path!r}{did_you_mean(path, BUNDLED)}")
     _refuse_folder(Path(path), what)
     try:
         config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)

@@ -356,7 +356,7 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
         ValueError: it is gone, a policy is not in it, or does not fit.
     """
     if not path.is_dir():
-        raise ValueError(f"{path} is gone: a run that goes on keeps its newest ones (checkpoints.keep_last); start again")
+        raise ValueError(f"{path} is gone: a run keeps its newest ones alone (checkpoints.keep_last); start again")
     for policy in policies:
         folder = path / "policies" / policy
         if not folder.is_dir():

@@ -77,7 +77,7 @@ def acts_of(space: Any, names: Sequence[str] = ()) -> Acts:
         many = f"{count:,}" if count < MOST**8 else "countless"
         raise ValueError(f"it has {many} actions, and at most {MOST:,} are enumerated; wrap it so that it has fewer")
     if names and len(names) != count:
-        raise ValueError(f"action_names: {len(names)} names for {count} actions")
+        raise ValueError(f"environment.action_names: {len(names)} names for {count} actions")
     named, parts = dict[str, Any](), dict[str, tuple[int, ...]]()
     for number, places in enumerate(product(*map(range, sizes))):
         value = first + places[0] if kind == "Discrete" else _array(space, places)

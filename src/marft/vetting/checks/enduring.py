@@ -16,7 +16,9 @@ def playable(evidence: Evidence) -> Iterator[Finding]:
     for play, fault in found[:1]:
         said = "raised" if fault.wrong == "raised" else "hung:"
         yield Finding(
-            "failure", f"{play.name}: {fault.call}() {said} {fault.said}", "an episode in which that happens is lost"
+            "failure",
+            f"{play.name}: {fault.call}() {said} {fault.said}",
+            f"put right what {fault.call}() does there: an episode in which that happens is lost",
         )
 
 
@@ -47,7 +49,8 @@ def ending(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "failure",
             f"none of {len(plays)} episodes ended within {evidence.most_steps} steps",
-            "return terminated=True when the task is over, and truncated=True when it has taken too long",
+            "return terminated=True when the task is over, and truncated=True when it has taken too long; where it "
+            "takes more steps than that, allow them: max_steps of [rollout] in its recipe",
         )
         return
     endless = [play.name for play in [*plays, *evidence.odd] if play.whole and play.steps and not play.ended]
