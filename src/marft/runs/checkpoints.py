@@ -355,12 +355,11 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
     Raises:
         ValueError: it is gone, a policy is not in it, or does not fit.
     """
-    if not path.is_dir():
-        raise ValueError(f"{path} is gone: a run keeps its newest ones alone (checkpoints.keep_last); start again")
     for policy in policies:
         folder = path / "policies" / policy
         if not folder.is_dir():
-            raise ValueError(f"{path} holds no policy {policy!r}")
+            gone = "is gone: a run keeps its newest ones alone (checkpoints.keep_last); start again"
+            raise ValueError(f"{path} {f'holds no policy {policy!r}' if path.is_dir() else gone}")
         models.load_policy(policy, folder)
 
 
