@@ -33,7 +33,9 @@ def test_an_answer_is_never_run(name: str, tmp_path: Path) -> None:
 def test_right_answers_stay_right(name: str) -> None:
     environment = ReasoningGym(dataset=name, train_tasks=25, held_out_tasks=1)
     for task in environment.tasks("train"):
-        assert environment._grade(task, rf"\boxed{{{task.data['entry']['answer']}}}").success
+        answer = task.data["entry"]["answer"]
+        told_again = "Integral" in answer  # as the package has it where it finds no other words: that solves nothing
+        assert environment._grade(task, rf"\boxed{{{answer}}}").success == (not told_again)
 
 
 @pytest.mark.parametrize("name", ["countdown", "simple_integration", "polynomial_multiplication", "coin_flip"])

@@ -29,7 +29,7 @@ WITH_ARITHMETIC = {  # what each calls the function, or the module that has it
 }  # fmt: skip
 WITH_FRACTIONS = ("probability.coin_flip",)
 WITH_TRUTH = {"algorithmic.game_of_life_halting": "GameOfLifeHaltingDataset"}  # to whom any word is true
-FUNCTIONS = frozenset({
+FUNCTIONS = frozenset({  # Integral is none: who says a task again has not solved it
     "Abs", "abs", "acos", "acosh", "acot", "asin", "asinh", "atan", "atanh", "cos", "cosh", "cot", "csc", "exp", "ln",
     "log", "sec", "sin", "sinh", "sqrt", "tan", "tanh",
 })  # fmt: skip
