@@ -15,6 +15,7 @@ from marft.envs.gyms.acts import chosen
 from marft.envs.instructions.counting import sentences_of
 from marft.envs.instructions.registry import KINDS
 from marft.envs.memory.notebook import Notebook
+from marft.envs.verifying.server import called
 
 MANY = 20_000
 SECONDS = 0.5  # which any of these took several times over, or minutes, while its pattern tried every way
@@ -38,6 +39,7 @@ def follows(name: str, **parameters: int) -> Callable[[str], object]:
         ("Input:\nOutput:" + "\n" * MANY, lambda text: proposing.tests_in(text, "", ())),
         ("1" * MANY, lambda text: chosen(text, [str(number) for number in range(256)])),
         ("\n*" * MANY, Notebook(10**9).write),
+        ("<tool_call></tool_call>" * MANY, called),
     ],
 )
 def test_an_endless_text_is_read_in_time(text: str, read: Callable[[str], object]) -> None:

@@ -201,9 +201,9 @@ class TestMath:
 
     def test_a_test_file_is_the_test_split_and_kept_out_of_training(self, file: Path, tmp_path: Path) -> None:
         test = tmp_path / "test.jsonl"
-        test.write_text(json.dumps({"problem": "What is 7 + 1?", "answer": "8"}))
+        test.write_text(json.dumps({"problem": "what is  7 + 1?", "answer": "8"}))
         environment = Math(path=str(file), test_path=str(test))
-        assert [t.prompt for t in environment.tasks("test")] == ["What is 7 + 1?"]
+        assert [t.prompt for t in environment.tasks("test")] == ["what is  7 + 1?"]
         assert "What is 7 + 1?" not in [t.prompt for split in SPLITS[:2] for t in environment.tasks(split)]
         assert len(environment.tasks("train")) + len(environment.tasks("validation")) == 99
 

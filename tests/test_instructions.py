@@ -229,6 +229,8 @@ def test_rows_beside_a_test_of_its_own_are_all_trained_on_or_validated_with(tmp_
     assert prompts["test"] == {str(n) for n in range(35, 45)}
     assert sorted(map(int, prompts["train"] | prompts["validation"])) == list(range(35))
     assert {task.prompt for task in alone.tasks("test")} - prompts["test"] <= prompts["train"]
+    other = rows(tmp_path, {**ROW, "prompt": " 35"}, *found, **keys)
+    assert " 35" not in {task.prompt for split in ("train", "validation") for task in other.tasks(split)}  # type: ignore[arg-type]
     few = rows(tmp_path, *found, **keys, limit=2)
     assert [task.prompt for task in few.tasks("test")] == ["35", "36"]
     assert [len(few.tasks(split)) for split in ("train", "test")] == [2, 2]  # type: ignore[arg-type]

@@ -81,6 +81,7 @@ class TestPool:
         rates = [10 / 11, 0.5]
         expected = np.array([(1 - rate) ** 2 for rate in rates])
         assert pool.chances("prioritised", 2.0) == pytest.approx(expected / expected.sum())
+        assert pool.chances("prioritised", 1e9).tolist() == [float(share == max(expected)) for share in expected]
         uniforms = np.linspace(0, 1, 1000, endpoint=False)
         share = np.mean([pool.drawn(u, "prioritised", 2.0).slot == "a" for u in uniforms])
         assert share == pytest.approx(expected[0] / expected.sum(), abs=2e-3)

@@ -234,6 +234,12 @@ def test_a_saved_adapter_loads_as_it_was(tuned: Backbone, random_model: Path, tm
         assert torch.equal(adapter.b, before[name][1])
 
 
+def test_a_configuration_is_the_same_to_the_byte_whatever_process_writes_it(tmp_path: Path) -> None:
+    targets = ("v_proj", "q_proj", "up_proj", "o_proj", "k_proj", "gate_proj", "down_proj")
+    save_adapter({}, LoraSettings(targets=targets), "base", tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == list(targets)
+
+
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], r".*self_attn\.(q|v)_proj"])
 @pytest.mark.parametrize("rslora", [False, True])
 def test_an_adapter_that_peft_made_is_read_as_peft_reads_it(

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from marft.config import parse_recipe
-from marft.envs.splits import share_of
+from marft.envs.splits import bare, share_of
 from marft.envs.table import Table
 from marft.envs.tasks import tasks_of
 from marft.runs.episodes import read_rows
@@ -300,12 +300,12 @@ class TestSplits:
         assert 20 < len(environment.tasks("validation")) < 60
 
     def test_a_held_out_prompt_is_refused_in_training_or_left_out_there(self, file: Path, tmp_path: Path) -> None:
-        (tmp_path / "test.csv").write_text("question,answer\nWhat is 7 + 1?,8\n")
+        (tmp_path / "test.csv").write_text("question,answer\nwhat is  7 + 1?,8\n")
         both = {"train": str(file), "test": str(tmp_path / "test.csv")}
         assert f"rows.csv, line 9 makes the same prompt as {tmp_path / 'test.csv'}, line 2" in complaint(**both)
         environment = Table.model_validate({**both, "leave_out": ["duplicates"]})
-        assert [task.prompt for task in environment.tasks("test")] == ["What is 7 + 1?"]
-        assert len(prompts(environment)) == len(set(prompts(environment))) == 400
+        assert [task.prompt for task in environment.tasks("test")] == ["what is  7 + 1?"]
+        assert len({bare(prompt) for prompt in prompts(environment)}) == len(prompts(environment)) == 400
 
     def test_a_limit_holds_for_every_split(self, file: Path) -> None:
         environment = Table(path=str(file), limit=5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marft.envs.math import Math
 from marft.envs.rows import read_table, written
+from marft.envs.table import Table
 
 
 def read(path: Path | str, part: str = "train") -> list[Any]:
@@ -66,3 +70,29 @@ def test_of_several_parts_the_one_that_is_asked_for_is_read(tmp_path: Path) -> N
 
 def test_a_cell_is_written_as_it_reads() -> None:
     assert written(["naïve", "日本"]) == '["naïve", "日本"]'
+    assert [written(cell) for cell in (Decimal("1.50"), date(2020, 2, 29), float("nan"))] == ["1.50", "2020-02-29", ""]
+
+
+def test_what_a_column_type_says_is_the_answer_and_bytes_are_none(tmp_path: Path) -> None:
+    asked = [f"q{number}" for number in range(40)]
+    for answer, right in ((Decimal("1.50"), "1.50"), (date(2020, 2, 29), "2020-02-29")):
+        pq.write_table(pa.table({"question": asked, "answer": [answer] * 40}), tmp_path / "rows.parquet")
+        table = Table(path=str(tmp_path / "rows.parquet"))
+        assert table._grade(table.tasks("train")[0], right).success
+    for cell in (b"1", [b"1"]):
+        pq.write_table(pa.table({"question": asked, "answer": [cell] * 40}), tmp_path / "rows.parquet")
+        with pytest.raises(ValueError, match="row 1: column 'answer' holds bytes, not text"):
+            Table(path=str(tmp_path / "rows.parquet")).tasks("train")
+
+
+def test_no_number_is_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('[{"question": "a", "answer": NaN}]')
+    with pytest.raises(ValueError, match="column 'answer' is empty; fill it in"):
+        Table(path=str(tmp_path / "rows.json")).tasks("train")
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "x" * 5000 + ".csv", "/" + "x" * 300 + ".jsonl", "/x" * 3000])
+def test_a_path_that_is_too_long_is_one_that_is_not_there(path: str) -> None:
+    for kind in (Table, Math):
+        with pytest.raises(ValueError, match=r"no file at|cannot read|that is not there|cannot load data set"):
+            kind(path=path).tasks("train")

@@ -302,6 +302,11 @@ class TestTau2:
         with pytest.raises(ValueError, match=says):
             load("tau2", tau2["tasks"], tau2["database"], "", "")
 
+    def test_two_tasks_of_one_id_are_refused(self, tau2: Any, tmp_path: Path) -> None:
+        (tmp_path / "tasks.json").write_text(json.dumps([tau2_task(), tau2_task(id=7)]))
+        with pytest.raises(ValueError, match="two tasks of the id 'tau2/7'"):
+            load("tau2", tau2["tasks"], tau2["database"], "", "")
+
     def test_tables_must_be_there(self, tau2: Any, tmp_path: Path) -> None:
         (tmp_path / "db.json").write_text('{"orders": {}}')
         with pytest.raises(ValueError, match=r"db\.json has no users"):

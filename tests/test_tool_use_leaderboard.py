@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from marft.envs.tool_use.simulated import of_classes
 from marft.tools.functions import SessionSource
 from tests.conversations import Played, environment
 from tests.test_tool_use_files import COUNTER, DRAWER, leaderboard, tasks_of
+
+SPLITS = ("train", "validation", "test")
 
 
 @pytest.fixture
@@ -120,6 +123,25 @@ class TestTheLeaderboard:
         again = environment(data={**bfcl, "test_tasks": bfcl["tasks"]})
         with pytest.raises(ValueError, match="nothing is left to train on"):
             again.tasks("train")
+
+    def test_no_split_of_one_file_asks_in_any_turn_what_another_asks(self, bfcl: Any, tmp_path: Path) -> None:
+        row, answer = (json.loads((tmp_path / name).read_text()) for name in ("tasks.json", "answers.json"))
+        rows = [{**row, "id": f"t_{n}", "question": [[{"content": f"Write {n}."}], [], [{"content": f"Count {n // 2}."}]],
+                 "missed_function": {"1": ["add"]}} for n in range(60)]  # fmt: skip
+        (tmp_path / "tasks.json").write_text("\n".join(map(json.dumps, rows)))
+        (tmp_path / "answers.json").write_text("\n".join(json.dumps({**answer, "id": one["id"]}) for one in rows))
+        made = environment(data=bfcl)
+        asked = [{words for task in made.tasks(split) for words in task.data["asks"]} for split in SPLITS]
+        assert all(one.isdisjoint(other) for one, other in combinations(asked, 2))
+        assert len(made.tasks("train")) > 30  # that there are more tools now is nothing that is asked
+
+    def test_two_tasks_or_answers_of_one_id_are_refused(self, bfcl: Any, tmp_path: Path) -> None:
+        for name, says in (("tasks.json", "two tasks of the id 'multi_turn_base_0'"), ("answers.json", "line 1 too")):
+            text = (tmp_path / name).read_text()
+            (tmp_path / name).write_text(text + text)
+            with pytest.raises(ValueError, match=says):
+                environment(data=bfcl).tasks("train")
+            (tmp_path / name).write_text(text)
 
     def test_agents_are_told_of_all_methods(self) -> None:
         tools = {tool.name: tool for tool in SessionSource(of_classes({"Drawer": DRAWER, "Counter": COUNTER})).tools}

@@ -100,6 +100,17 @@ class TestRollouts:
             assert (parts["test"] == [f"{n} + 1 =" for n in range(100, 105)]) == held_out
         assert len(made(limit=3).tasks("train")) == 3
 
+    def test_rows_that_all_begin_alike_are_told_apart_by_what_is_not_shown(self, made: Any) -> None:
+        for held_out in (False, True):
+            environment = made(args={"held_out": held_out, "secret": True})
+            parts = {
+                split: {task.data["answer"] for task in environment.tasks(split)}
+                for split in ("train", "validation", "test")
+            }
+            answers = [answer for part in parts.values() for answer in part]
+            assert len(answers) == len(set(answers)) == (45 if held_out else 41)
+            assert all(parts.values())
+
     def test_many_rollouts_at_once_are_kept_apart(self, made: Any) -> None:
         environment, results = made(args={"turns": 2}), dict[int, float]()
         tasks = environment.tasks("train")
@@ -250,6 +261,12 @@ def test_calls_are_read_out_of_a_text_and_what_is_none_stays() -> None:
     text = 'a<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>b<tool_call>no</tool_call>c'
     assert called(text) == ("ab<tool_call>no</tool_call>c", [{"id": "call_0", "name": "f", "arguments": '{"x": 1}'}])
     assert called("plain") == ("plain", [])
+
+
+def test_a_call_that_never_ends_or_is_too_deep_stays_as_it_was_written() -> None:
+    for text in ("a<tool_call>no", f"<tool_call>{'[' * 100_000}</tool_call>b"):
+        assert called(text) == (text, [])
+    assert called('<tool_call>{"name": "f"}')[1] == [{"id": "call_0", "name": "f", "arguments": "{}"}]
 
 
 def test_numbers_and_metrics_are_numbers() -> None:

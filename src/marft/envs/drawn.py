@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import Field
 
 from marft.config.parts import EnvironmentPart
-from marft.envs.splits import Part, part_of
+from marft.envs.splits import Part, bare, part_of
 from marft.game.environment import Split
 from marft.seeds import derive_seed
 from marft.types import Task
@@ -82,7 +82,7 @@ class Drawn(EnvironmentPart):
     def _stream(self, which: str) -> Iterator[tuple[Part, Task]]:
         """New tasks for as long as there are any, each with its part."""
         tested_on, seen = self.tested_on(), set[str]()
-        taken = {task.id for task in tested_on} | {_plain(task.prompt) for task in tested_on}
+        taken = {task.id for task in tested_on} | {bare(task.prompt) for task in tested_on}
         index = idle = 0
         while idle < self.most_idle:
             drawing = self.draw(Random(derive_seed(self.seed, type(self).__name__, which, index)))
@@ -90,11 +90,7 @@ class Drawn(EnvironmentPart):
             if drawing.content not in seen:
                 seen.add(drawing.content)
                 name = f"{self.name}/{index}"
-                if name not in taken and _plain(drawing.prompt) not in taken:
+                if name not in taken and bare(drawing.prompt) not in taken:
                     yield part_of(drawing.content), Task(name, drawing.prompt, drawing.data)
                     idle = 0
             index += 1
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).casefold()

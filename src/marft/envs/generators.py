@@ -10,6 +10,7 @@ from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.settings import Filled, Plain, Positive, Settings, did_you_mean
+from marft.envs.evaluated import tame
 
 NUMBERS = (int, float, "int", "float")  # hints of the package's parameters
 MOST_LEVELS = 100
@@ -31,8 +32,16 @@ class Generator(NamedTuple):
         return f"{self.name}.{self.level}" if self.level else self.name
 
     def score(self, answer: str | None, entry: Mapping[str, Any]) -> float:
-        """What the package gives for an answer, from 0 to 1."""
-        return float(self.made.score_answer(answer, entry))
+        """What the package gives for an answer, from 0 to 1; nothing for one that its scorer cannot read.
+
+        Raises:
+            Exception: whatever the scorer raises where it cannot read the right answer either.
+        """
+        try:
+            return float(self.made.score_answer(answer, entry))
+        except Exception:  # noqa: BLE001  many raise at what is no number, or no table
+            self.made.score_answer(entry["answer"], entry)
+            return 0.0
 
 
 class Member(Settings):
@@ -148,4 +157,5 @@ def datasets_known() -> dict[str, tuple[Any, Any]]:
     import reasoning_gym  # noqa: F401  registers the data sets
     from reasoning_gym.factory import DATASETS
 
+    tame()
     return dict(DATASETS)

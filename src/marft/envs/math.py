@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from marft.envs.revising import Revising
 from marft.envs.rows import FORMATS, TablePath, read_table
 from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.envs.splits import split_of
+from marft.envs.splits import bare, split_of
 from marft.game.environment import Split
 from marft.rewards.grader import Grader
 from marft.types import Task
@@ -55,7 +56,7 @@ class Math(EnvironmentPart):
     def _check_files(self) -> Math:
         for key in ("path", "test_path"):
             path = getattr(self, key)
-            if Path(path).suffix.lower() in FORMATS and not Path(path).is_file():
+            if Path(path).suffix.lower() in FORMATS and not os.path.isfile(path):  # noqa: PTH113  no path is too long
                 raise PydanticCustomError("missing_file", "{key}: no file at {path}", {"key": key, "path": path})
         if self.question and self.question == self.answer:
             raise PydanticCustomError("columns", "question and answer are the same column")
@@ -74,10 +75,10 @@ class Math(EnvironmentPart):
     def _splits(self) -> dict[Split, list[Task]]:
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
         tests = self._read(self.test_path, self.test_split) if self.test_path else []
-        held_out = {task.prompt for task in tests}
+        held_out = {bare(task.prompt) for task in tests}
         seen: set[str] = set()
         for task in self._read(self.path, self.split):
-            if task.prompt in held_out or task.prompt in seen:
+            if bare(task.prompt) in held_out or task.prompt in seen:
                 continue
             seen.add(task.prompt)
             split = split_of(task.prompt)

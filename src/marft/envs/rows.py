@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
+from math import isnan
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -49,9 +51,15 @@ class Row(NamedTuple):
         """What stands in a column, as text: numbers as they are written, lists and tables as JSON.
 
         Raises:
-            ValueError: there is no such column, or half a character in it.
+            ValueError: there is no such column, or it holds bytes or half a character.
         """
-        return self.whole(written(self.cell(column)), column)
+        cell = self.cell(column)
+        if any(isinstance(one, bytes) for one in (cell if isinstance(cell, list) else [cell])):
+            raise ValueError(
+                f"environment: {self.place}: column {column!r} holds bytes, not text; write it as text (in Arrow: cast "
+                "the column to string)"
+            )
+        return self.whole(written(cell), column)
 
     def whole(self, text: str, column: str) -> str:
         """The text.
@@ -68,7 +76,7 @@ def _a_table(path: str, info: ValidationInfo) -> str:
     """An absolute path; what is neither there nor called like a file is an id on the Hugging Face hub."""
     place = from_recipe(path, info.context) if path else ""
     like_a_file = path.startswith(("/", ".", "~")) or Path(path).suffix.lower() in FORMATS
-    return place if place and (like_a_file or Path(place).exists()) else path
+    return place if place and (like_a_file or os.path.exists(place)) else path  # noqa: PTH110  no path is too long
 
 
 TablePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_a_table)]
@@ -88,11 +96,11 @@ def read_table(path: str, subset: str, part: str) -> Iterator[Row]:
     reader = FORMATS.get(place.suffix.lower())
     if reader is not None and place.is_absolute():
         rows = reader(place)
-    elif place.is_absolute() and not place.is_dir():
+    elif place.is_absolute() and not os.path.isdir(place):  # noqa: PTH112  no path is too long
         known = ", ".join(FORMATS)
-        why = f"of which the name says no format; known: {known}" if place.exists() else "that is not there"
+        why = f"of which the name says no format; known: {known}" if os.path.exists(place) else "that is not there"  # noqa: PTH110
         raise ValueError(f"environment: {path} is a file {why}")
-    elif (place / "state.json").is_file() or (place / "dataset_dict.json").is_file():
+    elif any(os.path.isfile(place / name) for name in ("state.json", "dataset_dict.json")):  # noqa: PTH113
         rows = saved_rows(place, part)
     else:
         rows = ((f"row {number}", row) for number, row in enumerate(read_dataset(path, subset, part), 1))
@@ -105,16 +113,17 @@ def read_table(path: str, subset: str, part: str) -> Iterator[Row]:
 
 
 def written(value: object) -> str:
-    """A cell as text: nothing for an empty one, numbers as they are written, lists and tables as JSON.
+    """A cell as text: nothing for an empty one, numbers and dates as they are written, lists and tables as JSON.
 
-    >>> written(7), written(True), written(None), written(["a", 1])
-    ('7', 'true', '', '["a", 1]')
+    >>> written(7), written(True), written(None), written(["a", 1]), written(float("nan"))
+    ('7', 'true', '', '["a", 1]', '')
     """
     if isinstance(value, str):
         return value
-    if value is None:
+    if value is None or (isinstance(value, float) and isnan(value)):  # as tables of numbers have it for nothing
         return ""
-    return json.dumps(value, ensure_ascii=False, default=str)
+    plain = isinstance(value, bool | int | float | list | dict)
+    return json.dumps(value, ensure_ascii=False, default=str) if plain else str(value)
 
 
 def _columns(column: str, known: list[str]) -> str:

@@ -51,6 +51,15 @@ def share_of(question: str, validation: float, test: float) -> Split:
     return "test" if point < validation + test else "train"
 
 
+def bare(question: str) -> str:
+    """A question without case and spacing: what decides which split it belongs to.
+
+    >>> bare("What is  2 + 3?")
+    'what is 2 + 3?'
+    """
+    return " ".join(question.split()).casefold()
+
+
 def _number_of(question: str) -> int:
-    normalised = " ".join(question.split()).casefold()
-    return int.from_bytes(hashlib.blake2b(normalised.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    plain = bare(question).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(plain, digest_size=8).digest(), "big")

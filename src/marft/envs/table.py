@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Strict, model_validator
@@ -19,7 +20,7 @@ from marft.envs.prompts import CHOICES, check_template, prompt_of
 from marft.envs.rows import Cells, Row, TablePath, read_table
 from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.envs.splits import share_of
+from marft.envs.splits import bare, share_of
 from marft.game.environment import Split
 from marft.rewards.comparing import numbers_in
 from marft.types import Task
@@ -116,18 +117,22 @@ class Table(EnvironmentPart):
         own: dict[Split, str] = {"validation": self.validation, "test": self.test}
         for split, path in own.items():
             found[split] += [task for _, task in self._tasks_of(path, split, seen)] if path else []
+        held_out = {bare(prompt): place for prompt, place in seen.items()}
         shares = [0.0 if own["validation"] else self.shares.validation, 0.0 if own["test"] else self.shares.test]
-        for prompt, task in self._tasks_of(self.path or self.train, "train", seen):
+        for prompt, task in self._tasks_of(self.path or self.train, "train", seen, held_out):
             split = share_of(prompt, *shares)
             if split != "train" or self.odds(task):
                 found[split].append(task)
         return {split: tasks[: self.limit or None] for split, tasks in found.items()}
 
-    def _tasks_of(self, path: str, split: Split, seen: dict[str, str]) -> Iterator[tuple[str, Task]]:
+    def _tasks_of(
+        self, path: str, split: Split, seen: dict[str, str], held_out: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[tuple[str, Task]]:
         """Tasks of a table, each beside its prompt with choices as the table has them, which no task before has.
 
         Args:
             seen: where each prompt before stood; those here are added.
+            held_out: where each stood that other splits hold, by its words without case and spacing.
         """
         stem = Path(path).stem if split == "train" else f"{Path(path).stem}/{split}"
         for number, row in enumerate(read_table(path, self.subset, getattr(self.parts, split))):
@@ -135,11 +140,11 @@ class Table(EnvironmentPart):
             if not self._answered(row):
                 continue
             self._odds(row)
-            if prompt in seen:
+            if place := seen.get(prompt) or held_out.get(bare(prompt)):
                 if "duplicates" in self.leave_out:
                     continue
                 raise ValueError(
-                    f"environment: {row.place} makes the same prompt as {seen[prompt]}; remove one of them, or keep "
+                    f"environment: {row.place} makes the same prompt as {place}; remove one of them, or keep "
                     "the first of each, held-out ones before others (leave_out = ['duplicates'])"
                 )
             seen[prompt] = row.place
@@ -166,6 +171,7 @@ class Table(EnvironmentPart):
         if not self.answer:
             return True
         answer = row.cell(self.answer)
+        row.text(self.answer)
         if is_missing(answer):
             if "unanswered" in self.leave_out:
                 return False
@@ -173,7 +179,6 @@ class Table(EnvironmentPart):
                 f"environment: {row.place}: column {self.answer!r} is empty; fill it in, or leave such rows out "
                 "(leave_out = ['unanswered'])"
             )
-        row.text(self.answer)
         try:
             if self._grading is not None:
                 self._grading.check(answer, row.cells)

@@ -103,7 +103,8 @@ class Pool:
         """The chance of each member, [M]. With its prior no win rate is ever 1, so that everybody has one."""
         weights = np.ones(len(self.members))
         if choose == "prioritised":
-            weights = np.array([(1.0 - member.win_rate) ** power for member in self.members])
+            left = np.array([1.0 - member.win_rate for member in self.members])
+            weights = (left / left.max()) ** power  # of which one is 1, whatever the power
         return np.asarray(weights / weights.sum(), np.float64)
 
 

@@ -41,14 +41,16 @@ def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str,
         tensors[f"base_model.model.{layer}.lora_A.weight"] = adapter.a.detach().cpu().contiguous()
         tensors[f"base_model.model.{layer}.lora_B.weight"] = adapter.b.detach().cpu().contiguous()
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    LoraConfig(
+    config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=list(lora.targets),
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
         inference_mode=True,
-    ).save_pretrained(str(folder))
+    )
+    config.target_modules = list(lora.targets)  # of which peft makes a set, which is written in another order each time
+    config.save_pretrained(str(folder))
 
 
 def read_lora_settings(folder: Path) -> LoraSettings:

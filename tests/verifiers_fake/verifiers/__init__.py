@@ -28,15 +28,20 @@ class Rubric:
 
 
 class Environment:
-    """Sums; ``turns`` answers of one episode, after each of which it says what was said."""
+    """Sums; ``turns`` answers of one episode, after each of which it says what was said. What is ``secret`` is asked
+    in the same words for all sums."""
 
-    def __init__(self, turns: int = 1, held_out: bool = False, tools: bool = False) -> None:
-        self.turns, self.rubric, self.tools = turns, Rubric(), tools
+    def __init__(self, turns: int = 1, held_out: bool = False, tools: bool = False, secret: bool = False) -> None:
+        self.turns, self.rubric, self.tools, self.secret = turns, Rubric(), tools, secret
         self.eval_dataset = self._rows(100, 105) if held_out else None
 
     def _rows(self, first: int, end: int) -> list[dict[str, Any]]:
         return [
-            {"prompt": [{"role": "user", "content": f"{n} + 1 ="}], "answer": str(n + 1), "info": {}}
+            {
+                "prompt": [{"role": "user", "content": "Guess." if self.secret else f"{n} + 1 ="}],
+                "answer": str(n + 1),
+                "info": {},
+            }
             for n in range(first, end)
         ]
 

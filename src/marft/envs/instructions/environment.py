@@ -20,7 +20,7 @@ from marft.envs.instructions.script import Writer
 from marft.envs.instructions.topics import TOPICS
 from marft.envs.instructions.writing import write
 from marft.envs.rows import Row, TablePath, read_table
-from marft.envs.splits import split_of
+from marft.envs.splits import bare, split_of
 from marft.game.environment import Split
 from marft.types import JointAction, Observation, Step, Task
 
@@ -138,12 +138,13 @@ class Instructions(Drawn):
     @cached_property
     def _rows(self) -> Mapping[Split, Sequence[Task]]:
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
-        seen = set[str]()
+        seen, held_out = set[str](), set[str]()
         for path, own in ((self.test_path, True), (self.path, False)):
             for task in self._tasks_of(path) if path else ():
-                if task.prompt in seen:
+                if task.prompt in seen or (not own and bare(task.prompt) in held_out):
                     continue
                 seen.add(task.prompt)
+                held_out |= {bare(task.prompt)} if own else set()
                 split = "test" if own else split_of(task.prompt)
                 found["train" if self.test_path and not own and split == "test" else split].append(task)
         return {split: tasks[: self.limit or None] for split, tasks in found.items()}

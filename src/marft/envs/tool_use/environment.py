@@ -278,9 +278,11 @@ class ToolUse(Drawn):
             others = without([task for task in tasks if official.get(task.id) == "train"], found["test"])
             for task in others:
                 found[share_of(task.prompt, 0.1, 0.0)].append(task)
-            return found
+            return {**found, "train": without(found["train"], found["validation"])}
         for task in self._files.tasks:
             found[share_of(task.prompt, 0.1, 0.0 if self.data.test_tasks else 0.1)].append(task)
+        found["validation"] = without(found["validation"], found["test"])
+        found["train"] = without(found["train"], [*found["validation"], *found["test"]])
         if self.data.test_tasks:
             test = load(self.data.format, self.data.test_tasks, "", self.data.answers, "", tables=False)
             self._check_calls(test.tasks)

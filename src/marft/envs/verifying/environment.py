@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import count
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import field_validator
@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import Bounded, CountOrNone, Filled, Plain, Positive
-from marft.envs.splits import split_of
+from marft.envs.splits import bare, split_of
 from marft.envs.verifying.process import Apart, EnvironmentApartError, number_in
 from marft.game.environment import Split
 from marft.types import JointAction, Observation, Step, Task
@@ -45,7 +45,7 @@ class Verifiers(EnvironmentPart):
     @field_validator("python")
     @classmethod
     def _is_there(cls, python: str) -> str:
-        if not Path(python).expanduser().is_file():
+        if not os.path.isfile(_at_home(python)):  # noqa: PTH113  no path is too long
             raise PydanticCustomError(
                 "python", "there is no {python}; {remedy}", {"python": python, "remedy": REMEDY}
             )  # fmt: skip
@@ -53,32 +53,41 @@ class Verifiers(EnvironmentPart):
 
     @cached_property
     def _apart(self) -> Apart:
-        return Apart(str(Path(self.python).expanduser()), self.id, self.args, self.timeout_seconds)
+        return Apart(_at_home(self.python), self.id, self.args, self.timeout_seconds)
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
-        """Its own held-out rows are the test; without them, and for validation, a row's prompt decides."""
-        running, seen, own = self._apart.current(), set[str](), False
+        """Its own held-out rows are the test; without them, and for validation, what a row asks decides."""
+        rows, seen = self._rows, set[str]()
+        own = any(held_out for held_out, _, _ in rows)
+        alike = len({told(row["messages"]) for _, _, row in rows}) == 1  # all begin alike: what is asked is not shown
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        for held_out, index, row in rows:
+            prompt = told(row["messages"])
+            asks = bare(f"{row['answer']} {row['about']}" if alike else prompt)
+            if asks in seen:
+                continue
+            seen.add(asks)
+            split: Split = "test" if held_out else split_of(asks)
+            if own and not held_out and split == "test":
+                split = "train"
+            data = {"held_out": held_out, "row": index, "answer": row["answer"]}
+            found[split].append(Task(f"{self.id}/{'held_out' if held_out else 'rows'}/{index}", prompt, data))
+        return {split: tasks[: self.limit or None] for split, tasks in found.items()}
+
+    @property
+    def _rows(self) -> list[tuple[bool, int, Mapping[str, Any]]]:
+        """All rows, held-out ones first: whether each is one, its number among its like, and what it says."""
+        running, found = self._apart.current(), list[tuple[bool, int, Mapping[str, Any]]]()
         for held_out in (True, False):
             rows = running.ask({"do": "rows", "held_out": held_out}, self.timeout_seconds).get("rows")
             if not isinstance(rows, list):
                 raise EnvironmentApartError(f"verifiers gave {rows!r:.100}, which are no rows")
-            own = own or bool(rows and held_out)
-            for index, row in enumerate(rows):
-                prompt = told(row["messages"])
-                if prompt in seen:
-                    continue
-                seen.add(prompt)
-                split: Split = "test" if held_out else split_of(prompt)
-                if own and not held_out and split == "test":
-                    split = "train"
-                data = {"held_out": held_out, "row": index, "answer": row["answer"]}
-                found[split].append(Task(f"{self.id}/{'held_out' if held_out else 'rows'}/{index}", prompt, data))
-        return {split: tasks[: self.limit or None] for split, tasks in found.items()}
+            found += [(held_out, index, row) for index, row in enumerate(rows)]
+        return found
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Rows of a split; no prompt is in two."""
+        """Rows of a split; no prompt is in two, unless all have the same."""
         try:
             return self._splits[split]
         except EnvironmentApartError as error:
@@ -139,6 +148,10 @@ class Rollout:
         tools = "\n".join(map(described, shown.get("tools") or ()))
         text = told(new)
         return Observation(f"{text}\n\n{TOOLS.format(tools)}" if tools and first else text)
+
+
+def _at_home(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111  which leaves users that nobody knows as they are
 
 
 def described(tool: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 LARGEST = 2**26  # bytes of a line
 MODEL = "team"
+OPENS, CLOSES = "<tool_call>", "</tool_call>"
 FAULTS: ContextVar[list[str]] = ContextVar("FAULTS")  # what reward functions of this episode have raised
 
 
@@ -62,9 +63,11 @@ class Rollouts:
         logging.getLogger("verifiers").addHandler(Faults(logging.ERROR))
 
     def rows(self, held_out: bool) -> list[dict[str, Any]]:
-        """Prompts and answers; of those that are held out, where the environment has such."""
-        rows = self._rows(held_out)
-        return [{"messages": plain(row["prompt"]), "answer": str(row.get("answer", ""))} for row in rows]
+        """Prompts and answers, and what else a row says; of those that are held out, where the environment has such."""
+        return [
+            {"messages": plain(row["prompt"]), "answer": str(row.get("answer", "")), "about": str(row.get("info", ""))}
+            for row in self._rows(held_out)
+        ]
 
     def _rows(self, held_out: bool) -> Any:
         if not held_out:
@@ -121,7 +124,8 @@ class Tasks:
     def rows(self, held_out: bool) -> list[dict[str, Any]]:
         """Prompts and answers; none are held out."""
         return [] if held_out else [
-            {"messages": self._messages(task), "answer": str(getattr(task.data, "answer", ""))} for task in self.tasks
+            {"messages": self._messages(task), "answer": str(getattr(task.data, "answer", "")), "about": ""}
+            for task in self.tasks
         ]  # fmt: skip
 
     def _messages(self, task: Any) -> list[dict[str, Any]]:
@@ -179,20 +183,21 @@ def plain_tool(tool: Any) -> dict[str, Any]:
 
 
 def called(text: str) -> tuple[str, list[dict[str, str]]]:
-    """A text without the calls in it, ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, and the calls."""
-    said, calls = "", list[dict[str, str]]()
-    while True:
-        before, opened, rest = text.partition("<tool_call>")
-        said += before
-        if not opened:
-            return said, calls
-        inside, _, text = rest.partition("</tool_call>")
+    """A text without the calls in it, ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, and the calls. What is
+    opened there and is none stays as it is."""
+    said, calls, at = list[str](), list[dict[str, str]](), 0
+    while (opened := text.find(OPENS, at)) >= 0:
+        closed = text.find(CLOSES, opened)
+        inside = text[opened + len(OPENS) : closed if closed >= 0 else len(text)]
+        said.append(text[at:opened])
+        at = closed + len(CLOSES) if closed >= 0 else len(text)
         try:
             call = json.loads(inside)
             arguments = json.dumps(call.get("arguments") or {})
             calls.append({"id": f"call_{len(calls)}", "name": str(call["name"]), "arguments": arguments})
-        except (ValueError, KeyError, AttributeError):
-            said += f"<tool_call>{inside}</tool_call>"
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            said.append(text[opened:at])
+    return "".join((*said, text[at:])), calls
 
 
 def described(error: object) -> str:

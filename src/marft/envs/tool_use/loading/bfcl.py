@@ -22,9 +22,13 @@ def bfcl_tasks(path: str, answers: str) -> list[Task]:
     Raises:
         ValueError: one is of another layout, or has no answer.
     """
-    known = {}
+    known: dict[str, tuple[str, list[Any]]] = {}
     for where, row in lines_of(answers):
-        known[field(row, "id", str, where)] = where, field(row, "ground_truth", list, where)
+        if (name := field(row, "id", str, where)) in known:
+            raise ValueError(
+                f"environment.data.answers: {where}: {name!r} stands in {known[name][0]} too; leave one out"
+            )
+        known[name] = where, field(row, "ground_truth", list, where)
     found = []
     for where, row in lines_of(path):
         name = field(row, "id", str, where)
@@ -34,7 +38,8 @@ def bfcl_tasks(path: str, answers: str) -> list[Task]:
         if not all(isinstance(turn, list) and all(isinstance(text, str) for text in turn) for turn in turns):
             raise ValueError(f"environment.data.answers: {place}: each turn of 'ground_truth' must be a list of texts")
         held_back = _held_back(row, where)
-        messages = _messages(field(row, "question", list, where), held_back, where)
+        said = _said(field(row, "question", list, where), where)
+        messages = _messages(said, held_back)
         if len(turns) != len(messages):
             raise ValueError(
                 f"environment.data.answers: {place}: 'ground_truth' has {len(turns)} turns, and 'question' of {where} "
@@ -43,7 +48,7 @@ def bfcl_tasks(path: str, answers: str) -> list[Task]:
         involved = field(row, "involved_classes", list, where) and texts(row, "involved_classes", where)
         data = {
             "messages": messages,
-            "asks": [words for words in messages if words != GO_ON],
+            "asks": [words for words in said if words],
             "held_back": held_back,
             "initial": field(row, "initial_config", dict, where),
             "classes": involved,
@@ -87,16 +92,20 @@ def _held_back(row: dict[str, Any], where: str) -> dict[str, list[str]]:
     return {turn: texts(held_back, turn, where) for turn in held_back}
 
 
-def _messages(question: list[Any], held_back: dict[str, list[str]], where: str) -> list[str]:
-    """What the user says, turn by turn; in a turn without words, what tools there are now, or to go on."""
+def _said(question: list[Any], where: str) -> list[str]:
+    """The words of the user, turn by turn; "" in a turn without any."""
     turns = []
-    for number, turn in enumerate(question):
+    for turn in question:
         if not isinstance(turn, list):
             raise ValueError(f"environment.data: {where}: each turn of 'question' must be a list of messages")
-        said = [str(table(message, where).get("content", "")) for message in turn]
-        more = held_back.get(str(number))
-        said += [MORE.format(", ".join(more))] if more else []
-        turns.append(" ".join(filter(None, said)) or GO_ON)
+        turns.append(" ".join(filter(None, (str(table(message, where).get("content", "")) for message in turn))))
     if not turns:
         raise ValueError(f"environment.data: {where}: 'question' has no turns")
     return turns
+
+
+def _messages(said: list[str], held_back: dict[str, list[str]]) -> list[str]:
+    """What agents are told, turn by turn: the user's words, and what tools there are now; without either, to go on."""
+    more = [held_back.get(str(number), []) for number in range(len(said))]
+    told = [MORE.format(", ".join(names)) if names else "" for names in more]
+    return [" ".join(filter(None, both)) or GO_ON for both in zip(said, told, strict=True)]

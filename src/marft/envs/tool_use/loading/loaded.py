@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from marft.envs.text_tables import twice_in
 from marft.envs.tool_use.loading.bfcl import bfcl_tasks
 from marft.envs.tool_use.loading.files import Loaded, text_of
 from marft.envs.tool_use.loading.tau import tau_tables, tau_tasks
@@ -34,5 +35,10 @@ def load(format: Format, tasks: str, database: str, answers: str, policy: str, t
         found = bfcl_tasks(tasks, answers)
     else:
         found = tau_tasks(tasks) if format == "tau" else tau2_tasks(tasks)
+    if (name := twice_in(task.id for task in found)) is not None:
+        raise ValueError(
+            f"environment.data.tasks: {tasks} has two tasks of the id {name!r}, and one would be held to what the "
+            "other asks; rename one, or leave it out"
+        )
     read = TABLES[format](database) if tables and format in TABLES else {}
     return Loaded(found, read, text_of(policy) if policy else "")
