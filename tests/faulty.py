@@ -171,6 +171,13 @@ class Open(Sound):
         return await super().taken(attempt, text)
 
 
+class Unscripted(Open):
+    """Nobody is there who plays it well."""
+
+    def script(self, skill: float = 1.0) -> None:  # type: ignore[override]
+        return None
+
+
 class Hanging(Sound):
     async def taken(self, attempt: Attempt, text: str) -> Step:
         await asyncio.sleep(60)

@@ -43,6 +43,7 @@ FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what 
     faulty.Perverse: ("success", "is solved by its script of skill 1 for -0.4, and not by"),
     faulty.Unsolvable: ("success", "its own script of skill 1 loses 1 of 2 tasks: sum/29"),
     faulty.Open: ("nonsense", "somebody who says a megabyte without a space earns 1 for sum/0, as much as good play"),
+    faulty.Unscripted: ("nonsense", "without a space earns 1 for sum/0, which is solved with that"),
     faulty.Chance: ("repeatable", "come to something else the second time"),
     faulty.SharedNumbers: ("own numbers", "it draws from random, numpy.random or torch"),
     faulty.Overlapping: ("nothing shared", "played at the same time disturb each other"),

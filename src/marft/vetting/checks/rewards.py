@@ -100,18 +100,20 @@ def earned(evidence: Evidence) -> Iterator[Finding]:
             best[play.task.id] = max(play.total, best.get(play.task.id, -math.inf))
     nonsense: dict[str, list[Play]] = defaultdict(list)
     for play in [*evidence.played, *(play for play in evidence.odd if play.whole)]:
-        if play.player in players.NONSENSE and play.task.id in best:
+        if play.player in players.NONSENSE and (play.task.id in best or play.success is not None):
             nonsense[play.player].append(play)
     paid = {
         player: plays
         for player, plays in nonsense.items()
         if all(play.total >= best[play.task.id] - NEARLY if play.success is None else play.success for play in plays)
     }
-    if paid and len(set(best.values()) | {play.total for play in evidence.played}) > 1:
+    alike = {play.total for play in evidence.played}
+    if paid and len(alike) > 1:
         player, plays = next(iter(paid.items()))
         others = f"; and so does {some(list(paid)[1:])}" if len(paid) > 1 else ""
         yield Finding(
             "warning",
-            f"{player} earns {plays[0].total:g} for {plays[0].task.id}, as much as good play{others}",
+            f"{player} earns {plays[0].total:g} for {plays[0].task.id}, "
+            f"{'as much as good play' if best else 'which is solved with that'}{others}",
             "a reader that finds the answer anywhere in a text, or fails open, is what a model will learn to use",
         )
