@@ -59,6 +59,9 @@ class TestEnvironments:
     def test_each_stands_beside_what_it_is_and_its_keys(self, capsys: pytest.CaptureFixture[str]) -> None:
         listed = run(capsys, "environments")
         assert all(name in listed for name in BUILT_IN["environments"])
+        said = [line.rstrip() for line in listed.splitlines() if not line.lstrip().startswith("keys:")]
+        assert "Kitchens of several rooms: players fetch ingredients" in listed
+        assert not [line for line in said if line.endswith((" a", " the", " Its", ":"))]
         assert "math Mathematics problems from files" in listed
         assert "keys: dataset, " in listed
 

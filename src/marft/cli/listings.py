@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterable
 from textwrap import fill
@@ -24,6 +25,7 @@ from marft.texts import one_line
 
 ROOMY = 150  # columns in which every part of an algorithm has one of its own
 READABLE = 100  # columns of names, however wide the terminal
+SENTENCE = re.compile(r".+?\.(?= |$)|.+")  # the first one
 
 
 def recipes(name: str) -> None:
@@ -83,12 +85,13 @@ def _list(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _environment_in_short(name: str) -> str:
-    """Its first line and its keys; or why it cannot be used, as somebody's package may be broken."""
+    """Its first sentence and its keys; or why it cannot be used, as somebody's package may be broken."""
     try:
         cls = find_plugin("environments", name)
     except ValueError as error:
         return f"cannot be used: {error}"
-    return f"{_doc(cls).splitlines()[0]}\nkeys: {', '.join(cls.model_fields)}"
+    first = SENTENCE.match(" ".join(_doc(cls).partition("\n\n")[0].split()))
+    return f"{first[0] if first else ''}\nkeys: {', '.join(cls.model_fields)}"
 
 
 def _doc(cls: type[Plugin]) -> str:
