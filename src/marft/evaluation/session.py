@@ -15,6 +15,7 @@ from marft.evaluation.keeping import Place, alone, key_of, played
 from marft.evaluation.scenarios import Scenarios
 from marft.game.environment import Split
 from marft.game.game import Attempt
+from marft.game.organizations.turns import Turns
 from marft.models.known import files_of, known, remember
 from marft.playing import Rollouts
 from marft.runs.checkpoints import STATE, Checkpoints, load_policies, verify
@@ -80,7 +81,7 @@ def evaluate_checkpoints(
     """
     if shuffled_too and run.team.own_words:
         raise ValueError("messages cannot be shuffled: the team is a program, which passes them on itself")
-    if shuffled_too and run.team.name == "turns" and run.team.sees == "nothing" and run.team.order == "together":
+    if shuffled_too and isinstance(run.team, Turns) and (run.team.sees, run.team.order) == ("nothing", "together"):
         raise ValueError(
             "messages cannot be shuffled: the team passes none on (team.sees = 'nothing'); what agents say reaches "
             "others through the environment, if at all"
