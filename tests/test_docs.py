@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,10 @@ def test_the_first_teams_script_is_shown_to_the_letter_and_short() -> None:
 def _sections(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_extra_is_in_the_table_of_them() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = [line for line in (ROOT / "docs/install.md").read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    told = {name for line in table for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
+    assert told == set(project["optional-dependencies"]) - {"dev"}
