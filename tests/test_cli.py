@@ -119,7 +119,7 @@ def test_a_dry_run_reads_the_environments_tasks(
     capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
 ) -> None:
     text = run(capsys, "train", str(recipe_file), "--dry-run")
-    assert text.startswith("# train: 64 tasks, the first is chain_sum/1: State the final answer")
+    assert " # train: 64 tasks, the first is chain_sum/1: State the final answer" in text
     assert "# test: 16 tasks" in text
     data = tmp_path / "problems.jsonl"
     data.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n{"problem": 3')

@@ -214,10 +214,11 @@ def test_so_many_cells_are_walls(walls: float) -> None:
     ],
 )
 def test_a_script_of_skill_solves_every_maze_in_the_fewest_steps(name: str, changes: dict[str, object]) -> None:
-    run = with_changes(name, **changes)
+    table: dict[str, object] = {f"environment.{key}": value for key, value in changes.items()}
     if "actions" in changes:
-        table = {"team": {"organization": "turns", "order": "one after another"}}
-        run = load_recipe(name, changes={"models.base.path": "tiny", "environment.train_tasks": 30, "environment.held_out_tasks": 5, **{f"environment.{k}": v for k, v in changes.items()}, **table})  # fmt: skip
+        table["team"] = {"organization": "turns", "order": "one after another"}
+    few = {"models.base.path": "tiny", "environment.train_tasks": 30, "environment.held_out_tasks": 5}
+    run = load_recipe(name, changes={**few, **table})
     episodes = by_script(run)
     assert all(episode.success for episode in episodes)
     assert [len(episode.transitions) for episode in episodes] == [e.task.data["fewest_steps"] for e in episodes]
