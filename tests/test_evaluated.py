@@ -78,7 +78,7 @@ def test_arithmetic_is_read_and_nothing_else() -> None:
     for text in (
         "x.real", "x[0]", "f'x'", "lambda: x", "foo(x)", "sin", "N(x)", "exp(x, y=1)", "x if x else y", "x == 2", "'x'",
         "3j", "True", "2**(9**9)", "x**exp(9)", "2**1000", "x**1000", "1e-99999", "N",
-        "9**200*9**200", "sin(cos(tan(x)))", "1.e9_999", "x" * (LONGEST + 1), "(" * 300, "",
+        "9**200*9**200", "sin(cos(tan(x)))", "1.e9_999", "x" + "+x" * (LONGEST // 2), "(" * 300, "",
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"arithmetic|worked out|not small"):
             check(text)
@@ -90,6 +90,6 @@ def test_values_and_fractions_are_those_that_are_written_out() -> None:
         with pytest.raises(ValueError, match="no value that is written out"):
             literal(text)
     assert [float(fraction(text)) for text in ("1/4", "-2.5", "1e-3")] == [0.25, -2.5, 0.001]
-    for text in ("1e999999999", "1e1_000_000_000", "x", "1" * 10_000):
+    for text in ("1e999999999", "1e400", "1e1_000_000_000", "x", "1" * 10_000):
         with pytest.raises(ValueError, match=r"too large|Invalid literal"):
             fraction(text)
