@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from marft.config.load import load_recipe
+from marft.config.parts import EnvironmentPart
+from marft.types import Task
 
 NOT_ASKED = "act although it is not their turn; use organization = 'turns'"
 BESIDE = "they would read each other's whole turns beside it"
@@ -52,3 +56,20 @@ def test_hints_are_all_that_the_other_gets() -> None:
     changes = {"environment": game, "team": {"organization": "turns", "sees": "last"}}
     with pytest.raises(ValueError, match=BESIDE):
         load_recipe("textarena", changes=changes)
+
+
+class Dealt(EnvironmentPart):
+    """Somebody's own, which deals turns."""
+
+    says_whose_turn: ClassVar[bool] = True
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(f"{split}/0", "Play.")]
+
+    def start(self, task: Task, seed: int) -> object:
+        raise AssertionError("nobody plays here")
+
+
+def test_an_environment_of_ones_own_says_it_too() -> None:
+    with pytest.raises(ValueError, match=NOT_ASKED):
+        load_recipe("demo", changes={"environment": {"name": "tests.test_turns_settings:Dealt"}})

@@ -24,6 +24,9 @@ class EnvironmentPart(Plugin):
     one_step: ClassVar[bool] = False  # every episode is over after one step
     session: ClassVar[type | None] = None
     reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)  # of what an episode earns the team, or one agent
+    says_whose_turn: ClassVar[bool] = False  # agents act when it says so (Observation.turn), not all in every step
+    offers_options: ClassVar[bool] = False  # agents choose from its options (Observation.options), and do not write
+    carries_words: ClassVar[bool] = False  # what agents say reaches others through it: cut, priced or not at all
 
     @property
     def graded(self) -> bool:
@@ -39,21 +42,6 @@ class EnvironmentPart(Plugin):
     def against(self) -> Sequence[str]:
         """Roles of agents that the others learn to play against, and that do not learn themselves."""
         return ()
-
-    @property
-    def says_whose_turn(self) -> bool:
-        """Whether agents are to act when it says so (``Observation.turn``), and not all of them in every step."""
-        return False
-
-    @property
-    def offers_options(self) -> bool:
-        """Whether agents are to choose from its options (``Observation.options``), and not to write."""
-        return False
-
-    @property
-    def carries_words(self) -> bool:
-        """Whether what agents say reaches others through it: cut, priced or not at all, as its rules have it."""
-        return False
 
     @property
     def offers(self) -> type | None:

@@ -54,7 +54,14 @@ SEAMS: Mapping[str, Seam] = {
         "an environment",
         "marft.config.parts.EnvironmentPart",
         {"tasks": Method(("split",)), "start": Method(("task", "seed"), awaited=None)},
-        attributes={"one_step": (bool,), "graded": (bool,), "session": (type, None)},
+        attributes={
+            "one_step": (bool,),
+            "graded": (bool,),
+            "session": (type, None),
+            "says_whose_turn": (bool,),
+            "offers_options": (bool,),
+            "carries_words": (bool,),
+        },
     ),
     "channels": Seam("a channel", "marft.config.plugins.Plugin", {"carry": Method(("messages",))}),
     "organizations": Seam(

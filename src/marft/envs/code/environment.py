@@ -102,7 +102,7 @@ class Code(Drawn):
         return self._rows.tasks["test"] if self.test_path and not self.path else ()
 
     @property
-    def says_whose_turn(self) -> bool:
+    def says_whose_turn(self) -> bool:  # type: ignore[override]
         """Coder and tester, then the reflector."""
         return self.tester or self.reflector
 

@@ -60,7 +60,7 @@ class MovesWorld(Drawn):
         return role_problems({"map_for": self.map_for, "mover": mover}, roles)
 
     @property
-    def offers_options(self) -> bool:
+    def offers_options(self) -> bool:  # type: ignore[override]
         """Where the mover chooses."""
         return self.actions == "choices"
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from random import Random
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -39,6 +39,8 @@ class Memory(Drawn):
     the share of those that it picks, as in CoMAM.
     """
 
+    carries_words: ClassVar[bool] = True
+    says_whose_turn: ClassVar[bool] = True
     path: Annotated[str, AfterValidator(_file)] = ""  # conversations of a file, in place of invented ones
     layout: Layout = "locomo"  # of the file: "locomo" (locomo10.json) or "longmemeval"
     style: Style = "full"  # of invented ones: "plain" says facts in few words, for tiny models
@@ -85,16 +87,6 @@ class Memory(Drawn):
             role = getattr(self, key)
             if role and role not in roles:
                 yield f"environment.{key}: no agent is called {role!r}{did_you_mean(role, roles)}"
-
-    @property
-    def says_whose_turn(self) -> bool:
-        """The writer, then the retriever and the answerer, question by question."""
-        return True
-
-    @property
-    def carries_words(self) -> bool:
-        """Notes, within their budget."""
-        return True
 
     @cached_property
     def _recorded(self) -> dict[str, Recorded]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -31,6 +31,8 @@ class Relay(Drawn):
     the others its keys; of ``sum`` every sum is as likely without any one part.
     """
 
+    carries_words: ClassVar[bool] = True
+    says_whose_turn: ClassVar[bool] = True
     speakers: Names = ("north",)  # roles that hold a part and may tell it
     answerer: Role = "south"  # who holds a part too, and answers
     answer: Literal["lookup", "sum"] = "lookup"  # a code behind others' keys; or the sum of numbers, modulo values
@@ -75,16 +77,6 @@ class Relay(Drawn):
                 "more, or shorter words (alphabet)", letters=self.letters, characters=self.characters,
             )  # fmt: skip
         return self
-
-    @property
-    def says_whose_turn(self) -> bool:
-        """Who tells, and then who answers."""
-        return True
-
-    @property
-    def carries_words(self) -> bool:
-        """Messages, cut and priced."""
-        return True
 
     @property
     def needed(self) -> int:

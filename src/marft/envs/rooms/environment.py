@@ -29,6 +29,8 @@ class Rooms(Drawn):
     Every kitchen has been run in time by players who see no more than that, so that all can be.
     """
 
+    carries_words: ClassVar[bool] = True
+    says_whose_turn: ClassVar[bool] = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     most_idle: ClassVar[int] = 1000  # each is a kitchen that has been run
 
@@ -83,19 +85,9 @@ class Rooms(Drawn):
                 )
 
     @property
-    def says_whose_turn(self) -> bool:
-        """Who is free, or first."""
-        return True
-
-    @property
-    def offers_options(self) -> bool:
+    def offers_options(self) -> bool:  # type: ignore[override]
         """Where players choose."""
         return self.actions == "choose"
-
-    @property
-    def carries_words(self) -> bool:
-        """What is called out."""
-        return True
 
     @property
     def _rules(self) -> Rules:

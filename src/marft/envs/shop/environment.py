@@ -61,7 +61,7 @@ class Shop(Drawn):
                     yield f"environment.{key}: no agent is called {role!r}{did_you_mean(role, roles)}"
 
     @property
-    def offers_options(self) -> bool:
+    def offers_options(self) -> bool:  # type: ignore[override]
         """Where the actor chooses."""
         return self.actions == "choices"
 

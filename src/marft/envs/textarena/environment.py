@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Strict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -32,6 +32,7 @@ class TextArena(Drawn):
     Which side begins alternates from task to task, so that all attempts at a task are played from the same seat.
     """
 
+    says_whose_turn: ClassVar[bool] = True
     game: Filled = "kuhn"  # hints, kuhn, nim, or an id of TextArena's, such as ConnectFour-v0
     params: Plain = {}  # of the game
     # sides, each a list of the roles that play one player: the last one moves, those before it advise it
@@ -108,12 +109,7 @@ class TextArena(Drawn):
         return self.rules.cooperative if self.rules else self.cooperative
 
     @property
-    def says_whose_turn(self) -> bool:
-        """One side after another."""
-        return True
-
-    @property
-    def carries_words(self) -> bool:
+    def carries_words(self) -> bool:  # type: ignore[override]
         """A hint is what the other gets."""
         return self.game == "hints"
 
