@@ -40,7 +40,13 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 
 # scripts of a skill, which run in the sandbox; packages that other Pythons import
-collect_ignore_glob = ["skill_example/*", "verifiers_fake/*", "verifiers_real/*"]
+collect_ignore_glob = [
+    "skill_example/*",
+    "toolsandbox_fake/*",
+    "toolsandbox_real/*",
+    "verifiers_fake/*",
+    "verifiers_real/*",
+]
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 

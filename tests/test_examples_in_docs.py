@@ -31,6 +31,7 @@ from tests.helpers import recipe
 # bash: a script, which test_wheel.py runs
 LANGUAGES = {"bash", "csv", "output", "python", "sh", "text", "toml", "yaml"}
 NOT_OURS = {  # commands that are somebody else's, and why they are not looked at
+    "git": "fetches somebody else's repository",
     "docker": "needs its daemon, and a GPU",
     "pip": "an installation takes a network and minutes",
     "/opt/theirs/bin/pip": "the same",

@@ -18,10 +18,11 @@ import pytest
 from pydantic import ValidationError
 
 from marft.config import parse_recipe
+from marft.envs.apart.inside.calls import called
+from marft.envs.apart.process import EnvironmentApartError, number_in
+from marft.envs.apart.words import measures, told
 from marft.envs.scripts import Cue
-from marft.envs.verifying.environment import Rollout, Verifiers, measures, told
-from marft.envs.verifying.process import EnvironmentApartError, number_in
-from marft.envs.verifying.server import called
+from marft.envs.verifying.environment import Rollout, Verifiers
 from marft.scripted import ScriptedTeam
 from marft.types import JointAction, Observation, Step, Task
 from tests.episodes import make_action
@@ -259,14 +260,14 @@ def test_a_python_that_is_not_there_is_refused_with_what_to_do() -> None:
 
 def test_calls_are_read_out_of_a_text_and_what_is_none_stays() -> None:
     text = 'a<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>b<tool_call>no</tool_call>c'
-    assert called(text) == ("ab<tool_call>no</tool_call>c", [{"id": "call_0", "name": "f", "arguments": '{"x": 1}'}])
+    assert called(text) == ("ab<tool_call>no</tool_call>c", [{"name": "f", "arguments": {"x": 1}}])
     assert called("plain") == ("plain", [])
 
 
 def test_a_call_that_never_ends_or_is_too_deep_stays_as_it_was_written() -> None:
     for text in ("a<tool_call>no", f"<tool_call>{'[' * 100_000}</tool_call>b"):
         assert called(text) == (text, [])
-    assert called('<tool_call>{"name": "f"}')[1] == [{"id": "call_0", "name": "f", "arguments": "{}"}]
+    assert called('<tool_call>{"name": "f"}')[1] == [{"name": "f", "arguments": {}}]
 
 
 def test_numbers_and_metrics_are_numbers() -> None:

@@ -18,7 +18,7 @@ from marft.vetting.subject import Subject, of_recipe, subject_of
 from tests.nights import NIGHT
 
 GAMES = {"gymnasium": "tests.gym_games:Walk", "pettingzoo": "tests.gym_games:Nim"}  # somebody else's, worn by ours
-ELSEWHERE = {"verifiers"}  # plays in a process of somebody else's package
+ELSEWHERE = {"toolsandbox", "verifiers"}  # play in a process of somebody else's package
 FEW = {"train_tasks": 60, "held_out_tasks": 12}
 KNOWN = {"textarena": {"splits"}}  # a match of Kuhn poker is one of twelve: held-out ones differ in their seed alone
 BY_DAY = Limits(tasks=1, held_out_tasks=0, middle_seconds=0.5, longest_seconds=5, hold_seconds=0.1, processes=False)

@@ -52,6 +52,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "table": "marft.envs.table:Table",
         "textarena": "marft.envs.textarena.environment:TextArena",
         "tool_use": "marft.envs.tool_use.environment:ToolUse",
+        "toolsandbox": "marft.envs.toolsandbox.environment:ToolSandbox",
         "verifiers": "marft.envs.verifying.environment:Verifiers",
     },
     "channels": {

@@ -7,6 +7,7 @@ that repeats itself can leak a held-out question into training.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from marft.game.environment import Split
@@ -49,6 +50,21 @@ def share_of(question: str, validation: float, test: float) -> Split:
     if point < validation:
         return "validation"
     return "test" if point < validation + test else "train"
+
+
+def dealt(questions: Iterable[str]) -> dict[str, Split]:
+    """The splits of a few questions, of which no part could be left to chance: a fifth is the test, a fifth validation,
+    in an order that their own texts decide.
+
+    >>> sorted(dealt(["a", "b", "c", "d", "e"]).values())
+    ['test', 'train', 'train', 'train', 'validation']
+    """
+    ordered = sorted(set(questions), key=lambda question: (_number_of(question), question))
+    fifth = -(-len(ordered) // 5)
+    shares: tuple[tuple[Split, Sequence[str]], ...] = (
+        ("test", ordered[:fifth]), ("validation", ordered[fifth : 2 * fifth]), ("train", ordered[2 * fifth :]),
+    )  # fmt: skip
+    return {question: split for split, part in shares for question in part}
 
 
 def bare(question: str) -> str:

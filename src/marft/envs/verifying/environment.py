@@ -2,58 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import count
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import field_validator
-from pydantic_core import PydanticCustomError
-
-from marft.config.parts import EnvironmentPart
-from marft.config.settings import Bounded, CountOrNone, Filled, Plain, Positive
+from marft.config.settings import Bounded, CountOrNone, Filled, Plain
+from marft.envs.apart.part import ApartPart, at_home
+from marft.envs.apart.process import Apart, EnvironmentApartError, number_in
+from marft.envs.apart.words import TOOLS, described, measures, told
 from marft.envs.splits import bare, split_of
-from marft.envs.verifying.process import Apart, EnvironmentApartError, number_in
 from marft.game.environment import Split
 from marft.types import JointAction, Observation, Step, Task
 
-# told once, with the first prompt
-TOOLS = 'Tools, called as <tool_call>{{"name": NAME, "arguments": {{…}}}}</tool_call>:\n{}'
-MOST = 1e300  # what is beyond it, or no number, is not measured
 NUMBERS = count()  # of episodes in this process
-REMEDY = (
-    "make one:  python -m venv ~/verifiers && ~/verifiers/bin/pip install verifiers  and what the environment is in, "
-    'then python = "~/verifiers/bin/python"'
-)
 
 
-class Verifiers(EnvironmentPart):
+class Verifiers(ApartPart):
     """An environment of ``verifiers``, which runs on a Python of its own: it wants other versions of libraries. Its
     rollout asks the team where it asks a model, in as many turns as it has, and its rubric scores what comes of it."""
 
+    installs: ClassVar[str] = (
+        "python -m venv ~/verifiers && ~/verifiers/bin/pip install verifiers  and what the environment is in, then "
+        'python = "~/verifiers/bin/python"'
+    )
+
     id: Filled  # as load_environment takes it, or of a task set
     args: Plain = {}  # that it is loaded with
-    python: Filled  # of a Python environment that has verifiers, and the package that the environment is in
     shows: Literal["new", "all"] = "new"  # of later turns: what is new, or the whole conversation
     limit: CountOrNone = 0  # tasks of each split; 0: all
     solved_from: Bounded = 1.0  # the reward from which on a task is solved
-    timeout_seconds: Positive = 120.0  # that it may take to answer; then its process is ended
-
-    @field_validator("python")
-    @classmethod
-    def _is_there(cls, python: str) -> str:
-        if not os.path.isfile(_at_home(python)):  # noqa: PTH113  no path is too long
-            raise PydanticCustomError(
-                "python", "there is no {python}; {remedy}", {"python": python, "remedy": REMEDY}
-            )  # fmt: skip
-        return python
 
     @cached_property
     def _apart(self) -> Apart:
-        return Apart(_at_home(self.python), self.id, self.args, self.timeout_seconds)
+        return Apart("verifiers", at_home(self.python), {"name": self.id, "args": self.args}, self.timeout_seconds)
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
@@ -111,14 +93,14 @@ class Rollout:
     async def reset(self) -> Observation:
         self._running = self.apart.current()
         data = self.task.data
-        shown = self._ask({"do": "begin", "held_out": data["held_out"], "row": data["row"]})
+        shown = await self._ask({"do": "begin", "held_out": data["held_out"], "row": data["row"]})
         if "done" in shown:
             raise EnvironmentApartError("verifiers: the rollout was over before the team was asked")
         return self._observed(shown)
 
     async def step(self, actions: JointAction) -> Step:
         """Give the rollout what the team says, where it waits for its model."""
-        shown = self._ask({"do": "say", "text": actions.answer.text if actions.answer else ""})
+        shown = await self._ask({"do": "say", "text": actions.answer.text if actions.answer else ""})
         if "done" not in shown:
             return Step(self._observed(shown), 0.0)
         done = shown["done"]
@@ -134,8 +116,10 @@ class Rollout:
         if self._running is not None:
             self._running.forget({"do": "drop", "episode": self.key})
 
-    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self._running.ask({**question, "episode": self.key}, self.settings.timeout_seconds)
+    async def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._running.asked(
+            {**question, "episode": self.key}, self.settings.timeout_seconds
+        )
         return answer
 
     def _observed(self, shown: Mapping[str, Any]) -> Observation:
@@ -148,40 +132,3 @@ class Rollout:
         tools = "\n".join(map(described, shown.get("tools") or ()))
         text = told(new)
         return Observation(f"{text}\n\n{TOOLS.format(tools)}" if tools and first else text)
-
-
-def _at_home(path: str) -> str:
-    return os.path.expanduser(path)  # noqa: PTH111  which leaves users that nobody knows as they are
-
-
-def described(tool: Mapping[str, Any]) -> str:
-    """A tool in one line or two: its name, what it does, and its arguments as a JSON schema, where it has any.
-
-    >>> described({"name": "add", "description": "Adds.", "parameters": {"properties": {"a": {"type": "number"}}}})
-    'add: Adds. Arguments: {"properties":{"a":{"type":"number"}}}'
-    """
-    schema = tool.get("parameters") or {}
-    said = f"{tool['name']}: {tool.get('description') or ''}".rstrip()
-    if not schema.get("properties"):
-        return said
-    return f"{said} Arguments: {json.dumps(schema, ensure_ascii=False, separators=(',', ':'))}"
-
-
-def told(messages: Sequence[Mapping[str, str]]) -> str:
-    """Messages as one text; who speaks is said where that is not the user alone.
-
-    >>> told([{"role": "user", "content": "2 + 3?"}])
-    '2 + 3?'
-    """
-    if all(message["role"] in ("user", "system", "tool") for message in messages):
-        return "\n\n".join(message["content"] for message in messages if message["content"])
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
-
-
-def measures(metrics: object) -> dict[str, float]:
-    """Metrics of a rubric that are numbers, by names that a metric of ours can have."""
-    if not isinstance(metrics, dict):
-        return {}
-    named = {re.sub(r"\W", "_", str(name))[:64]: value for name, value in metrics.items()}
-    numbers = {name: value for name, value in named.items() if isinstance(value, int | float)}
-    return {name: float(value) for name, value in numbers.items() if -MOST < value < MOST}

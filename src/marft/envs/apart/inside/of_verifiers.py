@@ -1,9 +1,5 @@
-"""The program that runs environments of ``verifiers``, on a Python that has them: nothing of MARFT is imported here.
-
-It is asked in lines of JSON on the socket that it is given, and answers in lines with the same ``id``. An episode runs
-the environment's own rollout, whose model is the team: what the model is asked with goes out, what is said next
-comes in. At the end the environment's own rubric scores it.
-"""
+"""Environments of ``verifiers``: an episode runs the environment's own rollout, whose model is the team. What the model
+is asked with goes out, what is said next comes in. At the end the environment's own rubric scores it."""
 
 from __future__ import annotations
 
@@ -11,16 +7,14 @@ import asyncio
 import importlib
 import json
 import logging
-import socket
-import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import Any
 
-LARGEST = 2**26  # bytes of a line
+from .calls import called, described
+
 MODEL = "team"
-OPENS, CLOSES = "<tool_call>", "</tool_call>"
 FAULTS: ContextVar[list[str]] = ContextVar("FAULTS")  # what reward functions of this episode have raised
 
 
@@ -96,7 +90,11 @@ class Rollouts:
 
         async def get_response(prompt: Any, model: str, tools: Any = None, **_: Any) -> Any:
             text = await episode.ask(plain(prompt), [plain_tool(tool) for tool in tools or ()])
-            said, calls = called(text)
+            said, found = called(text)
+            calls = [
+                {"id": f"call_{number}", "name": call["name"], "arguments": json.dumps(call["arguments"])}
+                for number, call in enumerate(found)
+            ]
             message = types.ResponseMessage(
                 content=said, tool_calls=[types.ToolCall(**call) for call in calls] or None,
                 finish_reason="tool_calls" if calls else "stop", is_truncated=False,
@@ -182,90 +180,36 @@ def plain_tool(tool: Any) -> dict[str, Any]:
     return {key: given.get(key) for key in ("name", "description", "parameters")}
 
 
-def called(text: str) -> tuple[str, list[dict[str, str]]]:
-    """A text without the calls in it, ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, and the calls. What is
-    opened there and is none stays as it is."""
-    said, calls, at = list[str](), list[dict[str, str]](), 0
-    while (opened := text.find(OPENS, at)) >= 0:
-        closed = text.find(CLOSES, opened)
-        inside = text[opened + len(OPENS) : closed if closed >= 0 else len(text)]
-        said.append(text[at:opened])
-        at = closed + len(CLOSES) if closed >= 0 else len(text)
-        try:
-            call = json.loads(inside)
-            arguments = json.dumps(call.get("arguments") or {})
-            calls.append({"id": f"call_{len(calls)}", "name": str(call["name"]), "arguments": arguments})
-        except (ValueError, KeyError, AttributeError, RecursionError):
-            said.append(text[opened:at])
-    return "".join((*said, text[at:])), calls
+class Environments:
+    """One environment, and its rollouts."""
 
-
-def described(error: object) -> str:
-    """An error, and what it came of."""
-    cause = getattr(error, "__cause__", None)
-    return f"{type(error).__name__}: {error}"[:2000] + (f" ({described(cause)})" if cause else "")
-
-
-class Bridge:
-    """Answers lines."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
-        self.source: Rollouts | Tasks | None = None
+    def __init__(self, played: Rollouts | Tasks) -> None:
+        self.played = played
         self.episodes: dict[str, Episode] = {}
-        self.asked: set[asyncio.Task[None]] = set()
 
-    def answer(self, line: bytes) -> None:
-        """Answer a line in its own time."""
-        task = asyncio.ensure_future(self._answered(json.loads(line)))
-        self.asked.add(task)
-        task.add_done_callback(self.asked.discard)
+    def rows(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
+        return self.played.rows(asked["held_out"])
 
-    async def _answered(self, asked: dict[str, Any]) -> None:
-        do: Callable[[dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]] = getattr(self, f"_{asked['do']}")
-        try:
-            line = json.dumps({"id": asked["id"], **await do(asked)}, default=str)
-        except Exception as error:  # noqa: BLE001  of somebody's environment: it is told
-            line = json.dumps({"id": asked["id"], "error": described(error)})
-        self.writer.write(line.encode() + b"\n")
+    async def begin(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
+        begun = self.episodes[episode] = Episode()
+        rollout = self.played.play(asked["held_out"], asked["row"], begun)
+        begun.running = asyncio.ensure_future(begun.run(rollout))
+        return await begun.shown.get()
 
-    async def _open(self, asked: dict[str, Any]) -> dict[str, Any]:
-        verifiers = importlib.import_module("verifiers")
-        name, args = asked["name"], asked["args"]
-        classical = hasattr(verifiers, "load_environment")
-        self.source = Rollouts(verifiers, name, args) if classical else Tasks(name, args)
-        return {"version": str(getattr(verifiers, "__version__", "?"))}
+    async def say(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
+        begun = self.episodes[episode]
+        await begun.said.put(asked["text"])
+        return await begun.shown.get()
 
-    async def _rows(self, asked: dict[str, Any]) -> dict[str, Any]:
-        assert self.source, "nothing is opened"
-        return {"rows": self.source.rows(asked["held_out"])}
-
-    async def _begin(self, asked: dict[str, Any]) -> dict[str, Any]:
-        assert self.source, "nothing is opened"
-        episode = self.episodes[asked["episode"]] = Episode()
-        rollout = self.source.play(asked["held_out"], asked["row"], episode)
-        episode.running = asyncio.ensure_future(episode.run(rollout))
-        return await episode.shown.get()
-
-    async def _say(self, asked: dict[str, Any]) -> dict[str, Any]:
-        episode = self.episodes[asked["episode"]]
-        await episode.said.put(asked["text"])
-        return await episode.shown.get()
-
-    async def _drop(self, asked: dict[str, Any]) -> dict[str, Any]:
-        episode = self.episodes.pop(asked["episode"], None)
-        if episode and episode.running:
-            episode.running.cancel()
-        return {}
+    def drop(self, episode: str) -> None:
+        begun = self.episodes.pop(episode, None)
+        if begun and begun.running:
+            begun.running.cancel()
 
 
-async def serve(descriptor: int) -> None:
-    """Answer until the other end is gone."""
-    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=LARGEST)
-    bridge = Bridge(writer)
-    while line := await reader.readline():
-        bridge.answer(line)
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[-1])))
+def open_source(given: dict[str, Any]) -> Environments:
+    """Load an environment by its ``name`` with its ``args``."""
+    verifiers = importlib.import_module("verifiers")
+    name, args = given["name"], given["args"]
+    classical = hasattr(verifiers, "load_environment")
+    return Environments(Rollouts(verifiers, name, args) if classical else Tasks(name, args))

@@ -1,7 +1,8 @@
-"""The process that runs environments of ``verifiers``, from outside: asked by many threads, and held to answer."""
+"""The process that has a package and its environments, from outside: asked by many threads, and held to answer."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import socket
@@ -14,8 +15,15 @@ from typing import Any
 
 from marft.processes.child import Child
 
-SERVER = Path(__file__).with_name("server.py")
-START = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+INSIDE = Path(__file__).with_name("inside")
+# the folder becomes a package by a name that nobody has, whatever else is found on that Python
+START = """import asyncio, importlib.util as util, sys
+init, package, descriptor = sys.argv[1:]
+spec = util.spec_from_file_location("marft_inside", init)
+sys.modules["marft_inside"] = util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["marft_inside"])
+from marft_inside.bridge import serve
+asyncio.run(serve(package, int(descriptor)))"""
 START_SECONDS = 120.0  # to import everything, and load an environment
 SHOWN_LINES = 5  # of what it printed last
 
@@ -29,13 +37,14 @@ class Apart:
     lost with it. It ends with this process.
 
     Args:
-        python: with ``verifiers`` and the environment's package.
-        name, args: of the environment.
+        package: whose environments are there, as it is called; ``of_<package>.py`` in the folder ``inside`` asks it.
+        python: that has the package.
+        given: what is to be opened.
         patience: seconds that an answer may take.
     """
 
-    def __init__(self, python: str, name: str, args: Mapping[str, Any], patience: float) -> None:
-        self.python, self.name, self.args, self.patience = python, name, dict(args), patience
+    def __init__(self, package: str, python: str, given: Mapping[str, Any], patience: float) -> None:
+        self.package, self.python, self.given, self.patience = package, python, dict(given), patience
         self._lock = threading.Lock()
         self._running: _Running | None = None
 
@@ -48,9 +57,9 @@ class Apart:
         with self._lock:
             if self._running is None or self._running.lost:
                 self.close()
-                running = _Running(self.python, self.patience)
+                running = _Running(self.package, self.python, self.patience)
                 try:
-                    running.ask({"do": "open", "name": self.name, "args": self.args}, max(self.patience, START_SECONDS))
+                    running.ask({"do": "open", "with": self.given}, max(self.patience, START_SECONDS))
                 except EnvironmentApartError:
                     running.close("it could not be opened")
                     raise
@@ -66,20 +75,21 @@ class Apart:
 class _Running:
     """One process while it lives."""
 
-    def __init__(self, python: str, patience: float) -> None:
+    def __init__(self, package: str, python: str, patience: float) -> None:
+        self.package = package
         self.lost = ""  # why nothing can be asked any more
-        self._child = Child("verifiers", lambda end: self._command(python, end), quiet=True)
+        self._child = Child(package, lambda end: self._command(python, end), quiet=True)
         most = struct.pack("ll", int(patience), int(patience % 1 * 1e6) or 1)  # for a process that reads no more
         self._child.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, most)
         self._sending = threading.Lock()  # else long lines of several threads come through each other
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._last = 0
-        threading.Thread(target=self._read, name="marft-verifiers", daemon=True).start()
+        threading.Thread(target=self._read, name=f"marft-{package}", daemon=True).start()
 
-    @staticmethod
-    def _command(python: str, descriptor: int) -> Sequence[str]:
-        return [python, "-u", "-X", "faulthandler", "-c", START, str(SERVER), str(descriptor)]
+    def _command(self, python: str, descriptor: int) -> Sequence[str]:
+        arguments = (str(INSIDE / "__init__.py"), f"of_{self.package}", str(descriptor))
+        return [python, "-u", "-X", "faulthandler", "-c", START, *arguments]
 
     def ask(self, question: Mapping[str, Any], patience: float) -> dict[str, Any]:
         """Ask something, and wait for its answer.
@@ -87,6 +97,21 @@ class _Running:
         Raises:
             EnvironmentApartError: it failed, the process is gone, or does not answer in time: then it is ended.
         """
+        future = self._post(question, patience)
+        try:
+            return self._told(future.result(patience))
+        except TimeoutError as error:
+            raise self._late(patience) from error
+
+    async def asked(self, question: Mapping[str, Any], patience: float) -> dict[str, Any]:
+        """As ``ask``, while others go on."""
+        future = self._post(question, patience)
+        try:
+            return self._told(await asyncio.wait_for(asyncio.wrap_future(future), patience))
+        except TimeoutError as error:
+            raise self._late(patience) from error
+
+    def _post(self, question: Mapping[str, Any], patience: float) -> Future[dict[str, Any]]:
         future: Future[dict[str, Any]] = Future()
         with self._lock:
             if self.lost:
@@ -96,16 +121,21 @@ class _Running:
             self._waiting[number] = future
         try:
             self._send({"id": number, **question})
-            answer = future.result(patience)
-        except (TimeoutError, BlockingIOError) as error:
-            self.close(f"the process of verifiers has not answered in {patience:g} seconds, and was ended")
-            raise EnvironmentApartError(self.lost) from error
+        except BlockingIOError as error:
+            raise self._late(patience) from error
         except OSError as error:
-            self.close("the process of verifiers is gone")
+            self.close(f"the process of {self.package} is gone")
             raise EnvironmentApartError(self.lost) from error
+        return future
+
+    def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
         if "error" in answer:
-            raise EnvironmentApartError(f"verifiers: {answer['error']}")
+            raise EnvironmentApartError(f"{self.package}: {answer['error']}")
         return answer
+
+    def _late(self, patience: float) -> EnvironmentApartError:
+        self.close(f"the process of {self.package} has not answered in {patience:g} seconds, and was ended")
+        return EnvironmentApartError(self.lost)
 
     def forget(self, question: Mapping[str, Any]) -> None:
         """Ask for something whose answer nobody waits for."""
@@ -113,7 +143,7 @@ class _Running:
             try:
                 self._send({"id": 0, **question})
             except OSError:  # it is gone, and what was to be forgotten with it; or has half a line
-                self.close("the process of verifiers reads nothing any more")
+                self.close(f"the process of {self.package} reads nothing any more")
 
     def _send(self, question: Mapping[str, Any]) -> None:
         """
@@ -132,7 +162,8 @@ class _Running:
             self.lost = why + self._last_words()
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            future.set_exception(EnvironmentApartError(self.lost))
+            if future.set_running_or_notify_cancel():  # else nobody waits any more
+                future.set_exception(EnvironmentApartError(self.lost))
         self._child.end()
 
     def _last_words(self) -> str:
@@ -146,13 +177,13 @@ class _Running:
                     answer = json.loads(line)
                     with self._lock:
                         future = self._waiting.pop(int(answer["id"]), None)
-                    if future:
+                    if future and future.set_running_or_notify_cancel():
                         future.set_result(answer)
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-                self.close(f"the process of verifiers said what is no answer ({type(error).__name__})")
+                self.close(f"the process of {self.package} said what is no answer ({type(error).__name__})")
         if not self.lost:
             outcome = self._child.outcome()
-            self.close(f"the process of verifiers {outcome}")
+            self.close(f"the process of {self.package} {outcome}")
         self._child.close()
 
 
@@ -165,4 +196,4 @@ def number_in(table: Mapping[str, Any], key: str) -> float:
     value = table.get(key)
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)
-    raise EnvironmentApartError(f"verifiers gave the {key} {value!r:.100}, which is no finite number")
+    raise EnvironmentApartError(f"the environment gave the {key} {value!r:.100}, which is no finite number")

@@ -1,0 +1,193 @@
+"""One scenario of ``tool_sandbox`` as it is played: its own execution environment runs the calls, its own milestones
+say what they are worth, and the team is its agent."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import random
+from typing import Any
+
+from .calls import called
+from .still import Identifiers, hold_still
+
+MOST_CALLS = 4  # of one message: the package tries all their orders
+
+
+class Sandbox:
+    """What of the package is used."""
+
+    def __init__(self) -> None:
+        self.contexts = importlib.import_module("tool_sandbox.common.execution_context")
+        self.message = importlib.import_module("tool_sandbox.common.message_conversion").Message
+        self.schemas = importlib.import_module("tool_sandbox.common.tool_conversion").convert_to_openai_tools
+        self.roles = self.contexts.RoleType
+        base = importlib.import_module("tool_sandbox.roles.base_role").BaseRole
+        self.agent: Any = type("Agent", (base,), {"role_type": self.roles.AGENT})
+        self.user: Any = type("User", (base,), {"role_type": self.roles.USER})
+        self.console = importlib.import_module("tool_sandbox.roles.execution_environment").ExecutionEnvironment()
+
+    def scenarios(self) -> dict[str, Any]:
+        """All scenarios by name, the same wherever and whenever they are made."""
+        backend = importlib.import_module("tool_sandbox.common.tool_discovery").ToolBackend.DEFAULT
+        named = importlib.import_module("tool_sandbox.scenarios").named_scenarios
+        hold_still("tool_sandbox")
+        random.seed(0)
+        found = dict(named(preferred_tool_backend=backend))
+        hold_still("tool_sandbox")  # what was imported only now, too
+        return found
+
+    def seen(self, role: Any) -> list[Any]:
+        """What a role has seen of the conversation that is being played."""
+        return list(role.filter_messages(role.get_messages()))
+
+
+class Current:
+    """Makes an episode the one that the package is at: it has one context at a time."""
+
+    def __init__(self, played: Conversation) -> None:
+        self.played = played
+
+    def __enter__(self) -> None:
+        self.played.sandbox.contexts.set_current_context(self.played.context)
+        Identifiers.random = self.played.random
+
+    def __exit__(self, *error: object) -> None:
+        self.played.context = self.played.sandbox.contexts.get_current_context()
+
+
+class Conversation:
+    """One scenario as it is played, each turn within ``Current``."""
+
+    def __init__(self, sandbox: Sandbox, scenario: Any, seed: int) -> None:
+        self.sandbox, self.scenario = sandbox, scenario
+        self.random = random.Random(seed)
+        self.context = copy.deepcopy(scenario.starting_context)
+        self.last = self.context.max_sandbox_message_index + scenario.max_messages  # message
+        self.shown = {"agent": 0, "user": 0}  # messages that each of them was shown
+        self.over = False
+
+    def begin(self) -> dict[str, Any]:
+        """Let the console hear what the system has for it → how the conversation begins, and what the user is told."""
+        with Current(self):
+            console, roles = self.sandbox.console, self.sandbox.roles
+            for index, message in enumerate(console.get_messages()):
+                if message.recipient == roles.EXECUTION_ENVIRONMENT and message.sender == roles.SYSTEM:
+                    console.respond(ending_index=index)
+            brief, known = told(self.sandbox.seen(self.sandbox.user), roles.SYSTEM)
+            self.shown["user"] = known
+            return {**self._next(), "tools": self._tools(), "brief": brief}
+
+    def say(self, speaker: str, text: str, answered: bool) -> dict[str, Any]:
+        """Take what somebody says → what is next, or what it was worth.
+
+        Args:
+            speaker: "agent" or "user".
+            answered: whether anybody answers the agent; else the user is gone once it is told something.
+        """
+        with Current(self):
+            roles, text = self.sandbox.roles, text.encode("utf-8", "replace").decode()
+            words, calls = called(text) if speaker == "agent" else (text, [])
+            if calls:
+                self._add(*(self._call(number, call) for number, call in enumerate(calls[:MOST_CALLS])))
+                self.sandbox.console.respond()
+            else:
+                self.shown[speaker] += 1  # what it says itself
+                own, other = (roles.AGENT, roles.USER) if speaker == "agent" else (roles.USER, roles.AGENT)
+                self._add(self.sandbox.message(sender=own, recipient=other, content=words.strip()))
+                if not answered:
+                    return self._ended()
+            return self._score() if self._index() >= self.last else self._next()
+
+    def end(self) -> dict[str, Any]:
+        """The user ends the conversation → what it was worth."""
+        with Current(self):
+            return self._ended()
+
+    def _call(self, number: int, call: dict[str, Any]) -> Any:
+        """A call as code, as the package has it; of one that cannot be made, code that says why."""
+        roles, name, arguments = self.sandbox.roles, call["name"], call["arguments"]
+        made = f"call_{self._index()}_{number}"
+        code = f"raise NameError({f'there is no tool {name!r}'!r})"
+        if name in self.sandbox.agent.get_available_tools():
+            real = self.context.get_execution_facing_tool_name(name)
+            code = (
+                f"{made}_parameters = {arguments!r}\n{made}_response = {real}(**{made}_parameters)\n"
+                f"print(repr({made}_response))"
+            )
+            if not isinstance(arguments, dict) or not compiles(code):
+                code = f"raise TypeError({f'the arguments of {name} cannot be read'!r})"
+        return self.sandbox.message(
+            sender=roles.AGENT, recipient=roles.EXECUTION_ENVIRONMENT, content=code, openai_tool_call_id=made,
+            openai_function_name=name,
+        )  # fmt: skip
+
+    def _add(self, *messages: Any) -> None:
+        self.sandbox.agent.add_messages(list(messages))
+
+    def _index(self) -> int:
+        return int(self.sandbox.contexts.get_current_context().max_sandbox_message_index)
+
+    def _next(self) -> dict[str, Any]:
+        """Whose turn it is, and what is new to them; of calls, what came of them."""
+        roles = self.sandbox.roles
+        asked = self.sandbox.agent.get_messages()[-1].recipient
+        turn, role = ("user", self.sandbox.user) if asked == roles.USER else ("agent", self.sandbox.agent)
+        seen = self.sandbox.seen(role)
+        new, self.shown[turn] = seen[self.shown[turn] :], len(seen)
+        return {
+            "turn": turn,
+            "messages": [plain(message) for message in new if message.recipient != roles.EXECUTION_ENVIRONMENT],
+        }
+
+    def _tools(self) -> list[dict[str, Any]]:
+        known = self.sandbox.agent.get_available_tools()
+        return [schema["function"] for schema in self.sandbox.schemas(known)]
+
+    def _ended(self) -> dict[str, Any]:
+        roles = self.sandbox.roles
+        content = "end_conversation()"
+        self._add(self.sandbox.message(sender=roles.USER, recipient=roles.EXECUTION_ENVIRONMENT, content=content))
+        self.sandbox.console.respond()
+        self.over = True
+        return self._score()
+
+    def _score(self) -> dict[str, Any]:
+        context = self.sandbox.contexts.get_current_context()
+        result = self.scenario.evaluation.evaluate(execution_context=context, max_turn_count=self.scenario.max_messages)
+        metrics = {
+            "milestones": float(result.milestone_similarity), "minefields": float(result.minefield_similarity),
+            "turns": float(result.turn_count),
+        }  # fmt: skip
+        return {"done": {"reward": float(result.similarity), "ended": self.over, "metrics": metrics}}
+
+
+def compiles(code: str) -> bool:
+    """Whether code can be read: a table that is too deep or too large cannot."""
+    try:
+        compile(code, "call", "exec")
+    except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def told(seen: list[Any], system: Any) -> tuple[str, int]:
+    """What the user is told, with the conversations that the package shows it as examples, each once; and how many of
+    the messages that it has seen are that."""
+    begins = [index for index, message in enumerate(seen) if message.sender == system]
+    if not begins:
+        return "", 0
+    blocks = [seen[begin:end] for begin, end in zip(begins, begins[1:])]  # noqa: B905, RUF007  Python 3.9
+    examples = dict.fromkeys(
+        "\n".join(
+            one.content if one.sender == system else f"{one.sender.value.title()}: {one.content}" for one in block
+        )
+        for block in blocks
+    )
+    parts = [f"An example.\n{example}" for example in examples]
+    return "\n\n".join([*parts, seen[begins[-1]].content]), begins[-1] + 1
+
+
+def plain(message: Any) -> dict[str, str]:
+    """A message as who speaks, and what."""
+    return {"role": str(message.sender.value).lower(), "content": message.content}

@@ -1,0 +1,70 @@
+"""Scenarios of ``tool_sandbox``, by name."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from typing import Any
+
+from .conversation import Conversation, Sandbox, plain
+
+WEB = "rapid_api_search_tools"  # the module whose tools ask a service of the web
+KEY = "RAPID_API_KEY"  # with this
+
+
+class Scenarios:
+    """All scenarios, and the conversations that are being held."""
+
+    def __init__(self, web: bool) -> None:
+        if not web:
+            os.environ.pop(KEY, None)  # who asks it all the same is told that there is none
+        self.sandbox = Sandbox()
+        self.scenarios = self.sandbox.scenarios()
+        self.episodes: dict[str, Conversation] = {}
+
+    def rows(self, asked: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002  there is one list
+        """Each scenario: how it begins, what its user wants, and the shortest name that its own begins with, which is
+        that of the scenario it varies."""
+        return [self._row(name, scenario) for name, scenario in self.scenarios.items()]
+
+    def _row(self, name: str, scenario: Any) -> dict[str, Any]:
+        sandbox = self.sandbox
+        sandbox.contexts.set_current_context(scenario.starting_context)
+        told = [message.content for message in sandbox.seen(sandbox.user) if message.sender == sandbox.roles.SYSTEM]
+        base = min((other for other in self.scenarios if f"{name}_".startswith(f"{other}_")), key=len)
+        needed = set(self.scenarios[base].starting_context.tool_allow_list or ())
+        return {
+            "name": name, "base": base, "wants": told[-1] if told else "",
+            "messages": [
+                plain(message) for message in sandbox.seen(sandbox.agent) if message.sender != sandbox.roles.SYSTEM
+            ],
+            "categories": [str(category.value).lower() for category in scenario.categories],
+            "web": bool(needed & self._from_web(scenario.starting_context.name_to_tool)),
+        }  # fmt: skip
+
+    def _from_web(self, tools: dict[str, Any]) -> set[str]:
+        modules = {name: inspect.getmodule(inspect.unwrap(tool)) for name, tool in tools.items()}
+        return {name for name, module in modules.items() if module and module.__name__.endswith(WEB)}
+
+    async def begin(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """Begin a scenario by its name."""
+        played = Conversation(self.sandbox, self.scenarios[asked["name"]], asked["seed"])
+        self.episodes[episode] = played
+        return played.begin()
+
+    async def say(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """Take what the agent or the user says, or that the user ends it."""
+        played = self.episodes[episode]
+        return played.end() if asked["ends"] else played.say(asked["speaker"], asked["text"], asked["answered"])
+
+    def drop(self, episode: str) -> None:
+        """Let go of a conversation."""
+        self.episodes.pop(episode, None)
+
+
+def open_source(given: dict[str, Any]) -> Scenarios:
+    """All scenarios of the package; ``web``: whether tools may ask the web, with the key that is in the environment."""
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    return Scenarios(given["web"])
