@@ -93,3 +93,28 @@ def test_values_and_fractions_are_those_that_are_written_out() -> None:
     for text in ("1e999999999", "1e400", "1e1_000_000_000", "x", "1" * 10_000):
         with pytest.raises(ValueError, match=r"too large|Invalid literal"):
             fraction(text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "integrand", "right"),
+    [
+        ("x**2 + C", "2*x", True),
+        ("sin(x)**2", "2*sin(x)*cos(x)", True),
+        ("-cos(2*x)/2", "2*sin(x)*cos(x)", True),
+        ("log(3*x)", "1/x", True),
+        ("x**2 + x/10000", "2*x", False),
+        ("x*sqrt(x**2)/2", "x", False),  # which it is where x is positive
+        ("log(abs(x))", "1/x", False),  # of which sympy knows no derivative
+        ("C*x", "0*x", False),
+        ("*".join(f"(sin({n}*x) + {n})" for n in range(1, 120)), "x", False),
+        ("+".join(f"sin({n}*x)*exp(sin(x)*{n})/(x**{n % 8} + {n})" for n in range(1, 40)), "x", False),
+    ],
+)
+def test_an_integral_is_right_whose_derivative_is_the_integrand_and_none_takes_long(
+    answer: str, integrand: str, right: bool
+) -> None:
+    environment = ReasoningGym(dataset="simple_integration", train_tasks=2, held_out_tasks=1)
+    score = environment._generators["simple_integration"].score
+    began = time.process_time()
+    assert score(answer, {"metadata": {"variable": "x", "integrand": integrand}}) == right
+    assert time.process_time() - began < 20.0

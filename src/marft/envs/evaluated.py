@@ -34,6 +34,9 @@ FUNCTIONS = frozenset({  # Integral is none: who says a task again has not solve
     "log", "sec", "sin", "sinh", "sqrt", "tan", "tanh",
 })  # fmt: skip
 FAR = re.compile(r"[0-9.][eE][-+]?[0-9_]{4,}")  # an exponent of ten that sympy would write out
+POINTS = (0.3719, 1.2847, -0.6173, 2.0391)  # where an expression is tried
+DIGITS = 25
+CLOSE = 1e-9
 CALLABLE = frozenset("NOQS")  # letters that sympy has functions under
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitXor)
 
@@ -104,8 +107,30 @@ class _Sympy:
     def __init__(self, module: Any) -> None:
         self._module, self.parse_expr = module, arithmetic(module.parse_expr)
 
+    def simplify(self, expression: Any) -> Any:
+        """0 for what is 0 everywhere: all that scorers ask it for, and its search for a form may not end."""
+        return 0 if vanishes(expression) else expression
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
+
+
+def vanishes(expression: Any) -> bool:
+    """Whether an expression of sympy's is 0 wherever it is tried, to nine of its terms' digits.
+
+    Args:
+        expression: in which functions are those that answers may have, and their derivatives.
+    """
+    symbols, terms = sorted(expression.free_symbols, key=str), expression.args if expression.is_Add else (expression,)
+    for shift in range(len(POINTS)):
+        at = {symbol: POINTS[(number + shift) % len(POINTS)] for number, symbol in enumerate(symbols)}
+        try:
+            values = [complex(term.evalf(DIGITS, subs=at)) for term in terms]
+        except (TypeError, ValueError, ArithmeticError, NotImplementedError):  # it has no value there
+            return False
+        if not abs(sum(values)) <= CLOSE * sum(map(abs, values)):
+            return False
+    return True
 
 
 def check(text: str) -> None:
