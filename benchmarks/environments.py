@@ -58,6 +58,7 @@ WORLDS: Mapping[str, World] = {
     "memory": World("memory", "reward"),
     "tool_use": World("tool_use"),
     "instructions": World("instructions"),
+    "code": World("code"),
 }
 ARM = Literal["team", "alone"]
 

@@ -63,7 +63,7 @@ class Making(NamedTuple):
 MAKINGS = {
     "sudoku": Making(skill=0.85),
     "shop": Making(skill=0.75),
-    "code": Making(skill=0.6, episodes=300, practice=1500, steps=2000),
+    "code": Making(skill=0.6, episodes=1000, practice=1500, steps=3500),
     "instructions": Making(skill=0.6, episodes=700, vocabulary=1024),
     "rooms": Making(skill=0.75, episodes=700, practice=1000, steps=1500),
     "memory": Making(skill=0.7, practice=1500, steps=2000),
