@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from marft.config import parse_recipe
 from marft.envs.apart.process import EnvironmentApartError
 from marft.envs.scripts import Cue
+from marft.envs.splits import dealt
 from marft.envs.toolsandbox.environment import ToolSandbox
 from marft.envs.toolsandbox.related import related
 from marft.envs.toolsandbox.session import Talk
@@ -39,7 +40,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that finds the stand-in, and nothing of what is installed here."""
     file = tmp_path_factory.mktemp("apart") / "python"
-    file.write_text(f'#!/bin/sh\nPYTHONPATH={FAKE} RAPID_API_KEY=a-key exec {sys.executable} -S "$@"\n')
+    file.write_text(f'#!/bin/sh\nPYTHONPATH={FAKE} TZ=Asia/Tokyo RAPID_API_KEY=a-key exec {sys.executable} -S "$@"\n')
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
     return file
 
@@ -186,7 +187,7 @@ class TestConversations:
             heard.append((shown.text, said(talk, call("add_person", name="Bo")).observation.text))
         assert heard[0] == heard[1] != heard[2]
         talk, _ = begun(made())
-        assert said(talk, call("what_time")).observation.text == "Tool: '2024-05-15T10:30:00'"
+        assert said(talk, call("what_time")).observation.text == "Tool: ('2024-05-15T10:30:00', 1715769000.0)"
 
     def test_seeds_of_one_conversation_are_not_those_of_another(self, made: Any) -> None:
         environment = made()
@@ -204,7 +205,7 @@ class TestTasks:
     def test_scenarios_that_vary_one_another_are_in_one_split(self, made: Any) -> None:
         environment = made(user="agent", web=True)
         where = {task.id: split for split in SPLITS for task in environment.tasks(split)}
-        assert len(where) == 23
+        assert len(where) == 29
         assert set(where.values()) == set(SPLITS)
         kin = ("lamp_on", "lamp_on_more_tools", "lamp_on_scrambled", "lamp_on_slowly", "lamp_on_slowly_scrambled")
         assert len({where[name] for name in kin}) == 1
@@ -212,6 +213,11 @@ class TestTasks:
         assert {task.data["group"] for task in environment.tasks("train")}.isdisjoint(
             task.data["group"] for task in environment.tasks("test")
         )
+
+    @pytest.mark.parametrize("other", ["lamp_on_at_night", "bulb", "shine"])
+    def test_a_name_or_a_wish_or_first_words_in_common_are_enough_for_one_group(self, made: Any, other: str) -> None:
+        tasks = tasks_of(made())
+        assert tasks[other].data["group"] == tasks["lamp_on"].data["group"] != tasks["add_Bo"].data["group"]
 
     def test_whom_nobody_could_serve_and_what_asks_the_web_is_left_out(self, made: Any) -> None:
         names = set(tasks_of(made()))
@@ -233,7 +239,8 @@ class TestTasks:
 
     def test_which_split_a_scenario_is_in_does_not_depend_on_what_else_is_wanted(self, made: Any) -> None:
         where = {task.id: split for split in SPLITS for task in made(user="agent", web=True).tasks(split)}
-        for wanted in (made(), made(categories=["tool_name_scrambled"])):
+        few = made(user="agent", categories=["multiple_user_turn"])
+        for wanted in (made(), made(categories=["tool_name_scrambled"]), few):
             assert all(where[task.id] == split for split in SPLITS for task in wanted.tasks(split))
 
     def test_what_cannot_be_loaded_is_refused_with_its_reason(self, tmp_path: Path) -> None:
@@ -257,8 +264,18 @@ class TestLost:
                 said(talk, call("misbehave", how=how))
             assert said(begun(environment)[0], "the last words").reward == 0.5
 
+    def test_a_call_that_takes_too_long_says_so_and_loses_nothing(self, made: Any) -> None:
+        environment = made(timeout_seconds=8.0)  # one for a call
+        other, _ = begun(environment)
+        talk, _ = begun(environment)
+        step = said(talk, call("misbehave", how="think") + call("misbehave", how="think"))
+        assert step.observation.text == "\n".join(["Tool: TimeoutError: this takes more than 1 seconds"] * 2)
+        said(talk, call("set_lamp", on=True))
+        assert said(talk, "the last words").reward == 1.0
+        assert said(other, "the last words").reward == 0.5
+
     @pytest.mark.parametrize(
-        ("text", "words"), [("break", "RuntimeError: the evaluation is broken"), ("nan", "is no finite number")]
+        ("text", "words"), [("break", "RuntimeError: the evaluation is broken"), ("no number", "is no finite number")]
     )
     def test_a_score_that_is_none_is_no_reward(self, made: Any, text: str, words: str) -> None:
         with pytest.raises(EnvironmentApartError, match=words):
@@ -332,6 +349,15 @@ def test_groups_are_joined_through_others() -> None:
     assert related([["a"], ["b"], ["a", "b"], ["c"]]) == ["a", "a", "a", "c"]
     chain = [[f"{n:03}", f"{n + 1:03}"] for n in range(200)]
     assert set(related(chain[::-1])) == set(related(chain)) == {"000"}
+
+
+def test_a_few_groups_are_dealt_in_an_order_of_their_own() -> None:
+    groups = [f"group {n:02}" for n in range(11)]
+    splits = dealt(groups)
+    sizes = [list(splits.values()).count(split) for split in SPLITS]
+    assert sizes == [5, 3, 3]
+    assert dealt(reversed(groups)) == splits
+    assert [group for group in groups if splits[group] == "test"] != groups[:3]
 
 
 REAL = os.environ.get("MARFT_TOOLSANDBOX_PYTHON", "")
