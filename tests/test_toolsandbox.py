@@ -108,6 +108,9 @@ class TestConversations:
             ('<tool_call>{"name": "set_lamp", "arguments": [1]}</tool_call>', "TypeError: the arguments of set_lamp"),
             (call("set_lamp", on=float("nan")), "NameError: name 'nan' is not defined"),
             (f'<tool_call>{{"name": "set_lamp", "arguments": {{"on": {"[" * 300}{"]" * 300}}}}}</tool_call>', "cannot be"),
+            (call("\ud800"), "NameError: there is no tool '?'"),
+            (call("set_lamp", **{"on": True, "\ud800": 1}), "got an unexpected keyword argument '?'"),
+            (call("misbehave", how="tell"), "ValueError: no <object object at 0x…>"),
             (call("search_web"), "no key"),
         ],
     )  # fmt: skip
@@ -186,6 +189,7 @@ class TestConversations:
             talk, shown = begun(made(), "add_Bo", seed)
             heard.append((shown.text, said(talk, call("add_person", name="Bo")).observation.text))
         assert heard[0] == heard[1] != heard[2]
+        assert len({begun(made(), "lamp_on_more_tools")[1].text for _ in range(3)}) == 1
         talk, _ = begun(made())
         assert said(talk, call("what_time")).observation.text == "Tool: ('2024-05-15T10:30:00', 1715769000.0)"
 
@@ -263,6 +267,13 @@ class TestLost:
             with pytest.raises(EnvironmentApartError, match=words):
                 said(talk, call("misbehave", how=how))
             assert said(begun(environment)[0], "the last words").reward == 0.5
+
+    def test_a_panic_is_told_at_once_and_loses_no_other_conversation(self, made: Any) -> None:
+        environment = made()
+        other, _ = begun(environment)
+        with pytest.raises(EnvironmentApartError, match="PanicException: .utf-8"):
+            said(begun(environment)[0], call("misbehave", how="panic"))
+        assert said(other, "the last words").reward == 0.5
 
     def test_a_call_that_takes_too_long_says_so_and_loses_nothing(self, made: Any) -> None:
         environment = made(timeout_seconds=8.0)  # one for a call

@@ -31,6 +31,10 @@ def what_time() -> tuple[str, float]:
 
 def misbehave(how: str) -> None:
     """Do what no tool should."""
+    if how == "tell":
+        raise ValueError(f"no {object()}")
+    if how == "panic":
+        raise SyntaxError("\ud800")
     if how == "think":
         time.sleep(3600)
     if how == "hang":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import importlib
 import random
+import re
 import signal
 from typing import Any
 
@@ -14,6 +15,7 @@ from .matching import search_once
 from .still import Identifiers, hold_still
 
 MOST_CALLS = 4  # of one message: the package tries all their orders
+ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 
 
 class Sandbox:
@@ -218,5 +220,5 @@ def told(seen: list[Any], system: Any) -> tuple[str, int]:
 
 
 def plain(message: Any) -> dict[str, str]:
-    """A message as who speaks, and what."""
-    return {"role": str(message.sender.value).lower(), "content": message.content}
+    """A message as who speaks, and what; addresses in memory are another each time."""
+    return {"role": str(message.sender.value).lower(), "content": ADDRESS.sub(" at 0x…", message.content)}
