@@ -22,6 +22,8 @@ class Evaluation:
     done: Callable[[ExecutionContext], bool]
 
     def evaluate(self, execution_context: ExecutionContext, max_turn_count: int) -> Any:
+        if execution_context.messages[-1].content == "end_conversation()":
+            raise RuntimeError("nobody has ended it")
         seen = [one for one in execution_context.messages if RoleType.AGENT in one.visible_to]
         said = [one.content for one in seen if one.sender == RoleType.AGENT]
         if said and said[-1] == "break":

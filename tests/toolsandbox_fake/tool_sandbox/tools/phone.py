@@ -32,7 +32,7 @@ def what_time() -> tuple[str, float]:
 def misbehave(how: str) -> None:
     """Do what no tool should."""
     if how == "tell":
-        raise ValueError(f"no {object()}")
+        raise ValueError(f"no <Expr at 0x{id(object()):X}>")
     if how == "panic":
         raise SyntaxError("\ud800")
     if how == "think":

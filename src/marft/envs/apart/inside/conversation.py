@@ -15,7 +15,7 @@ from .matching import search_once
 from .still import Identifiers, hold_still
 
 MOST_CALLS = 4  # of one message: the package tries all their orders
-ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
+ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]{6,}")
 
 
 class Sandbox:
