@@ -20,7 +20,6 @@ from marft.config import parse_recipe
 from marft.envs.apart.process import EnvironmentApartError
 from marft.envs.scripts import Cue
 from marft.envs.toolsandbox.environment import ToolSandbox
-from marft.envs.toolsandbox.related import related
 from marft.envs.toolsandbox.session import Talk
 from marft.game.environment import Split
 from marft.scripted import ScriptedTeam
@@ -94,7 +93,15 @@ class TestConversations:
         said(talk, call("set_lamp", on=True))
         last = said(talk, "")
         assert (last.reward, last.terminated, last.success) == (0.5, True, False)
-        assert begun(made(solved_from=0.5))[0].solved_from == 0.5
+        talk, _ = begun(made(solved_from=0.5))
+        said(talk, call("set_lamp", on=True))
+        assert said(talk, "").success
+
+    def test_a_conversation_that_nobody_plays_on_is_let_go(self, made: Any) -> None:
+        talk, _ = begun(made())
+        asyncio.run(talk.close())
+        with pytest.raises(EnvironmentApartError, match="KeyError"):
+            said(talk, "the last words")
 
     @pytest.mark.parametrize(
         ("text", "heard"),
@@ -236,6 +243,7 @@ class TestTasks:
     @pytest.mark.parametrize("other", ["lamp_on_at_night", "bulb", "shine"])
     def test_a_name_or_a_wish_or_first_words_in_common_are_enough_for_one_group(self, made: Any, other: str) -> None:
         tasks = tasks_of(made())
+        assert tasks["lamp_on"].prompt == "Light, please"
         assert tasks[other].data["group"] == tasks["lamp_on"].data["group"] != tasks["add_Bo"].data["group"]
 
     def test_whom_nobody_could_serve_and_what_asks_the_web_is_left_out(self, made: Any) -> None:
@@ -369,12 +377,6 @@ def test_who_plays_the_user_fits_the_team(table: dict[str, Any], roles: list[str
 def test_a_python_that_is_not_there_is_refused_with_what_to_do() -> None:
     with pytest.raises(ValidationError, match=r"git clone https://github\.com/apple/ToolSandbox"):
         ToolSandbox(python="/no/such/python")
-
-
-def test_groups_are_joined_through_others() -> None:
-    assert related([["a"], ["b"], ["a", "b"], ["c"]]) == ["a", "a", "a", "c"]
-    chain = [[f"{n:03}", f"{n + 1:03}"] for n in range(200)]
-    assert set(related(chain[::-1])) == set(related(chain)) == {"000"}
 
 
 REAL = os.environ.get("MARFT_TOOLSANDBOX_PYTHON", "")
