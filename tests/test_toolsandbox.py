@@ -292,8 +292,7 @@ class TestLost:
             assert said(begun(environment)[0], "the last words").reward == 0.5
 
     def test_a_panic_is_told_at_once_and_loses_no_other_conversation(self, made: Any) -> None:
-        environment = made()
-        other, _ = begun(environment)
+        other, _ = begun(environment := made())
         with pytest.raises(EnvironmentApartError, match=r"PanicException: .*surrogates not allowed"):
             said(begun(environment)[0], call("misbehave", how="panic"))
         assert said(other, "the last words").reward == 0.5
