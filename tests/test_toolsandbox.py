@@ -20,7 +20,6 @@ from marft.config import parse_recipe
 from marft.envs.apart.process import EnvironmentApartError
 from marft.envs.scripts import Cue
 from marft.envs.toolsandbox.environment import ToolSandbox
-from marft.envs.toolsandbox.related import related
 from marft.envs.toolsandbox.session import Talk
 from marft.game.environment import Split
 from marft.scripted import ScriptedTeam
@@ -39,7 +38,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that finds the stand-in, and nothing of what is installed here."""
     file = tmp_path_factory.mktemp("apart") / "python"
-    file.write_text(f'#!/bin/sh\nPYTHONPATH={FAKE} RAPID_API_KEY=a-key exec {sys.executable} -S "$@"\n')
+    file.write_text(f'#!/bin/sh\nPYTHONPATH={FAKE} TZ=Asia/Tokyo RAPID_API_KEY=a-key exec {sys.executable} -S "$@"\n')
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
     return file
 
@@ -94,7 +93,15 @@ class TestConversations:
         said(talk, call("set_lamp", on=True))
         last = said(talk, "")
         assert (last.reward, last.terminated, last.success) == (0.5, True, False)
-        assert begun(made(solved_from=0.5))[0].solved_from == 0.5
+        talk, _ = begun(made(solved_from=0.5))
+        said(talk, call("set_lamp", on=True))
+        assert said(talk, "").success
+
+    def test_a_conversation_that_nobody_plays_on_is_let_go(self, made: Any) -> None:
+        talk, _ = begun(made())
+        asyncio.run(talk.close())
+        with pytest.raises(EnvironmentApartError, match="KeyError"):
+            said(talk, "the last words")
 
     @pytest.mark.parametrize(
         ("text", "heard"),
@@ -107,6 +114,9 @@ class TestConversations:
             ('<tool_call>{"name": "set_lamp", "arguments": [1]}</tool_call>', "TypeError: the arguments of set_lamp"),
             (call("set_lamp", on=float("nan")), "NameError: name 'nan' is not defined"),
             (f'<tool_call>{{"name": "set_lamp", "arguments": {{"on": {"[" * 300}{"]" * 300}}}}}</tool_call>', "cannot be"),
+            (call("\ud800"), "NameError: there is no tool '?'"),
+            (call("set_lamp", **{"on": True, "\ud800": 1}), "got an unexpected keyword argument '?'"),
+            (call("misbehave", how="tell"), "ValueError: no <Expr at 0x…>"),
             (call("search_web"), "no key"),
         ],
     )  # fmt: skip
@@ -161,6 +171,22 @@ class TestConversations:
         step = asyncio.run(talk.step(JointAction(agent, (planner, agent))))
         assert dict(step.observation.views) == {"planner": f"Agent: {text}"}
 
+    def test_a_user_calls_nothing_whatever_it_writes(self, made: Any) -> None:
+        talk, _ = begun(made(user="agent"))
+        said(talk, "What do you want?")
+        text = call("set_lamp", on=True)
+        assert said(talk, text, "user").observation.text == f"User: {text}"
+        said(talk, "Well.")
+        assert said(talk, "end_conversation()", "user").reward == 0.0
+
+    def test_those_who_only_advised_are_shown_what_the_user_was_told_when_it_is_their_turn(self, made: Any) -> None:
+        talk, _ = begun(made(user="agent", serves=["planner", "agent"]))
+        planner, agent = make_action("planner", text="Ask."), make_action("agent", text="Which?")
+        assert not asyncio.run(talk.step(JointAction(agent, (planner, agent)))).observation.views
+        step = said(talk, "Any.", "user")
+        assert (step.observation.text, dict(step.observation.views)) == ("User: Any.", {"planner": "Agent: Which?"})
+        assert not said(talk, call("set_lamp", on=True)).observation.views
+
     def test_a_conversation_that_is_too_long_is_cut_and_scored(self, made: Any) -> None:
         talk, _ = begun(made(user="agent"))
         steps = [said(talk, call("set_lamp", on=True)) for _ in range(6)]
@@ -185,8 +211,9 @@ class TestConversations:
             talk, shown = begun(made(), "add_Bo", seed)
             heard.append((shown.text, said(talk, call("add_person", name="Bo")).observation.text))
         assert heard[0] == heard[1] != heard[2]
+        assert len({begun(made(), "lamp_on_more_tools")[1].text for _ in range(3)}) == 1
         talk, _ = begun(made())
-        assert said(talk, call("what_time")).observation.text == "Tool: '2024-05-15T10:30:00'"
+        assert said(talk, call("what_time")).observation.text == "Tool: ('2024-05-15T10:30:00', 1715769000.0)"
 
     def test_seeds_of_one_conversation_are_not_those_of_another(self, made: Any) -> None:
         environment = made()
@@ -204,7 +231,7 @@ class TestTasks:
     def test_scenarios_that_vary_one_another_are_in_one_split(self, made: Any) -> None:
         environment = made(user="agent", web=True)
         where = {task.id: split for split in SPLITS for task in environment.tasks(split)}
-        assert len(where) == 23
+        assert len(where) == 29
         assert set(where.values()) == set(SPLITS)
         kin = ("lamp_on", "lamp_on_more_tools", "lamp_on_scrambled", "lamp_on_slowly", "lamp_on_slowly_scrambled")
         assert len({where[name] for name in kin}) == 1
@@ -212,6 +239,12 @@ class TestTasks:
         assert {task.data["group"] for task in environment.tasks("train")}.isdisjoint(
             task.data["group"] for task in environment.tasks("test")
         )
+
+    @pytest.mark.parametrize("other", ["lamp_on_at_night", "bulb", "shine"])
+    def test_a_name_or_a_wish_or_first_words_in_common_are_enough_for_one_group(self, made: Any, other: str) -> None:
+        tasks = tasks_of(made())
+        assert tasks["lamp_on"].prompt == "Light, please"
+        assert tasks[other].data["group"] == tasks["lamp_on"].data["group"] != tasks["add_Bo"].data["group"]
 
     def test_whom_nobody_could_serve_and_what_asks_the_web_is_left_out(self, made: Any) -> None:
         names = set(tasks_of(made()))
@@ -233,7 +266,8 @@ class TestTasks:
 
     def test_which_split_a_scenario_is_in_does_not_depend_on_what_else_is_wanted(self, made: Any) -> None:
         where = {task.id: split for split in SPLITS for task in made(user="agent", web=True).tasks(split)}
-        for wanted in (made(), made(categories=["tool_name_scrambled"])):
+        few = made(user="agent", categories=["multiple_user_turn"])
+        for wanted in (made(), made(categories=["tool_name_scrambled"]), few):
             assert all(where[task.id] == split for split in SPLITS for task in wanted.tasks(split))
 
     def test_what_cannot_be_loaded_is_refused_with_its_reason(self, tmp_path: Path) -> None:
@@ -257,8 +291,24 @@ class TestLost:
                 said(talk, call("misbehave", how=how))
             assert said(begun(environment)[0], "the last words").reward == 0.5
 
+    def test_a_panic_is_told_at_once_and_loses_no_other_conversation(self, made: Any) -> None:
+        other, _ = begun(environment := made())
+        with pytest.raises(EnvironmentApartError, match=r"PanicException: .*surrogates not allowed"):
+            said(begun(environment)[0], call("misbehave", how="panic"))
+        assert said(other, "the last words").reward == 0.5
+
+    def test_a_call_that_takes_too_long_says_so_and_loses_nothing(self, made: Any) -> None:
+        environment = made(timeout_seconds=8.0)  # one for a call
+        other, _ = begun(environment)
+        talk, _ = begun(environment)
+        step = said(talk, call("misbehave", how="think") + call("misbehave", how="think"))
+        assert step.observation.text == "\n".join(["Tool: TimeoutError: this takes more than 1 seconds"] * 2)
+        said(talk, call("set_lamp", on=True))
+        assert said(talk, "the last words").reward == 1.0
+        assert said(other, "the last words").reward == 0.5
+
     @pytest.mark.parametrize(
-        ("text", "words"), [("break", "RuntimeError: the evaluation is broken"), ("nan", "is no finite number")]
+        ("text", "words"), [("break", "RuntimeError: the evaluation is broken"), ("no number", "is no finite number")]
     )
     def test_a_score_that_is_none_is_no_reward(self, made: Any, text: str, words: str) -> None:
         with pytest.raises(EnvironmentApartError, match=words):
@@ -326,12 +376,6 @@ def test_who_plays_the_user_fits_the_team(table: dict[str, Any], roles: list[str
 def test_a_python_that_is_not_there_is_refused_with_what_to_do() -> None:
     with pytest.raises(ValidationError, match=r"git clone https://github\.com/apple/ToolSandbox"):
         ToolSandbox(python="/no/such/python")
-
-
-def test_groups_are_joined_through_others() -> None:
-    assert related([["a"], ["b"], ["a", "b"], ["c"]]) == ["a", "a", "a", "c"]
-    chain = [[f"{n:03}", f"{n + 1:03}"] for n in range(200)]
-    assert set(related(chain[::-1])) == set(related(chain)) == {"000"}
 
 
 REAL = os.environ.get("MARFT_TOOLSANDBOX_PYTHON", "")

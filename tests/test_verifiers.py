@@ -218,6 +218,19 @@ class TestLost:
             said(rollout, "x" * 5_000_000)
         assert said(begun(environment)[0], "?").terminated
 
+    def test_one_that_is_killed_before_it_has_read_all_is_said_to_be_killed(self, made: Any) -> None:
+        environment = made()
+        begun(environment)
+        running = environment._apart.current()
+        os.killpg(running._child._process.pid, signal.SIGSTOP)
+        running.forget({"do": "drop", "episode": "x"})
+        os.killpg(running._child._process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while not running.lost and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert "was killed (SIGKILL)" in running.lost
+        assert said(begun(environment)[0], "?").terminated
+
     def test_long_texts_at_once_do_not_come_through_each_other(self, made: Any) -> None:
         environment = made()
         rollouts = [begun(environment, index)[0] for index in range(8)]

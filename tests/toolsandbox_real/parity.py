@@ -29,7 +29,10 @@ def load() -> Any:
     spec = importlib.util.spec_from_file_location("marft_inside", INSIDE / "__init__.py")
     assert spec
     sys.modules["marft_inside"] = importlib.util.module_from_spec(spec)
-    return importlib.import_module("marft_inside.of_toolsandbox").open_source({"web": False})
+    own_search = importlib.import_module("tool_sandbox.common.evaluation").MilestoneMatcher._dfs
+    source = importlib.import_module("marft_inside.of_toolsandbox").open_source({"web": False, "seconds": 30.0})
+    source.own_search = own_search
+    return source
 
 
 def drawn(source: Any, name: str, draw: random.Random) -> tuple[list[list[tuple[str, Any]]], str]:
@@ -89,9 +92,12 @@ def by_itself(source: Any, name: str, turns: list[list[tuple[str, Any]]], last: 
             recipient, content = roles.EXECUTION_ENVIRONMENT, "end_conversation()"
             self.add_messages([conversion.Message(sender=roles.USER, recipient=recipient, content=content)])
 
+    matcher = importlib.import_module("tool_sandbox.common.evaluation").MilestoneMatcher
+    ours, matcher._dfs = matcher._dfs, source.own_search
     importlib.import_module("marft_inside.still").Identifiers.random = random.Random(SEED)
     players = {roles.AGENT: Agent(), roles.USER: User(), roles.EXECUTION_ENVIRONMENT: source.sandbox.console}
     result = scenario.evaluation.evaluate(scenario.play(players, name), scenario.max_messages)
+    matcher._dfs = ours
     return result.similarity, result.turn_count
 
 

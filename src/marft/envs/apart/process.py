@@ -179,7 +179,9 @@ class _Running:
                         future = self._waiting.pop(int(answer["id"]), None)
                     if future and future.set_running_or_notify_cancel():
                         future.set_result(answer)
-            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            except OSError:  # it is gone, and had not read all: how it ended is told below
+                pass
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 self.close(f"the process of {self.package} said what is no answer ({type(error).__name__})")
         if not self.lost:
             outcome = self._child.outcome()

@@ -65,7 +65,8 @@ class ToolSandbox(ApartPart):
 
     @cached_property
     def _apart(self) -> Apart:
-        return Apart("toolsandbox", at_home(self.python), {"web": self.web}, self.timeout_seconds)
+        given = {"web": self.web, "seconds": self.timeout_seconds / (2 if self.web else 8)}  # all wait for one call
+        return Apart("toolsandbox", at_home(self.python), given, self.timeout_seconds)
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:

@@ -33,6 +33,7 @@ class Talk:
         self.key = f"{next(NUMBERS)}"
         self.turn = "agent"
         self._brief = ""
+        self._missed: dict[str, str] = {}  # by role: what the agent has told the user, of which it has not heard
         self._running: Any = None
 
     async def reset(self) -> Observation:
@@ -52,10 +53,13 @@ class Talk:
         shown = await self._ask(question)
         if "done" in shown:
             return self._scored(shown["done"])
-        report = f"Agent: {text}" if self.turn == "agent" and shown.get("turn") == "agent" else ""
-        others = [one.agent for one in actions.actions if said and one.agent != said.agent]
+        if self.turn == "agent" and said:
+            others = [one.agent for one in actions.actions if one.agent != said.agent]
+            self._missed = dict.fromkeys(others, f"Agent: {text}")
         observation = self._observed(shown)
-        views = dict.fromkeys(others, report) if report else {}
+        views: dict[str, str] = {}
+        if self.turn == "agent":
+            views, self._missed = self._missed, {}
         return Step(Observation(observation.text, views, observation.turn), 0.0)
 
     async def close(self) -> None:

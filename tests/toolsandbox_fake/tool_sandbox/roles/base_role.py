@@ -5,6 +5,10 @@ from typing import Any
 from tool_sandbox.common.execution_context import RoleType, get_current_context
 
 
+class PanicException(BaseException):  # as polars, which keeps the messages, has it
+    pass
+
+
 class BaseRole:
     role_type: RoleType | None = None
 
@@ -16,6 +20,10 @@ class BaseRole:
     @staticmethod
     def add_messages(messages: list[Any]) -> None:
         for message in messages:
+            try:
+                f"{message.content}{message.openai_function_name}".encode()
+            except UnicodeEncodeError as error:
+                raise PanicException(str(error)) from error
             message.visible_to = message.visible_to or [message.sender, message.recipient]
         get_current_context().messages += messages
 

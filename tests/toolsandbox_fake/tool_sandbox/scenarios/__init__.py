@@ -22,11 +22,13 @@ class Evaluation:
     done: Callable[[ExecutionContext], bool]
 
     def evaluate(self, execution_context: ExecutionContext, max_turn_count: int) -> Any:
+        if execution_context.messages[-1].content == "end_conversation()":
+            raise RuntimeError("nobody has ended it")
         seen = [one for one in execution_context.messages if RoleType.AGENT in one.visible_to]
         said = [one.content for one in seen if one.sender == RoleType.AGENT]
         if said and said[-1] == "break":
             raise RuntimeError("the evaluation is broken")
-        number = float("nan") if said and said[-1] == "nan" else 0.0
+        number = float("nan") if said and said[-1] == "no number" else 0.0
         share = (self.done(execution_context) + bool(said and WORDS in said[-1])) / 2 + number
         return SimpleNamespace(
             similarity=share, milestone_similarity=share, minefield_similarity=0.0, turn_count=len(said)
@@ -69,6 +71,9 @@ def named_scenarios(preferred_tool_backend: ToolBackend) -> dict[str, Scenario]:
     found = {
         "lamp_on": made("Light, please", "You want the lamp on.", tools, lambda context: context.lamp, one),
         "lamp_on_slowly": made("Do something", "You want the lamp on.", tools, lambda context: context.lamp, more),
+        "lamp_on_at_night": made("It is dark", "You want to see.", tools, lambda context: context.lamp, one),
+        "bulb": made("A bulb, please", "You want the lamp on.", tools, lambda context: context.lamp, one),
+        "shine": made("light,  PLEASE", "You want it to shine.", tools, lambda context: context.lamp, one),
         "web": made("What is new?", "You want news.", ["search_web"], lambda _: True, one),
     }
     for name in ("Bo", "Cy", "Di", "Ed", "Flo", "Gus", "Hal", "Ida"):

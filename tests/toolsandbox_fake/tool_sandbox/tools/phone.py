@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 import sys
 import time
 from uuid import uuid4
@@ -22,15 +23,22 @@ def add_person(name: str) -> str:
     return number
 
 
-def what_time() -> str:
+def what_time() -> tuple[str, float]:
     """Tell the time."""
-    return datetime.datetime.now().isoformat()
+    now = datetime.datetime.now()
+    return now.isoformat(), now.timestamp()
 
 
 def misbehave(how: str) -> None:
     """Do what no tool should."""
-    if how == "hang":
+    if how == "tell":
+        raise ValueError(f"no <Expr at 0x{id(object()):X}>")
+    if how == "panic":
+        raise SyntaxError("\ud800")
+    if how == "think":
         time.sleep(3600)
+    if how == "hang":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if how == "die":
         sys.__stderr__.write("going down\n")
         os._exit(3)

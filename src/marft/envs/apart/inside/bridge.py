@@ -54,7 +54,9 @@ class Bridge:
     async def _answered(self, asked: dict[str, Any]) -> None:
         try:
             line = json.dumps({"id": asked["id"], **await self._done(asked)}, default=str)
-        except Exception as error:  # noqa: BLE001  of somebody's environment: it is told
+        except (asyncio.CancelledError, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  of somebody's environment, a panic of Rust too: it is told
             line = json.dumps({"id": asked["id"], "error": described(error)})
         self.writer.write(line.encode() + b"\n")
 

@@ -21,6 +21,7 @@ def called(text: str) -> tuple[str, list[dict[str, Any]]]:
         at = closed + len(CLOSES) if closed >= 0 else len(text)
         try:
             call = json.loads(inside)
+            call = json.loads(json.dumps(call, ensure_ascii=False).encode("utf-8", "replace"))  # no lone surrogates
             calls.append({"name": str(call["name"]), "arguments": call.get("arguments") or {}})
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             said.append(text[opened:at])

@@ -6,18 +6,27 @@ from __future__ import annotations
 import copy
 import importlib
 import random
+import re
+import signal
 from typing import Any
 
 from .calls import called
+from .matching import search_once
 from .still import Identifiers, hold_still
 
 MOST_CALLS = 4  # of one message: the package tries all their orders
+ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]{6,}")
 
 
 class Sandbox:
-    """What of the package is used."""
+    """What of the package is used.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: that a call may take.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self.contexts = importlib.import_module("tool_sandbox.common.execution_context")
         self.message = importlib.import_module("tool_sandbox.common.message_conversion").Message
         self.schemas = importlib.import_module("tool_sandbox.common.tool_conversion").convert_to_openai_tools
@@ -26,6 +35,7 @@ class Sandbox:
         self.agent: Any = type("Agent", (base,), {"role_type": self.roles.AGENT})
         self.user: Any = type("User", (base,), {"role_type": self.roles.USER})
         self.console = importlib.import_module("tool_sandbox.roles.execution_environment").ExecutionEnvironment()
+        search_once(importlib.import_module("tool_sandbox.common.evaluation"))
 
     def scenarios(self) -> dict[str, Any]:
         """All scenarios by name, the same wherever and whenever they are made."""
@@ -54,6 +64,24 @@ class Current:
 
     def __exit__(self, *error: object) -> None:
         self.played.context = self.played.sandbox.contexts.get_current_context()
+
+
+class Hurried:
+    """Raises TimeoutError in a call that takes too long, and again in the next that does: a tool that reads units
+    computes 9**9**9**9, and everybody waits for it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGALRM, self._late)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
+
+    def __exit__(self, *error: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _late(self, *_: object) -> None:
+        raise TimeoutError(f"this takes more than {self.seconds:g} seconds")
 
 
 class Conversation:
@@ -90,7 +118,8 @@ class Conversation:
             words, calls = called(text) if speaker == "agent" else (text, [])
             if calls:
                 self._add(*(self._call(number, call) for number, call in enumerate(calls[:MOST_CALLS])))
-                self.sandbox.console.respond()
+                with Hurried(self.sandbox.seconds):
+                    self.sandbox.console.respond()
             else:
                 self.shown[speaker] += 1  # what it says itself
                 own, other = (roles.AGENT, roles.USER) if speaker == "agent" else (roles.USER, roles.AGENT)
@@ -154,7 +183,9 @@ class Conversation:
 
     def _score(self) -> dict[str, Any]:
         context = self.sandbox.contexts.get_current_context()
-        result = self.scenario.evaluation.evaluate(execution_context=context, max_turn_count=self.scenario.max_messages)
+        evaluation, most = self.scenario.evaluation, self.scenario.max_messages
+        with Hurried(self.sandbox.seconds):
+            result = evaluation.evaluate(execution_context=context, max_turn_count=most)
         metrics = {
             "milestones": float(result.milestone_similarity), "minefields": float(result.minefield_similarity),
             "turns": float(result.turn_count),
@@ -189,5 +220,5 @@ def told(seen: list[Any], system: Any) -> tuple[str, int]:
 
 
 def plain(message: Any) -> dict[str, str]:
-    """A message as who speaks, and what."""
-    return {"role": str(message.sender.value).lower(), "content": message.content}
+    """A message as who speaks, and what; addresses in memory are another each time."""
+    return {"role": str(message.sender.value).lower(), "content": ADDRESS.sub(" at 0x…", message.content)}

@@ -16,10 +16,10 @@ KEY = "RAPID_API_KEY"  # with this
 class Scenarios:
     """All scenarios, and the conversations that are being held."""
 
-    def __init__(self, web: bool) -> None:
+    def __init__(self, web: bool, seconds: float) -> None:
         if not web:
             os.environ.pop(KEY, None)  # who asks it all the same is told that there is none
-        self.sandbox = Sandbox()
+        self.sandbox = Sandbox(seconds)
         self.scenarios = self.sandbox.scenarios()
         self.episodes: dict[str, Conversation] = {}
 
@@ -64,7 +64,8 @@ class Scenarios:
 
 
 def open_source(given: dict[str, Any]) -> Scenarios:
-    """All scenarios of the package; ``web``: whether tools may ask the web, with the key that is in the environment."""
+    """All scenarios of the package; ``web``: whether tools may ask the web, with the key that is in the environment;
+    ``seconds`` that a call may take."""
     os.environ["TZ"] = "UTC"
     time.tzset()
-    return Scenarios(given["web"])
+    return Scenarios(given["web"], given["seconds"])
