@@ -106,6 +106,8 @@ def test_values_and_fractions_are_those_that_are_written_out() -> None:
         ("x*sqrt(x**2)/2", "x", False),  # which it is where x is positive
         ("log(abs(x))", "1/x", False),  # of which sympy knows no derivative
         ("C*x", "0*x", False),
+        ("C*x", "x", False),  # which it is where C is x
+        ("C", "x/10**12", False),  # however little it is
         ("*".join(f"(sin({n}*x) + {n})" for n in range(1, 120)), "x", False),
         ("+".join(f"sin({n}*x)*exp(sin(x)*{n})/(x**{n % 8} + {n})" for n in range(1, 40)), "x", False),
     ],
