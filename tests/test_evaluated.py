@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+import sympy
 
-from marft.envs.evaluated import LONGEST, check, fraction, literal
+from marft.envs.evaluated import LONGEST, check, fraction, literal, vanishes
 from marft.envs.reasoning_gym import ReasoningGym
 
 EVALUATE = (
@@ -106,6 +107,10 @@ def test_values_and_fractions_are_those_that_are_written_out() -> None:
         ("x*sqrt(x**2)/2", "x", False),  # which it is where x is positive
         ("log(abs(x))", "1/x", False),  # of which sympy knows no derivative
         ("C*x", "0*x", False),
+        ("C*x", "x", False),  # which it is where C is x
+        ("exp(9**100*x**2)", "2*x", False),  # beyond what a number here can be
+        ("exp(9**100*x**2) - exp(9**99*x**2)", "2*x", False),
+        ("C", "x/10**12", False),  # however little it is
         ("*".join(f"(sin({n}*x) + {n})" for n in range(1, 120)), "x", False),
         ("+".join(f"sin({n}*x)*exp(sin(x)*{n})/(x**{n % 8} + {n})" for n in range(1, 40)), "x", False),
     ],
@@ -118,3 +123,9 @@ def test_an_integral_is_right_whose_derivative_is_the_integrand_and_none_takes_l
     began = time.process_time()
     assert score(answer, {"metadata": {"variable": "x", "integrand": integrand}}) == right
     assert time.process_time() - began < 20.0
+
+
+def test_what_has_no_finite_value_is_not_0() -> None:
+    x = sympy.Symbol("x")
+    for expression in (sympy.nan, sympy.oo, sympy.exp(10**6 * x**2), sympy.exp(10**6 * x**2) - sympy.exp(10**7 * x**2)):
+        assert not vanishes(expression)

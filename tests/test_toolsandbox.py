@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,8 +262,19 @@ class TestTasks:
         left = set(tasks_of(made(leave_out=["tool_name_scrambled"])))
         assert left == {name for name in tasks_of(made()) if not name.endswith("_scrambled")}
         assert all(len(made(limit=1).tasks(split)) == 1 for split in SPLITS)
-        with pytest.raises(ValueError, match="no scenario is in category 'tool_name_scramble'; did you mean"):
-            made(categories=["tool_name_scramble"]).tasks("train")
+        for picked in ("categories", "leave_out"):
+            with pytest.raises(ValueError, match="no scenario is in category 'tool_name_scramble'; did you mean"):
+                made(**{picked: ["tool_name_scramble"]}).tasks("train")
+
+    def test_several_categories_pick_what_is_in_all_and_leave_out_what_is_in_any(self, made: Any) -> None:
+        picked = made(user="agent", categories=["tool_name_scrambled", "multiple_user_turn"])
+        assert set(tasks_of(picked)) == {"lamp_on_slowly_scrambled"}
+        left = made(user="agent", leave_out=["tool_name_scrambled", "single_user_turn"])
+        assert set(tasks_of(left)) == {"lamp_on_slowly"}
+
+    def test_a_python_at_home_is_found(self, made: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(python.parent))
+        assert made(python="~/python").tasks("train")
 
     def test_which_split_a_scenario_is_in_does_not_depend_on_what_else_is_wanted(self, made: Any) -> None:
         where = {task.id: split for split in SPLITS for task in made(user="agent", web=True).tasks(split)}
@@ -371,6 +383,20 @@ def test_who_plays_the_user_fits_the_team(table: dict[str, Any], roles: list[str
     problems = list(ToolSandbox(python=sys.executable, **table).problems(roles))
     assert bool(problems) == bool(words)
     assert words in "".join(problems)
+
+
+def test_it_says_whose_turn_it_is_where_an_agent_plays_the_user() -> None:
+    assert ToolSandbox(python=sys.executable, user="agent").says_whose_turn
+    assert not ToolSandbox(python=sys.executable).says_whose_turn
+
+
+@pytest.mark.parametrize("rows", [{}, [], None, "lamp_on"])
+def test_what_are_no_scenarios_is_refused(rows: object) -> None:
+    environment = ToolSandbox(python=sys.executable)
+    running = SimpleNamespace(ask=lambda *_: {"rows": rows})
+    vars(environment)["_apart"] = SimpleNamespace(current=lambda: running)
+    with pytest.raises(ValueError, match="which are no scenarios"):
+        environment.tasks("train")
 
 
 def test_a_python_that_is_not_there_is_refused_with_what_to_do() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -19,8 +20,9 @@ from pydantic import ValidationError
 
 from marft.config import parse_recipe
 from marft.envs.apart.inside.calls import called
+from marft.envs.apart.inside.calls import described as error_described
 from marft.envs.apart.process import EnvironmentApartError, number_in
-from marft.envs.apart.words import measures, told
+from marft.envs.apart.words import described, measures, told
 from marft.envs.scripts import Cue
 from marft.envs.verifying.environment import Rollout, Verifiers
 from marft.scripted import ScriptedTeam
@@ -128,6 +130,20 @@ class TestRollouts:
             thread.join()
         assert results == {index: float(index % 2) for index in range(12)}
 
+    def test_one_that_takes_its_time_keeps_no_other_waiting(self, made: Any) -> None:
+        environment, heard = made(), list[str]()
+        (slow, _), (quick, _) = begun(environment), begun(environment, 1)
+
+        async def tell(rollout: Rollout, text: str) -> None:
+            await rollout.step(JointAction(make_action(text=text)))
+            heard.append(text)
+
+        async def both() -> None:
+            await asyncio.gather(tell(slow, "nap"), tell(quick, "?"))
+
+        asyncio.run(both())
+        assert heard == ["?", "nap"]
+
     def test_a_team_plays_it_by_recipe(self, made: Any, python: Path) -> None:
         run = parse_recipe({
             "name": "sums", "models": {"base": {"path": "tiny"}}, "policies": {"a": {"model": "base"}},
@@ -161,6 +177,8 @@ class TestLost:
         [
             ("die", "ended itself .exit status 3.*going down"),
             ("lie", "said what is no answer"),
+            ("lie {}", "said what is no answer"),
+            ("lie []", "said what is no answer"),
             ("hang", "has not answered in 1 seconds, and was ended"),
         ],
     )
@@ -176,6 +194,8 @@ class TestLost:
             said(other, "?")
         again, _ = begun(environment)
         assert said(again, "?").terminated
+        with pytest.raises(EnvironmentApartError, match=words):  # still
+            said(other, "?")
 
     def test_a_reward_function_that_raised_and_was_counted_as_0_is_no_reward(self, made: Any) -> None:
         with pytest.raises(EnvironmentApartError, match="Error calling reward function right: KeyError"):
@@ -204,6 +224,13 @@ class TestLost:
         assert heard[0].startswith("it was closed")
         assert time.monotonic() - began < 10
 
+    def test_an_answer_that_nobody_waits_for_any_more_costs_nobody_theirs(self, made: Any) -> None:
+        environment = made()
+        (left, _), (other, _) = begun(environment), begun(environment, 1)
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(left.step(JointAction(make_action(text="nap"))), 0.1))
+        assert said(other, "nap").terminated  # which is answered later
+
     def test_what_cannot_be_told_is_said_at_once(self, made: Any) -> None:
         began = time.monotonic()
         with pytest.raises(EnvironmentApartError, match="ValueError: Circular reference"):
@@ -217,6 +244,35 @@ class TestLost:
         with pytest.raises(EnvironmentApartError, match="has not answered in 1 seconds, and was ended"):
             said(rollout, "x" * 5_000_000)
         assert said(begun(environment)[0], "?").terminated
+
+    def test_who_asks_for_rows_waits_no_longer_than_for_the_rest(self, made: Any) -> None:
+        environment = made()
+        running = environment._apart.current()
+        os.killpg(running._child._process.pid, signal.SIGSTOP)
+        with pytest.raises(EnvironmentApartError, match=r"has not answered in 0\.5 seconds, and was ended"):
+            running.ask({"do": "rows", "held_out": False}, 0.5)
+        assert environment._apart.current() is not running
+
+    def test_one_that_cannot_be_told_anything_is_gone_in_words(self, made: Any) -> None:
+        for forgets in (False, True):
+            environment = made()
+            rollout, _ = begun(environment)
+            running = environment._apart.current()
+            os.killpg(running._child._process.pid, signal.SIGSTOP)  # so that it does not notice, and end
+            running._child.socket.shutdown(socket.SHUT_WR)
+            if forgets:
+                running.forget({"do": "drop", "episode": "x"})
+            else:
+                with pytest.raises(EnvironmentApartError, match="is gone"):
+                    said(rollout, "?")
+            assert running.lost
+            assert said(begun(environment)[0], "?").terminated
+
+    def test_to_start_may_take_longer_than_an_answer(self, made: Any, python: Path, tmp_path: Path) -> None:
+        slow = tmp_path / "python"
+        slow.write_text(f'#!/bin/sh\nsleep 1.2\nexec {python} "$@"\n')
+        slow.chmod(0o755)
+        assert made(python=str(slow), timeout_seconds=1.0).tasks("train")
 
     def test_one_that_is_killed_before_it_has_read_all_is_said_to_be_killed(self, made: Any) -> None:
         environment = made()
@@ -257,11 +313,15 @@ class TestLost:
             time.sleep(0.02)
         assert process.poll() is not None
 
-    def test_what_cannot_be_loaded_is_refused_with_its_reason(self, made: Any) -> None:
+    def test_what_cannot_be_loaded_is_refused_with_its_reason_and_its_process_ended(self, made: Any) -> None:
+        before = set(threading.enumerate())
         with pytest.raises(
             ValueError, match=r"'primes' on .*python: verifiers: ModuleNotFoundError: No module named 'primes'"
         ):
             made(id="primes").tasks("train")
+        for reads in set(threading.enumerate()) - before:
+            reads.join(10)
+            assert not reads.is_alive()
 
 
 def test_a_python_that_is_not_there_is_refused_with_what_to_do() -> None:
@@ -271,16 +331,26 @@ def test_a_python_that_is_not_there_is_refused_with_what_to_do() -> None:
         Verifiers(id="sums")  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
+def test_a_python_at_home_is_found(made: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(python.parent))
+    assert made(python="~/python").tasks("train")
+
+
 def test_calls_are_read_out_of_a_text_and_what_is_none_stays() -> None:
     text = 'a<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>b<tool_call>no</tool_call>c'
     assert called(text) == ("ab<tool_call>no</tool_call>c", [{"name": "f", "arguments": {"x": 1}}])
     assert called("plain") == ("plain", [])
+    assert called(f"</tool_call>{text}") == ("</tool_call>ab<tool_call>no</tool_call>c", called(text)[1])
+    for inside in ("[1]", '"f"', "5", "null", "{}"):
+        assert called(f"<tool_call>{inside}</tool_call>") == (f"<tool_call>{inside}</tool_call>", [])
 
 
 def test_a_call_that_never_ends_or_is_too_deep_stays_as_it_was_written() -> None:
     for text in ("a<tool_call>no", f"<tool_call>{'[' * 100_000}</tool_call>b"):
         assert called(text) == (text, [])
-    assert called('<tool_call>{"name": "f"}')[1] == [{"name": "f", "arguments": {}}]
+    for text in ('{"name": "f"}', '{"name": "f", "arguments": null}'):
+        assert called(f"<tool_call>{text}")[1] == [{"name": "f", "arguments": {}}]
 
 
 def test_numbers_and_metrics_are_numbers() -> None:
@@ -291,6 +361,14 @@ def test_numbers_and_metrics_are_numbers() -> None:
     metrics = {"a b": 1, "c": None, "d": float("nan"), "e": float("inf"), "f": 10**400}
     assert measures(metrics) == {"a_b": 1.0}
     assert measures(None) == {}
+    assert measures({"x" * 100: 1}) == {"x" * 64: 1.0}  # no metric has a longer name
+
+
+def test_tools_and_errors_that_say_little_are_told() -> None:
+    assert described({"name": "f", "description": None, "parameters": None}) == "f:"
+    error = ValueError("no")
+    error.__cause__ = KeyError("x")
+    assert error_described(error) == "ValueError: no (KeyError: 'x')"
 
 
 def test_messages_of_several_speakers_say_who_speaks() -> None:

@@ -7,6 +7,7 @@ a model writes would run in this process, or never end. What they are given here
 from __future__ import annotations
 
 import ast
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -126,9 +127,10 @@ def vanishes(expression: Any) -> bool:
         at = {symbol: POINTS[(number + shift) % len(POINTS)] for number, symbol in enumerate(symbols)}
         try:
             values = [complex(term.evalf(DIGITS, subs=at)) for term in terms]
+            rest, size = abs(sum(values)), sum(map(abs, values))
         except (TypeError, ValueError, ArithmeticError, NotImplementedError):  # it has no value there
             return False
-        if not abs(sum(values)) <= CLOSE * sum(map(abs, values)):
+        if not (math.isfinite(size) and rest <= CLOSE * size):
             return False
     return True
 

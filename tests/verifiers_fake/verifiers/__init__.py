@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -9,6 +10,7 @@ import time
 from typing import Any
 
 __version__ = "0.0-fake"
+NAP = 0.5  # seconds that others can use
 
 
 class Message(dict):  # type: ignore[type-arg]
@@ -22,6 +24,7 @@ class Rubric:
             logging.getLogger("verifiers.rubrics.Rubric").error("Error calling reward function right: KeyError")
         state["reward"] = {"nan": float("nan"), "none": None}.get(last, float(state["answer"] in last))
         state["metrics"] = {"turns": len(state["completion"]), "is long?": 0.0, "text": "x", ("a", 1): float("inf")}
+        state["metrics"]["kind"] = type(self)
         if last == "round":
             state["metrics"]["itself"] = itself = list[Any]()
             itself.append(itself)
@@ -62,6 +65,7 @@ class Environment:
             response = await client.get_response(prompt=messages, model=model, sampling_args=sampling_args, tools=tools)
             text = response.message.content
             self._misbehave(text)
+            await asyncio.sleep(NAP if text == "nap" else 0.0)
             completion.append({"role": "assistant", "content": text})
             calls = [f"{call.name}({call.arguments})" for call in response.message.tool_calls or ()]
             more = [{"role": "user", "content": f"Turn {turn + 1}: {text} {calls}"}] if turn + 1 < self.turns else []
@@ -76,8 +80,8 @@ class Environment:
         if text == "die":
             sys.stderr.write("going down\n")
             os._exit(3)
-        if text == "lie":
-            os.write(int(sys.argv[-1]), b"no JSON at all\n")
+        if text.startswith("lie"):
+            os.write(int(sys.argv[-1]), f"{text[3:] or 'no JSON at all'}\n".encode())
 
 
 def load_environment(name: str, **args: Any) -> Environment:
