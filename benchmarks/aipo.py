@@ -3,11 +3,11 @@ r"""What an agent learns from helpers whom it may ask while it trains, and who a
     python benchmarks/aipo.py                          # five seeds of six arms; it goes on where it stopped
     python benchmarks/aipo.py --seeds 1 --arms aipo grpo
 
-A solver computes ``23 @ 45`` by rules that it is told nowhere (``unknown_rules.py``). Tasks, for training and held out,
-are those that it did not solve once in 64 attempts. While it learns it may ask a frozen model that knows the rules,
-twice in an answer, and from a third of the steps on ever less; then it is alone. GRPO has no helpers and more steps,
-so that it samples no fewer tokens of its own. The other arms change one thing each. Writes results/aipo.json, .md
-and .svg.
+A solver computes ``f1(23, 45)`` by rules that it is told nowhere (``unknown_rules.py``). Tasks, for training and held
+out, are those that it did not solve once in 64 attempts. While it learns it may ask a frozen model that knows the
+rules, twice in an answer, and from a third of the steps on ever less; then it is alone. GRPO has no helpers and more
+steps, so that it samples no fewer tokens of its own. The other arms change one thing each. Writes results/aipo.json,
+.md and .svg.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def recipe(arm: str, seed: int, output: Path, made: Mapping[str, Path], hard: Pa
                 }
             ],
             "environment": {
-                "name": "unknown_rules:Operators", "train_tasks": POOL["train"], "held_out_tasks": POOL["test"],
+                "name": "unknown_rules:Functions", "train_tasks": POOL["train"], "held_out_tasks": POOL["test"],
                 "only": str(hard or ""),
             },
             "algorithm": {"name": "aipo", "teammate_text": text, "optimizer": {"learning_rate": 2e-3}},

@@ -36,8 +36,12 @@ from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Action, ActionKey, Completion, Episode, Profile, Prompt, Sampling, Task, TokenIds
 from marft.usage import Usage
+from tests import tools as offered
+from tests.endpoint import says, serving
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.helpers import settings as recipe
+from tests.tool_games import call, with_tools
+from tests.tool_games import run as played_with
 
 HELPERS = {kind: Helper(f"{kind}s", Profile(kind, f"You {kind}."), Sampling()) for kind in ("verify", "recall")}
 CONSULTING = Consulting(HELPERS, "<ask {kind}>{question}</ask>", "<re>{text}</re>", about="You may ask.")
@@ -344,6 +348,57 @@ def test_what_is_held_to_a_grammar_asks_nobody(tmp_path: Path) -> None:
     table["agents"][0]["sampling"]["regex"] = "a+"
     with pytest.raises(ValueError, match="held to a grammar, which no reply keeps"):
         parse_recipe(table)
+
+
+class TestWithTools:
+    """A turn that asks, and calls a tool, and asks again."""
+
+    TURNS = ("<ask verify>1</ask>", " Then " + call("add", a=1, b=2), " So <ask recall>2</ask>", " done.")
+
+    def action(self, **helpers: str) -> Action:
+        engine = Stopping(*self.TURNS, helpers={"verifys": "No.", "recalls": "Yes."} | helpers)
+        played = with_tools(engine, offered.add)
+        team = replace(played.team, consulting=CONSULTING, consult=frozenset({"a"}))
+        return played_with(replace(played, team=team), questions=2).actions[0]
+
+    def test_replies_stand_in_their_turns_and_answers_of_tools_between_them(self) -> None:
+        action = self.action()
+        assert action.intermediate_texts == (f"{self.TURNS[0]}<re>No.</re>{self.TURNS[1]}",)
+        assert action.text == f"{self.TURNS[2]}<re>Yes.</re>{self.TURNS[3]}"
+        assert [call.output for call in action.calls] == ["3"]
+        assert spelled(action, Mark.TOOL) == "[3]"
+        assert spelled(action, Mark.TEAMMATE) == "<re>No.</re><re>Yes.</re>"
+        assert spelled(action, Mark.SAMPLED) == "".join(self.TURNS)
+
+    def test_each_is_known_by_its_turn_and_place(self) -> None:
+        first, second = self.action().consultations
+        assert (first.round, first.place, second.round, second.place) == (0, len(self.TURNS[0]), 1, len(self.TURNS[2]))
+        assert self.action().own_texts == (self.TURNS[0] + self.TURNS[1], self.TURNS[2] + self.TURNS[3])
+
+    def test_what_a_helper_writes_calls_no_tool(self) -> None:
+        action = self.action(verifys=call("add", a=5, b=5))
+        assert [call.output for call in action.calls] == ["3"]
+
+
+def test_a_helper_may_be_behind_an_endpoint(tmp_path: Path) -> None:
+    with serving(lambda body, number: says(" 12", usage=(7, 3))) as server:
+        changes = {
+            "models.teacher": {"path": "gpt-x", "endpoint": {"url": server.url}}, "policies.helper.model": "teacher",
+            "algorithm.teammate_text": {"coefficient": 1.0}, "training.steps": 1,
+        }  # fmt: skip
+        run = helped(tmp_path, **changes)
+        folder = RunFolder.create(run)
+        train(run, folder)
+    (row,) = folder.read_metrics()
+    episodes = read_episodes(folder.episodes / "step_000001.parquet")
+    asking = [action for episode in episodes for action in episode.actions if action.consultations]
+    assert row["consultations"] == len(server.requests) == sum(len(action.consultations) for action in asking) > 0
+    for action in asking:
+        assert "<reply> 12</reply>" in action.text
+        assert action.usage == sum([Usage(7, 3)] * len(action.consultations), Usage())
+        assert action.teammate_log_probs is not None
+        assert not action.teammate_log_probs.any(), "nobody says how likely it was: its author counts as sure"
+    assert row["teammate_weight"] > 0
 
 
 @pytest.mark.parametrize("level", ["action", "token"])
