@@ -100,7 +100,7 @@ def recipe(arm: str, seed: int, output: Path, made: Mapping[str, Path], hard: Pa
             "agents": [
                 {
                     "role": "solver", "policy": "solver", "instructions": unknown_rules.SOLVER,
-                    "sampling": {"max_new_tokens": 96},
+                    "sampling": {"max_new_tokens": 128},
                 }
             ],
             "environment": {
