@@ -3,13 +3,18 @@
     python benchmarks/comam.py --threads 1                   # what is not there yet; it goes on where it stopped
     python benchmarks/comam.py --only-table                  # from what is there
 
-The recipe ``memory`` under CoMAM's credit (arXiv:2603.12631), in arms that differ in one key of it. *Joint*: as it ships,
-each agent's own reward and an adaptive share of the team's. *Independent*: writer and retriever learn from their own
-rewards alone, coverage and retrieval, and the answerer, who has none, from answers. *Team*: nobody has rewards of its own.
-Each seed's teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired by
-conversation, each over all seeds (evaluation/bootstrap.py), and by seed (Student's t). The weights of the global reward
-are those of training; what other measures of consistency would have been is counted on the joint runs' episodes. Writes
-results/comam.json, .md and .svg.
+The recipe ``memory`` under CoMAM's credit (arXiv:2603.12631), in arms that differ in one key. *Joint*: each agent's own
+reward and an adaptive share of the team's. *Independent*: writer and retriever learn from their own rewards alone,
+coverage and retrieval, and the answerer, who has none, from answers. *Team*: nobody has rewards of its own.
+
+On two grounds. *Said*: the writer earns the share of all facts that its notes hold, which have room for half of them,
+and nothing but events is asked: what is most for the writer is not what is best for the team. *Asked*: the recipe as it
+ships, where the writer earns the share of those facts that will be asked.
+
+Each seed's teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired
+by conversation, each over all seeds (evaluation/bootstrap.py), and by seed (Student's t). The weights of the global
+reward are those of training; what other measures of consistency would have made of the joint runs' episodes is counted
+on those. Writes results/comam.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +42,31 @@ from marft.learning.interfaces import CreditInputs
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 
-ARMS: Mapping[str, World] = {
-    "joint": World("memory"),
-    "independent": World("memory", changes=("--algorithm.credit.fixed_weights", "{ writer = 0, retriever = 0 }")),
-    "team": World("memory", changes=("--environment.local_weight", "0")),
+GROUNDS: Mapping[str, tuple[str, ...]] = {
+    "said": (
+        "--environment.coverage", "said", "--environment.kinds", '["temporal"]', "--environment.budget", "80",
+        "--training.steps", "20",
+    ),
+    "asked": (),
+}  # fmt: skip
+ARMS: Mapping[str, tuple[str, ...]] = {
+    "joint": (),
+    "independent": ("--algorithm.credit.fixed_weights", "{ writer = 0, retriever = 0 }"),
+    "team": ("--environment.local_weight", "0"),
 }
 UNTUNED = "untuned"
 COLOURS = {"joint": "C0", "independent": "C1", "team": "C2"}
 AGENTS = ("writer", "retriever")  # who have rewards of their own
+WEIGHTS = ("global_weight", "fallback_fraction")
 MEASURES = {"answers": "right answers", "conversations": "all of a conversation's"}
+LABELS = {"environment/coverage": "coverage", "reward": "right answers"}
 CURVES = ("reward", "environment/coverage", "environment/retrieval_recall")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--grounds", nargs="+", choices=GROUNDS, default=list(GROUNDS))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--tasks", type=int, default=200, help="held-out conversations, for each evaluation")
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: all cores")
@@ -59,13 +75,14 @@ def main() -> None:
     parser.add_argument("--only-table", action="store_true", help="of what has been measured")
     arguments = parser.parse_args()
     path = arguments.results / "comam.json"
-    for seed in arguments.seeds if not arguments.only_table else ():
-        for arm in arguments.arms:
-            runs = read(path)
-            if f"{arm}-{seed}" not in runs:
-                runs |= measured(arm, seed, arguments)
-                whole = {"machine": machine.describe(), "runs": dict(sorted(runs.items()))}
-                path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    for ground in arguments.grounds if not arguments.only_table else ():
+        for seed in arguments.seeds:
+            for arm in arguments.arms:
+                runs = read(path)
+                if f"{ground}/{arm}-{seed}" not in runs:
+                    runs |= measured(ground, arm, seed, arguments)
+                    whole = {"machine": machine.describe(), "runs": dict(sorted(runs.items()))}
+                    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     runs = read(path)
     lines = [*table(runs), "", *differences(runs), "", *weights(runs)]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -73,23 +90,25 @@ def main() -> None:
     print("\n".join(lines))
 
 
-def measured(arm: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def measured(ground: str, arm: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """An arm's run of a seed, trained and evaluated; that of the first arm brings the untuned team."""
-    folder = trained(f"memory-{arm}", ARMS[arm], "team", seed, arguments)
+    world = World("memory", changes=(*GROUNDS[ground], *ARMS[arm]))
+    folder = trained(f"{ground}-{arm}", world, "team", seed, arguments)
     names = ["base", "last"] if arm == "joint" else ["last"]
     found = evaluate_checkpoints(
         load_recipe(folder.config), folder, names, ("sampled",), arguments.tasks, False, lambda *_: None
     )
     rows = folder.read_metrics()
-    wanted = [*CURVES, *(f"agents/{agent}/{name}" for agent in AGENTS for name in ("global_weight", "fallback_fraction"))]
+    wanted = [*CURVES, *(f"agents/{agent}/{name}" for agent in AGENTS for name in WEIGHTS)]
     told: dict[str, Any] = {
         "seconds": sum(row["seconds"] for row in rows),
         "steps": {name: [row.get(name) for row in rows] for name in wanted},
     }
+    results = {f"{ground}/{arm}-{seed}": {**_held_out(found[-1]), **told}}
     if arm == "joint":
-        told["measures"] = other_measures(folder)
-    results = {f"{arm}-{seed}": {**_held_out(found[-1]), **told}}
-    return {f"{UNTUNED}-{seed}": _held_out(found[0]), **results} if arm == "joint" else results
+        results[f"{ground}/{UNTUNED}-{seed}"] = _held_out(found[0])
+        results[f"{ground}/{arm}-{seed}"]["measures"] = other_measures(folder)
+    return results
 
 
 def _held_out(evaluation: Any) -> dict[str, dict[str, float]]:
@@ -114,17 +133,16 @@ def other_measures(folder: RunFolder) -> dict[str, dict[str, float]]:
 
 def table(runs: Mapping[str, Any]) -> list[str]:
     """A line for each arm: means over its seeds, and each seed's share of right answers."""
-    lines = [
-        f"| arm | seeds | {' | '.join(f'{label}, %' for label in MEASURES.values())} | of each seed | minutes a run |",
-        "| --- | ---: | ---: | ---: | --- | ---: |",
-    ]
-    for arm in (UNTUNED, *ARMS):
-        mine = _of(runs, arm)
+    labels = [f"{label}, %" for label in MEASURES.values()]
+    head = ["ground", "arm", "seeds", *labels, "of each seed", "minutes"]
+    lines = [f"| {' | '.join(head)} |", "| --- | --- | ---: | ---: | ---: | --- | ---: |"]
+    for ground, arm in product(GROUNDS, (UNTUNED, *ARMS)):
+        mine = _of(runs, ground, arm)
         if mine:
             shares = [f"{100 * np.mean([_share(run, name) for run in mine.values()]):.1f}" for name in MEASURES]
             each = ", ".join(f"{100 * _share(run, 'answers'):.1f}" for run in mine.values())
             minutes = [run["seconds"] / 60 for run in mine.values() if "seconds" in run]
-            cells = [arm, str(len(mine)), *shares, each, f"{np.mean(minutes):.1f}" if minutes else ""]
+            cells = [ground, arm, str(len(mine)), *shares, each, f"{np.mean(minutes):.1f}" if minutes else ""]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -132,61 +150,64 @@ def table(runs: Mapping[str, Any]) -> list[str]:
 def differences(runs: Mapping[str, Any]) -> list[str]:
     """A line for each pair of arms and each measure: what was gained, over conversations and over seeds."""
     lines = [
-        "| difference | of | points | 95 %, over conversations | 95 %, over seeds | seeds ahead |",
-        "| --- | --- | ---: | --- | --- | ---: |",
+        "| ground | difference | of | points | 95 %, over conversations | 95 %, over seeds | seeds ahead |",
+        "| --- | --- | --- | ---: | --- | --- | ---: |",
     ]
-    for before, after in (
-        ("independent", "joint"), ("team", "joint"), ("team", "independent"), *((UNTUNED, arm) for arm in ARMS),
-    ):  # fmt: skip
-        one, two = _of(runs, before), _of(runs, after)
+    pairs = [("independent", "joint"), ("team", "joint"), ("team", "independent"), *((UNTUNED, arm) for arm in ARMS)]
+    for ground, (before, after) in product(GROUNDS, pairs):
+        one, two = _of(runs, ground, before), _of(runs, ground, after)
         seeds = sorted(one.keys() & two.keys())
         for name, label in MEASURES.items() if seeds else ():
-            difference = paired(*({
-                task: Ratio(sum(side[seed][name].get(task, 0.0) for seed in seeds), float(len(seeds)))
-                for task in one[seeds[0]][name]
-            } for side in (one, two)))  # fmt: skip
+            difference = paired(*(_by_conversation(side, seeds, name) for side in (one, two)))
             assert difference is not None
             gains = [_share(two[seed], name) - _share(one[seed], name) for seed in seeds]
             over = [_points(difference.interval), _points(_over_seeds(gains))]
             ahead = f"{sum(gain > 0 for gain in gains)} of {len(seeds)}"
-            cells = [f"{after} − {before}", label, f"{100 * difference.gain:+.1f}", *over, ahead]
+            cells = [ground, f"{after} − {before}", label, f"{100 * difference.gain:+.1f}", *over, ahead]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
+def _by_conversation(runs: Mapping[str, Any], seeds: Sequence[str], name: str) -> dict[str, Ratio]:
+    """A measure of each conversation, over seeds."""
+    tasks = runs[seeds[0]][name]
+    return {task: Ratio(sum(runs[seed][name][task] for seed in seeds), float(len(seeds))) for task in tasks}
+
+
 def weights(runs: Mapping[str, Any]) -> list[str]:
     """A line for each measure of consistency: its weights on the joint runs' episodes."""
-    joint = _of(runs, "joint").values()
-    lines = [f"| consistency | {' | '.join(AGENTS)} |", "| --- |" + " ---: |" * len(AGENTS)]
-    for name in CONSISTENCIES if joint else ():
-        means = [np.mean([run["measures"][name][agent] for run in joint]) for agent in AGENTS]
-        lines.append(f"| {name} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+    lines = [f"| ground | consistency | {' | '.join(AGENTS)} |", "| --- | --- |" + " ---: |" * len(AGENTS)]
+    for ground, name in product(GROUNDS, CONSISTENCIES):
+        joint = _of(runs, ground, "joint").values()
+        if joint:
+            means = [np.mean([run["measures"][name][agent] for run in joint]) for agent in AGENTS]
+            lines.append(f"| {ground} | {name} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
     return lines
 
 
 def plot(runs: Mapping[str, Any]) -> Figure:
-    """Step by step, means over the seeds: weights of the global reward, and what is earned in each arm."""
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    upper, lower = figure.subplots(2, 3)
-    for axes, name, title in (
-        (upper[0], "global_weight", "weight of the global reward"),
-        (upper[1], "fallback_fraction", "groups without a signal of their own"),
-    ):
-        for number, agent in enumerate(AGENTS):
-            _draw(axes, [run["steps"][f"agents/{agent}/{name}"] for run in _of(runs, "joint").values()], f"C{number + 3}", agent)
-        axes.set(title=title, ylim=(0, 1))
-        axes.legend()
-    for axes, name, title in zip((upper[2], *lower), CURVES, ("right answers", "coverage", "retrieval"), strict=False):
-        for arm in ARMS:
-            _draw(axes, [run["steps"][name] for run in _of(runs, arm).values()], COLOURS[arm], arm)
-        axes.set(title=f"{title}, in training")
-        axes.legend()
-    for place, arm in enumerate((UNTUNED, *ARMS)):
-        shares = [_share(run, "answers") for run in _of(runs, arm).values()]
-        lower[2].plot([place] * len(shares), shares, "o", color=COLOURS.get(arm, "C7"))
-    lower[2].set(title="right answers, held out", xticks=range(1 + len(ARMS)), xticklabels=(UNTUNED, *ARMS))
-    for axes in (*upper, *lower):
-        axes.grid(alpha=0.3)
+    """A row for each ground. Step by step, means over the seeds: weights of the global reward, the share of groups that
+    rank nothing, coverage and right answers; and what is answered rightly of what was held out."""
+    figure = Figure(figsize=(16, 6.4), layout="constrained")
+    for ground, row in zip(GROUNDS, figure.subplots(len(GROUNDS), 5), strict=True):
+        titles = ("weight of the global reward", "groups without a signal of their own")
+        for axes, name, title in zip(row, WEIGHTS, titles, strict=False):
+            for agent, colour in zip(AGENTS, ("C3", "C4"), strict=True):
+                curves = [run["steps"][f"agents/{agent}/{name}"] for run in _of(runs, ground, "joint").values()]
+                _draw(axes, curves, colour, agent)
+            axes.set(title=f"{ground}: {title}", ylim=(0, 1))
+        for axes, name in zip(row[2:], ("environment/coverage", "reward"), strict=False):
+            for arm in ARMS:
+                _draw(axes, [run["steps"][name] for run in _of(runs, ground, arm).values()], COLOURS[arm], arm)
+            axes.set(title=f"{LABELS[name]}, in training")
+        for place, arm in enumerate((UNTUNED, *ARMS)):
+            shares = [_share(run, "answers") for run in _of(runs, ground, arm).values()]
+            row[4].plot([place] * len(shares), shares, "o", color=COLOURS.get(arm, "C7"))
+        row[4].set(title="right answers, held out", xticks=range(1 + len(ARMS)), xticklabels=(UNTUNED, *ARMS))
+        for axes in row:
+            axes.grid(alpha=0.3)
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend()
     return figure
 
 
@@ -201,9 +222,10 @@ def _draw(axes: Any, curves: Sequence[Sequence[float | None]], colour: str, labe
     axes.plot(steps, np.nanmean(values, 0), color=colour, lw=1.8, label=label)
 
 
-def _of(runs: Mapping[str, Any], arm: str) -> dict[str, Any]:
+def _of(runs: Mapping[str, Any], ground: str, arm: str) -> dict[str, Any]:
     """An arm's runs by seed."""
-    return {key.rpartition("-")[2]: run for key, run in sorted(runs.items()) if key.startswith(f"{arm}-")}
+    begins = f"{ground}/{arm}-"
+    return {key.removeprefix(begins): run for key, run in sorted(runs.items()) if key.startswith(begins)}
 
 
 def _share(run: Mapping[str, Any], name: str) -> float:
