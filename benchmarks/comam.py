@@ -14,7 +14,8 @@ ships, where the writer earns the share of those facts that will be asked.
 Each seed's teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired
 by conversation, each over all seeds (evaluation/bootstrap.py), and by seed (Student's t). The weights of the global
 reward are those of training; what other measures of consistency would have made of the joint runs' episodes is counted
-on those. Writes results/comam.json, .md and .svg.
+on those. How far apart the two aims are is played by the world's script, without a model: a writer that notes all that
+it is told, and one that notes events alone. Writes results/comam.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -33,14 +34,19 @@ from environments import World, trained
 from matplotlib.figure import Figure
 
 from marft.config import load_recipe
+from marft.config.models import ModelSettings
+from marft.envs.scripts import Cue, Line, Script
 from marft.evaluation.bootstrap import paired, student_t
 from marft.evaluation.session import evaluate_checkpoints
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.learning.credit.comam import CoMAM
 from marft.learning.credit.consistency import CONSISTENCIES
+from marft.learning.credit.groups import local_rewards
 from marft.learning.interfaces import CreditInputs
+from marft.models.formats import load_format
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
+from marft.scripted import ScriptedTeam
 
 GROUNDS: Mapping[str, tuple[str, ...]] = {
     "said": (
@@ -55,6 +61,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "team": ("--environment.local_weight", "0"),
 }
 UNTUNED = "untuned"
+FEW = 5  # steps, at the beginning of training and at its end
 COLOURS = {"joint": "C0", "independent": "C1", "team": "C2"}
 AGENTS = ("writer", "retriever")  # who have rewards of their own
 WEIGHTS = ("global_weight", "fallback_fraction")
@@ -84,7 +91,7 @@ def main() -> None:
                     whole = {"machine": machine.describe(), "runs": dict(sorted(runs.items()))}
                     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     runs = read(path)
-    lines = [*table(runs), "", *differences(runs), "", *weights(runs)]
+    lines = [*table(runs), "", *differences(runs), "", *weights(runs), "", *moved(runs), "", *aims()]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     plot(runs).savefig(path.with_suffix(".svg"))
     print("\n".join(lines))
@@ -182,6 +189,48 @@ def weights(runs: Mapping[str, Any]) -> list[str]:
         if joint:
             means = [np.mean([run["measures"][name][agent] for run in joint]) for agent in AGENTS]
             lines.append(f"| {ground} | {name} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+    return lines
+
+
+def moved(runs: Mapping[str, Any]) -> list[str]:
+    """A line for each arm: what the team notes, finds and answers in training, at first and at last."""
+    names = ("coverage", "retrieval", "right answers")
+    lines = [
+        f"| ground | arm | {' | '.join(f'{name}, %' for name in names)} |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for ground, arm in product(GROUNDS, ARMS):
+        mine = _of(runs, ground, arm).values()
+        if mine:
+            cells = []
+            for name in ("environment/coverage", "environment/retrieval_recall", "reward"):
+                curves = 100 * np.array([run["steps"][name] for run in mine])
+                cells.append(f"{curves[:, :FEW].mean():.0f} → {curves[:, -FEW:].mean():.0f}")
+            lines.append(f"| {ground} | {arm} | {' | '.join(cells)} |")
+    return lines
+
+
+def aims(tasks: int = 200) -> list[str]:
+    """A line for each ground and each way of writing: what its writer earns, and what its team answers rightly."""
+    lines = ["| ground | the writer notes | its own reward, % | right answers, % |", "| --- | --- | ---: | ---: |"]
+    for ground, changes in GROUNDS.items():
+        run = load_recipe("memory", changes)
+        world: Any = run.environment
+        whole: Script = world.script()
+
+        def events(cue: Cue, whole: Script = whole) -> str | Line:
+            said = whole(cue)
+            if cue.role != "writer":
+                return said
+            return "\n".join(line for line in str(said).splitlines() if "bought" in line) or "nothing"
+
+        form = load_format(ModelSettings(path="tiny-memory"))
+        for name, script in {"everything": whole, "events alone": events}.items():
+            with ScriptedTeam(run, script, dict.fromkeys(run.models, form)) as team:
+                episodes = list(team.play(world.tasks("train")[:tasks]))
+            own = np.mean([local_rewards(episode)["writer"] for episode in episodes])
+            right = np.mean([episode.total_reward for episode in episodes])
+            lines.append(f"| {ground} | {name} | {100 * own:.0f} | {100 * right:.0f} |")
     return lines
 
 
