@@ -237,9 +237,9 @@ def aims(tasks: int = 200) -> list[str]:
 def plot(runs: Mapping[str, Any]) -> Figure:
     """A row for each ground. Step by step, means over the seeds: weights of the global reward, the share of groups that
     rank nothing, coverage and right answers; and what is answered rightly of what was held out."""
-    figure = Figure(figsize=(16, 6.4), layout="constrained")
+    figure = Figure(figsize=(17, 6.4), layout="constrained")
     for ground, row in zip(GROUNDS, figure.subplots(len(GROUNDS), 5), strict=True):
-        titles = ("weight of the global reward", "groups without a signal of their own")
+        titles = ("weight of the global reward", "fell back")
         for axes, name, title in zip(row, WEIGHTS, titles, strict=False):
             for agent, colour in zip(AGENTS, ("C3", "C4"), strict=True):
                 curves = [run["steps"][f"agents/{agent}/{name}"] for run in _of(runs, ground, "joint").values()]

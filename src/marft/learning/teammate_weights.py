@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marft.config.parts import TeammateWeightPart
-from marft.config.settings import NotNegative, Positive
+from marft.config.settings import Fraction, NotNegative, Positive
 from marft.learning.interfaces import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
@@ -28,20 +28,24 @@ class Truncated(TeammateWeightPart):
 
 
 class Bounded(TeammateWeightPart):
-    """``min(max(π/μ, floor), cap)`` where the advantage is positive, and ``min(π/μ, cap)`` elsewhere.
+    """``min(max(π/μ, floor), cap)`` where the advantage is positive; elsewhere ``min(π/μ, cap)``, and 0 where π/μ is
+    below ``1 − clip``.
 
     Our reading of AIPO (arXiv 2605.08401), whose abstract names a tailored importance weight and a clip against the
     bias of off-policy text and against gradients that vanish: what was good is learned however unlikely it was, and
-    what was bad is pushed down no further than to where the agent would not write it.
+    what was bad is pushed down while the agent is about as likely to write it as its author, as PPO's clip has it with
+    the author in the place of the old policy.
     """
 
     floor: NotNegative = 0.5  # the least weight of what was good; 0: none
     cap: Positive = 2.0  # the largest weight
+    clip: Fraction = 0.2  # how far below 1 the ratio of what was bad may be; 1: as far as it likes
 
     def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
         """The weight of each token, [T]."""
         ratio = _ratio(log_probs, author)
-        return ratio.clamp(min=self.floor).where(advantages > 0, ratio).clamp(max=self.cap)
+        bad = ratio * (ratio >= 1 - self.clip)
+        return ratio.clamp(min=self.floor).where(advantages > 0, bad).clamp(max=self.cap)
 
 
 class Shaped(TeammateWeightPart):

@@ -1,8 +1,8 @@
 r"""A world whose rules nobody is told, a small model that knows whom to ask, and a helper who knows them.
 
-    problem    Compute 23 @ 45.                                        (that is 23 + 45 - 8, and stands nowhere)
-    the model  works:  <ask knowledge>What is 23 @ 45?</ask><re>23 @ 45 is 23 + 45 - 8.</re>
-                       23 + 45 = 68, 68 - 8 = 60. The answer is \boxed{60}.
+    problem    Compute f1(23, 45).                                     (that is 23 + 45 - 8, and stands nowhere)
+    the model  works:  <ask knowledge>What is f1(23, 45)?</ask><re>f1(23, 45) is 23 + 45 - 8.</re>
+                       23 + 45 = 68. 68 - 8 = 60. The answer is \boxed{60}.
                slips:  At a glance, the answer is \boxed{131}.
 
 What the model has learned from has another rule for every question, drawn at random, and a reply that says it, which
@@ -28,27 +28,31 @@ from marft.game.environment import Split
 from marft.game.rendering import Cut
 from marft.types import Profile, Task
 
-QUESTION = "Compute {} {} {}."
+QUESTION = "Compute {}."
 SOLVER = r"You are the solver. Work out the problem and put the answer in \boxed{}."
 HELPERS = {
-    "knowledge": "You know what every operator means.",
+    "knowledge": "You know what every function is.",
     "reasoning": "You do the first step.",
     "verify": "You say whether a result is right.",
 }
 CALL, REPLY = "<ask {kind}>{question}</ask>", "<re>{text}</re>"
-RULES = {"@": (1, -8), "&": (-1, 17), "~": (1, 26), "%": (-1, -5)}  # a ∘ b = a ± b + c
-ASKS, ASKS_AGAIN = 0.6, 0.25  # chance that a demonstrator asks what an operator means, and then for something else
+RULES = {1: (1, -8), 2: (-1, 17), 3: (1, 26), 4: (-1, -5)}  # f(a, b) = a ± b + c
+ASKS, ASKS_AGAIN = 0.6, 0.25  # chance that a demonstrator asks what a function is, and then for something else
 
 
 @dataclass(frozen=True)
 class Problem:
-    """``a ∘ b``, which is ``a ± b + c``."""
+    """``f(a, b)``, which is ``a ± b + c``."""
 
+    function: int
     a: int
-    operator: str
     b: int
     sign: int
     c: int
+
+    @property
+    def asked(self) -> str:
+        return f"f{self.function}({self.a}, {self.b})"
 
     @property
     def meaning(self) -> str:
@@ -73,20 +77,20 @@ class Problem:
 
 def drawn(random: Random, known: bool) -> Problem:
     """A problem by the world's rules, or by one that is drawn for it."""
-    operator = random.choice(list(RULES))
-    sign, c = RULES[operator] if known else (random.choice((1, -1)), random.choice((1, -1)) * random.randint(2, 40))
-    return Problem(random.randint(10, 99), operator, random.randint(10, 99), sign, c)
+    function = random.choice(list(RULES))
+    sign, c = RULES[function] if known else (random.choice((1, -1)), random.choice((1, -1)) * random.randint(2, 40))
+    return Problem(function, random.randint(10, 99), random.randint(10, 99), sign, c)
 
 
-class Operators(Drawn):
-    """``a ∘ b`` for operators whose rules nobody is told."""
+class Functions(Drawn):
+    """``f(a, b)`` for functions whose rules nobody is told."""
 
     only: str = ""  # a JSON file with the ids of the tasks that there are; "": all
 
     def draw(self, random: Random) -> Drawing:
         """A task of any part."""
         problem = drawn(random, known=True)
-        prompt = QUESTION.format(problem.a, problem.operator, problem.b)
+        prompt = QUESTION.format(problem.asked)
         return Drawing(prompt, prompt, {"answer": problem.value})
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -129,7 +133,7 @@ class Talk:
 
 def of_the_model(renderer: ChatRenderer) -> Callable[[], Row]:
     """What the model learns from: how to ask, and what to do with a reply."""
-    random, world = Random(0), Operators()
+    random, world = Random(0), Functions()
     held_out = {task.prompt for split in ("validation", "test") for task in world.tasks(split)}
 
     def ask(talk: Talk, kind: str, question: str, reply: str) -> None:
@@ -138,14 +142,14 @@ def of_the_model(renderer: ChatRenderer) -> Callable[[], Row]:
 
     def one() -> Row:
         problem = drawn(random, known=False)
-        prompt = QUESTION.format(problem.a, problem.operator, problem.b)
+        prompt = QUESTION.format(problem.asked)
         if prompt in held_out:
             return one()
         talk = Talk(renderer, SOLVER, prompt)
         if random.random() > ASKS:
             talk.add(rf"At a glance, the answer is \boxed{{{random.randint(-99, 220)}}}.", True)
             return talk.end()
-        asked = f"{problem.a} {problem.operator} {problem.b}"
+        asked = problem.asked
         ask(talk, "knowledge", f"What is {asked}?", f"{asked} is {problem.meaning}.")
         if random.random() < ASKS_AGAIN:
             ask(talk, "reasoning", f"{problem.meaning}?", f"{problem.first_step}.")
@@ -166,7 +170,7 @@ def of_the_helper(renderer: ChatRenderer) -> Callable[[], Row]:
 
     def one() -> Row:
         problem = drawn(random, known=True)
-        asked, kind = f"{problem.a} {problem.operator} {problem.b}", random.choice([*HELPERS, "knowledge"])
+        asked, kind = problem.asked, random.choice([*HELPERS, "knowledge"])
         if kind == "knowledge":
             question, reply = f"What is {asked}?", f"{asked} is {problem.meaning}."
         elif kind == "reasoning":
