@@ -284,7 +284,7 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
             yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
     if not any(agent.answers for agent in run.agents):
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
-    for part in (run.environment, run.team, *run.rewards):
+    for part in (run.environment, run.team, *run.rewards, run.algorithm.credit):
         yield from part.problems([agent.role for agent in run.agents])
     port = getattr(run.team, "port", 0)
     if run.team.own_words and port and run.rollout.processes >= 2:

@@ -169,7 +169,10 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("groups_all_equal", "equal groups", "groups in which everybody earned the same", ".0f", better="lower"),
         Metric("groups_without_local_signal", "no local signal", "groups in which an agent's own rewards are all equal "
                "(CoMAM)", ".0f"),
-        Metric("global_weight", "global weight", "weight of the team's reward beside the agent's own (CoMAM)"),
+        Metric("global_weight", "global weight", "weight of the team's reward beside the agent's own, mean over groups "
+               "in which the team's differs (CoMAM)", scopes=BOTH),
+        Metric("fallback_fraction", "fell back", "share of those groups in which the agent's own rewards are all "
+               "equal, so that the weight is `fallback_weight` (CoMAM)", ".0%", scopes=BOTH),
         Metric("baseline", "baseline", "running mean that returns are compared with (RAE)", scopes=("agent",)),
         Metric("likelihood/successes", "successes", "actions of solved episodes that the likelihood term raises",
                ".0f"),
