@@ -137,7 +137,7 @@ def mixed(backbone: Backbone, level: str) -> list[Sample]:
     """Samples whose turns begin with, or hold, two tokens of a teammate."""
     samples = []
     for number, sample in enumerate(random_samples(backbone, level, count=5)):
-        at = 0 if number % 2 else len(sample.action.tokens)
+        at = (0, len(sample.action.tokens) // 2, len(sample.action.tokens))[number % 3]
         action = replace(
             sample.action,
             tokens=np.insert(sample.action.tokens, at, [11, 12]),
