@@ -23,7 +23,13 @@ from marft.texts import storable
 from marft.types import Action, Episode, Fork, Task, TokenIds, Transition
 
 ACTION = codecs_of(Action)
-ADDED = {"restarts", "thought", "masks", "began", "answer"}  # columns that older files lack: there the field has its default
+ADDED = {
+    "restarts",
+    "thought",
+    "masks",
+    "began",
+    "answer",
+}  # columns that older files lack: there the field has its default
 TOGETHER = 1024  # rows of a group: what is read for one episode
 FORK = codec_of(Fork | None)
 TRANSITIONS = codec_of(tuple[Transition, ...])

@@ -1,4 +1,4 @@
-"""A shadow beside a server: a process of its own that stands still while requests are answered, and cannot touch them."""
+"""A shadow beside a server: a process of its own, which stands still while requests are answered."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ ENDED_WELL, REFUSED = "ended itself (exit status 0)", "ended itself (exit status
 class ShadowBeside:
     """Starts the process, and starts it again where it ends otherwise than well.
 
-    What it plays it reads from the files that the server records: so the server never waits for it, and hands it nothing.
-    The kernel stops it (SIGSTOP) the moment a request comes, in the middle of whatever it computes, and lets it go on
-    once there was none for a while.
+    What it plays it reads from the files that the server records: so the server never waits for it, and hands it
+    nothing. The kernel stops it (SIGSTOP) when a request comes, in the middle of whatever it computes, and lets it
+    go on once there was none for a while.
     """
 
     def __init__(self, asked: Asked, settings: ShadowSettings) -> None:
         self.settings = settings
         self._told = json.dumps(_told(asked, settings)) + "\n"
-        self._requests, self._pidfd, self._child = 0, -1, None
+        self._requests, self._pidfd = 0, -1
+        self._child: Child | None = None
         self._lock, self._over = threading.Lock(), threading.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._keep, name="marft-shadow", daemon=True)

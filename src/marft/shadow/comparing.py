@@ -120,10 +120,10 @@ class Comparing:
         if played.refused and self.settings.refused == "leave_out":
             return Line("left_out", name, "a call of a tool had no recorded answer", **had)
         try:
+            served, shadow = scorer(session, session), low
             if played.episode.answer:
-                served, shadow = scorer(session, played.episode)
+                shadow = scorer(session, played.episode)
             else:
-                served, shadow = scorer(session, session)[0], low
                 why = f"no answer: {played.episode.status}: {played.episode.error}"
         except UnscoredError as error:
             return Line("left_out", name, str(error), **had)

@@ -71,7 +71,9 @@ def opened(asked: Asked) -> Iterator[tuple[Comparing, Shadow, Scorer, dict[str, 
         ValueError: something that is named cannot be had, or is not what the shadow began with.
     """
     if not asked.sessions.is_dir() and not asked.follow:
-        raise ValueError(f"--from: no folder is at {asked.sessions}; marft serve TEAM --record {asked.sessions} fills one")
+        raise ValueError(
+            f"--from: no folder is at {asked.sessions}; marft serve TEAM --record {asked.sessions} fills one"
+        )
     team = asked.served()
     settings = team.run.shadow
     rules = about(settings, _identity(team, asked), asked.sessions.resolve(), _said_of(asked, settings.score))

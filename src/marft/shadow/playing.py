@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from marft.game.game import Attempt
+from marft.config.shadow import ShadowSettings
+from marft.game.game import Attempt, Game
 from marft.game.play import play
 from marft.serving.asking import Question
 from marft.serving.loading import loaded
@@ -17,6 +18,9 @@ from marft.shadow.stubs import replayed, stubbed
 from marft.types import Episode, Task, Tool
 
 STREAM = "shadow"
+WaitFor = Callable[[Coroutine[object, object, Episode]], Episode]
+TICK_SECONDS = 0.5
+NEVER = 1e9  # seconds: what the session itself is asked takes none, unless the process stands still meanwhile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,33 +71,52 @@ class Shadow:
             self._started = started.pop_all()
 
     def play(self, session: Episode) -> Played:
-        """What the team does with what the client asked. Whatever goes wrong in it is its own fault, and an episode
-        without an answer.
-
-        Raises:
-            RunError: the engine is at an end.
-        """
-        task = Task(session.task.id, session.task.prompt)
-        question, tools = Question(task.prompt), replayed(self._rollouts.game.tools, session)
-        game = replace(self._rollouts.game, environment=question, tools=tools)
-        with held_back(network=self.settings.endpoints) as effects:
-            try:
-                episode = self._rollouts.wait_for(self._within(play(game, Attempt(task, STREAM))))
-            except TimeoutError:
-                error = f"it took over {self.settings.seconds:g} s"
-                episode = Episode(task, STREAM, 0, (), "timed_out", error=error)
-        answer = question.answer.id if question.answer is not None and episode.scored else ""
-        return Played(
-            episode=replace(episode, answer=answer, transitions=()),
-            answered=sum(source.answered for source in tools.values()),
-            refused=sum(source.refused for source in tools.values()),
-            effects=effects.total(),
-        )
-
-    async def _within(self, playing: Awaitable[Episode]) -> Episode:
-        async with asyncio.timeout(self.settings.seconds):
-            return await playing
+        """What the team does with what the client asked."""
+        return played(self._rollouts.game, self._rollouts.wait_for, self.settings, session)
 
     def close(self) -> None:
         """Let go of the team."""
         self._started.close()
+
+
+def played(game: Game, wait_for: WaitFor, settings: ShadowSettings, session: Episode) -> Played:
+    """What a team does with what a client asked. Whatever goes wrong in it is its own fault, and an episode without an
+    answer.
+
+    Args:
+        game: of the team; its environment and its tools are put aside.
+        wait_for: runs a coroutine that uses its engine.
+    """
+    task = Task(session.task.id, session.task.prompt)
+    question, tools = Question(task.prompt), replayed(game.tools, session)
+    game = replace(game, environment=question, tools=tools, timeout=NEVER)
+    with held_back(network=settings.endpoints) as effects:
+        try:
+            episode = wait_for(_within(settings.seconds, play(game, Attempt(task, STREAM))))
+        except TimeoutError:
+            error = f"it took over {settings.seconds:g} s"
+            episode = Episode(task, STREAM, 0, (), "timed_out", error=error)
+    answer = question.answer.id if question.answer is not None and episode.scored else ""
+    return Played(
+        episode=replace(episode, answer=answer, transitions=()),
+        answered=sum(source.answered for source in tools.values()),
+        refused=sum(source.refused for source in tools.values()),
+        effects=effects.total(),
+    )
+
+
+async def _within(seconds: float, playing: Coroutine[object, object, Episode]) -> Episode:
+    """
+    Raises:
+        TimeoutError: it took too long, by a clock that stands still while the process does.
+    """
+    task, left = asyncio.ensure_future(playing), seconds
+    try:
+        while not task.done():
+            if left <= 0:
+                raise TimeoutError
+            await asyncio.wait({task}, timeout=min(TICK_SECONDS, left))
+            left -= TICK_SECONDS
+        return task.result()
+    finally:
+        task.cancel()

@@ -27,7 +27,7 @@ MEANING = {
 
 
 def report_of(state: State, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that is known, in plain values. It follows from the journal, but for what was passed over this time."""
+    """Everything that is known, in plain values. It follows from the journal, but for what was passed over now."""
     lines, compared = state.lines, _compared(state.lines)
     left_out = Counter(line.why for line in lines if line.kind == "left_out")
     unanswered = sum(bool(line.why) for line in compared)
@@ -72,14 +72,14 @@ def sentences(report: Mapping[str, Any], settings: ShadowSettings) -> Iterator[s
     if report["effects_refused"]:
         yield f"{report['effects_refused']} times a part of the shadow tried to have an effect, and was refused"
     if report["clipped"]:
-        yield f"{report['clipped']} sessions were worth less than shadow.low or more than shadow.high, and count as that"
+        yield f"{report['clipped']} sessions were worth less than shadow.low, or more than shadow.high: cut to it"
     for why, count in report["left_out"].items():
         yield f"{count} sessions were left out: {one_line(why)}"
     passed = report["passed"]
     if report["dropped"]:
         yield f"{report['dropped']} sessions were dropped, because more waited than shadow.backlog"
     if passed["no_answer"]:
-        yield f"{passed['no_answer']} sessions have no answer of a whole team: of a role, failed, or recorded before 'answer'"
+        yield f"{passed['no_answer']} sessions hold no answer of a whole team: of a role, failed, or old"
     for problem in passed["unreadable"]:
         yield one_line(problem)
 
@@ -109,7 +109,7 @@ def picture(differences: Sequence[float], settings: ShadowSettings) -> str:
     axes = figure.subplots()
     at = [verdict.sessions for verdict in seen]
     axes.fill_between(at, [v.lower for v in seen], [v.upper for v in seen], color="C0", alpha=0.2, linewidth=0)
-    axes.plot(at, [verdict.mean for verdict in seen], color="C0")
+    axes.plot(at, [verdict.mean or 0.0 for verdict in seen], color="C0")
     axes.axhline(-settings.margin, color="black", linewidth=0.8, linestyle="--")
     axes.set_xlabel("sessions")
     axes.set_ylabel("score, shadow − served")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -39,16 +38,18 @@ class UnscoredError(Exception):
 
 
 class Scorer(Protocol):
-    """Says what the served and the shadow's episode of a session are worth, in this order."""
+    """Says what an episode is worth as the answer to a session: the session itself, or what a shadow made of it."""
 
-    def __call__(self, served: Episode, shadow: Episode) -> tuple[float, float]:
+    def __call__(self, session: Episode, said: Episode) -> float:
         """
         Raises:
             UnscoredError: nobody can say it.
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of what it asks."""
+        ...
 
 
 class Agreement:
@@ -56,29 +57,37 @@ class Agreement:
 
     Args:
         feedback: what users said of served answers, from 0 to 1, by session; None where it is not asked. A shadow that
-            gives the same answer is worth the same. Of another answer nobody knows anything; it is taken for worth
-            nothing, so that no promotion rests on guesses. (Our reading: feedback on one answer says little of another.)
+            gives the same answer is worth the same. Of another answer nobody knows anything: it is taken for worth
+            nothing, so that no promotion rests on guesses. (Our reading: what is said of one answer is not said of
+            another.)
     """
 
     def __init__(self, settings: ShadowSettings, feedback: Mapping[str, float] | None = None) -> None:
-        self._grading, self._feedback, self._settings = GRADINGS[settings.agreement](), feedback, settings
+        self._grading, self._feedback, self._settings = (
+            GRADINGS[settings.agreement].model_validate({}),
+            feedback,
+            settings,
+        )
 
-    def __call__(self, served: Episode, shadow: Episode) -> tuple[float, float]:
+    def __call__(self, session: Episode, said: Episode) -> float:
         """
         Raises:
             UnscoredError: no user has said anything of it, or the two cannot be compared.
         """
-        worth = 1.0 if self._feedback is None else self._feedback.get(served.task.id)
+        worth = 1.0 if self._feedback is None else self._feedback.get(session.task.id)
         if worth is None:
             raise UnscoredError("no feedback of it is known")
-        right, said = stated_answer(_text(served)), _text(shadow)
+        width = self._settings.high - self._settings.low
+        return self._settings.low + width * worth * self._same(_text(session), _text(said))
+
+    def _same(self, served: str, said: str) -> float:
+        """How much of the served answer is given again: all of it where the texts are the same."""
+        right = stated_answer(served)
         try:
             self._grading.check(right, {})
-            same = self._grading.grade(right, {}, said).reward
+            return 1.0 if said == served else self._grading.grade(right, {}, said).reward
         except ValueError as error:
             raise UnscoredError(f"the served answer {error}") from error
-        low, width = self._settings.low, self._settings.high - self._settings.low
-        return low + width * worth, low + width * worth * same
 
     def close(self) -> None:
         """Nothing is held."""
@@ -105,16 +114,12 @@ class Rewards:
             self._compose = RewardComposer(terms, roles, self._threads, run.rollout.timeout_seconds)
             self._started = started_.pop_all()
 
-    def __call__(self, served: Episode, shadow: Episode) -> tuple[float, float]:
+    def __call__(self, session: Episode, said: Episode) -> float:
         """
         Raises:
-            UnscoredError: one of the two cannot be graded.
+            UnscoredError: it cannot be graded.
         """
-        return self._waiting.wait_for(self._both(served, shadow))
-
-    async def _both(self, served: Episode, shadow: Episode) -> tuple[float, float]:
-        one, two = await asyncio.gather(self._worth(served), self._worth(shadow))
-        return one, two
+        return self._waiting.wait_for(self._worth(replace(said, task=session.task)))
 
     async def _worth(self, episode: Episode) -> float:
         asked = Transition(Observation(episode.task.prompt), 0.0)
