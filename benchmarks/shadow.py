@@ -144,10 +144,23 @@ def simulated(teams: int, sessions: int, seed: int) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def server(run: Path, record: Path, shadow: Path | None, core: str) -> Iterator[tuple[str, int]]:
+def server(run: Path, record: Path, shadow: Path | None, core: str, priority: str) -> Iterator[tuple[str, int]]:
     """``marft serve`` → its address, and its process."""
     words = ["serve", str(run), "--checkpoint", "last", "--port", "0", "--threads", "1", "--record", str(record)]
-    words += ["--shadow", str(shadow), "--shadow.most", "1000000", "--shadow.least", "1000000"] if shadow else []
+    words += (
+        [
+            "--shadow",
+            str(shadow),
+            "--shadow.most",
+            "1000000",
+            "--shadow.least",
+            "1000000",
+            "--shadow.priority",
+            priority,
+        ]
+        if shadow
+        else []
+    )
     pinned = ["taskset", "-c", core] if core else []
     with subprocess.Popen(
         [*pinned, sys.executable, "-m", "marft", *words], stdout=subprocess.PIPE, text=True
@@ -174,7 +187,9 @@ def ask(url: str, question: str) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def latencies(run: Path, shadow: Path, rounds: int, requests: int, pause: float, core: str) -> dict[str, Any]:
+def latencies(
+    run: Path, shadow: Path, rounds: int, requests: int, pause: float, core: str, priority: str
+) -> dict[str, Any]:
     """Milliseconds of every request, by round, with and without."""
     settings = RunFolder.open(run).settings_in_place()
     questions = [task.prompt for task in tasks_of(settings.environment, "test")]
@@ -182,15 +197,15 @@ def latencies(run: Path, shadow: Path, rounds: int, requests: int, pause: float,
     with tempfile.TemporaryDirectory() as place:
         records = {name: Path(place) / name for name in found}
         with (
-            server(run, records["without"], None, core) as (plain, _),
-            server(run, records["with"], shadow, core) as (shadowed, process),
+            server(run, records["without"], None, core, priority) as (plain, _),
+            server(run, records["with"], shadow, core, priority) as (shadowed, process),
         ):
             urls = {"without": plain, "with": shadowed}
             for url in urls.values():
                 for question in questions[:30]:
                     ask(url, question)
             time.sleep(40)  # what was asked is on the disk, and the shadow at work
-            (beside,) = [pid for pid in below(process) if "marft.shadow.apart" in command_of(pid)]
+            *_, beside = [pid for pid in below(process) if "marft.shadow.apart" in command_of(pid)]
             for number in range(rounds):
                 for name in list(urls) if number % 2 else list(reversed(urls)):
                     os.kill(beside, signal.SIGCONT if name == "with" else signal.SIGSTOP)
@@ -200,7 +215,7 @@ def latencies(run: Path, shadow: Path, rounds: int, requests: int, pause: float,
                         time.sleep(pause)
                     found[name].append(took)
         played = sum('"compared"' in line for line in lines_of(records["with"] / "shadow" / "sessions.jsonl"))
-    return {"milliseconds": found, "played": played, "requests": requests, "pause": pause}
+    return {"milliseconds": found, "played": played, "requests": requests, "pause": pause, "priority": priority}
 
 
 def below(process: int) -> Iterator[int]:
@@ -269,6 +284,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--requests", type=int, default=50, help="of a round")
     parser.add_argument("--pause", type=float, default=0.3, help="seconds between requests, in which the shadow plays")
+    parser.add_argument("--priority", default="idle", help="of the shadow; normal: where others leave it no time")
     parser.add_argument("--core", default="", help="on which both servers are, where others are busy")
     arguments = parser.parse_args()
     if not arguments.latency:
@@ -280,7 +296,7 @@ def main() -> None:
     before = os.getloadavg()[0]
     found = latencies(
         arguments.run, arguments.shadow or arguments.run, arguments.rounds, arguments.requests, arguments.pause,
-        arguments.core,
+        arguments.core, arguments.priority,
     )  # fmt: skip
     rows = [compared(found["milliseconds"], share) for share in (0.5, 0.99)]
     lines = ["| quantile | without, ms | with a shadow, ms | ratio | 95 % |", "| --- | --- | --- | --- | --- |"]
@@ -293,7 +309,8 @@ def main() -> None:
     lines += [
         "",
         f"{count} requests on either side, {arguments.pause:g} s apart; the shadow has compared {found['played']} "
-        f"sessions meanwhile. Load average before and after: {before:.1f}, {os.getloadavg()[0]:.1f}.",
+        f"sessions meanwhile (priority {arguments.priority}). "
+        f"Load average before and after: {before:.1f}, {os.getloadavg()[0]:.1f}.",
     ]
     write("shadow_latency", {**found, "compared": rows, "load": [before, os.getloadavg()[0]]}, lines)
 

@@ -16,6 +16,7 @@ import pytest
 from marft.config.shadow import ShadowSettings
 from marft.game.tool_sources import ToolUse
 from marft.runs.episodes import read_episodes, write_episodes
+from marft.serving.offered import digest_of, read_tools, write_tools
 from marft.shadow.comparing import Comparing, about
 from marft.shadow.effects import held_back
 from marft.shadow.journal import Journal, Line
@@ -24,8 +25,8 @@ from marft.shadow.report import report_of, sentences
 from marft.shadow.scoring import Agreement, Rewards, UnscoredError, read_feedback
 from marft.shadow.sessions import Sessions, answer_of, drawn
 from marft.shadow.stubs import Replayed, stubbed
-from marft.tools.functions import FunctionSource
-from marft.types import Action, ActionKey, Episode, Task, ToolCall
+from marft.tools.functions import Functions, FunctionSource
+from marft.types import Action, ActionKey, Episode, Task, Tool, ToolCall
 from tests.fakes import FakeEngine, Script, game
 from tests.helpers import settings as recipe_settings
 
@@ -139,13 +140,20 @@ class TestTools:
         run = recipe_settings("tiny", tmp_path, **changes)
         with pytest.raises(ValueError, match=r"tools.server: .* tools.json"):
             stubbed(run, {})
-        from marft.serving.offered import digest_of
-        from marft.types import Tool
-
         stubs = stubbed(run, {digest_of(run.tools["server"]): (Tool("find", "Find.", {"type": "object"}),)})
         offered = {name: [tool.name for tool in plugin.connect().tools] for name, plugin in stubs.tools.items()}  # type: ignore[attr-defined]
         assert offered == {"pay": ["pay"], "server": ["find"]}
         assert not (tmp_path / "started").exists()
+
+    def test_what_tools_are_is_known_from_what_was_written_beside_the_sessions(self, tmp_path: Path) -> None:
+        plugin = Functions(call=f"{HERE}:pay")
+        write_tools(tmp_path, {}, {})
+        assert not (tmp_path / "tools.json").exists()
+        write_tools(tmp_path, {"pay": plugin}, {"pay": plugin.connect()})
+        assert read_tools(tmp_path) == {digest_of(plugin): tuple(plugin.connect().tools)}
+        (tmp_path / "tools.json").write_text('{"x": 1}')
+        with pytest.raises(ValueError, match=r"tools.json is damaged"):
+            read_tools(tmp_path)
 
     def test_a_team_that_is_a_program_is_no_shadow(self, tmp_path: Path) -> None:
         run = recipe_settings("tiny", tmp_path, team={"organization": "program", "command": ["true"]})
@@ -229,13 +237,15 @@ class TestSessions:
 class Plays:
     """Answers ``right`` where a function of the session says so; counts what it played."""
 
-    def __init__(self, right: Callable[[str], bool] = lambda name: True, dies: str = "") -> None:
-        self.right, self.dies, self.names = right, dies, list[str]()
+    def __init__(
+        self, right: Callable[[str], bool] = lambda name: True, dies: str = "", how: type[BaseException] = MemoryError
+    ) -> None:  # fmt: skip
+        self.right, self.dies, self.how, self.names = right, dies, how, list[str]()
 
     def play(self, recorded: Episode) -> Played:
         name = recorded.task.id
         if name == self.dies:
-            raise KeyboardInterrupt
+            raise self.how
         self.names.append(name)
         return Played(session(name, "right" if self.right(name) else "wrong"), 0, 0, 0)
 
@@ -284,7 +294,7 @@ class TestComparing:
         recorded_in(tmp_path, 20, right=lambda n: n % 3 == 0)
         right = lambda name: int(name[1:]) % 2 == 0  # noqa: E731
         whole = comparing(tmp_path, "whole", least=20).run(Plays(right), Right())
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(MemoryError):
             comparing(tmp_path, "cut", least=20).run(Plays(right, dies="s007"), Right())
         with (tmp_path / "cut").open("ab") as file:
             file.write(b'{"kind": "compa')  # what a power cut leaves
@@ -301,13 +311,20 @@ class TestComparing:
     def test_a_session_that_ends_the_process_each_time_is_one_without_an_answer(self, tmp_path: Path) -> None:
         recorded_in(tmp_path, 3, right=lambda n: True)
         for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(MemoryError):
                 comparing(tmp_path, tries=2).run(Plays(dies="s001"), Right())
         state = comparing(tmp_path, tries=2).run(Plays(dies="s001"), Right())
         compared = {line.session: line for line in state.lines if line.kind == "compared"}
         assert list(compared) == ["s000", "s001", "s002"]
         assert (compared["s001"].served, compared["s001"].shadow) == (1.0, 0.0)
         assert "ended the shadow's process" in compared["s001"].why
+
+    def test_one_that_somebody_ends_in_a_session_is_not_blamed_for_it(self, tmp_path: Path) -> None:
+        recorded_in(tmp_path, 1)
+        for _ in range(5):
+            with pytest.raises(KeyboardInterrupt):
+                comparing(tmp_path, tries=2).run(Plays(dies="s000", how=KeyboardInterrupt), Right())
+        assert comparing(tmp_path, tries=2).run(Plays(), Right()).lines[-1].shadow == 1.0
 
     def test_a_shadow_without_an_answer_is_worth_the_least_and_an_unknown_score_is_no_0(self, tmp_path: Path) -> None:
         class Silent(Plays):

@@ -23,19 +23,19 @@ class ShadowSettings(Settings):
     low: Bounded = 0.0  # the least that a session can be worth: what no answer is worth; what is less counts as this
     high: Bounded = 1.0  # the most; what is more counts as this
     margin: NotNegative = 0.0  # by how much it may be worse on average and still be promoted, in the unit of scores
-    false_promotions: Rate = (
-        0.05  # how often one that is not better than that is promoted, at most, however often one looks
-    )
+    false_promotions: Rate = 0.05  # how often one that is not better than that is promoted, at most, over all looks
     false_stops: Rate = 0.05  # how often one that is not worse than that is stopped, at most
     least: Count = 30  # sessions before anything is said
     most: Count = 10_000  # sessions after which it is held, where nothing was shown
     refused: Literal["count", "leave_out"] = "count"  # sessions in which a call had no recorded answer
     seconds: Positive = 600.0  # for a session
-    tries: Few = 2  # processes that may end with a session, before that has failed
+    tries: Few = 2  # processes that may end with a session, unasked, before that has failed
     endpoints: bool = False  # also ask models behind endpoints, which costs what they cost
     backlog: Count = 256  # sessions that wait while sessions are followed; the oldest are dropped, and counted
     pause: bool = True  # beside marft serve: stand still while any request is answered
     idle_seconds: NotNegative = 0.2  # without a request, after which it goes on
+    # beside marft serve: whether it has only the time of the processor that nobody else wants, little, or its share
+    priority: Literal["idle", "low", "normal"] = "idle"
     threads: Annotated[int, Field(ge=1, le=4096)] = 1  # CPU threads of torch beside marft serve
 
     @model_validator(mode="after")

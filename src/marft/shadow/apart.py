@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 REFUSED = 2  # exit status where starting again changes nothing
-LAST_TO_LIVE = "1000"  # to the kernel, where it has to choose whom to end
+FIRST_TO_END = "1000"  # for the kernel, where it has to choose
 
 
 def main(descriptor: int) -> None:
@@ -26,7 +28,8 @@ def main(descriptor: int) -> None:
     with server.makefile("r", encoding="utf-8") as lines:
         told: Mapping[str, Any] = json.loads(lines.readline())
     server.sendall(f"{os.getpid()}\n".encode())
-    stand_back()
+    stand_back(told["priority"])
+    signal.signal(signal.SIGTERM, _told_to_end)
     try:
         _shadow(told, server)
     except ValueError as error:
@@ -34,14 +37,23 @@ def main(descriptor: int) -> None:
         raise SystemExit(REFUSED) from None
 
 
-def stand_back() -> None:
+def _told_to_end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """
+    Raises:
+        SystemExit: always: what is under way is let go.
+    """
+    raise SystemExit(0)
+
+
+def stand_back(priority: str) -> None:
     """Take what others leave: of the processor's time, and of memory."""
-    with suppress(OSError, AttributeError):  # of another system
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with suppress(OSError):
+    if priority == "idle":
+        with suppress(OSError, AttributeError):  # of another system
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if priority != "normal":
         os.nice(19)
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(LAST_TO_LIVE, encoding="ascii")
+        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_END, encoding="ascii")
 
 
 def _shadow(told: Mapping[str, Any], server: socket.socket) -> None:

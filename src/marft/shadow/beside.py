@@ -117,4 +117,5 @@ def _told(asked: Asked, settings: ShadowSettings) -> dict[str, object]:
         "team": str(asked.team), "sessions": str(asked.sessions), "output": str(asked.output),
         "grade": str(asked.grade or ""), "feedback": str(asked.feedback or ""), "checkpoint": asked.checkpoint,
         "overrides": ["--threads", str(settings.threads), *asked.overrides], "trust_code": asked.trust_code,
+        "priority": settings.priority,
     }  # fmt: skip

@@ -18,7 +18,7 @@ from marft.types import Episode
 
 JOURNAL = "sessions.jsonl"
 LOOK_SECONDS = 1.0  # between looks for new sessions
-FREE = frozenset({"pause", "idle_seconds", "threads", "backlog"})  # settings that change no comparison
+FREE = frozenset({"pause", "idle_seconds", "threads", "backlog", "priority"})  # settings that change no comparison
 Stop = Callable[[], bool]
 
 
@@ -107,7 +107,11 @@ class Comparing:
             return self._compared(scorer, session, Played(failed, 0, 0, 0), 0.0)
         self.journal.add(Line("begun", name))
         began = time.perf_counter()
-        played = player.play(session)
+        try:
+            played = player.play(session)
+        except (KeyboardInterrupt, SystemExit):
+            self.journal.add(Line("let_go", name))
+            raise
         return self._compared(scorer, session, played, time.perf_counter() - began)
 
     def _compared(self, scorer: Scorer, session: Episode, played: Played, seconds: float) -> Line:

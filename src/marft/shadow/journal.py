@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from marft import atomic
 
-Kind = Literal["begun", "compared", "left_out", "dropped"]
+Kind = Literal["begun", "let_go", "compared", "left_out", "dropped"]
+OPEN = ("begun", "let_go")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Line:
     """One thing that happened to a session.
 
     Args:
-        kind: the shadow has begun it; it was compared; it could not be; or it was dropped, for too many waited.
+        kind: the shadow has begun it; it was let go, for somebody ended the shadow meanwhile; it was compared; it could
+            not be; or it was dropped, for too many waited.
         session: its name.
         why: it is no difference, or a shadow's answer is worth as little as none.
         served, shadow: what they are worth, within their bounds.
@@ -71,13 +73,16 @@ class Journal:
         self.lines.append(line)
 
     def begun(self) -> Counter[str]:
-        """How often sessions were begun that have come to nothing."""
-        settled = self.settled()
-        return Counter(line.session for line in self.lines if line.kind == "begun" and line.session not in settled)
+        """How often sessions were begun that ended the process with them."""
+        settled, found = self.settled(), Counter[str]()
+        for line in self.lines:
+            if line.kind in OPEN and line.session not in settled:
+                found[line.session] += 1 if line.kind == "begun" else -1
+        return found
 
     def settled(self) -> set[str]:
         """Sessions that are done with."""
-        return {line.session for line in self.lines if line.kind != "begun"}
+        return {line.session for line in self.lines if line.kind not in OPEN}
 
     def compared(self) -> Iterator[Line]:
         """Those that count, in their order."""
