@@ -49,7 +49,12 @@ def solved(served: float, shadow: float) -> Draw:
 
 def rarely(often: float, up: float) -> Draw:
     """They differ in few sessions; in a share ``up`` of those the shadow is better."""
-    return lambda g, teams, n: (g.random((teams, n)) < often) * np.where(g.random((teams, n)) < up, 1.0, -1.0)
+
+    def draw(g: np.random.Generator, teams: int, n: int) -> Floats:
+        differ = g.random((teams, n)) < often
+        return np.where(differ, np.where(g.random((teams, n)) < up, 1.0, -1.0), 0.0)
+
+    return draw
 
 
 def skewed(g: np.random.Generator, teams: int, n: int) -> Floats:
