@@ -109,9 +109,9 @@ def shadow(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have a second team play what a served one was asked, and judge when it may take its place.
+    """Judge a second team by what a served one was asked.
 
-    Its tools do nothing: they answer as the session's own did. One may look at any time, and stop whenever one likes:
+    It plays recorded sessions; its tools do nothing, and answer as the session's own did. One may look at any time, and stop whenever one likes:
     the same command goes on.
     """
     from marft.cli import options, shadowing
