@@ -364,6 +364,7 @@ class Episode:
     seconds: float = 0.0
     fork: Fork | None = None
     began: float = 0.0  # seconds since 1970, by the clock of the machine that played it; 0: not known
+    answer: str = ""  # id of the action that somebody was answered with; "" where nobody has asked the whole team
 
     @property
     def name(self) -> str:

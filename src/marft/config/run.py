@@ -36,6 +36,7 @@ from marft.config.parts import (
 from marft.config.pools import members_of, pool_problems
 from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings, did_you_mean
 from marft.config.sft import SftSettings
+from marft.config.shadow import ShadowSettings
 from marft.config.sides import side_problems
 from marft.config.sizes import size_problems
 from marft.config.tracing import TracingSettings
@@ -138,6 +139,7 @@ class RunSettings(Settings):
     # where metrics go beside metrics.jsonl; []: nowhere
     sinks: Annotated[tuple[SinkPlugin, ...], Strict(False)]
     sft: SftSettings = SftSettings()  # supervised warm starts from traces
+    shadow: ShadowSettings = ShadowSettings()  # a second team beside one that is served
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
