@@ -111,8 +111,8 @@ def shadow(
 ) -> None:
     """Judge a second team by what a served one was asked.
 
-    It plays recorded sessions; its tools do nothing, and answer as the session's own did. One may look at any time, and stop whenever one likes:
-    the same command goes on.
+    It plays recorded sessions; its tools do nothing, and answer as the session's own did. One may look at any time, and
+    stop whenever one likes: the same command goes on.
     """
     from marft.cli import options, shadowing
     from marft.cli import output as spoken
