@@ -20,6 +20,7 @@ FREE = (
     "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
     "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from", "tracing.*",
     "synthesis.*",
+    "shadow.*",
 )  # fmt: skip
 ABSENT = "absent"
 PRESET = "algorithm.name"
