@@ -22,7 +22,7 @@ SUM = re.compile(r"-?\d+(?: [+-] \d+)+")
 class Sums(ReasoningGym):
     """Reasoning Gym's, with a script that does one step after the other."""
 
-    def script(self, skill: float = 1.0) -> Works:  # type: ignore[override]
+    def script(self, skill: float = 1.0) -> Works:
         """Whoever is asked works out what is left, as often as ``skill`` says; else it slips."""
         return Works(skill)
 

@@ -59,7 +59,7 @@ def rows_of(told: Told, played: Episode, number: int, origin: Mapping[str, objec
     by_action: dict[ActionKey, list[Retelling]] = {}
     for one in told.said:
         by_action.setdefault(one.key, []).append(one)
-    own = {agent: 0.0 for agent in (action.agent for action in played.actions)}
+    own = dict.fromkeys((action.agent for action in played.actions), 0.0)
     for transition in played.transitions:
         for agent, reward in transition.agent_rewards.items():
             own[agent] = own.get(agent, 0.0) + reward
