@@ -40,7 +40,8 @@ class Works:
             return worked(left, leave=1) if works else f"The problem is {left}."
         value = sum(terms(left))
         if not works:
-            return f"At a glance, the answer is \\boxed{{{value + cue.random.choice((1, -1)) * cue.random.randint(1, 30)}}}."
+            off = cue.random.choice((1, -1)) * cue.random.randint(1, 30)
+            return f"At a glance, the answer is \\boxed{{{value + off}}}."
         return f"{worked(left)}, so the answer is \\boxed{{{value}}}."
 
 

@@ -206,4 +206,6 @@ def test_a_balance_keeps_as_many_of_each_kind_as_of_the_rarest_and_as_many_tasks
 def test_actions_are_looked_at_by_the_words_of_the_agent_itself() -> None:
     begun = replace(make_action("a", text="Begun by b: 5"), response_prefix=12)
     one = candidate("5")
-    assert refused(Duplicates(), one, replace(one, episode=replace(one.episode, actions=(begun,)))) == {1: "says what another one says"}
+    assert refused(Duplicates(), one, replace(one, episode=replace(one.episode, actions=(begun,)))) == {
+        1: "says what another one says"
+    }

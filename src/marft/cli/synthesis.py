@@ -1,4 +1,4 @@
-"""``marft synthesize``: a teacher plays, and what is worth imitating becomes rows; then, where asked, all that follows."""
+"""``marft synthesize``: a teacher plays, what is worth imitating becomes rows; then, where asked, all that follows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def synthesize(
 def cold_start(
     recipe: Path, overrides: Sequence[str], teacher: str, *, overwrite: bool, trust_code: bool, how: How = ""
 ) -> None:
-    """``marft synthesize --train``: rows, a supervised start from them, and reinforcement from there. Each part is a run
+    """``marft synthesize --train``: rows, a supervised start, and reinforcement from there. Each part is a run
     of its own; those that are there already are gone on with.
 
     Raises:

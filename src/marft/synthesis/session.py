@@ -71,9 +71,7 @@ def synthesize(
             raise ValueError("\n  ".join([f"{NOTHING}:", *(reason for one in passages for reason in one.lines())]))
         origin = Origin(run, teacher.about, tuple(one.name for one in passages))
         rows = [
-            row
-            for number, one in enumerate(kept)
-            for row in rows_of(one.told, one.episode, number, origin.of_rows())
+            row for number, one in enumerate(kept) for row in rows_of(one.told, one.episode, number, origin.of_rows())
         ]
         return write_rows(folder.path, rows, origin, [*map(settings_of, filters_of(run))], passages)
 
@@ -92,7 +90,7 @@ def _funnel(
     formats = load_formats(run)
     with Stage(run, tally, formats) as stage:
         world = World(held_out=_held_out(run), told=stage.told_whatever())
-        candidates = _candidates(run, teacher, episodes)
+        candidates = _candidates(teacher, episodes)
         left, passages = sifted(candidates, cast("list[Filter]", filters_of(run)), world)
         kept, passage = _told_again(stage, run.seed, [one.episode for one in left])
     for line in tally.lines():
@@ -119,7 +117,7 @@ def _held_out(run: RunSettings) -> list[Task]:
     return found
 
 
-def _candidates(run: RunSettings, teacher: Teacher, episodes: Sequence[Episode]) -> list[Candidate]:
+def _candidates(teacher: Teacher, episodes: Sequence[Episode]) -> list[Candidate]:
     """Episodes with what their agents read, as the teacher's models spell it."""
     formats = renderer_of(teacher.run, load_formats(teacher.run)).formats
     return [

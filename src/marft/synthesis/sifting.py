@@ -1,4 +1,4 @@
-"""The funnel: filters one after the other, then how many of a task, and of a kind of task, are kept. All of it is pure."""
+"""The funnel: filters one after the other, then how many of a task, and of a kind of task, are kept. All is pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Who plays a cold start: a trained team, a recipe's, or the environment's script. It plays the world of the recipe that
-is going to imitate: that one's tasks, sessions and rewards, under its seed."""
+"""Who plays a cold start: a trained team, a recipe's, or the environment's script. It plays the world of the recipe
+that is going to imitate: that one's tasks, sessions and rewards, under its seed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _script(run: RunSettings) -> Teacher:
     script = run.environment.script(run.synthesis.skill)
     if script is None:
         raise ValueError(
-            f"--teacher {SCRIPTS}: environment {run.environment.name!r} has no script; name a run, an export or a recipe"
+            f"--teacher {SCRIPTS}: environment {run.environment.name!r} has no script; name a run, export or recipe"
         )
     kind = type(run.environment)
     name = f"{kind.__module__}:{kind.__qualname__}.script"

@@ -31,7 +31,8 @@ def read_traces(paths: Sequence[Path], tally: Tally) -> Iterator[TracedEpisode]:
     """
     for path in paths:
         spans = assembling.Assembly(tally)
-        for kind, lines in groupby(rows.lines(path, tally) if path.is_dir() else objects(path, tally), key=lambda line: kind_of(line[1])):
+        found = rows.lines(path, tally) if path.is_dir() else objects(path, tally)
+        for kind, lines in groupby(found, key=lambda line: kind_of(line[1])):
             if kind == "conversation":
                 yield from conversations.episodes(lines, tally)
             elif kind == "spans":

@@ -1,4 +1,4 @@
-"""Folders of rows: what each role of a team said, a file a role and an action a line, as ``marft synthesize`` writes it.
+"""Folders of rows: what each role of a team said, a file a role and an action a line, as ``marft synthesize`` has it.
 
 A row is a prompt and its completion, as programs for supervised fine-tuning take them. ``order`` says where it stands
 among all rows of the folder: so the roles' files are read as the episodes that they are of.

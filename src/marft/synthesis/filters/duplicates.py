@@ -14,7 +14,7 @@ from marft.vetting.likeness import jaccard, normal, shingles, whole
 
 
 class Duplicates(FilterPart):
-    """Leaves out episodes that say what an earlier one of the same task says, whatever the task's id: the first stays."""
+    """Leaves out episodes that say what an earlier one of the same task says, whatever its id: the first stays."""
 
     # share of both texts' runs of three words that two episodes have in common, from which on they say the same; 1: the
     # same words, but for case and spacing

@@ -25,10 +25,14 @@ class Leakage(FilterPart):
     """Leaves out episodes of tasks that are held out, or nearly, and those in which an agent read an answer that nobody
     had told it, or said one that it may not."""
 
-    # share of what two tasks have in common, beyond what most tasks have, from which on one is nearly the other; 0: only
-    # what is the same is left out
+    # share of what two tasks have in common, beyond what most tasks have, from which on one is nearly the other; 0:
+    # only what is the same is left out
     alike: Fraction = 0.8
-    answers: Names = ("answer", "solution", "target")  # fields of the tasks' data, at any depth, that nobody may be told
+    answers: Names = (
+        "answer",
+        "solution",
+        "target",
+    )  # fields of tasks' data, at any depth, that nobody may be told
     shortest: Count = 2  # characters of an answer; a shorter one stands in any text
     silent: Names = ()  # roles that may not say an answer either, but one that they were told
 
