@@ -39,7 +39,7 @@ class Works:
         if cue.role == "reasoner":
             return worked(left, leave=1) if works else f"The problem is {left}."
         value = sum(terms(left))
-        if not works:
+        if not works or len(terms(left)) > 2:  # more than a step is more than an actor does
             off = cue.random.choice((1, -1)) * cue.random.randint(1, 30)
             return f"At a glance, the answer is \\boxed{{{value + off}}}."
         return f"{worked(left)}, so the answer is \\boxed{{{value}}}."

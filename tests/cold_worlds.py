@@ -31,10 +31,10 @@ class Dice(EnvironmentPart):
     def tasks(self, split: Split) -> Sequence[Task]:
         return [Task(f"{split}/{number}", f"Throw {split} {number}.", {"level": number % 2}) for number in range(6)]
 
-    def start(self, task: Task, seed: int) -> Thrown:  # noqa: ARG002
+    def start(self, task: Task, seed: int) -> Thrown:
         return Thrown(Random(seed).randint(100, 999))
 
-    def script(self, skill: float = 1.0) -> Script:  # noqa: ARG002
+    def script(self, skill: float = 1.0) -> Script:
         return said_again
 
 
@@ -62,11 +62,11 @@ class FewWords(FilterPart):
 
     most: int = 100
 
-    def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:  # noqa: ARG002
+    def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:
         long = {n: sum(len(a.text) for a in one.episode.actions) > self.most for n, one in enumerate(candidates)}
         return {n: "says much" for n, much in long.items() if much}
 
 
 class NoFilter(FilterPart):
-    def refuse(self, candidates: Sequence[Candidate]) -> Refused:  # noqa: ARG002
+    def refuse(self, candidates: Sequence[Candidate]) -> Refused:
         return {}

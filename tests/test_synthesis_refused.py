@@ -32,7 +32,7 @@ def test_a_teacher_is_named_and_is_there(tmp_path: Path) -> None:
         teacher_of(cold(tmp_path, **{"synthesis.teacher": "nowhere"}))
     with pytest.raises(ValueError, match="its agents are solver, and those of the recipe actor, reasoner"):
         teacher_of(cold(tmp_path, **{"synthesis.teacher": "demo_single"}))
-    silent = cold(tmp_path, **{"environment": {"name": "marft.examples.plugins:Guess"}})
+    silent = cold(tmp_path, environment={"name": "marft.examples.plugins:Guess"})
     with pytest.raises(ValueError, match="has no script"):
         teacher_of(silent)
 
@@ -84,11 +84,10 @@ def test_a_team_that_was_trained_teaches_with_the_weights_of_its_checkpoint(tmp_
     assert (told["kind"], told["name"], told["checkpoint"]) == ("checkpoint", "learned", "step_000001")
     anything["synthesis"]["teacher"] += "/checkpoints/step_000001"
     again = made_of(settings("tiny", tmp_path, "--name", "again", **anything))
-    assert [one["files"] for one in (json.loads((m.path / "manifest.json").read_text()) for m in (made, again))][0]
     assert bytes_in(made.path)["actor.jsonl"] == bytes_in(again.path)["actor.jsonl"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no run at"):
-        teacher_of(settings("tiny", tmp_path, **{"synthesis": {"teacher": str(tmp_path / "empty")}}))
+        teacher_of(settings("tiny", tmp_path, synthesis={"teacher": str(tmp_path / "empty")}))
 
 
 @pytest.mark.slow
