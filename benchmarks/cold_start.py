@@ -4,9 +4,9 @@
     python benchmarks/cold_start.py --steps 24
 
 The recipe is cold_start.toml. The script of its world plays training tasks, `marft synthesize` keeps what is worth
-imitating, `marft sft` imitates it, and `marft train` goes on; beside it `marft train` begins with the same untuned
-team, and has as many steps of as many episodes. All are evaluated on the same held-out tasks. Writes results/cold_start.json
-and .md.
+imitating, `marft sft` imitates it, and `marft train` goes on; beside it `marft train` begins with the untuned team and
+has as many steps of as many episodes. All are evaluated on the same held-out tasks.
+Writes results/cold_start.json and .md.
 """
 
 from __future__ import annotations
