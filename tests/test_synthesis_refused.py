@@ -72,6 +72,16 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
     assert bytes_in(tmp_path / "cold" / "rows") != before
 
 
+def test_held_out_tasks_that_cannot_be_read_are_not_taken_for_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tasks\('test'\) raised .* the disk is gone"):
+        made_of(cold(tmp_path, environment={"name": "tests.cold_worlds:Torn"}))
+    notes = list[str]()
+    made_of(cold(tmp_path, environment={"name": "tests.cold_worlds:TrainsAlone"}), overwrite=True, note=notes.append)
+    assert sorted(notes) == [
+        f"the {split} split has no tasks: nothing that is kept was compared with it" for split in ("test", "validation")
+    ]
+
+
 @pytest.mark.slow
 def test_a_team_that_was_trained_teaches_with_the_weights_of_its_checkpoint(tmp_path: Path) -> None:
     learned = settings("tiny", tmp_path, "--name", "learned", "--training.steps", "1")
