@@ -116,6 +116,11 @@ def test_a_task_that_is_held_out_is_known_whatever_it_is_called(task: Task, near
     if task.id == "train/2":
         assert nearly_held_out([task], [TEST], 0.6)
         assert not nearly_held_out([task], [TEST], 0.0), "0 looks at what is the same alone"
+    if task.id == "train/1":
+        assert nearly_held_out([task], [TEST], 0.0)
+        twice = [TEST, replace(TEST, id="held/2", data={"answer": "13"})]  # then the data say which task it is
+        assert nearly_held_out([task], twice, 0.8)
+        assert not nearly_held_out([replace(task, data={"answer": "14"})], twice, 0.8)
 
 
 def test_episodes_of_held_out_tasks_are_left_out() -> None:
