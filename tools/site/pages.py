@@ -29,6 +29,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "organizations": ("team", "Organizations"),
     "channels": ("channel", "Channels"),
     "rewards": ("[rewards]", "Reward terms"),
+    "filters": ("[synthesis.filters]", "Filters"),
     "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),
     "credits": ("algorithm.credit", "Credits"),

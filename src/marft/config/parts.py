@@ -139,6 +139,11 @@ class SchedulePart(Plugin):
     correction: ClassVar[Literal["", "product", "preceding"]] = ""
 
 
+class FilterPart(Plugin):
+    """Base of filters: what is left out of the episodes that a teacher has played, before any is imitated. ``refused``
+    is a pure function of them and of what is known of the recipe (:mod:`marft.synthesis.candidates`)."""
+
+
 class SinkPart(Plugin):
     """Base of sinks. ``open`` makes a :class:`marft.sinks.interface.Sink`, on the thread that it is told on."""
 
@@ -160,6 +165,7 @@ EnginePlugin = Annotated[SerializeAsAny[EnginePart], resolver("engines")]
 EnvironmentPlugin = Annotated[SerializeAsAny[EnvironmentPart], resolver("environments")]
 ChannelPlugin = Annotated[SerializeAsAny[Plugin], resolver("channels")]
 OrganizationPlugin = Annotated[SerializeAsAny[OrganizationPart], resolver("organizations")]
+FilterPlugin = Annotated[SerializeAsAny[FilterPart], resolver("filters")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
 SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
 ToolPlugin = Annotated[SerializeAsAny[Plugin], resolver("tools")]

@@ -99,6 +99,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "trajectory": "marft.rewards.terms:Trajectory",
         "trajectory_score": "marft.rewards.terms:TrajectoryScore",
     },
+    "filters": {
+        "duplicates": "marft.synthesis.filters.duplicates:Duplicates",
+        "handoffs": "marft.synthesis.filters.handoffs:Handoffs",
+        "leakage": "marft.synthesis.filters.leakage:Leakage",
+        "success": "marft.synthesis.filters.success:Success",
+    },
     "sinks": {
         "mlflow": "marft.sinks.mlflow:MLflow",
         "tensorboard": "marft.sinks.tensorboard:TensorBoard",
