@@ -148,7 +148,7 @@ class MemoryPart(Plugin):
     construction: Literal["eager", "batched", "lazy"] = "eager"
     batch: Few = 8  # entries that are built in together, where construction is "batched"
     # bytes that it holds, what waits to be built in included; the oldest fall out
-    capacity: Annotated[int, Field(ge=LEAST_CAPACITY, le=2**30)] = 65_536
+    capacity: Annotated[int, Field(ge=LEAST_CAPACITY, le=2**30)] = 262_144
     working: Annotated[int, Field(ge=1, le=100)] = 4  # entries of the kind "working" that are held: the newest
 
     @property

@@ -65,7 +65,7 @@ class Memory(Drawn):
     threshold: Fraction = 1.0  # an answer that is worth so much counts as right
     local_weight: Fraction = 0.0  # what coverage and retrieval earn those who see to it; CoMAM's is 1
     writer: str = "writer"  # role that keeps notes; "", with a store: what is said goes there as it is
-    # role that picks; "": the answerer reads all notes. With a store, it says what that is asked; "": the question itself
+    # role that picks; "": the answerer reads all notes. With a store, it says what to ask that; "": the question
     retriever: str = "retriever"
     answerer: Filled = "answerer"  # role that answers
 
@@ -107,13 +107,9 @@ class Memory(Drawn):
     @cached_property
     def _recorded_tasks(self) -> dict[Split, list[Task]]:
         found = tasks_by_split(
-            list(self._recorded.values()),
-            self.questions,
-            self.kinds,
-            self.retriever != "",
-            self.writer != "",
-            self.path,
-        )
+            list(self._recorded.values()), self.questions, self.kinds,
+            retrieved=self.retriever != "", written=self.writer != "", path=self.path,
+        )  # fmt: skip
         most = {"train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks}
         return {split: tasks[: most[split]] for split, tasks in found.items()}
 

@@ -1,4 +1,4 @@
-"""One conversation that goes through a memory system: it is written there, and questions are answered from what is read."""
+"""One conversation that goes through a memory system: written there, and asked about from what is read."""
 
 from __future__ import annotations
 
