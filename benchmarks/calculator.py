@@ -15,26 +15,18 @@ Questions of held-out splits (``marft.envs.splits``) are never demonstrated.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
-import torch
+from warming import warm_up
 
 from marft.config.models import ModelSettings
-from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.engines.renderer import ChatRenderer
 from marft.envs.splits import split_of
 from marft.game.rendering import Cut, Message
-from marft.models.backbone import Backbone
-from marft.models.formats import load_tokenizer
-from marft.models.loading import load_backbone
-from marft.models.log_probs import token_scores
-from marft.models.packed_rows import PackedRows
 from marft.tools.functions import Function
 from marft.types import Profile, TokenIds
 
@@ -45,7 +37,7 @@ ACTOR = r"You are the actor. Take the result from the message and put it in \box
 SURE, TEMPTED, TEMPTING = 0.75, 0.35, 5  # chance to work, by whether the first digit is this or more
 MALFORMED = 0.15  # share of the calls that are no JSON
 MISCOPIED = 0.15  # share of the numbers that are passed on with another last digit
-STEPS, BATCH, LEARNING_RATE = 400, 32, 1.5e-3
+STEPS = 400
 
 
 def multiply(a: int, b: int) -> int:
@@ -147,49 +139,7 @@ class Demonstrations:
         return self.random.randint(10_000, 999_999)
 
 
-def loss_of(backbone: Backbone, rows: list[Row]) -> torch.Tensor:
-    """Mean negative log-likelihood of what the model says itself."""
-    ids = [np.array(row.ids, np.int32) for row in rows]
-    packed = PackedRows.of(ids, [None] * len(rows), backbone.device)
-    targets = torch.from_numpy(np.flatnonzero(np.concatenate([row.learnt for row in rows])))
-    hidden = backbone.hidden_states(packed)[targets - 1]
-    return -token_scores(hidden, backbone.head.weight, None, packed.ids[targets], None).log_probs.mean()
-
-
-def warm_up(folder: Path) -> None:
-    """Make the checkpoint, tokenizer and template beside it.
-
-    On one thread, so that it is the same whatever the number of cores.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def make(folder: Path) -> None:
+    """Make the checkpoint."""
     settings = ModelSettings(path="tiny", chat_template=str(TEMPLATE))
-    backbone, tokenizer = load_backbone(settings, torch.device("cpu"), torch.float32), load_tokenizer(settings)
-    assert isinstance(tokenizer.eos_token_id, int)
-    format = ChatFormat(tokenizer, backbone.context, {}, (tokenizer.eos_token_id,))
-    _learn(backbone, Demonstrations(ChatRenderer({"": format}), Random(0)))
-    torch.set_num_threads(threads)
-    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
-    backbone.model.save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
-    unfinished.rename(folder)
-
-
-def _learn(backbone: Backbone, stream: Demonstrations) -> None:
-    parameters = list(backbone.model.requires_grad_(True).parameters())
-    optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.01)
-    for step in range(STEPS):
-        rate = min(1.0, (step + 1) / 30) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / STEPS)))
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * rate
-        loss = loss_of(backbone, [stream.one() for _ in range(BATCH)])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        if (step + 1) % 100 == 0:
-            print(f"warm-up: step {step + 1} of {STEPS}, loss {loss.item():.3f}", flush=True)
-
-
-def digest(folder: Path) -> str:
-    """What tells this checkpoint from any other."""
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
+    warm_up(folder, settings, lambda renderer: Demonstrations(renderer, Random(0)).one, STEPS)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from calculator import ACTOR, REASONER, digest, warm_up
+from calculator import ACTOR, REASONER, make
 from matplotlib.figure import Figure
 from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, tidy
+from warming import digest
 
 from marft.config.load import parse_recipe
 from marft.evaluation.evaluate import Mode
@@ -52,7 +53,7 @@ def main() -> None:
     output = arguments.output / "tools"
     checkpoint = output / "checkpoint"
     if not checkpoint.exists():
-        warm_up(checkpoint)
+        make(checkpoint)
     jobs = [
         job_of(level, seed, arguments.tasks, arguments.steps, output, checkpoint)
         for seed in range(arguments.seeds)

@@ -113,6 +113,15 @@ class FakeRenderer:
     def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:
         return tuple(map(chr, tokens))
 
+    def spelled(self, policy: str, tokens: TokenIds) -> str:
+        return bytes(tokens.astype(np.uint8)).decode(errors="replace")
+
+    def ids(self, policy: str, text: str) -> TokenIds:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def quotable(self, policy: str, other: str, tokens: TokenIds, text: str) -> TokenIds | None:
+        return tokens if self.spelled(other, tokens) == text else None
+
     def option(self, policy: str, text: str) -> TokenIds:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations, permutations
 
 from marft.types import Action, Episode
 from tests import references
@@ -172,9 +173,9 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Pearson correlation of mean ranks."""
 
     def ranks(values: Sequence[float]) -> list[float]:
-        return [mean([r for r, w in enumerate(sorted(values)) if w == v]) for v in values]
+        return [mean([r for r, w in enumerate(sorted(values)) if abs(w - v) < EQUAL]) for v in values]
 
-    if len(a) < 2 or max(a) - min(a) < EQUAL or max(b) - min(b) < EQUAL:
+    if constant(a) or constant(b):
         return 0.0
     ra, rb = ranks(a), ranks(b)
     ma, mb = mean(ra), mean(rb)
@@ -182,7 +183,51 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     return covariance / math.sqrt(sum((x - ma) ** 2 for x in ra) * sum((y - mb) ** 2 for y in rb))
 
 
-def comam(batch: Sequence[Episode], scale: bool, fallback: float = 1.0) -> list[list[float]]:
+def kendall(a: Sequence[float], b: Sequence[float]) -> float:
+    """Pairs ranked alike less pairs ranked otherwise, over √(pairs that a ranks · pairs that b ranks)."""
+    if constant(a) or constant(b):
+        return 0.0
+    alike = otherwise = of_a = of_b = 0
+    for i, j in combinations(range(len(a)), 2):
+        in_a, in_b = abs(a[i] - a[j]) >= EQUAL, abs(b[i] - b[j]) >= EQUAL
+        of_a, of_b = of_a + in_a, of_b + in_b
+        if in_a and in_b:
+            same = (a[i] > a[j]) == (b[i] > b[j])
+            alike, otherwise = alike + same, otherwise + (not same)
+    return (alike - otherwise) / math.sqrt(of_a * of_b)
+
+
+def ndcg(a: Sequence[float], b: Sequence[float]) -> float:
+    """Discounted gains, b over its least one, in the order of a, over those in the order of b: the mean over every order
+    in which ties of a may stand."""
+    if constant(a) or constant(b):
+        return 0.0
+
+    def gain(order: Sequence[int]) -> float:
+        return sum((b[k] - min(b)) / math.log2(2 + place) for place, k in enumerate(order))
+
+    orders = [
+        order
+        for order in permutations(range(len(a)))
+        if all(a[i] > a[j] - EQUAL for i, j in zip(order, order[1:], strict=False))
+    ]
+    return mean([gain(order) for order in orders]) / gain(sorted(range(len(b)), key=lambda k: -b[k]))
+
+
+def constant(values: Sequence[float]) -> bool:
+    return len(values) < 2 or max(values) - min(values) < EQUAL
+
+
+CONSISTENCIES = {"spearman": spearman, "kendall": kendall, "ndcg": ndcg}
+
+
+def comam(
+    batch: Sequence[Episode],
+    scale: bool,
+    fallback: float = 1.0,
+    consistency: str = "spearman",
+    fixed: Mapping[str, float] = {},
+) -> list[list[float]]:
     def local(e: Episode, agent: str) -> float:
         return sum(t.agent_rewards.get(agent, 0.0) for t in e.transitions)
 
@@ -196,8 +241,8 @@ def comam(batch: Sequence[Episode], scale: bool, fallback: float = 1.0) -> list[
             agent = action.agent
             peers = [o for o in batch if o.task.id == episode.task.id and any(a.agent == agent for a in o.actions)]
             own = [local(o, agent) for o in peers]
-            silent = max(own) - min(own) < EQUAL
-            weight = fallback if silent else max(0.0, spearman(own, [whole(o) for o in peers]))
+            weight = max(0.0, CONSISTENCIES[consistency](own, [whole(o) for o in peers]))
+            weight = fixed.get(agent, fallback if constant(own) else weight)
             mixed = [local(o, agent) + weight * whole(o) for o in peers]
             row.append(relative(local(episode, agent) + weight * whole(episode), mixed, scale))
         results.append(row)

@@ -14,7 +14,8 @@ from marft.cli.steplines import AGENT, TEAM, line
 from marft.evaluation.curves import FIRST
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.marks import Mark
-from marft.metrics import CATALOGUE, everything, find, known, named, page
+from marft.metrics import CATALOGUE, everything, find, known, named
+from marft.metrics.page import page
 from marft.runs.folder import RunFolder
 from marft.segments import Restart
 from marft.training import train

@@ -53,7 +53,7 @@ def snapshot() -> dict[str, Any]:
         presets[name] = {
             key: [value, source_of(name, key)]
             for key, value in values.items()
-            if key.startswith(PLUGINS) or value != defaults[key] or source_of(name, key) != OURS
+            if key.startswith(PLUGINS) or value != defaults.get(key) or source_of(name, key) != OURS
         }
     return {"defaults": {key: [value, OURS] for key, value in defaults.items()}, "presets": presets}
 

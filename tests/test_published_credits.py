@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.config import load_recipe
 from marft.learning.credit.batch import Batch
 from marft.learning.credit.comam import CoMAM
 from marft.learning.credit.magrpo import MAGRPO
@@ -157,3 +158,35 @@ class TestCoMAM:
         credits = CoMAM(scale=False).assign(CreditInputs(self.batch(own=(-2.0, 2.0)), "action"))
         assert numbers(credits)[:2] == [-2.0, 0.5]
         assert credits.metrics["groups_without_local_signal"] == 1
+
+    def test_a_fixed_weight_is_whatever_the_group_says_and_of_0_an_agent_learns_from_its_own_reward_alone(self) -> None:
+        """Agent a is paid for what the team loses by; b, who has nothing of its own, learns from the team's reward."""
+        batch = self.batch(own=(-0.5, 0.5))
+        alone = CoMAM(scale=False, fixed_weights={"a": 0.0}).assign(CreditInputs(batch, "action"))
+        assert numbers(alone)[:2] == [-0.5, 0.5]
+        shared = CoMAM(scale=False, fixed_weights={"a": 2.0}).assign(CreditInputs(batch, "action"))
+        assert numbers(shared)[:2] == [0.5, 0.5]
+        silent = CoMAM(fixed_weights={"a": 0.0}).assign(CreditInputs(self.batch(), "action"))
+        assert numbers(silent)[0] == 0.0 != numbers(silent)[1]
+        assert silent.metrics["agents/a/fallback_fraction"] == 0.0
+
+    def test_of_two_attempts_in_reverse_order_ndcg_still_lets_the_team_in(self) -> None:
+        credits = CoMAM(scale=False, consistency="ndcg").assign(CreditInputs(self.batch(own=(-2.0, 2.0)), "action"))
+        assert numbers(credits)[0] == pytest.approx(-2.0 + 0.5 / np.log2(3))
+
+    def test_weights_are_told_for_each_agent_over_groups_in_which_the_team_earns_differently(self) -> None:
+        """In t both rank alike; in u the team always earns the same, so that no weight of it matters there."""
+        alike = self.batch(own=(2.0, -2.0))
+        same = [replace(two_turns(n, (0.0, 1.0), own), task=Task("u", "o")) for n, own in enumerate((1.0, -1.0))]
+        metrics = CoMAM(fallback_weight=0.25).assign(CreditInputs([*alike, *same], "action")).metrics
+        assert metrics["agents/a/global_weight"] == pytest.approx(1.0)
+        assert metrics["agents/b/global_weight"] == 0.25
+        assert metrics["global_weight"] == pytest.approx(0.625)
+        assert (metrics["agents/a/fallback_fraction"], metrics["agents/b/fallback_fraction"]) == (0.0, 1.0)
+        assert metrics["fallback_fraction"] == 0.5
+        assert metrics["groups_without_local_signal"] == 2
+        assert "global_weight" not in CoMAM().assign(CreditInputs(same, "action")).metrics
+
+    def test_a_fixed_weight_of_nobody_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"fixed_weights: no agent is called 'writr'; did you mean 'writer'\?"):
+            load_recipe("memory", changes={"algorithm.credit.fixed_weights": {"writr": 0.0}})

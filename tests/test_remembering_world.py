@@ -253,6 +253,26 @@ class TestLocalRewards:
         assert self.played("all", "all", ("abstention",)).earned("retriever") == 0.0
         assert "retrieval_recall" not in self.played("all", "all", ("abstention",)).last.info["measures"]
 
+    def test_a_writer_may_earn_the_share_of_all_that_is_said(self) -> None:
+        """Who notes the events alone holds all that is asked, and a part of what is said."""
+        keys = {**PLAIN, "budget": 1000, "picks": 20, "kinds": ("temporal",), "local_weight": 1.0}
+        world = memory(**keys, coverage="said")
+
+        def events(role: str, shown: Observation, *_: object) -> str:
+            day, *lines = shown.views.get(role, "").split("\n\nNotes")[0].splitlines()
+            return "\n".join(line.replace(".", f", {day}") for line in lines if "bought" in line) or "nothing"
+
+        for task in world.tasks("train"):
+            texts = [line for chunk in task.data["chunks"] for line in chunk["lines"]]
+            share = sum("bought" in line for line in texts) / len(task.data["said"])
+            played = visit(world, task, events, TEAM)
+            assert played.earned("writer") == pytest.approx(share) == played.last.info["measures"]["coverage"]
+            assert visit(memory(**keys), task, events, TEAM).earned("writer") == 1.0
+
+    def test_what_is_said_of_a_file_is_not_known(self) -> None:
+        with pytest.raises(ValueError, match="facts of a file are not known"):
+            memory(path="conversations.json", coverage="said")
+
     def test_no_weight_is_no_local_reward(self) -> None:
         world = memory(**PLAIN)
         done = by_script(world, world.tasks("train")[0], TEAM)

@@ -53,6 +53,12 @@ class TestAnswers:
             assert s.ask("a").said == "a says 0"
             assert [len(episode.actions) for episode in s.episodes] == [2, 2, 1]
 
+    def test_what_the_whole_team_was_asked_is_recorded_with_its_answer(self) -> None:
+        with serving() as s:
+            s.ask("team")
+            s.ask("b")
+        assert [episode.answer for episode in s.episodes] == ["0/b/0", ""]
+
     def test_the_answer_is_the_content_and_usage_is_the_sum_of_the_team(self) -> None:
         with serving() as s:
             table = s.ask().table

@@ -47,7 +47,7 @@ def test_a_port_that_is_taken_is_refused_before_models_are_loaded(monkeypatch: p
     def loads(_: object) -> None:
         raise AssertionError("is not reached")
 
-    monkeypatch.setattr(server, "LocalRollouts", loads)
+    monkeypatch.setattr(server, "loaded", loads)
     nobody: Any = SimpleNamespace(run=None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = Place(port=taken.getsockname()[1])

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.config.algorithm import TeammateTextSettings
+from marft.config.parts import TeammateWeightPart
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.game import Attempt
 from marft.game.play import play
 from marft.learning.batching import normaliser
 from marft.learning.critic import reading
-from marft.learning.objectives.terms import teammate_terms
 from marft.learning.rewarding import price_overlong
+from marft.learning.teammate_weights import Bounded, Shaped, Truncated, Unweighted
 from marft.marks import Mark
 from marft.models.backbone import Backbone
 from marft.runs.episodes import read_episodes
@@ -38,24 +38,53 @@ __all__ = ["double"]  # a fixture
 NUMBER = st.floats(-3, 3, allow_nan=False)
 
 
-def slow_term(log_prob: float, author: float, advantage: float, cap: float, weight_at: float) -> float:
-    """The term with its weight frozen at ``weight_at``."""
-    return -min(math.exp(max(-20.0, min(20.0, weight_at - author))), cap) * advantage * log_prob
+def slow_ratio(log_prob: float, author: float) -> float:
+    return math.exp(max(-20.0, min(20.0, log_prob - author)))
 
 
-@given(rows=st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=1, max_size=6), cap=st.floats(0.5, 4))
-@settings(max_examples=200)
-def test_terms_and_gradients_equal_the_slow_reference(rows: list[tuple[float, float, float]], cap: float) -> None:
+def slow_weight(weight: TeammateWeightPart, log_prob: float, author: float, advantage: float) -> float:
+    """The weight of one token, by its formula."""
+    if isinstance(weight, Truncated):  # LlamaRL
+        return min(slow_ratio(log_prob, author), weight.cap)
+    if isinstance(weight, Bounded):  # our reading of AIPO
+        ratio = slow_ratio(log_prob, author)
+        if advantage > 0:
+            return min(max(ratio, weight.floor), weight.cap)
+        return min(ratio, weight.cap) if ratio >= 1 - weight.clip else 0.0
+    if isinstance(weight, Shaped):  # LUFFY: the derivative of p/(p + γ) by log p
+        p, h = math.exp(log_prob), 1e-6
+        up, down = (q / (q + weight.gamma) for q in (p * math.exp(h), p * math.exp(-h)))
+        return (up - down) / (2 * h)
+    return 1.0
+
+
+WEIGHTS: list[TeammateWeightPart] = [
+    Truncated(), Truncated(cap=0.7), Bounded(), Bounded(floor=0.0), Bounded(floor=1.5, cap=1.0), Bounded(clip=1.0), Shaped(),
+    Shaped(gamma=2.0), Unweighted(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("weight", WEIGHTS, ids=lambda w: f"{type(w).__name__}({w.model_dump()})")
+@given(rows=st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0), NUMBER), min_size=1, max_size=6))
+@settings(max_examples=50)
+def test_weights_equal_the_slow_reference_and_have_no_gradient(
+    weight: TeammateWeightPart, rows: list[tuple[float, float, float]]
+) -> None:
     log_probs, author, advantages = (torch.tensor(c, dtype=torch.float64) for c in zip(*rows, strict=True))
     log_probs.requires_grad_()
-    terms = teammate_terms(TeammateTextSettings(coefficient=1.0, cap=cap), log_probs, author, advantages)
-    terms.sum().backward()
-    assert log_probs.grad is not None
-    h = 1e-6
-    for (p, a, advantage), term, slope in zip(rows, terms.tolist(), log_probs.grad.tolist(), strict=True):
-        assert term == pytest.approx(slow_term(p, a, advantage, cap, p), rel=1e-9, abs=1e-12)
-        difference = slow_term(p + h, a, advantage, cap, p) - slow_term(p - h, a, advantage, cap, p)
-        assert slope == pytest.approx(difference / (2 * h), rel=1e-5, abs=1e-7)
+    weights = weight.weigh(log_probs, author, advantages)  # type: ignore[attr-defined]
+    assert not weights.requires_grad
+    expected = [slow_weight(weight, *row) for row in rows]
+    assert weights.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_what_was_good_is_learned_however_unlikely_it_was_and_what_was_bad_is_not_pushed_down_for_ever() -> None:
+    """What AIPO is made against: a ratio alone lets no gradient through where the agent would hardly have written it."""
+    log_probs, author = torch.tensor([-18.0, -18.0]), torch.tensor([-0.1, -0.1])
+    good_and_bad = torch.tensor([1.0, -1.0])
+    assert Truncated().weigh(log_probs, author, good_and_bad).max() < 1e-7
+    good, bad = Bounded(floor=0.5).weigh(log_probs, author, good_and_bad).tolist()
+    assert (good, bad) == (0.5, 0.0)
 
 
 class TestPlaying:
@@ -108,7 +137,7 @@ def mixed(backbone: Backbone, level: str) -> list[Sample]:
     """Samples whose turns begin with, or hold, two tokens of a teammate."""
     samples = []
     for number, sample in enumerate(random_samples(backbone, level, count=5)):
-        at = 0 if number % 2 else len(sample.action.tokens)
+        at = (0, len(sample.action.tokens) // 2, len(sample.action.tokens))[number % 3]
         action = replace(
             sample.action,
             tokens=np.insert(sample.action.tokens, at, [11, 12]),
@@ -119,13 +148,16 @@ def mixed(backbone: Backbone, level: str) -> list[Sample]:
     return samples
 
 
-@pytest.mark.parametrize("level", ["action", "token"])
-def test_the_loss_equals_the_slow_reference_however_it_is_cut(double: Backbone, level: str) -> None:
+@pytest.mark.parametrize(("level", "which"), [("action", 1), ("token", 1), ("token", 2), ("action", 6), ("token", 8)])
+def test_the_loss_equals_the_slow_reference_however_it_is_cut(double: Backbone, level: str, which: int) -> None:
     samples = mixed(double, level)
     aggregation = "action-mean" if level == "action" else "token-mean"
     plain = packing(double, level, aggregation)
     trained = replace(plain, teammate_text=True)
-    chosen = algorithm(level=level, teammate_text={"coefficient": 0.5, "cap": 1.5})
+    weight = WEIGHTS[which]
+    kind = {Truncated: "truncated", Bounded: "bounded", Shaped: "shaped", Unweighted: "unweighted"}[type(weight)]
+    table = {**weight.model_dump(), "name": kind}
+    chosen = algorithm(level=level, teammate_text={"coefficient": 0.5, "weight": table})
     without, before = gradients(double, samples, plain, algorithm(level=level))
     whole, metrics = gradients(double, samples, trained, chosen)
     counts = {p: sum(2 for s in samples if s.action.policy == p) for p in ("one", "two")}
@@ -138,7 +170,7 @@ def test_the_loss_equals_the_slow_reference_however_it_is_cut(double: Backbone, 
             later = int(sample.action.sampled[:place].sum())
             advantage = float(sample.advantages[min(later, len(sample.advantages) - 1)])
             author = -0.5 if sample.action.tokens[place] == 11 else -4.0
-            term = slow_term(scored[place], author, advantage, 1.5, scored[place])
+            term = -slow_weight(weight, scored[place], author, advantage) * advantage * scored[place]
             expected += 0.5 * term / counts[sample.action.policy]
     assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-5)
     assert any(not torch.equal(whole[name], without[name]) for name in whole)

@@ -69,7 +69,8 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     # beside the objective
     "entropy": ({"entropy": 0.1}, ("action", "token", "turns")),
     "likelihood of what succeeded": ({"nll": 0.2}, ("action", "token")),
-    "text of teammates": ({"teammate_text": {"coefficient": 0.5, "cap": 0.8}}, ("action", "token")),
+    "text of helpers": ({"teammate_text": {"coefficient": 0.5, "weight": {"name": "bounded"}}}, ("action", "token")),
+    "text of teammates": ({"teammate_text": {"coefficient": 0.5, "weight": {"name": "truncated", "cap": 0.8}}}, ("action", "token")),
     # what the engine says and what the learner says
     "weights of actions": (
         {"sampler_correction": {"level": "action", "cap": 1.2}}, ("action", "token"),

@@ -181,6 +181,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
+    "aipo": {
+        **_TOKENS,
+        "normalise_advantages": False,
+        "minibatches": 2,
+        "credit": {"name": "grpo"},
+        "objective": {"name": "ppo"},
+        "teammate_text": {"coefficient": 1.0, "weight": {"name": "bounded"}},
+        "critic": _NO_CRITIC,
+    },
     "dr-grpo": {
         **_TOKENS,
         "aggregation": "constant-length",
@@ -291,6 +300,7 @@ ABOUT: Mapping[str, str] = {
     "reinforce++": "Return minus the KL still to come, token by token, whitened over the batch (Hu et al. 2025).",
     "rloo": "The others of the group are the baseline (Ahmadian et al. 2024).",
     "grpo": "Group-relative advantages, KL to the base in the loss (Shao et al. 2024).",
+    "aipo": "GRPO that also learns what helpers replied in the middle of a turn, weighed and clipped (AIPO, 2026).",
     "dr-grpo": "GRPO without the divisions that favour easy tasks and long wrong answers (Liu et al. 2025).",
     "gspo": "One ratio for a whole sequence, length-normalised, with a narrow clip of its own (Zheng et al. 2025).",
     "dapo": "Clip higher, token mean over the batch, groups drawn until they tell attempts apart (Yu et al. 2025).",

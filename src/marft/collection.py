@@ -18,6 +18,7 @@ from marft.learning.credit.groups import EQUAL, local_rewards, members
 from marft.learning.interfaces import Credit
 from marft.learning.rewarding import rewards_for_credit
 from marft.playing import Rollouts
+from marft.seeds import derive_seed
 from marft.types import Episode, Task
 
 
@@ -110,9 +111,17 @@ def _drawn(
             continue
         wanted -= 1
         stream = f"train/{step}/{passed}" if passed else f"train/{step}"
-        for sample in range(run.rollout.samples_per_task):
-            attempts.append(Attempt(task, stream, sample, critic_states=critic))
+        for sample, questions in enumerate(_questions(run, step, stream, task)):
+            attempts.append(Attempt(task, stream, sample, critic_states=critic, questions=questions))
     return attempts, drawn
+
+
+def _questions(run: RunSettings, step: int, stream: str, task: Task) -> list[int]:
+    """How many questions each attempt at a task may ask helpers in one action."""
+    samples = run.rollout.samples_per_task
+    if run.consulting is None:
+        return [0] * samples
+    return run.consulting.shared_out(step, samples, derive_seed(run.seed, "questions", stream, task.id))
 
 
 def training_tasks(run: RunSettings) -> Draws:

@@ -85,6 +85,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
         "kl.place": "Shao et al. 2024, eq. 3",
         "epochs": "Shao et al. 2024, §4.2",
     },
+    "aipo": _GRPO,
     "dr-grpo": {
         "aggregation": "Liu et al. 2025 (Dr. GRPO)",
         "credit.scale": "Liu et al. 2025 (Dr. GRPO)",

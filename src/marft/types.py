@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from marft.consulted import Consultation, own_words
 from marft.declared import Declared
 from marft.marks import Grammar, Mark, Masks, allows_one
 from marft.segments import Restart, Segment, segments_of
@@ -190,7 +191,8 @@ class Action:
     that calls tools goes on after their answers, whose tokens are marked as theirs; ``text`` is then what it says last,
     ``intermediate_texts`` what it said before. With a memory, its prompt holds actions of its own (``continues``) and
     all that they saw: ``restarted`` is why not by the very ids of the last. ``restarts`` are the places from which on
-    its tokens were sampled after another context than what came before.
+    its tokens were sampled after another context than what came before. Where nobody knows how likely something was to
+    its author, as what a model behind an endpoint replied, it counts as sure: its log-prob is 0.
 
     >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
@@ -227,6 +229,7 @@ class Action:
     restarted: str = ""
     restarts: tuple[Restart, ...] = ()
     masks: Masks | None = None  # what a grammar allowed for, where a token was sampled
+    consultations: tuple[Consultation, ...] = ()  # of helpers, whose replies stand in the text
     wishes: str = ""  # what a client asked for that is only recorded, such as a seed: JSON
 
     @property
@@ -244,8 +247,15 @@ class Action:
 
     @property
     def own_text(self) -> str:
-        """The text without what a teammate wrote before it."""
-        return self.text[self.response_prefix :]
+        """The text without what a teammate wrote before it, and helpers in it."""
+        return self.own_texts[-1]
+
+    @property
+    def own_texts(self) -> tuple[str, ...]:
+        """What the agent itself wrote in each of its turns."""
+        texts = (*self.intermediate_texts, self.text[self.response_prefix :])
+        asked = self.consultations
+        return tuple(own_words(t, [c for c in asked if c.round == n]) for n, t in enumerate(texts)) if asked else texts
 
     @property
     def message(self) -> str:
@@ -354,6 +364,7 @@ class Episode:
     seconds: float = 0.0
     fork: Fork | None = None
     began: float = 0.0  # seconds since 1970, by the clock of the machine that played it; 0: not known
+    answer: str = ""  # id of the action that somebody was answered with; "" where nobody has asked the whole team
 
     @property
     def name(self) -> str:

@@ -150,7 +150,8 @@ def sampler_weights(row: Row, s: Any) -> list[float]:
 
 
 def _teammates(row: Row, score: Scores, s: Any) -> Tensor:
-    """−c · min(π/μ, cap) · A · log π of what teammates wrote in the agent's turn (LlamaRL, 2025)."""
+    """−c · w · A · log π of what teammates wrote in the agent's turn, w = min(π/μ, cap) (LlamaRL, 2025), or, by
+    our reading of AIPO, no less than a floor where the advantage is positive, and else 0 below a clip."""
     total, place, written = torch.zeros((), dtype=torch.float64), 0, 0
     for mark in row.action.marks.tolist():
         if mark == 0:
@@ -158,8 +159,13 @@ def _teammates(row: Row, score: Scores, s: Any) -> Tensor:
         if mark == 2:
             assert row.action.teammate_log_probs is not None
             now = score.teammates[written]
-            weight = min(exp(now - float(row.action.teammate_log_probs[written])).item(), s.cap)
             leads_to = min(place, len(row.advantages) - 1)  # the agent's own next decision
+            weight = exp(now - float(row.action.teammate_log_probs[written])).item()
+            if s.weight.name == "bounded" and row.advantages[leads_to] > 0:
+                weight = max(weight, s.weight.floor)
+            elif s.weight.name == "bounded" and weight < 1 - s.weight.clip:
+                weight = 0.0
+            weight = min(weight, s.weight.cap)
             total = total - s.coefficient * weight * row.advantages[leads_to] * now
             written += 1
     return total

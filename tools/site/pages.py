@@ -13,13 +13,13 @@ from pathlib import Path
 
 from keys import inner_tables, keys_of
 
-from marft import metrics
 from marft.algorithms import ABOUT
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.plugins import BUILT_IN, TAGS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.settings import Settings
 from marft.envs.gradings import GRADINGS
+from marft.metrics.page import page as metrics_page
 from marft.rewards.terms import Term
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,7 +40,7 @@ NAMED = {"models": "models.NAME", "policies": "policies.NAME"}
 
 def pages() -> Mapping[str, str]:
     """Every page that is written from the code, by its file's name."""
-    return {"settings.md": settings(), "presets.md": presets(), "metrics.md": metrics.page()}
+    return {"settings.md": settings(), "presets.md": presets(), "metrics.md": metrics_page()}
 
 
 def stale() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,8 @@ from marft.cli.commands import console, quieten
 from marft.cli.errors import beside
 from marft.runs.folder import RunFolder
 from marft.serving.offering import Also, Place, announced
+
+SHADOW = "--shadow."
 
 
 def export(run: Path, checkpoint: str, output: Path | None, *, merged: bool, force: bool) -> None:
@@ -41,8 +43,13 @@ def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:
 def serve(
     path: Path, overrides: Sequence[str], checkpoint: str, place: tuple[str, int, str, bool],
     limits: tuple[int, int, float], *, grace: int, record: Path | None, also: tuple[str, bool, str], trust_code: bool,
+    shadow: Path | None = None, shadow_output: Path | None = None, grade: Path | None = None,
 ) -> None:  # fmt: skip
     """``marft serve``."""
+    if shadow is None and (shadow_output or grade):
+        raise ValueError("--shadow-output and --grade are of a shadow; name the second team with --shadow")
+    if shadow is not None and record is None:
+        raise ValueError("--shadow: it plays what is recorded, and nothing is; name a folder with --record")
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise ValueError("serving needs packages that are not installed: pip install 'marft[serve]'")
@@ -58,15 +65,45 @@ def serve(
     offered.check()
     quieten()
     from marft.serving.app import Limits
+    from marft.serving.server import Beside, Nothing
     from marft.serving.server import serve as run_server
     from marft.serving.settings import served
 
+    begin: Callable[[], Beside] = Nothing
+    if shadow is not None and record is not None:
+        from marft.cli.shadowing import asked_of, beginning
+
+        mine = [*of_shadow(overrides)]
+        asked = asked_of(shadow, checkpoint, mine, trust_code, record, shadow_output, grade, None, follow=True)
+        begin = beginning(asked)
+        overrides = [*others(overrides)]
+
     def ready(address: str, models: Sequence[str]) -> None:
         if mcp != "stdio":  # where standard output is the protocol's
-            lines = announced(address, models, where, offered, record)
+            lines = [*announced(address, models, where, offered, record)]
+            if shadow is not None:
+                lines.append(f"{shadow} plays them as a shadow; what comes of it is in {asked.output.absolute()}")
             console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     run_server(
         served(path, checkpoint, overrides, trust_code), where, Limits(*limits), grace=grace, record=record,
-        also=offered, ready=ready,
+        also=offered, ready=ready, begin=begin,
     )  # fmt: skip
+
+
+def of_shadow(words: Sequence[str]) -> Iterator[str]:
+    """Of words that change settings those that are the shadow's."""
+    return (word for pair in _pairs(words) if pair[0].startswith(SHADOW) for word in pair)
+
+
+def others(words: Sequence[str]) -> Iterator[str]:
+    """The others."""
+    return (word for pair in _pairs(words) if not pair[0].startswith(SHADOW) for word in pair)
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Words as they belong together: ``--key value``, or ``--key=value``."""
+    left = iter(words)
+    for word in left:
+        value = None if "=" in word or not word.startswith("--") else next(left, None)
+        yield (word,) if value is None else (word, value)

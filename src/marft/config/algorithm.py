@@ -9,7 +9,7 @@ from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.algorithms import PRESETS
-from marft.config.parts import CreditPlugin, ObjectivePlugin, SchedulePlugin
+from marft.config.parts import CreditPlugin, ObjectivePlugin, SchedulePlugin, TeammateWeightPlugin
 from marft.config.settings import Count, CountOrNone, Few, Fraction, NotNegative, Positive, Settings, did_you_mean
 from marft.types import Normalisation
 
@@ -112,15 +112,19 @@ class SamplerCorrectionSettings(Settings):
 
 
 class TeammateTextSettings(Settings):
-    """Text that a teammate wrote inside an agent's own turn, which the agent did not sample: LlamaRL's asynchronous,
-    importance-weighted policy optimisation, the teammate in place of its stale sampler.
-    ``−coefficient · min(π/μ, cap) · A · log π``, the weight without gradient, μ the teammate that wrote it.
+    """Text that somebody else wrote inside an agent's own turn, a teammate or a helper, which the agent did not sample.
+    ``−coefficient · w · A · log π``, the weight w without gradient.
 
-    Averaged over the policy's teammate tokens. With coefficient 0 such text is read and not trained.
+    Averaged over the policy's tokens of that kind. With coefficient 0 such text is read and not trained.
     """
 
     coefficient: NotNegative = 0.0  # weight of the term; 0 is off
-    cap: Positive = 2.0  # of the weight: a clip of its own
+    weight: TeammateWeightPlugin  # w of each token, from how likely it was to the agent and to its author
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, table: object) -> object:
+        return {"weight": {"name": "truncated"}, **table} if isinstance(table, dict) else table
 
 
 class CriticSettings(Settings):
@@ -169,7 +173,8 @@ class AlgorithmSettings(Settings):
     kl: KLSettings = KLSettings()  # KL to the untuned base
     # weights for what the engine rounds otherwise
     sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
-    teammate_text: TeammateTextSettings = TeammateTextSettings()  # learning from text that a teammate began
+    # learning from what others wrote in an agent's turn
+    teammate_text: TeammateTextSettings = Field(default_factory=lambda: TeammateTextSettings.model_validate({}))
     credit: CreditPlugin  # what each decision was worth
     objective: ObjectivePlugin  # the loss of a decision
     schedule: SchedulePlugin  # which policies step, in which order

@@ -131,6 +131,10 @@ class ObjectivePart(Plugin):
         return self
 
 
+class TeammateWeightPart(Plugin):
+    """Base of weights of text that somebody else wrote in an agent's turn."""
+
+
 class SchedulePart(Plugin):
     """Base of schedules. ``correction`` is what policies that step earlier do to those later
     (:class:`marft.learning.interfaces.UpdateSchedule`)."""
@@ -195,4 +199,5 @@ MemoryPlugin = Annotated[SerializeAsAny[MemoryPart], resolver("memories")]
 ToolPlugin = Annotated[SerializeAsAny[Plugin], resolver("tools")]
 CreditPlugin = Annotated[SerializeAsAny[CreditPart], resolver("credits")]
 ObjectivePlugin = Annotated[SerializeAsAny[ObjectivePart], resolver("objectives")]
+TeammateWeightPlugin = Annotated[SerializeAsAny[TeammateWeightPart], resolver("teammate_weights")]
 SchedulePlugin = Annotated[SerializeAsAny[SchedulePart], resolver("schedules")]

@@ -124,6 +124,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "ppo": "marft.learning.objectives.ppo:PPO",
         "reinforce": "marft.learning.objectives.reinforce:Reinforce",
     },
+    "teammate_weights": {
+        "bounded": "marft.learning.teammate_weights:Bounded",
+        "shaped": "marft.learning.teammate_weights:Shaped",
+        "truncated": "marft.learning.teammate_weights:Truncated",
+        "unweighted": "marft.learning.teammate_weights:Unweighted",
+    },
     "schedules": {
         "a2po": "marft.learning.schedules:A2PO",
         "agent-by-agent": "marft.learning.schedules:AgentByAgent",

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.cluster import ClusterSettings
+from marft.config.consulting import ConsultingSettings, consulting_problems, helping
 from marft.config.curriculum import CurriculumSettings
 from marft.config.guards import GuardSettings
 from marft.config.models import (
@@ -35,6 +36,7 @@ from marft.config.parts import (
 from marft.config.pools import members_of, pool_problems
 from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings, did_you_mean
 from marft.config.sft import SftSettings
+from marft.config.shadow import ShadowSettings
 from marft.config.sides import side_problems
 from marft.config.sizes import size_problems
 from marft.config.tracing import TracingSettings
@@ -121,6 +123,7 @@ class RunSettings(Settings):
     agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]  # the team, in its order
     team: OrganizationPlugin  # the organization: who acts, when, seeing what
     channel: ChannelPlugin  # what agents read of each other
+    consulting: ConsultingSettings | None = None  # helpers whom agents may ask while the team learns
     environment: EnvironmentPlugin  # what the team works on
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
     curriculum: CurriculumSettings | None = None  # how hard training tasks are, as the team gets better
@@ -136,6 +139,7 @@ class RunSettings(Settings):
     # where metrics go beside metrics.jsonl; []: nowhere
     sinks: Annotated[tuple[SinkPlugin, ...], Strict(False)]
     sft: SftSettings = SftSettings()  # supervised warm starts from traces
+    shadow: ShadowSettings = ShadowSettings()  # a second team beside one that is served
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -164,7 +168,7 @@ class RunSettings(Settings):
             *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
             *size_problems(self), *_lag_problems(self), *side_problems(self), *turn_problems(self),
-            *pool_problems(self),
+            *pool_problems(self), *consulting_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -258,7 +262,7 @@ def _missing_references(run: RunSettings) -> Iterable[str]:
     for name, policy in run.policies.items():
         if policy.model not in run.models:
             yield f"policies.{name}: no model is called {policy.model!r}{did_you_mean(policy.model, run.models)}"
-        if not any(agent.policy == name for agent in run.agents):
+        if name not in helping(run) and not any(agent.policy == name for agent in run.agents):
             yield f"policies.{name}: no agent uses it; give it to an agent or remove it"
     for agent in run.agents:
         for tool in agent.tools:
@@ -282,7 +286,7 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
             yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
     if not any(agent.answers for agent in run.agents):
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
-    for part in (run.environment, run.team, *run.rewards):
+    for part in (run.environment, run.team, *run.rewards, run.algorithm.credit):
         yield from part.problems([agent.role for agent in run.agents])
     port = getattr(run.team, "port", 0)
     if run.team.own_words and port and run.rollout.processes >= 2:
@@ -345,7 +349,7 @@ def _unrewarded(run: RunSettings) -> Iterable[str]:
 
 
 def _teammate_text_problems(run: RunSettings) -> Iterable[str]:
-    remote = [name for name, policy in run.policies.items() if run.is_remote(policy.model)]
+    remote = [name for name, policy in run.policies.items() if run.is_remote(policy.model) and name not in helping(run)]
     if run.algorithm.teammate_text.coefficient and remote:
         yield (
             f"algorithm.teammate_text: it asks how likely a teammate's text was to its author, and an endpoint "

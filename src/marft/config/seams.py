@@ -114,6 +114,11 @@ SEAMS: Mapping[str, Seam] = {
         {"__call__": Method(("inputs",))},
         attributes={"clip_width": (int, float)},
     ),
+    "teammate_weights": Seam(
+        "a weight of teammates' text",
+        "marft.config.parts.TeammateWeightPart",
+        {"weigh": Method(("log_probs", "author", "advantages"))},
+    ),
     "schedules": Seam(
         "a schedule",
         "marft.config.parts.SchedulePart",

@@ -172,6 +172,29 @@ class ChatRenderer:
         """The text of each token; one of half a character shows as a sign for that."""
         return tuple(str(self.formats[policy].tokenizer.decode([token])) for token in tokens.tolist())
 
+    def spelled(self, policy: str, tokens: TokenIds) -> str:
+        """The text of sampled tokens, without control tokens and the end of the turn."""
+        format, ids = self.formats[policy], tokens.tolist()
+        ended = bool(ids) and ids[-1] in format.stop_ids
+        return str(format.tokenizer.decode(ids[: len(ids) - ended], skip_special_tokens=True))
+
+    def ids(self, policy: str, text: str) -> TokenIds:
+        """The ids of a text in the middle of a turn; what looks like a control token is text."""
+        return _encoded(self.formats[policy], [text])
+
+    def quotable(self, policy: str, other: str, tokens: TokenIds, text: str) -> TokenIds | None:
+        """The ids of a text that policy ``other`` has sampled, where ``policy`` has the same tokenizer and they spell
+        no more than the text."""
+        theirs = self.formats[other]
+        kept = tokens[: len(tokens) - bool(len(tokens) and tokens[-1] in theirs.stop_ids)]
+        whole = str(theirs.tokenizer.decode(kept.tolist()))
+        return kept if not theirs.remote and whole == text and self._speak_alike(policy, other) else None
+
+    def _speak_alike(self, policy: str, other: str) -> bool:
+        """Whether the models of two policies have the same tokens."""
+        mine, theirs = self.formats[policy].tokenizer, self.formats[other].tokenizer
+        return mine is theirs or mine.get_vocab() == theirs.get_vocab()
+
     def option(self, policy: str, text: str) -> TokenIds:
         """The ids of a whole turn that says ``text``, end of turn included."""
         format = self.formats[policy]
@@ -286,7 +309,7 @@ class ChatRenderer:
                 f"a turn of policy {policy!r} cannot begin with what {other.agent!r} wrote: it is remote, and "
                 "endpoints take whole messages alone; pass it on as a message (sees=[…])"
             )
-        if mine.tokenizer is not theirs.tokenizer and mine.tokenizer.get_vocab() != theirs.tokenizer.get_vocab():
+        if not self._speak_alike(policy, other.policy):
             raise ValueError(
                 f"a turn of policy {policy!r} cannot begin with what {other.agent!r} wrote: their tokenizers differ; "
                 "pass it on as a message (sees=[…])"

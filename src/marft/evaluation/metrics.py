@@ -103,6 +103,7 @@ def _action_metrics(actions: Sequence[Action], version: Callable[[str], int]) ->
         **_restart_metrics(actions),
         **_segment_metrics(actions),
         **_tool_metrics(actions),
+        **_helper_metrics(actions),
         "policy_lag": _mean([version(action.policy) - action.versions.lowest for action in actions]),
     }
 
@@ -131,6 +132,18 @@ def _tool_metrics(actions: Sequence[Action]) -> dict[str, float]:
         "tool_errors": float(sum(call.error for call in calls)),
         "tool_tokens": float(sum((action.marks == Mark.TOOL).sum() for action in actions)),
         "tool_seconds": _mean([call.seconds for call in calls]),
+    }
+
+
+def _helper_metrics(actions: Sequence[Action]) -> dict[str, float]:
+    """What was asked of helpers, where anything was."""
+    asked = [len(action.consultations) for action in actions]
+    if not any(asked):
+        return {}
+    return {
+        "consult_rate": _mean([bool(count) for count in asked]),
+        "consultations": float(sum(asked)),
+        "helper_tokens": float(sum(action.by_teammate.sum() for action in actions)),
     }
 
 

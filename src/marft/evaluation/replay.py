@@ -20,7 +20,7 @@ from marft.config.algorithm import AlgorithmSettings
 from marft.config.run import RunSettings
 from marft.forking.interface import as_played
 from marft.learning.batching import Denominators, FixedLogProbs
-from marft.learning.credit.comam import rank_correlation
+from marft.learning.credit.consistency import spearman
 from marft.learning.critic import explained_variance
 from marft.learning.interfaces import Floats, LossInputs, Stateful, all_actions
 from marft.learning.learner import CreditedEpisodes, Learner
@@ -208,7 +208,7 @@ def _agreement(opinions: Sequence[Opinion]) -> tuple[dict[tuple[str, str], float
         x, y = np.array(both).reshape(-1, 2).T
         pushed = (x != 0) & (y != 0)
         defined = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
-        rank[a.algorithm, b.algorithm] = rank_correlation(x, y) if defined else math.nan
+        rank[a.algorithm, b.algorithm] = spearman(x, y) if defined else math.nan
         sign[a.algorithm, b.algorithm] = (
             float(np.mean(np.sign(x[pushed]) == np.sign(y[pushed]))) if pushed.any() else math.nan
         )

@@ -13,7 +13,8 @@ from peft import PeftModel
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from marft.config.models import ModelSettings, PolicySettings, local_model
+from marft.config.consulting import helping
+from marft.config.models import ModelSettings, PolicySettings, local_model, readers
 from marft.config.run import RunSettings
 from marft.export.manifest import ModelEntry, PolicyEntry
 from marft.export.recipe import MODELS, POLICIES, Shipped
@@ -52,10 +53,15 @@ class Weights:
         Raises:
             ValueError: a model or an adapter cannot be read.
         """
+        kept = self.shipped.table["policies"]
+        of_helpers = {self.run.policies[name].model for name in helping(self.run) if name not in kept}
         for name, model in self.run.models.items():
-            self._model(name, model)
-        for name, policy in self.run.policies.items():
-            self.policies[name] = self._policy(name, policy)
+            if name in of_helpers - readers(self.run.models) - {policy["model"] for policy in kept.values()}:
+                del self.shipped.table["models"][name]
+            else:
+                self._model(name, model)
+        for name in list(kept):
+            self.policies[name] = self._policy(name, self.run.policies[name])
         self._drop_unused()
         for name, entry in self.policies.items():
             if merged and entry.kind == "adapter":

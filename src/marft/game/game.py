@@ -77,6 +77,7 @@ class Attempt:
     """Which episode to play: a task, the pass it belongs to, and its number among the attempts at that task.
 
     ``messages`` replaces what agents see of each other, by action id: the probe for whether messages matter.
+    ``questions`` are those that an agent may ask helpers in one action.
     ``policies`` names, by role, who plays in this episode in place of the agent's own policy: one of a pool.
     """
 
@@ -87,6 +88,7 @@ class Attempt:
     critic_states: bool = False  # whether a critic will read this episode
     replay: Replay | None = None
     policies: Mapping[str, str] = field(default_factory=dict)
+    questions: int = 0
 
     def key(self, step: int, agent: str = "", call: int = 0) -> ActionKey:
         """The name of an action."""

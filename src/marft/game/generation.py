@@ -13,10 +13,11 @@ import numpy.typing as npt
 from marft.game.agents import Agent, Request
 from marft.game.chat import Chat
 from marft.game.chat_record import ChatRecord
+from marft.game.consulting import Counsel, Quote
 from marft.game.engine import Sampler
 from marft.game.game import EpisodeFailedError
 from marft.game.live import Live
-from marft.game.rendering import ChatMessage, NotExact, Renderer
+from marft.game.rendering import NOTHING, ChatMessage, NotExact, Renderer
 from marft.game.tool_belt import ToolBelt
 from marft.marks import Mark, Masks, only
 from marft.segments import Restart
@@ -74,24 +75,37 @@ async def generate(
     prefix: ResponsePrefix,
     key: ActionKey,
     live: Live | None = None,
+    counsel: Counsel | None = None,
 ) -> Action:
-    """Sample a text that goes on from the prefix, and after every use of tools from what they answered.
+    """Sample a text that goes on from the prefix, after every question to a helper from its reply, and after every use
+    of tools from what they answered.
 
     Where it stands in the episode is filled in by the caller.
 
     Args:
-        live: hears it, where there is neither a prefix nor a tool: else what is sampled first need not be its text.
+        live: hears it, where there is neither a prefix nor a tool nor a helper: else what is sampled first need not be
+            its text.
+        counsel: answers the agent's questions, where it may ask any.
     """
     draft = Draft(prompt, prefix)
     limits, left, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
-    if live and not (agent.profile.tools or len(prefix.tokens)):
+    if live and not (agent.profile.tools or len(prefix.tokens) or counsel):
         live.text = partial(renderer.live, agent.policy, agent.sampling.stop, agent.thinking == "drop", False)
         agent = replace(agent, sampling=replace(agent.sampling, listener=live))
     while True:
-        sampling = replace(agent.sampling, max_new_tokens=left)
-        completion = await engine.sample(agent.policy, draft.so_far(), sampling, turn_key(key, rounds))
+        sampling = replace(counsel.sampling(agent.sampling) if counsel else agent.sampling, max_new_tokens=left)
+        completion = await engine.sample(agent.policy, draft.so_far(), sampling, turn_key(key, draft.samplings))
+        before, begun = draft.text, draft.turn
         draft.say(completion)
-        calls = _calls_in(renderer, agent, completion, prefix.tokens[: 0 if rounds else None])
+        quote = await counsel.quote(agent, key, before, completion, rounds) if counsel else None
+        if quote is not None:
+            room = renderer.context(agent.policy) - draft.length - len(quote.tokens)
+            left = min(agent.sampling.max_new_tokens - draft.sampled, room)
+            if left < 1:
+                return draft.action(key, agent.policy, "length")
+            draft.quote(before, quote)
+            continue
+        calls = _calls_in(renderer, agent, completion, begun)
         if not calls:
             return draft.action(key, agent.policy, completion.finish)
         if rounds == limits.rounds:
@@ -150,45 +164,76 @@ class _Heard:
 
 
 class Draft:
-    """An action that is being written: what was sampled, and what tools answered in between."""
+    """An action that is being written: what was sampled, what helpers replied, what tools answered in between."""
 
     def __init__(self, prompt: Prompt, prefix: ResponsePrefix) -> None:
         self.prompt, self.prefix = prompt, prefix
         self.chat = list(prompt.chat)
         self.calls: list[ToolCall] = []
-        self._turns: list[Completion] = []
+        self._said: list[Completion] = []
+        self._quotes: list[Quote] = []
+        self._texts = [""]  # of each turn as it was written here, replies included
+        self._turn_at = 0  # which of the tokens' parts the turn begins with
         self._tokens, self._marks = [prefix.tokens], [prefix.marks]
-        self._context = [prompt.ids, prefix.tokens]  # what the next turn is sampled from
+        self._context = [prompt.ids, prefix.tokens]  # what is sampled from next
         self._restarts: list[Restart] = []
-        self._masks: list[tuple[int, Masks]] = []  # and at which token their turn begins
+        self._masks: list[tuple[int, Masks]] = []  # and at which token what they held begins
+
+    @property
+    def samplings(self) -> int:
+        return len(self._said)
 
     @property
     def sampled(self) -> int:
-        return sum(len(turn.tokens) for turn in self._turns)
+        return sum(len(said.tokens) for said in self._said)
+
+    @property
+    def length(self) -> int:
+        """Tokens of what is sampled from next."""
+        return sum(map(len, self._context))
+
+    @property
+    def text(self) -> str:
+        """Of the turn, so far, without what a teammate began it with."""
+        return self._texts[-1]
+
+    @property
+    def turn(self) -> TokenIds:
+        """The turn's tokens so far, what a teammate began it with included."""
+        return np.concatenate([NOTHING, *self._tokens[self._turn_at :]])
 
     def so_far(self) -> Prompt:
-        """What the next turn is sampled from."""
+        """What is sampled from next."""
         return replace(self.prompt, ids=np.concatenate(self._context), chat=tuple(self.chat))
 
     def say(self, completion: Completion) -> None:
-        self._turns.append(completion)
+        self._said.append(completion)
         if completion.masks:
             self._masks.append((sum(map(len, self._tokens)), completion.masks))
+        self._texts[-1] += completion.text
         self._write(completion.tokens, Mark.SAMPLED)
         self._marks[-1][list(completion.forced)] = Mark.FORCED
 
-    def heard(
-        self, renderer: Renderer, agent: Agent, completion: Completion, calls: Sequence[ToolCall]
-    ) -> _Heard:  # fmt: skip
+    def quote(self, before: str, quote: Quote) -> None:
+        """Go on after what a helper replied.
+
+        Args:
+            before: the turn's text before what was sampled last, which ends with the question.
+        """
+        self._quotes.append(quote)
+        self._texts[-1] = before + quote.said + quote.text
+        self._write(quote.tokens, Mark.TEAMMATE)
+
+    def heard(self, renderer: Renderer, agent: Agent, completion: Completion, calls: Sequence[ToolCall]) -> _Heard:
         """What the chat template puts after the last turn; the whole chat where it changes what stands there.
 
         Raises:
             EpisodeFailedError: the template cannot show it.
         """
         policy, tools = agent.policy, self.prompt.tools
-        begun = self.prefix.tokens if len(self._turns) == 1 else self.prefix.tokens[:0]
+        begun = self.prefix.tokens if len(self._texts) == 1 else NOTHING
         try:
-            chat = [*self.chat, *renderer.calling_turn(policy, completion.text, calls, begun)]
+            chat = [*self.chat, *renderer.calling_turn(policy, self.text, calls, begun)]
             found = renderer.tool_response(policy, completion.tokens, chat, calls, tools)
             if isinstance(found, NotExact):
                 return _Heard(chat, renderer.start(policy, chat, tools), found.reason)
@@ -198,17 +243,19 @@ class Draft:
 
     def length_with(self, heard: _Heard) -> int:
         """Tokens that the next turn would be sampled from."""
-        return len(heard.ids) + (0 if heard.anew else sum(map(len, self._context)))
+        return len(heard.ids) + (0 if heard.anew else self.length)
 
     def hear(self, heard: _Heard) -> None:
         """Go on after what tools answered: a segment begins where the chat was rendered anew."""
         self.chat = heard.messages
         if heard.anew:
             at = sum(map(len, self._tokens))
-            self._restarts.append(Restart(at, heard.ids, len(self._turns), heard.anew))
+            self._restarts.append(Restart(at, heard.ids, len(self._texts), heard.anew))
             self._context = [heard.ids]
         else:
             self._write(heard.ids, Mark.TOOL)
+        self._texts.append("")
+        self._turn_at = len(self._tokens)
 
     def _write(self, ids: TokenIds, mark: Mark) -> None:
         self._tokens.append(ids)
@@ -223,9 +270,10 @@ class Draft:
             marks[last] = Mark.SAMPLED
             self._masks.append((last, Masks.of([0], [only(int(tokens[last]))])))
         log_probs = np.zeros(len(tokens), np.float32)
-        log_probs[np.isin(marks, (Mark.SAMPLED, Mark.FORCED))] = np.concatenate([t.log_probs for t in self._turns])
-        texts = [turn.text for turn in self._turns]
-        used = [turn.usage for turn in self._turns if turn.usage]
+        log_probs[np.isin(marks, (Mark.SAMPLED, Mark.FORCED))] = np.concatenate([s.log_probs for s in self._said])
+        used = [usage for usage in (*(s.usage for s in self._said), *(q.usage for q in self._quotes)) if usage]
+        of_others = np.concatenate([self.prefix.log_probs, *(quote.log_probs for quote in self._quotes)])
+        begun = self.prefix.text if len(self._texts) == 1 else ""
         return Action(
             key=key,
             policy=policy,
@@ -236,13 +284,14 @@ class Draft:
             marks=marks,
             log_probs=log_probs[marks == Mark.SAMPLED],
             masks=Masks.joined(self._masks),
-            teammate_log_probs=self.prefix.log_probs if len(self.prefix.tokens) else None,
-            text=(self.prefix.text if len(texts) == 1 else "") + texts[-1],
-            response_prefix=len(self.prefix.text) if len(texts) == 1 else 0,
-            intermediate_texts=tuple(texts[:-1]),
+            teammate_log_probs=of_others if len(self.prefix.tokens) or self._quotes else None,
+            text=begun + self._texts[-1],
+            response_prefix=len(begun),
+            intermediate_texts=tuple(self._texts[:-1]),
             calls=tuple(self.calls),
+            consultations=tuple(quote.consultation for quote in self._quotes if quote.consultation),
             finish=finish,
-            versions=reduce(or_, (turn.versions for turn in self._turns)),
+            versions=reduce(or_, (said.versions for said in self._said)),
             usage=sum(used, Usage()) if used else None,
             restarts=tuple(self._restarts),
         )

@@ -22,7 +22,7 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     Whatever goes wrong in the environment or the organization makes the episode ``failed`` or ``timed_out``, with
     the reason; it never becomes a reward.
     """
-    game = replace(game, team=game.team.played_by(attempt.policies))
+    game = replace(game, team=game.team.played_by(attempt.policies).told(may_ask=attempt.questions > 0))
     turns = Turns(game, attempt)
     thread = game.threads.acquire()
     status: Status = "failed"

@@ -175,6 +175,16 @@ class Renderer(Protocol):
     def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:
         """The text of each token, control tokens by their names."""
 
+    def spelled(self, policy: str, tokens: TokenIds) -> str:
+        """The text of sampled tokens, the end of the turn left out."""
+
+    def ids(self, policy: str, text: str) -> TokenIds:
+        """The ids of a text in the middle of a turn; what looks like a control token is text."""
+
+    def quotable(self, policy: str, other: str, tokens: TokenIds, text: str) -> TokenIds | None:
+        """The ids of a text that policy ``other`` has sampled, where they are those of ``policy`` too and spell no more
+        than the text; None where they are not."""
+
     def option(self, policy: str, text: str) -> TokenIds:
         """The ids of a whole turn that says ``text``, end of turn included."""
 

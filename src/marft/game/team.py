@@ -10,6 +10,7 @@ from marft.config.agents import AgentSettings
 from marft.config.run import RunSettings
 from marft.game.agents import Agent, Agents
 from marft.game.channels.raw import Raw
+from marft.game.consulting import Consulting
 from marft.game.rendering import Channel, Cut
 from marft.game.tool_sources import ToolUse
 from marft.types import JointAction, Observation, Profile, Task
@@ -48,6 +49,8 @@ class Team:
     agents: tuple[Agent, ...]
     organization: Organization
     channel: Channel = Raw()
+    consulting: Consulting | None = None
+    consult: frozenset[str] = frozenset()  # roles that may ask helpers
 
     @staticmethod
     def of(run: RunSettings, equip: Equip) -> Team:
@@ -62,7 +65,22 @@ class Team:
             cut = Cut(agent.context.cut, agent.context.keep)
             sampling = agent.sampling.resolve()
             agents.append(Agent(profile, agent.policy, sampling, cut, tool_use, agent.memory, agent.thinking))
-        return Team(tuple(agents), cast("Organization", run.team), cast("Channel", run.channel))
+        helped = run.consulting
+        return Team(
+            tuple(agents),
+            cast("Organization", run.team),
+            cast("Channel", run.channel),
+            Consulting.of(helped) if helped else None,
+            frozenset(helped.roles(run)) if helped else frozenset(),
+        )
+
+    def told(self, may_ask: bool) -> Team:
+        """The team whose agents are told of helpers as a recipe wants it, whether they may ask or not."""
+        if self.consulting is None:
+            return self
+        tells = self.consulting.tells
+        agents = (replace(a, profile=tells(a.profile, may_ask)) if a.role in self.consult else a for a in self.agents)
+        return replace(self, agents=tuple(agents))
 
     def played_by(self, policies: Mapping[str, str]) -> Team:
         """The team with other policies in some of its roles."""

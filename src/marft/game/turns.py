@@ -18,6 +18,7 @@ from marft.game.agents import Agent, Agents, Excerpt, Outside, Request
 from marft.game.chat import Chat, ChatRefusedError, Reply
 from marft.game.chat_record import ChatRecord
 from marft.game.communication import Heard, hear, listen, render
+from marft.game.consulting import Counsel
 from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.generation import answer, check_log_probs, choose, generate, options_of, response_prefix_of
 from marft.game.live import Begun
@@ -211,7 +212,9 @@ class Turns:
             elif request.chat:
                 made = await answer(self.game.engine, self._chats[agent.role], agent, request.chat, prompt, key)
             else:
-                made = await generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key, live)
+                engine, renderer = self.game.engine, self.game.renderer
+                counsel = Counsel.of(self.game, agent.role, request.observation, self.attempt.questions)
+                made = await generate(engine, renderer, self.belt, agent, prompt, prefix, key, live, counsel)
         self._check_acting(step, agent)
         check_log_probs(made)
         dropped = agent.thinking == "drop" and not options
@@ -286,10 +289,8 @@ class Turns:
         if id(action) in self._handed:
             return
         if not isinstance(action, Action):
-            what, remedy = (
-                f"a {type(action).__name__}",
-                "actions that seats have returned, or Excerpts of them, are seen",
-            )
+            what = f"a {type(action).__name__}"
+            remedy = "actions that seats have returned, or Excerpts of them, are seen"
         elif any(action.key == other.key for other in self._handed.values()):
             what, remedy = f"a changed copy of {action.id}", "pass on an Excerpt of the action that the seat returned"
         else:

@@ -80,7 +80,7 @@ def normaliser(action: Action, normalisation: Normalisation) -> float:
         return 1.0
     if normalisation == "tokens":
         return float(max(1, action.sampled.sum()))
-    return float(max(1, sum(len(text.split()) for text in (*action.intermediate_texts, action.own_text))))
+    return float(max(1, sum(len(text.split()) for text in action.own_texts)))
 
 
 def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epoch: int) -> list[list[Sample]]:

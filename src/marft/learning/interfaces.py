@@ -161,6 +161,20 @@ class Objective(Protocol):
     def __call__(self, inputs: LossInputs) -> LossOutput: ...
 
 
+class TeammateWeight(Protocol):
+    """How much text that somebody else wrote in an agent's turn weighs in the agent's loss. Pure."""
+
+    def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
+        """The weight of each such token, [T], without gradient.
+
+        Args:
+            log_probs: of the agent whose turn it is, [T].
+            author: of who wrote it, when that was, [T]; 0 where nobody knows them.
+            advantages: of the agent's own decision that each token led to, [T].
+        """
+        ...
+
+
 class Progress(NamedTuple):
     """What a schedule plans by: training steps, environment steps of all episodes before this one, and the mean size of
     the advantages of each policy's decisions, before they were normalised."""

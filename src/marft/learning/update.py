@@ -23,7 +23,7 @@ from marft.learning.batching import (
     minibatches,
     of_all_lengths,
 )
-from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase, UpdateSchedule
+from marft.learning.interfaces import Floats, LossInputs, Objective, TeammateWeight, UpdatePhase, UpdateSchedule
 from marft.learning.ledger import Ledger
 from marft.learning.measuring import (
     measure_difference,
@@ -33,7 +33,7 @@ from marft.learning.measuring import (
     measure_weights,
 )
 from marft.learning.metering import Meter
-from marft.learning.objectives.terms import kl_terms, sampler_weights, teammate_terms
+from marft.learning.objectives.terms import kl_terms, sampler_weights
 from marft.learning.optimizers import PolicyOptimizer, step_all
 from marft.learning.ranks import ALONE, Ranks, merged, total
 from marft.learning.scoring import k3, score_actions, score_all
@@ -293,7 +293,7 @@ class Update:
         output = objective(units)
         loss = (output.terms * self._unit_weights(batch, correction)).sum() + self._extras(batch, scores, old)
         if batch.teammate_text is not None and teammate_log_probs is not None:
-            loss = loss + self._teammate_loss(batch.teammate_text, teammate_log_probs)
+            loss = loss + self._teammate_loss(batch.teammate_text, teammate_log_probs, meter, awaited)
         loss.backward()
         measure_units(awaited, meter, batch, **output.metrics)
         measure_gradient_share(awaited, meter, batch, gradient[0])
@@ -326,10 +326,13 @@ class Update:
             extra = extra - self.settings.nll * (scores.log_probs * batch.nll_weights).sum()
         return extra
 
-    def _teammate_loss(self, text: TeammateText, log_probs: Tensor) -> Tensor:
+    def _teammate_loss(self, text: TeammateText, log_probs: Tensor, meter: Meter, awaited: Awaited) -> Tensor:
+        """−c · w · A · log π, summed over what others wrote in the agents' turns."""
         settings = self.settings.teammate_text
-        terms = teammate_terms(settings, log_probs, text.author_log_probs, text.advantages)
-        return settings.coefficient * (terms * text.weights).sum()
+        weigh = cast("TeammateWeight", settings.weight).weigh
+        weights = weigh(log_probs.detach(), text.author_log_probs, text.advantages)
+        awaited.add(weights, lambda read: meter.add("teammate_weight", float(read.sum()), len(read)))
+        return -settings.coefficient * (weights * text.advantages * log_probs * text.weights).sum()
 
     def _step(self, policies: Sequence[str]) -> None:
         self.moved.update(policies)

@@ -23,7 +23,13 @@ from marft.texts import storable
 from marft.types import Action, Episode, Fork, Task, TokenIds, Transition
 
 ACTION = codecs_of(Action)
-ADDED = {"restarts", "thought", "masks", "began"}  # columns that older files lack: there the field has its default
+ADDED = {
+    "restarts",
+    "thought",
+    "masks",
+    "began",
+    "answer",
+}  # columns that older files lack: there the field has its default
 TOGETHER = 1024  # rows of a group: what is read for one episode
 FORK = codec_of(Fork | None)
 TRANSITIONS = codec_of(tuple[Transition, ...])
@@ -40,6 +46,7 @@ SCHEMA = pa.schema(
         ("total_reward", pa.float64()),
         ("episode_seconds", pa.float64()),
         ("began", pa.float64()),  # seconds since 1970
+        ("answer", pa.string()),  # id of an action; null where nobody asked the whole team
         ("fork", FORK.arrow),
         ("transitions", TRANSITIONS.arrow),
         ("bootstrap", BOOTSTRAP.arrow),
@@ -132,6 +139,7 @@ def _rows(episode: Episode) -> list[dict[str, object]]:
         "total_reward": episode.total_reward,
         "episode_seconds": episode.seconds,
         "began": episode.began,
+        "answer": episode.answer or None,
         "fork": FORK.write(episode.fork),
     }
     rows: list[dict[str, object]] = [{**whole, **_row_of(episode, action)} for action in episode.actions]
@@ -172,5 +180,6 @@ def _episode(rows: Sequence[Mapping[str, Any]]) -> Episode:
         bootstrap=BOOTSTRAP.read(first["bootstrap"]),
         seconds=first["episode_seconds"],
         began=first.get("began") or 0.0,
+        answer=first.get("answer") or "",
         fork=FORK.read(first["fork"]),
     )

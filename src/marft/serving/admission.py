@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 
 from marft.gateway.refusals import RequestError
 
@@ -24,10 +25,13 @@ class Gate:
     """Lets ``places`` requests through at a time; up to ``queue`` more wait, in the order in which they came.
 
     It lives on one event loop.
+
+    Args:
+        tell: told how many requests there are, those that wait included, whenever that changes.
     """
 
-    def __init__(self, places: int, queue: int) -> None:
-        self.places, self.queue = places, queue
+    def __init__(self, places: int, queue: int, tell: Callable[[int], None] = lambda _: None) -> None:
+        self.places, self.queue, self._tell = places, queue, tell
         self.running = self.waiting = 0
         self.free = asyncio.Semaphore(places)
         self.seconds = 1.0  # that a request has taken lately
@@ -41,7 +45,12 @@ class Gate:
         if self.running + self.waiting >= self.places + self.queue:
             raise BusyError(max(1, math.ceil(self.seconds * (self.waiting + 1) / self.places)))
         self.waiting += 1
+        self.changed()
         return Place(self)
+
+    def changed(self) -> None:
+        """Tell how many requests there are."""
+        self._tell(self.running + self.waiting)
 
 
 class Place:
@@ -62,7 +71,8 @@ class Place:
         gate = self._gate
         if not self._began:
             gate.waiting -= 1
-            return
-        gate.running -= 1
-        gate.seconds = 0.8 * gate.seconds + 0.2 * (asyncio.get_running_loop().time() - self._began)
-        gate.free.release()
+        else:
+            gate.running -= 1
+            gate.seconds = 0.8 * gate.seconds + 0.2 * (asyncio.get_running_loop().time() - self._began)
+            gate.free.release()
+        gate.changed()

@@ -56,13 +56,15 @@ class App:
     Args:
         loop: that one.
         token: which requests must bring; "" for none.
+        busy: told how many requests there are, whenever that changes.
     """
 
     def __init__(
         self, asking: Asking, loop: asyncio.AbstractEventLoop, token: str, limits: Limits = Limits(),
+        busy: Callable[[int], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self.asking, self.loop, self.token, self.limits, self.bounds = asking, loop, token, limits, Bounds()
-        self.gate = Gate(limits.concurrency, limits.queue)
+        self.gate = Gate(limits.concurrency, limits.queue, busy)
         self.measured = Measured(lambda: self.gate.running, lambda: self.gate.waiting)
         self.beside: list[str] = []  # addresses that other servers answer
         self.asgi = Starlette(

@@ -125,7 +125,7 @@ class Asking:
     async def _of_team(self, asked: Asked, name: str, team: Team, watcher: _Told) -> Answered:
         question = Question(task_of(asked.chat.messages))
         game = replace(self.game, team=team, environment=question, watcher=watcher)
-        episode = await self._played(game, Task(name, question.text), asked.chat.wishes.get("seed"))
+        episode = await self._played(game, Task(name, question.text), asked.chat.wishes.get("seed"), question)
         if question.answer is None:
             raise RequestError(500, "no_answer", "the team ended without an answer")
         return _answered((Reply(*_as_one(question.answer, episode)),), episode)
@@ -140,14 +140,19 @@ class Asking:
             raise RequestError.of(one.refused)
         return _answered(tuple(one.replies), episode)
 
-    async def _played(self, game: Game, task: Task, seed: float | None) -> Episode:
+    async def _played(self, game: Game, task: Task, seed: float | None, whole: Question | None = None) -> Episode:
         """Play it. Random streams are named by the request, or by the seed that it brings; what is recorded, by the
-        request."""
+        request.
+
+        Args:
+            whole: the session that hears the answer, where the whole team is asked.
+        """
         named = task if seed is None else replace(task, id=f"seed {seed}")
         episode = await play(game, Attempt(named, STREAM))
         actions = [replace(action, key=action.key._replace(task=task.id)) for action in episode.actions]
         episode = replace(episode, task=task, actions=tuple(actions))
-        self._record(replace(episode, transitions=()))  # which is ungraded: nothing says what it is worth
+        answer = whole.answer.id if whole and whole.answer else ""
+        self._record(replace(episode, transitions=(), answer=answer))  # ungraded: nothing says what it is worth
         if not episode.scored:
             logging.getLogger("marft").warning("%s: %s: %s", task.id, episode.status, one_line(episode.error))
             status, code = (504, "timeout") if episode.status == "timed_out" else (500, "team_failed")

@@ -9,15 +9,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-from marft.export.loading import check_bases
 from marft.game.loop_threads import LoopThread
 from marft.gateway.listening import Listener, refuse_taken
-from marft.rollouts import LocalRollouts
-from marft.runs.checkpoints import load_policies
 from marft.serving.app import App, Limits
 from marft.serving.asking import Asking
+from marft.serving.loading import loaded
+from marft.serving.offered import write_tools
 from marft.serving.offering import Also, Place
 from marft.serving.recording import Recorder
 from marft.serving.settings import Served
@@ -25,15 +24,39 @@ from marft.serving.settings import Served
 WHAT = "marft serve"
 
 
+class Beside(Protocol):
+    """What goes on beside a server, and makes way for it."""
+
+    def busy(self, requests: int) -> None:
+        """So many requests are answered or wait now. It is called on the server's thread, and returns at once."""
+        ...
+
+    def close(self) -> None:
+        """The server has ended."""
+        ...
+
+
+class Nothing:
+    """Nothing goes on beside it."""
+
+    def busy(self, requests: int) -> None:
+        """Nobody makes way."""
+
+    def close(self) -> None:
+        """Nothing ends."""
+
+
 def serve(
     served: Served, place: Place, limits: Limits, *, also: Also, grace: int = 30,
     record: Path | None = None, ready: Callable[[str, tuple[str, ...]], None] = lambda *_: None,
+    begin: Callable[[], Beside] = Nothing,
 ) -> None:  # fmt: skip
     """Answer requests until SIGTERM or SIGINT; what was begun until then is answered, for ``grace`` seconds at most.
 
     Args:
         record: a folder for what is asked and answered.
         ready: told the address and the models once requests are taken.
+        begin: begins what goes on beside it, once the team is loaded.
 
     Raises:
         ValueError: the team cannot be loaded, or it cannot listen there.
@@ -42,22 +65,19 @@ def serve(
     also.check()
     if also.mcp != "stdio":
         refuse_taken(place.host, place.port, WHAT)
-    with ExitStack() as closing, LocalRollouts(served.run) as rollouts:
-        if served.checkpoint is not None:
-            load_policies(served.checkpoint, rollouts.models, dict.fromkeys(served.run.trained_policies))
-        if served.export is not None:
-            check_bases(served.export, rollouts.models.digests())
-        rollouts.publish(0)
+    with ExitStack() as closing, loaded(served) as rollouts:
         apps: list[App] = []
         recorder = None
         if record is not None:
             recorder = Recorder(record, lambda count: apps[0].measured.unrecorded.inc(count))
             closing.callback(recorder.close)
+            write_tools(record, served.run.tools, rollouts.game.tools)
         asking = Asking(rollouts.game, served.run.name, recorder.add if recorder else lambda _: None)
-        told = _Told()
+        told, beside = _Told(), begin()
+        closing.callback(beside.close)
         with told.heeded():
             opened = partial(_opened, served=served, place=place, grace=grace, also=also)
-            rollouts.wait_for(_until_told(asking, place.token, limits, ready, apps, told, opened))
+            rollouts.wait_for(_until_told(asking, place.token, limits, ready, apps, told, opened, beside))
 
 
 class _Told:
@@ -84,10 +104,10 @@ class _Told:
 
 async def _until_told(
     asking: Asking, token: str, limits: Limits, ready: Callable[[str, tuple[str, ...]], None], apps: list[App],
-    told: _Told, opened: Callable[[App], Listener | OverStandardStreams],
+    told: _Told, opened: Callable[[App], Listener | OverStandardStreams], beside: Beside,
 ) -> None:  # fmt: skip
     loop, over = asyncio.get_running_loop(), asyncio.Event()
-    app = App(asking, loop, token, limits)
+    app = App(asking, loop, token, limits, beside.busy)
     apps.append(app)
     listener = opened(app)
 

@@ -21,7 +21,7 @@ from marft.types import Task
 
 ACTED_WITH = (
     "name", "seed", "recipe_folder", "device", "threads", "models", "policies", "tools", "agents", "team", "channel",
-    "engine",
+    "engine", "shadow",
 )  # fmt: skip
 
 

@@ -126,7 +126,8 @@ class Worker:
         elif isinstance(message, Change):
             agents, organization, channel = pickle.loads(message.team)
             own = self.parts.game.team
-            self.team = Team(agents, organization or own.organization, channel or own.channel)
+            organization, channel = organization or own.organization, channel or own.channel
+            self.team = replace(own, agents=agents, organization=organization, channel=channel)
         elif isinstance(message, Cancel):
             self._cancelling = asyncio.create_task(self._cancel())
         elif isinstance(message, Ping):

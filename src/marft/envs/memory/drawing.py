@@ -103,11 +103,11 @@ class _Draft:
 
 
 class Conversation(NamedTuple):
-    """A conversation, questions about it, and all that it says, each in short."""
+    """A conversation, questions about it, and all that it says."""
 
     chunks: list[Chunk]
     questions: list[Question]
-    notes: list[str]
+    said: list[Fact]
 
 
 def draw(shape: Shape, random: Random) -> Conversation:
@@ -143,7 +143,7 @@ def draw(shape: Shape, random: Random) -> Conversation:
     chunks = [Chunk(day, tuple(lines)) for day, lines in zip(days, by_session, strict=True)]
     questions = list(_questions(draft, dated))
     random.shuffle(questions)
-    return Conversation(chunks, questions, [fact.note for fact in dated.values()])
+    return Conversation(chunks, questions, list(dated.values()))
 
 
 def _asked(shape: Shape, random: Random) -> _Draft:

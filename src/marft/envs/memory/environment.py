@@ -21,7 +21,7 @@ from marft.envs.memory.facts import PEOPLE, Style
 from marft.envs.memory.files import Layout, Recorded, read_conversations, tasks_by_split
 from marft.envs.memory.grading import Grading
 from marft.envs.memory.script import Rememberer
-from marft.envs.memory.session import MemorySession, Retrieval, Rules
+from marft.envs.memory.session import Coverage, MemorySession, Retrieval, Rules
 from marft.envs.memory.stored import StoredSession
 from marft.envs.scripts import Script
 from marft.game.environment import Split
@@ -38,8 +38,8 @@ def _file(path: str, info: ValidationInfo) -> str:
 class Memory(Drawn):
     """A writer reads a conversation piece by piece and keeps notes of at most ``budget`` characters; afterwards a
     retriever picks notes for each question, and an answerer answers from those alone. The reward is the share of right
-    answers; with ``local_weight`` the writer earns the share of the needed facts that its notes hold, and the retriever
-    the share of those that it picks, as in CoMAM.
+    answers; with ``local_weight`` the writer earns the share of the facts that its notes hold, of those that are needed
+    or of all, and the retriever the share of those needed that it picks, as in CoMAM.
     """
 
     carries_words: ClassVar[bool] = True
@@ -64,6 +64,8 @@ class Memory(Drawn):
     grading: Grading = "exact"  # of answers: "exact", "contains", "f1"
     threshold: Fraction = 1.0  # an answer that is worth so much counts as right
     local_weight: Fraction = 0.0  # what coverage and retrieval earn those who see to it; CoMAM's is 1
+    # what the writer's notes are to hold: "asked": what the questions take, which it does not know; "said": all facts
+    coverage: Coverage = "asked"
     writer: str = "writer"  # role that keeps notes; "", with a store: what is said goes there as it is
     # role that picks; "": the answerer reads all notes. With a store, it says what to ask that; "": the question
     retriever: str = "retriever"
@@ -83,6 +85,10 @@ class Memory(Drawn):
             )
         if not self.kinds:
             raise PydanticCustomError("kinds", "kinds: names none; leave it out for all")
+        if self.store is not None and self.coverage == "said":
+            raise PydanticCustomError("coverage", "coverage: with a store, what is read counts; leave it at 'asked'")
+        if self.path and self.coverage == "said":
+            raise PydanticCustomError("coverage", "coverage: facts of a file are not known, but for what is asked")
         room, most = self.days * self.facts, self.people * MOST_FACTS
         if not self.path and not 2 * self.questions <= room <= most:
             raise PydanticCustomError(
@@ -131,12 +137,14 @@ class Memory(Drawn):
             style=self.style, people=self.people, days=self.days, facts=self.facts, talk=self.talk,
             questions=self.questions, kinds=tuple(kind for kind in KINDS if kind in self.kinds),
         )  # fmt: skip
-        chunks, questions, notes = draw(shape, random)
-        content = json.dumps([sorted(notes), sorted(question.text for question in questions)])
+        chunks, questions, said = draw(shape, random)
+        content = json.dumps([sorted(fact.note for fact in said), sorted(question.text for question in questions)])
         data = {
             "chunks": [chunk.data() for chunk in chunks], "questions": [question.data() for question in questions],
             "fewest_steps": (len(chunks) if self.writer else 0) + len(questions) * (2 if self.retriever else 1),
         }  # fmt: skip
+        if self.coverage == "said":
+            data["said"] = [list(fact.words) for fact in said]
         pieces = [*(chunk.text for chunk in chunks), "\n".join(question.text for question in questions)]
         return Drawing(content, "\n\n".join(pieces), data)
 
@@ -148,9 +156,10 @@ class Memory(Drawn):
         named = task.data.get("conversation")
         chunks = self._recorded[named].chunks if named else tuple(map(Chunk.of, task.data["chunks"]))
         questions = tuple(map(Question.of, task.data["questions"]))
-        if self.store is None:
-            return MemorySession(chunks, questions, rules)
-        return StoredSession(chunks, questions, rules, open_store(self.store), self.store.edits)
+        if self.store is not None:
+            return StoredSession(chunks, questions, rules, open_store(self.store), self.store.edits)
+        said = [tuple(words) for words in task.data["said"]] if self.coverage == "said" else None
+        return MemorySession(chunks, questions, rules, said)
 
     def script(self, skill: float = 1.0) -> Script:
         """Plays the roles of invented conversations; ``solver`` writes and answers."""

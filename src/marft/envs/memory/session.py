@@ -14,6 +14,7 @@ from marft.memories.notebook import Notebook
 from marft.types import JointAction, Observation, Step
 
 Retrieval = Literal["text", "choices", "words"]
+Coverage = Literal["asked", "said"]
 NOTHING = "(nothing)"
 QUESTION = "Question: "  # what the last line of who retrieves or answers begins with
 MOST_OPTIONS = 100  # that a retriever chooses from
@@ -43,10 +44,21 @@ class Rules:
 
 
 class MemorySession:
-    """One attempt at remembering a conversation."""
+    """One attempt at remembering a conversation.
 
-    def __init__(self, chunks: Sequence[Chunk], questions: Sequence[Question], rules: Rules) -> None:
+    Args:
+        said: facts that notes are to hold, each by its words; None: those that the questions take.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        questions: Sequence[Question],
+        rules: Rules,
+        said: Sequence[tuple[str, ...]] | None = None,
+    ) -> None:
         self.chunks, self.questions, self.rules = chunks, questions, rules
+        self.wanted = [words for question in questions for words in question.needs] if said is None else said
         self.notebook = Notebook(rules.budget)
         self.read = self.asked = 0  # pieces, questions
         self.picked: tuple[str, ...] | None = None  # for the question; None: nobody has picked yet
@@ -72,7 +84,7 @@ class MemorySession:
         self.read += 1
         if self.read < len(self.chunks):
             return Step(self._piece(problem), 0.0, info=self._told())
-        self.coverage = self._share_noted()
+        self.coverage = share_held(self.wanted, self.notebook.notes)
         own = {self.rules.writer: self.rules.local_weight * self.coverage} if self.rules.local_weight else {}
         return Step(self._question(), 0.0, agent_rewards=own, info=self._told())
 
@@ -140,10 +152,6 @@ class MemorySession:
             if len(options) >= MOST_OPTIONS:
                 break
         return tuple(options[: max(MOST_OPTIONS, len(numbers) + 1)])
-
-    def _share_noted(self) -> float:
-        """The share of all that the questions take that is noted; 1 where they take nothing."""
-        return share_held([words for question in self.questions for words in question.needs], self.notebook.notes)
 
     def _told(self) -> dict[str, object]:
         measures = {

@@ -1,12 +1,11 @@
-"""What a loss may have beside its objective: KL to the untuned base, the correction of the sampler's numbers, and text
-that a teammate wrote.
+"""What a loss may have beside its objective: KL to the untuned base, and the correction of the sampler's numbers.
 Pure functions of one row a token (formulas §6)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marft.config.algorithm import KLSettings, SamplerCorrectionSettings, TeammateTextSettings
+from marft.config.algorithm import KLSettings, SamplerCorrectionSettings
 from marft.learning.interfaces import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
@@ -26,19 +25,6 @@ def kl_terms(settings: KLSettings, log_probs: Tensor, base: Tensor, old: Tensor)
     if settings.estimator == "k3-corrected":
         return (log_probs - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() * k3
     return k3
-
-
-def teammate_terms(settings: TeammateTextSettings, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
-    """At each token that a teammate wrote in the agent's turn, [T]: the gradient of log π, weighed with how likely the
-    agent itself is to write it (LlamaRL's asynchronous importance-weighted optimisation, 2025).
-
-    Args:
-        log_probs: of the agent whose turn it is, [T], with gradient.
-        author: of the teammate when it wrote them, [T].
-        advantages: of the agent's own decision that each token led to, [T].
-    """
-    ratio = (log_probs - author).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    return -ratio.clamp(max=settings.cap) * advantages * log_probs
 
 
 def sampler_weights(settings: SamplerCorrectionSettings, old: Tensor, engine: Tensor, action_of: Tensor) -> Tensor:

@@ -1,54 +1,8 @@
-"""Every metric that a run writes, once: its label, unit, format and scope, what is better, what it means, what to do.
-
-The console, the report, comparisons and docs/metrics.md read it here. ``python -m marft.metrics`` prints the page.
-"""
+"""Every metric that a run writes, once: label, unit, format and scope, what is better, what it means, what to do."""
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
-from typing import Literal
-
-Scope = Literal["team", "agent", "policy"]
-PREFIX: dict[str, Scope] = {"agents": "agent", "policies": "policy"}
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric.
-
-    >>> known("agents/actor/kl").label, known("agents/actor/kl").shown(0.01234)
-    ('KL', '0.0123')
-
-    Args:
-        name: in ``metrics.jsonl``, without ``agents/<role>/`` or ``policies/<name>/``; ``*`` stands for any name.
-        label: in a step's line, in tables and above curves.
-        meaning: what is counted, over what.
-        unit: "" where it is a share, a count of what the label names, or a reward.
-        format: of a number, as Python has it.
-        scopes: for whom it is written: the team, each agent, each policy.
-        better: which way is good, where there is one.
-        advice: what to do where it looks wrong.
-        unless_zero: not shown in a step's line while it is 0.
-    """
-
-    name: str
-    label: str
-    meaning: str
-    format: str = ".2f"
-    unit: str = ""
-    scopes: tuple[Scope, ...] = ("team",)
-    better: Literal["higher", "lower", ""] = ""
-    advice: str = ""
-    unless_zero: bool = False
-
-    def shown(self, value: float) -> str:
-        """A value in the metric's format."""
-        return format(value, self.format)
-
+from marft.metrics.metric import Metric, Scope
 
 BOTH: tuple[Scope, ...] = ("team", "agent")
 CATALOGUE: dict[str, list[Metric]] = {
@@ -145,6 +99,11 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("tool_tokens", "tools' tokens", "tokens of tools' answers, but for those in chats that were rendered "
                "anew", ".0f", "tokens", BOTH),
         Metric("tool_seconds", "seconds a call", "mean time of a call", ".2f", "s", BOTH, better="lower"),
+        Metric("consult_rate", "asks helpers", "share of actions that ask a helper in the middle of a turn", ".0%",
+               scopes=BOTH),
+        Metric("consultations", "questions", "questions to helpers", ".0f", scopes=BOTH),
+        Metric("helper_tokens", "helpers' tokens", "tokens of helpers' replies in agents' turns, and of what teammates "
+               "began", ".0f", "tokens", BOTH),
         Metric("forks", "forks", "episodes played again from one action on", ".0f"),
         Metric("forks_failed", "forks failed", "forks that could not be scored", ".0f", better="lower",
                advice="environment or organization do not do the same again under the same seed"),
@@ -210,7 +169,10 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("groups_all_equal", "equal groups", "groups in which everybody earned the same", ".0f", better="lower"),
         Metric("groups_without_local_signal", "no local signal", "groups in which an agent's own rewards are all equal "
                "(CoMAM)", ".0f"),
-        Metric("global_weight", "global weight", "weight of the team's reward beside the agent's own (CoMAM)"),
+        Metric("global_weight", "global weight", "weight of the team's reward beside the agent's own, mean over groups "
+               "in which the team's differs (CoMAM)", scopes=BOTH),
+        Metric("fallback_fraction", "fell back", "share of those groups in which the agent's own rewards are all "
+               "equal, so that the weight is `fallback_weight` (CoMAM)", ".0%", scopes=BOTH),
         Metric("baseline", "baseline", "running mean that returns are compared with (RAE)", scopes=("agent",)),
         Metric("likelihood/successes", "successes", "actions of solved episodes that the likelihood term raises",
                ".0f"),
@@ -239,6 +201,7 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("gradient_share", "gradient share", "share of the policies' gradient that comes from this agent's "
                "tokens", ".0%", scopes=("agent",), advice="an agent near 0 does not learn"),
         Metric("sampler_weight", "sampler weight", "mean weight of the sampler correction", scopes=BOTH),
+        Metric("teammate_weight", "others' text", "mean weight of tokens that others wrote in an agent's turn"),
         Metric("ess", "effective sample", "(Σw)² / (N Σw²) over the sampler correction's weights w of N units: "
                "which share of so many units of one weight says as much (Kish 1965)", ".0%", scopes=BOTH,
                better="higher", advice="below a half few units decide: a smaller rollout.reuse or max_policy_lag"),
@@ -333,68 +296,3 @@ CATALOGUE: dict[str, list[Metric]] = {
                unless_zero=True),
     ],
 }  # fmt: skip
-
-
-def everything() -> Iterable[Metric]:
-    """All metrics, in the catalogue's order."""
-    return (metric for group in CATALOGUE.values() for metric in group)
-
-
-@cache
-def find(name: str) -> Metric | None:
-    """The metric behind a name of ``metrics.jsonl``; None where the catalogue has none: a plugin's own."""
-    first, _, rest = name.partition("/")
-    scope = PREFIX.get(first, "team")
-    plain = rest.partition("/")[2] if scope != "team" else name
-    fitting = [metric for metric in everything() if scope in metric.scopes and _fits(metric.name, plain)]
-    return min(fitting, key=lambda metric: "*" in metric.name, default=None)
-
-
-def named(name: str) -> Metric:
-    """The metric that the catalogue has under this name."""
-    return next(metric for metric in everything() if metric.name == name)
-
-
-def known(name: str) -> Metric:
-    """The metric of a name that is in the catalogue."""
-    metric = find(name)
-    assert metric is not None, f"{name} is not in the catalogue"
-    return metric
-
-
-def page() -> str:
-    """docs/metrics.md."""
-    lines = [
-        "# Metrics",
-        "",
-        "What stands in `metrics.jsonl`, one object a step; TensorBoard has the same names. A metric of an agent is",
-        "called `agents/<role>/…`, one of a policy `policies/<name>/…`. ↑ and ↓ say which way is good. *Shown as* is",
-        "what a step's line and the pictures call it.",
-        "(This page is written by `python -m marft.metrics`.)",
-        "",
-        "What *needs* something is there where the [environment declares it](environments.md#what-a-metric-needs), and",
-        "absent elsewhere: nothing is guessed.",
-    ]
-    for title, metrics in CATALOGUE.items():
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| metric | shown as | for | meaning | where it looks wrong |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        for metric in metrics:
-            arrow = {"higher": " ↑", "lower": " ↓", "": ""}[metric.better]
-            unit = f" ({metric.unit})" if metric.unit else ""
-            scopes = ", ".join(metric.scopes)
-            meaning = f"{metric.meaning}{unit}".replace("|", "\\|")
-            lines.append(f"| `{metric.name}`{arrow} | {metric.label} | {scopes} | {meaning} | {metric.advice} |")
-    return "\n".join(lines) + "\n"
-
-
-def _fits(pattern: str, name: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".+"), name) is not None
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

@@ -1,0 +1,306 @@
+"""A memory team trained as one, each agent for itself, and not at all: does it pay to share what answers earn?
+
+    python benchmarks/comam.py --threads 1                   # what is not there yet; it goes on where it stopped
+    python benchmarks/comam.py --only-table                  # from what is there
+
+The recipe ``memory`` under CoMAM's credit (arXiv:2603.12631), in arms that differ in one key. *Joint*: each agent's own
+reward and an adaptive share of the team's. *Independent*: writer and retriever learn from their own rewards alone,
+coverage and retrieval, and the answerer, who has none, from answers. *Team*: nobody has rewards of its own.
+
+On two grounds. *Said*: the writer earns the share of all facts that its notes hold, which have room for half of them,
+and nothing but events is asked: what is most for the writer is not what is best for the team. *Asked*: the recipe as it
+ships, where the writer earns the share of those facts that will be asked.
+
+Each seed's teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired
+by conversation, each over all seeds (evaluation/bootstrap.py), and by seed (Student's t). The weights of the global
+reward are those of training; what other measures of consistency would have made of the joint runs' episodes is counted
+on those. How far apart the two aims are is played by the world's script, without a model: a writer that notes all that
+it is told, and one that notes events alone. Writes results/comam.json, .md and .svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+from environments import World, trained
+from matplotlib.figure import Figure
+
+from marft.config import load_recipe
+from marft.config.models import ModelSettings
+from marft.envs.scripts import Cue, Line, Script
+from marft.evaluation.bootstrap import paired, student_t
+from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.trajectories.ratio import Ratio
+from marft.learning.credit.comam import CoMAM
+from marft.learning.credit.consistency import CONSISTENCIES
+from marft.learning.credit.groups import local_rewards
+from marft.learning.interfaces import CreditInputs
+from marft.models.formats import load_format
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.scripted import ScriptedTeam
+
+GROUNDS: Mapping[str, tuple[str, ...]] = {
+    "said": (
+        "--environment.coverage", "said", "--environment.kinds", '["temporal"]', "--environment.budget", "80",
+        "--training.steps", "20",
+    ),
+    "asked": (),
+}  # fmt: skip
+ARMS: Mapping[str, tuple[str, ...]] = {
+    "joint": (),
+    "independent": ("--algorithm.credit.fixed_weights", "{ writer = 0, retriever = 0 }"),
+    "team": ("--environment.local_weight", "0"),
+}
+UNTUNED = "untuned"
+FEW = 5  # steps, at the beginning of training and at its end
+COLOURS = {"joint": "C0", "independent": "C1", "team": "C2"}
+AGENTS = ("writer", "retriever")  # who have rewards of their own
+WEIGHTS = ("global_weight", "fallback_fraction")
+MEASURES = {"answers": "right answers", "conversations": "all of a conversation's"}
+LABELS = {"environment/coverage": "coverage", "reward": "right answers"}
+CURVES = ("reward", "environment/coverage", "environment/retrieval_recall")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--grounds", nargs="+", choices=GROUNDS, default=list(GROUNDS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--tasks", type=int, default=200, help="held-out conversations, for each evaluation")
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: all cores")
+    parser.add_argument("--output", type=Path, default=Path("runs/comam"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    parser.add_argument("--only-table", action="store_true", help="of what has been measured")
+    arguments = parser.parse_args()
+    path = arguments.results / "comam.json"
+    for ground in arguments.grounds if not arguments.only_table else ():
+        for seed in arguments.seeds:
+            for arm in arguments.arms:
+                runs = read(path)
+                if f"{ground}/{arm}-{seed}" not in runs:
+                    runs |= measured(ground, arm, seed, arguments)
+                    whole = {"machine": machine.describe(), "runs": dict(sorted(runs.items()))}
+                    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    runs = read(path)
+    lines = [*table(runs), "", *differences(runs), "", *weights(runs), "", *moved(runs), "", *aims()]
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    plot(runs).savefig(path.with_suffix(".svg"))
+    print("\n".join(lines))
+
+
+def measured(ground: str, arm: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """An arm's run of a seed, trained and evaluated; that of the first arm brings the untuned team."""
+    world = World("memory", changes=(*GROUNDS[ground], *ARMS[arm]))
+    folder = trained(f"{ground}-{arm}", world, "team", seed, arguments)
+    names = ["base", "last"] if arm == "joint" else ["last"]
+    found = evaluate_checkpoints(
+        load_recipe(folder.config), folder, names, ("sampled",), arguments.tasks, False, lambda *_: None
+    )
+    rows = folder.read_metrics()
+    wanted = [*CURVES, *(f"agents/{agent}/{name}" for agent in AGENTS for name in WEIGHTS)]
+    told: dict[str, Any] = {
+        "seconds": sum(row["seconds"] for row in rows),
+        "steps": {name: [row.get(name) for row in rows] for name in wanted},
+    }
+    results = {f"{ground}/{arm}-{seed}": {**_held_out(found[-1]), **told}}
+    if arm == "joint":
+        results[f"{ground}/{UNTUNED}-{seed}"] = _held_out(found[0])
+        results[f"{ground}/{arm}-{seed}"]["measures"] = other_measures(folder)
+    return results
+
+
+def _held_out(evaluation: Any) -> dict[str, dict[str, float]]:
+    """By conversation: the share of right answers, and whether all were right."""
+    return {
+        "answers": dict(sorted(evaluation.rewards.items())),
+        "conversations": {task: float(solved) for task, solved in sorted(evaluation.outcomes.items())},
+    }
+
+
+def other_measures(folder: RunFolder) -> dict[str, dict[str, float]]:
+    """By measure of consistency: the weights of a run's recorded episodes, mean over its steps."""
+    found: dict[str, dict[str, list[float]]] = {name: {agent: [] for agent in AGENTS} for name in CONSISTENCIES}
+    for path in folder.recorded_steps():
+        episodes = [episode for episode in read_episodes(path) if episode.scored and episode.actions]
+        for name in CONSISTENCIES:
+            metrics = CoMAM(consistency=name).assign(CreditInputs(episodes, "action")).metrics
+            for agent in AGENTS:
+                found[name][agent].append(metrics[f"agents/{agent}/global_weight"])
+    return {name: {agent: float(np.mean(some)) for agent, some in agents.items()} for name, agents in found.items()}
+
+
+def table(runs: Mapping[str, Any]) -> list[str]:
+    """A line for each arm: means over its seeds, and each seed's share of right answers."""
+    labels = [f"{label}, %" for label in MEASURES.values()]
+    head = ["ground", "arm", "seeds", *labels, "of each seed", "minutes"]
+    lines = [f"| {' | '.join(head)} |", "| --- | --- | ---: | ---: | ---: | --- | ---: |"]
+    for ground, arm in product(GROUNDS, (UNTUNED, *ARMS)):
+        mine = _of(runs, ground, arm)
+        if mine:
+            shares = [f"{100 * np.mean([_share(run, name) for run in mine.values()]):.1f}" for name in MEASURES]
+            each = ", ".join(f"{100 * _share(run, 'answers'):.1f}" for run in mine.values())
+            minutes = [run["seconds"] / 60 for run in mine.values() if "seconds" in run]
+            cells = [ground, arm, str(len(mine)), *shares, each, f"{np.mean(minutes):.1f}" if minutes else ""]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def differences(runs: Mapping[str, Any]) -> list[str]:
+    """A line for each pair of arms and each measure: what was gained, over conversations and over seeds."""
+    lines = [
+        "| ground | difference | of | points | 95 %, over conversations | 95 %, over seeds | seeds ahead |",
+        "| --- | --- | --- | ---: | --- | --- | ---: |",
+    ]
+    pairs = [("independent", "joint"), ("team", "joint"), ("team", "independent"), *((UNTUNED, arm) for arm in ARMS)]
+    for ground, (before, after) in product(GROUNDS, pairs):
+        one, two = _of(runs, ground, before), _of(runs, ground, after)
+        seeds = sorted(one.keys() & two.keys())
+        for name, label in MEASURES.items() if seeds else ():
+            difference = paired(*(_by_conversation(side, seeds, name) for side in (one, two)))
+            assert difference is not None
+            gains = [_share(two[seed], name) - _share(one[seed], name) for seed in seeds]
+            over = [_points(difference.interval), _points(_over_seeds(gains))]
+            ahead = f"{sum(gain > 0 for gain in gains)} of {len(seeds)}"
+            cells = [ground, f"{after} − {before}", label, f"{100 * difference.gain:+.1f}", *over, ahead]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _by_conversation(runs: Mapping[str, Any], seeds: Sequence[str], name: str) -> dict[str, Ratio]:
+    """A measure of each conversation, over seeds."""
+    tasks = runs[seeds[0]][name]
+    return {task: Ratio(sum(runs[seed][name][task] for seed in seeds), float(len(seeds))) for task in tasks}
+
+
+def weights(runs: Mapping[str, Any]) -> list[str]:
+    """A line for each measure of consistency: its weights on the joint runs' episodes."""
+    lines = [f"| ground | consistency | {' | '.join(AGENTS)} |", "| --- | --- |" + " ---: |" * len(AGENTS)]
+    for ground, name in product(GROUNDS, CONSISTENCIES):
+        joint = _of(runs, ground, "joint").values()
+        if joint:
+            means = [np.mean([run["measures"][name][agent] for run in joint]) for agent in AGENTS]
+            lines.append(f"| {ground} | {name} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+    return lines
+
+
+def moved(runs: Mapping[str, Any]) -> list[str]:
+    """A line for each arm: what the team notes, finds and answers in training, at first and at last."""
+    names = ("coverage", "retrieval", "right answers")
+    lines = [
+        f"| ground | arm | {' | '.join(f'{name}, %' for name in names)} |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for ground, arm in product(GROUNDS, ARMS):
+        mine = _of(runs, ground, arm).values()
+        if mine:
+            cells = []
+            for name in ("environment/coverage", "environment/retrieval_recall", "reward"):
+                curves = 100 * np.array([run["steps"][name] for run in mine])
+                cells.append(f"{curves[:, :FEW].mean():.0f} → {curves[:, -FEW:].mean():.0f}")
+            lines.append(f"| {ground} | {arm} | {' | '.join(cells)} |")
+    return lines
+
+
+def aims(tasks: int = 200) -> list[str]:
+    """A line for each ground and each way of writing: what its writer earns, and what its team answers rightly."""
+    lines = ["| ground | the writer notes | its own reward, % | right answers, % |", "| --- | --- | ---: | ---: |"]
+    for ground, changes in GROUNDS.items():
+        run = load_recipe("memory", changes)
+        world: Any = run.environment
+        whole: Script = world.script()
+
+        def events(cue: Cue, whole: Script = whole) -> str | Line:
+            said = whole(cue)
+            if cue.role != "writer":
+                return said
+            return "\n".join(line for line in str(said).splitlines() if "bought" in line) or "nothing"
+
+        form = load_format(ModelSettings(path="tiny-memory"))
+        for name, script in {"everything": whole, "events alone": events}.items():
+            with ScriptedTeam(run, script, dict.fromkeys(run.models, form)) as team:
+                episodes = list(team.play(world.tasks("train")[:tasks]))
+            own = np.mean([local_rewards(episode)["writer"] for episode in episodes])
+            right = np.mean([episode.total_reward for episode in episodes])
+            lines.append(f"| {ground} | {name} | {100 * own:.0f} | {100 * right:.0f} |")
+    return lines
+
+
+def plot(runs: Mapping[str, Any]) -> Figure:
+    """A row for each ground. Step by step, means over the seeds: weights of the global reward, the share of groups that
+    rank nothing, coverage and right answers; and what is answered rightly of what was held out."""
+    figure = Figure(figsize=(17, 6.4), layout="constrained")
+    for ground, row in zip(GROUNDS, figure.subplots(len(GROUNDS), 5), strict=True):
+        titles = ("weight of the global reward", "fell back")
+        for axes, name, title in zip(row, WEIGHTS, titles, strict=False):
+            for agent, colour in zip(AGENTS, ("C3", "C4"), strict=True):
+                curves = [run["steps"][f"agents/{agent}/{name}"] for run in _of(runs, ground, "joint").values()]
+                _draw(axes, curves, colour, agent)
+            axes.set(title=f"{ground}: {title}", ylim=(0, 1))
+        for axes, name in zip(row[2:], ("environment/coverage", "reward"), strict=False):
+            for arm in ARMS:
+                _draw(axes, [run["steps"][name] for run in _of(runs, ground, arm).values()], COLOURS[arm], arm)
+            axes.set(title=f"{LABELS[name]}, in training")
+        for place, arm in enumerate((UNTUNED, *ARMS)):
+            shares = [_share(run, "answers") for run in _of(runs, ground, arm).values()]
+            row[4].plot([place] * len(shares), shares, "o", color=COLOURS.get(arm, "C7"))
+        row[4].set(title="right answers, held out", xticks=range(1 + len(ARMS)), xticklabels=(UNTUNED, *ARMS))
+        for axes in row:
+            axes.grid(alpha=0.3)
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend()
+    return figure
+
+
+def _draw(axes: Any, curves: Sequence[Sequence[float | None]], colour: str, label: str) -> None:
+    """Each seed as a thin line, and their mean."""
+    if not curves:
+        return
+    values = np.array(curves, np.float64)
+    steps = np.arange(1, values.shape[1] + 1)
+    for row in values:
+        axes.plot(steps, row, color=colour, lw=0.5, alpha=0.35)
+    axes.plot(steps, np.nanmean(values, 0), color=colour, lw=1.8, label=label)
+
+
+def _of(runs: Mapping[str, Any], ground: str, arm: str) -> dict[str, Any]:
+    """An arm's runs by seed."""
+    begins = f"{ground}/{arm}-"
+    return {key.removeprefix(begins): run for key, run in sorted(runs.items()) if key.startswith(begins)}
+
+
+def _share(run: Mapping[str, Any], name: str) -> float:
+    return float(np.mean(list(run[name].values())))
+
+
+def _over_seeds(gains: Sequence[float]) -> tuple[float, float] | None:
+    """Student's interval of a mean of seeds."""
+    if len(gains) < 3:
+        return None
+    reach = student_t(0.975, len(gains) - 1) * float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+    return float(np.mean(gains)) - reach, float(np.mean(gains)) + reach
+
+
+def _points(interval: tuple[float, float] | None) -> str:
+    """
+    >>> _points((-0.01, 0.125))
+    '-1.0 to +12.5'
+    """
+    return f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}" if interval else ""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What has been measured, by arm and seed."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))["runs"]) if path.is_file() else {}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+r"""A world whose rules nobody is told, a small model that knows whom to ask, and a helper who knows them.
+
+    problem    Compute f1(23, 45).                                     (that is 23 + 45 - 8, and stands nowhere)
+    the model  works:  <ask knowledge>What is f1(23, 45)?</ask><re>f1(23, 45) is 23 + 45 - 8.</re>
+                       23 + 45 = 68. 68 - 8 = 60. The answer is \boxed{60}.
+               slips:  At a glance, the answer is \boxed{131}.
+
+What the model has learned from has another rule for every question, drawn at random, and a reply that says it, which
+is read and never learned. So it knows how to ask, and what to do with a reply, and nothing of the rules. The helper was
+taught the rules, first steps of sums, and whether a result is right. Tasks of held-out splits are never demonstrated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from random import Random
+
+from warming import Row
+
+from marft.engines.renderer import ChatRenderer
+from marft.envs.drawn import Drawing, Drawn
+from marft.envs.single_turn import Grade, SingleTurn
+from marft.game.environment import Split
+from marft.game.rendering import Cut
+from marft.types import Profile, Task
+
+QUESTION = "Compute {}."
+SOLVER = r"You are the solver. Work out the problem and put the answer in \boxed{}."
+HELPERS = {
+    "knowledge": "You know what every function is.",
+    "reasoning": "You do the first step.",
+    "verify": "You say whether a result is right.",
+}
+CALL, REPLY = "<ask {kind}>{question}</ask>", "<re>{text}</re>"
+RULES = {1: (1, -8), 2: (-1, 17), 3: (1, 26), 4: (-1, -5)}  # f(a, b) = a ± b + c
+ASKS, ASKS_AGAIN = 0.6, 0.25  # chance that a demonstrator asks what a function is, and then for something else
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``f(a, b)``, which is ``a ± b + c``."""
+
+    function: int
+    a: int
+    b: int
+    sign: int
+    c: int
+
+    @property
+    def asked(self) -> str:
+        return f"f{self.function}({self.a}, {self.b})"
+
+    @property
+    def meaning(self) -> str:
+        return f"{self.a} {'+' if self.sign > 0 else '-'} {self.b} {'+' if self.c > 0 else '-'} {abs(self.c)}"
+
+    @property
+    def first(self) -> int:
+        return self.a + self.sign * self.b
+
+    @property
+    def value(self) -> int:
+        return self.first + self.c
+
+    @property
+    def first_step(self) -> str:
+        return f"{self.a} {'+' if self.sign > 0 else '-'} {self.b} = {self.first}"
+
+    @property
+    def last_step(self) -> str:
+        return f"{self.first} {'+' if self.c > 0 else '-'} {abs(self.c)} = {self.value}"
+
+
+def drawn(random: Random, known: bool) -> Problem:
+    """A problem by the world's rules, or by one that is drawn for it."""
+    function = random.choice(list(RULES))
+    sign, c = RULES[function] if known else (random.choice((1, -1)), random.choice((1, -1)) * random.randint(2, 40))
+    return Problem(function, random.randint(10, 99), random.randint(10, 99), sign, c)
+
+
+class Functions(Drawn):
+    """``f(a, b)`` for functions whose rules nobody is told."""
+
+    only: str = ""  # a JSON file with the ids of the tasks that there are; "": all
+
+    def draw(self, random: Random) -> Drawing:
+        """A task of any part."""
+        problem = drawn(random, known=True)
+        prompt = QUESTION.format(problem.asked)
+        return Drawing(prompt, prompt, {"answer": problem.value})
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Tasks of a split."""
+        return [task for task in super().tasks(split) if not self.only or task.id in self._kept]
+
+    @cached_property
+    def _kept(self) -> set[str]:
+        return set(json.loads(Path(self.only).read_text(encoding="utf-8")))
+
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002
+        """Right or wrong, by what stands in the last box."""
+
+        def grade(text: str) -> Grade:
+            right = text.rpartition(r"\boxed{")[2].partition("}")[0].strip() == str(task.data["answer"])
+            return Grade(float(right), right)
+
+        return SingleTurn(task, grade)
+
+
+class Talk:
+    """A conversation as token ids; the model learns what it says itself."""
+
+    def __init__(self, renderer: ChatRenderer, instructions: str, question: str) -> None:
+        self.renderer = renderer
+        prompt = renderer.render("", Profile("", instructions), question, (), reserve=1, cut=Cut()).ids
+        self.ids: list[int] = prompt.tolist()
+        self.learnt = [False] * len(self.ids)
+
+    def add(self, text: str, learnt: bool) -> None:
+        ids = self.renderer.ids("", text).tolist()
+        self.ids += ids
+        self.learnt += [learnt] * len(ids)
+
+    def end(self) -> Talk:
+        self.ids.append(self.renderer.formats[""].stop_ids[0])
+        self.learnt.append(True)
+        return self
+
+
+def of_the_model(renderer: ChatRenderer) -> Callable[[], Row]:
+    """What the model learns from: how to ask, and what to do with a reply."""
+    random, world = Random(0), Functions()
+    held_out = {task.prompt for split in ("validation", "test") for task in world.tasks(split)}
+
+    def ask(talk: Talk, kind: str, question: str, reply: str) -> None:
+        talk.add(CALL.format(kind=kind, question=question), True)
+        talk.add(REPLY.format(text=reply), False)
+
+    def one() -> Row:
+        problem = drawn(random, known=False)
+        prompt = QUESTION.format(problem.asked)
+        if prompt in held_out:
+            return one()
+        talk = Talk(renderer, SOLVER, prompt)
+        if random.random() > ASKS:
+            talk.add(rf"At a glance, the answer is \boxed{{{random.randint(-99, 220)}}}.", True)
+            return talk.end()
+        asked = problem.asked
+        ask(talk, "knowledge", f"What is {asked}?", f"{asked} is {problem.meaning}.")
+        if random.random() < ASKS_AGAIN:
+            ask(talk, "reasoning", f"{problem.meaning}?", f"{problem.first_step}.")
+        else:
+            talk.add(f" {problem.first_step}.", True)
+        talk.add(f" {problem.last_step}.", True)
+        if random.random() < ASKS_AGAIN:
+            ask(talk, "verify", f"{asked} = {problem.value}?", "Right.")
+        talk.add(rf" The answer is \boxed{{{problem.value}}}.", True)
+        return talk.end()
+
+    return one
+
+
+def of_the_helper(renderer: ChatRenderer) -> Callable[[], Row]:
+    """What the helper learns from: the rules, first steps, and what is right."""
+    random = Random(1)
+
+    def one() -> Row:
+        problem = drawn(random, known=True)
+        asked, kind = problem.asked, random.choice([*HELPERS, "knowledge"])
+        if kind == "knowledge":
+            question, reply = f"What is {asked}?", f"{asked} is {problem.meaning}."
+        elif kind == "reasoning":
+            question, reply = f"{problem.meaning}?", f"{problem.first_step}."
+        else:
+            right = random.random() < 0.5
+            value = problem.value + (0 if right else random.choice((-10, -1, 1, 10)))
+            question, reply = f"{asked} = {value}?", "Right." if right else "Wrong."
+        talk = Talk(renderer, HELPERS[kind], question)
+        talk.add(reply, True)
+        return talk.end()
+
+    return one

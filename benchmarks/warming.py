@@ -1,0 +1,82 @@
+"""Small checkpoints that go on from the bundled model, for minutes, from conversations that demonstrate something."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from marft.config.models import ModelSettings
+from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.models.backbone import Backbone
+from marft.models.formats import load_tokenizer
+from marft.models.loading import load_backbone
+from marft.models.log_probs import token_scores
+from marft.models.packed_rows import PackedRows
+
+BATCH, LEARNING_RATE = 32, 1.5e-3
+
+
+class Row(Protocol):
+    """A conversation as token ids, and which of them the model says itself."""
+
+    ids: list[int]
+    learnt: list[bool]
+
+
+def warm_up(
+    folder: Path, settings: ModelSettings, demonstrate: Callable[[ChatRenderer], Callable[[], Row]], steps: int
+) -> None:
+    """Make a checkpoint, tokenizer and template beside it.
+
+    On one thread, so that it is the same whatever the number of cores.
+
+    Args:
+        demonstrate: from a renderer for the policy ``""`` to what makes the next conversation.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    backbone, tokenizer = load_backbone(settings, torch.device("cpu"), torch.float32), load_tokenizer(settings)
+    assert isinstance(tokenizer.eos_token_id, int)
+    format = ChatFormat(tokenizer, backbone.context, {}, (tokenizer.eos_token_id,))
+    _learn(backbone, demonstrate(ChatRenderer({"": format})), steps)
+    torch.set_num_threads(threads)
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
+    backbone.model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(folder)
+
+
+def _loss_of(backbone: Backbone, rows: list[Row]) -> torch.Tensor:
+    """Mean negative log-likelihood of what the model says itself."""
+    ids = [np.array(row.ids, np.int32) for row in rows]
+    packed = PackedRows.of(ids, [None] * len(rows), backbone.device)
+    targets = torch.from_numpy(np.flatnonzero(np.concatenate([row.learnt for row in rows])))
+    hidden = backbone.hidden_states(packed)[targets - 1]
+    return -token_scores(hidden, backbone.head.weight, None, packed.ids[targets], None).log_probs.mean()
+
+
+def _learn(backbone: Backbone, next_row: Callable[[], Row], steps: int) -> None:
+    parameters = list(backbone.model.requires_grad_(True).parameters())
+    optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.01)
+    for step in range(steps):
+        rate = min(1.0, (step + 1) / 30) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * rate
+        loss = _loss_of(backbone, [next_row() for _ in range(BATCH)])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if (step + 1) % 100 == 0:
+            print(f"warm-up: step {step + 1} of {steps}, loss {loss.item():.3f}", flush=True)
+
+
+def digest(folder: Path) -> str:
+    """What tells this checkpoint from any other."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]

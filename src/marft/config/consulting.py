@@ -1,0 +1,139 @@
+"""Helpers whom agents may ask in the middle of their turns while the team learns, and who are gone when it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from string import Formatter
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, Strict, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.agents import SamplingSettings
+from marft.config.names import Role
+from marft.config.settings import Count, CountOrNone, Names, NotNegative, Settings, did_you_mean
+
+if TYPE_CHECKING:
+    from marft.config.run import RunSettings
+
+Shown = Annotated[tuple[Literal["task", "turn"], ...], Strict(False)]
+
+
+class HelperSettings(Settings):
+    """Somebody who answers. It is not trained, and may be any model: here, on another base, or behind an endpoint."""
+
+    policy: str  # the weights that answer, frozen
+    about: str = ""  # what agents are told that it is good for
+    instructions: str = ""  # its system message
+    sees: Shown = ("task", "turn")  # before the question: what the agent was asked, what it has written so far
+    sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)  # how it answers
+
+
+class ConsultingSettings(Settings):
+    """``consult(kind, question)`` in the middle of a turn (AIPO, arXiv 2605.08401): an agent that writes ``call`` is
+    answered in place with ``reply``, and goes on. How often it may is ``budget`` until step ``falls_from``, and from
+    there on less, down to nothing at ``gone_from``. Where nothing is learned there are no helpers.
+    """
+
+    helpers: Annotated[dict[Role, HelperSettings], Field(min_length=1)]  # by the kind of question
+    agents: Names = ()  # roles that may ask; []: all that learn
+    budget: NotNegative = 1.0  # questions in one action, mean over attempts at a task: each may ask this, rounded
+    falls_from: CountOrNone = 0  # training step from which the budget falls
+    gone_from: Count  # training step from which there is none
+    told: Literal["helped", "always", "never"] = "helped"  # when agents are told that they may ask: while they may
+    call: str = "<consult {kind}>{question}</consult>"  # how an agent asks
+    reply: str = "<reply>{text}</reply>"  # how it is answered
+
+    @field_validator("call")
+    @classmethod
+    def _can_be_read(cls, call: str) -> str:
+        before, _, rest = call.partition("{kind}")
+        between, _, after = rest.partition("{question}")
+        if _names(call) != ["kind", "question"] or not (before.strip() and between and after.strip()):
+            example = "<consult {kind}>{question}</consult>"
+            raise PydanticCustomError(
+                "call", "must be as {example}: marks before, between and after", {"example": example}
+            )
+        return call
+
+    @field_validator("reply")
+    @classmethod
+    def _holds_the_answer(cls, reply: str) -> str:
+        if _names(reply) != ["text"]:
+            raise PydanticCustomError("reply", "must be as {example}", {"example": "<reply>{text}</reply>"})
+        return reply
+
+    @model_validator(mode="after")
+    def _falls(self) -> ConsultingSettings:
+        if self.falls_from >= self.gone_from:
+            raise PydanticCustomError("falls", "falls_from must be before gone_from, where the budget has come to 0")
+        return self
+
+    def allowance(self, step: int) -> float:
+        """Questions in one action of a training step, mean over attempts at a task.
+
+        >>> helper = HelperSettings(policy="teacher")
+        >>> found = ConsultingSettings(helpers={"verify": helper}, budget=2.0, falls_from=10, gone_from=30)
+        >>> [found.allowance(step) for step in (0, 10, 20, 30)]
+        [2.0, 2.0, 1.0, 0.0]
+        """
+        left = (self.gone_from - step) / (self.gone_from - self.falls_from)
+        return self.budget * min(1.0, max(0.0, left))
+
+    def shared_out(self, step: int, attempts: int, turn: int) -> list[int]:
+        """Questions in one action of each attempt at a task: whole numbers, whose mean is the step's allowance as near
+        as that can be. ``turn`` says who comes first.
+
+        >>> helper = HelperSettings(policy="teacher")
+        >>> ConsultingSettings(helpers={"verify": helper}, budget=0.5, gone_from=30).shared_out(0, 4, turn=1)
+        [0, 1, 1, 0]
+        """
+        allowance = self.allowance(step)
+        return [math.floor(allowance + ((place + turn) % attempts + 0.5) / attempts) for place in range(attempts)]
+
+    def roles(self, run: RunSettings) -> list[str]:
+        """Who may ask."""
+        trained = [agent.role for agent in run.agents if agent.policy in run.trained_policies]
+        return list(self.agents) or trained
+
+
+def helping(run: RunSettings) -> set[str]:
+    """Policies that answer questions."""
+    return {helper.policy for helper in run.consulting.helpers.values()} if run.consulting else set()
+
+
+def consulting_problems(run: RunSettings) -> Iterable[str]:
+    """What is wrong with the helpers of a recipe, each with its remedy."""
+    consulting = run.consulting
+    if consulting is None:
+        return
+    for kind, helper in consulting.helpers.items():
+        where, policy = f"consulting.helpers.{kind}", run.policies.get(helper.policy)
+        if policy is None:
+            yield f"{where}: no policy is called {helper.policy!r}{did_you_mean(helper.policy, run.policies)}"
+        elif policy.train != "frozen":
+            yield (
+                f"{where}: policy {helper.policy!r} learns, and what helpers say is no decision that is credited; set "
+                "its train = 'frozen', or make the helper an agent"
+            )
+    for role in consulting.roles(run):
+        agent = next((agent for agent in run.agents if agent.role == role), None)
+        if agent is None:
+            yield f"consulting.agents: no agent is called {role!r}{did_you_mean(role, [a.role for a in run.agents])}"
+        elif agent.policy in run.policies and run.is_remote(run.policies[agent.policy].model):
+            yield f"consulting.agents: {role!r} is behind an endpoint, which cannot go on from a reply; leave it out"
+        elif agent.sampling.held_to:
+            yield f"consulting.agents: what {role!r} writes is held to a grammar, which no reply keeps; leave it out"
+    if run.team.own_words:
+        yield f"consulting: organization {run.team.name!r} asks agents in messages of its own; remove it"
+
+
+def _names(template: str) -> list[str]:
+    """The names in a template's braces, in their order; nothing where there is more in them."""
+    try:
+        found = [part for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError:
+        return []
+    plain = all(template.count(f"{{{name}}}") == 1 for _, name, _, _ in found) and "{{" not in template
+    return [str(name) for _, name, _, _ in found] if plain and "}}" not in template else []

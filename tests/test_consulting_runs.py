@@ -1,0 +1,190 @@
+"""Helpers in recipes and runs: what is refused, how questions are shared out, what is learned from replies."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from marft.collection import attempts_at
+from marft.config.consulting import ConsultingSettings, HelperSettings
+from marft.config.load import parse_recipe
+from marft.config.run import RunSettings
+from marft.evaluation.session import evaluate_checkpoints
+from marft.export.loading import settings_of
+from marft.export.manifest import load_export
+from marft.export.writing import export_run
+from marft.game.game import Attempt
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.training import train
+from marft.types import Task
+from marft.usage import Usage
+from tests.endpoint import says, serving
+from tests.helpers import settings as recipe
+
+
+class TestTheBudget:
+    @given(
+        budget=st.floats(0, 5), attempts=st.integers(1, 16), turn=st.integers(0, 2**62), step=st.integers(0, 50),
+        falls_from=st.integers(0, 20), lasts=st.integers(1, 20),
+    )  # fmt: skip
+    @examples(max_examples=200)
+    def test_is_shared_out_as_evenly_as_whole_numbers_can(
+        self, budget: float, attempts: int, turn: int, step: int, falls_from: int, lasts: int
+    ) -> None:
+        helper = HelperSettings(policy="teacher")
+        found = ConsultingSettings(
+            helpers={"verify": helper}, budget=budget, falls_from=falls_from, gone_from=falls_from + lasts
+        )
+        allowance, shares = found.allowance(step), found.shared_out(step, attempts, turn)
+        expected = budget * (1 if step <= falls_from else max(0.0, 1 - (step - falls_from) / lasts))
+        assert allowance == pytest.approx(expected)
+        assert abs(sum(shares) - attempts * allowance) <= 0.5 + 1e-9
+        assert {math.floor(allowance), math.ceil(allowance)} >= set(shares)
+
+    def test_goes_to_training_attempts_alone(self, tmp_path: Path) -> None:
+        run = helped(tmp_path, **{"consulting.budget": 0.5, "consulting.gone_from": 2})
+        tasks = [Task(f"t{n}", "x") for n in range(8)]
+        given_out = [[a.questions for a in attempts_at(run, tasks, step, 0, 8)] for step in (0, 1, 2)]
+        assert [sum(step) for step in given_out] == [16, 8, 0]
+        assert len({tuple(given_out[0][n : n + 4]) for n in range(0, 32, 4)}) > 1, "who may ask is drawn"
+        assert Attempt(tasks[0], "evaluation").questions == 0
+
+
+def helped(tmp_path: Path, **changes: Any) -> RunSettings:
+    """The tiny recipe with a helper that is the untuned model."""
+    table = recipe("tiny", tmp_path).model_dump(mode="json", exclude_none=True)
+    table["policies"]["helper"] = {"model": next(iter(table["models"])), "train": "frozen"}
+    helper = {"policy": "helper", "sampling": {"max_new_tokens": 4}}
+    table["consulting"] = {
+        "helpers": {"problem": helper}, "agents": ["reasoner"], "gone_from": 2, "told": "never", "budget": 2.0,
+        "call": "The {kind} is{question}.",
+    }  # fmt: skip
+    table["agents"][0]["sampling"]["max_new_tokens"] = 32
+    table["agents"][0]["instructions"] = "You are the reasoner. Work out the first step and pass on what is left."
+    table["rollout"]["samples_per_task"] = 4
+    for path, value in changes.items():
+        *folders, key = path.split(".")
+        inner = table
+        for folder in folders:
+            inner = inner[folder]
+        inner[key] = value
+    return parse_recipe(table)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"consulting.helpers.problem.policy": "helpr"},
+            "consulting.helpers.problem: no policy is called 'helpr'; did",
+        ),
+        ({"policies.helper.train": "lora"}, "policy 'helper' learns, and what helpers say is no decision"),
+        ({"consulting.agents": ["acter"]}, "consulting.agents: no agent is called 'acter'; did you mean 'actor'"),
+        (
+            {"consulting.call": "<ask {kind}>{question}"},
+            "must be as <consult {kind}>{question}</consult>: marks before",
+        ),
+        ({"consulting.call": "{kind}: {question};"}, "marks before, between and after"),
+        ({"consulting.call": "<{question} {kind}>"}, "marks before, between and after"),
+        ({"consulting.call": "<ask {kind}{question}>"}, "marks before, between and after"),
+        ({"consulting.call": "<ask {kind!r} {question}>"}, "marks before, between and after"),
+        ({"consulting.call": "<ask {kind} {question}> {"}, "marks before, between and after"),
+        ({"consulting.reply": "<re>"}, "must be as <reply>{text}</reply>"),
+        ({"consulting.reply": "{text}{text}"}, "must be as <reply>{text}</reply>"),
+        ({"consulting.helpers": {}}, "at least 1"),
+        ({"consulting.falls_from": 2}, "falls_from must be before gone_from"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why.replace("{", r"\{").replace("(", r"\(")):
+        helped(tmp_path, **changes)
+
+
+def test_what_is_held_to_a_grammar_asks_nobody(tmp_path: Path) -> None:
+    table = helped(tmp_path).model_dump(mode="json", exclude_none=True)
+    table["agents"][0]["sampling"]["regex"] = "a+"
+    with pytest.raises(ValueError, match="held to a grammar, which no reply keeps"):
+        parse_recipe(table)
+
+
+def test_a_helper_may_be_behind_an_endpoint(tmp_path: Path) -> None:
+    with serving(lambda body, number: says(" 12", usage=(7, 3))) as server:
+        changes = {
+            "models.teacher": {"path": "gpt-x", "endpoint": {"url": server.url}}, "policies.helper.model": "teacher",
+            "algorithm.teammate_text": {"coefficient": 1.0}, "training.steps": 1,
+        }  # fmt: skip
+        run = helped(tmp_path, **changes)
+        folder = RunFolder.create(run)
+        train(run, folder)
+    (row,) = folder.read_metrics()
+    episodes = read_episodes(folder.episodes / "step_000001.parquet")
+    asking = [action for episode in episodes for action in episode.actions if action.consultations]
+    assert row["consultations"] == len(server.requests) == sum(len(action.consultations) for action in asking) > 0
+    for action in asking:
+        assert "<reply> 12</reply>" in action.text
+        assert action.usage == sum([Usage(7, 3)] * len(action.consultations), Usage())
+        assert action.teammate_log_probs is not None
+        assert not action.teammate_log_probs.any(), "nobody says how likely it was: its author counts as sure"
+    assert row["teammate_weight"] > 0
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_a_team_learns_from_replies_until_there_are_none(level: str, tmp_path: Path) -> None:
+    """The untuned model restates problems, which is a question here: a helper goes on from them."""
+    text = {"coefficient": 1.0, "weight": {"name": "bounded"}}
+    run = helped(tmp_path, **{"algorithm.level": level, "algorithm.teammate_text": text, "training.steps": 3})
+    folder = RunFolder.create(run)
+    assert train(run, folder).step == 3
+    rows = folder.read_metrics()
+    assert [row.get("consultations", 0) > 0 for row in rows] == [True, True, False]
+    assert ["teammate_weight" in row for row in rows] == [True, True, False]
+    assert all(row["log_prob_difference_max"] < 1e-4 for row in rows)
+    assert all(math.isfinite(row["policy_loss"]) for row in rows)
+    actions = [a for episode in read_episodes(folder.episodes / "step_000001.parquet") for a in episode.actions]
+    asking = [action for action in actions if action.consultations]
+    assert {action.agent for action in asking} == {"reasoner"}
+    for action in asking:
+        (first, *_), known = action.consultations, action.teammate_log_probs
+        assert action.text[first.place :].startswith(first.reply)
+        assert known is not None
+        assert len(known) == action.by_teammate.sum() > 0
+        assert known.min() < 0, "the helper has the agent's own tokens"
+    (found,) = evaluate_checkpoints(run, folder, ("last",), ("sampled",), 8, False, lambda _=None: None)
+    assert found.agents["reasoner"].get("consultations") is None
+
+
+@pytest.mark.slow
+def test_what_is_asked_is_the_same_in_a_process_apart_and_after_a_stop(tmp_path: Path) -> None:
+    changes = {"algorithm.teammate_text": {"coefficient": 1.0}, "training.steps": 3, "consulting.gone_from": 4}
+    whole = helped(tmp_path / "whole", **changes)
+    apart = helped(tmp_path / "apart", **changes, **{"rollout.processes": 2})
+    for run in (whole, apart):
+        train(run, RunFolder.create(run))
+    begun = helped(tmp_path / "stopped", **changes, **{"checkpoints.every": 1})
+    folder = RunFolder.create(begun)
+    train(begun.model_copy(update={"training": begun.training.model_copy(update={"steps": 1})}), folder)
+    train(begun, folder, resume=True)
+    found = [RunFolder(Path(run.output) / run.name).read_metrics() for run in (whole, apart, begun)]
+    for rows in zip(*found, strict=True):
+        assert len({(row["policy_loss"], row["reward"], row.get("consultations")) for row in rows}) == 1
+    assert found[0][0]["consultations"] > 0
+
+
+@pytest.mark.slow
+def test_helpers_are_no_part_of_an_export(tmp_path: Path) -> None:
+    run = helped(
+        tmp_path, **{"models.teacher": {"path": "tiny"}, "policies.helper.model": "teacher", "training.steps": 1}
+    )
+    folder = RunFolder.create(run)
+    train(run, folder)
+    exported = load_export(export_run(folder, "last", tmp_path / "team"))
+    assert set(exported.manifest.policies) == {"reasoner", "actor"}
+    assert set(exported.manifest.models) == {"base"}
+    assert settings_of(exported).consulting is None
