@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Annotated
 
 from pydantic import Field
@@ -11,17 +12,20 @@ from marft.config.settings import Count
 from marft.memories.condensing import by_choice
 from marft.memories.index import IndexMemory, Searched
 from marft.memories.interface import Counter, Entry, Forgotten, Recall, Work
-from marft.memories.selection import Placed, fitting, within
+from marft.memories.selection import Placed, fitting
 from marft.memories.shelf import Shelf, bytes_of, size_of
 from marft.memories.summary import SummaryMemory
 
 RECENT_SHARE, GIST_SHARE = 4, 8  # what part of the bytes the first and the last level have: the archive has the rest
 
 
+Found = tuple[int, int, str]  # level, number there, text
+
+
 class Hierarchical(Searched):
     """Three levels, after MemGPT: the last entries word for word, which are always read; an archive of those before
-    them, where the nearest are found; and a summary of what went into the archive. Of a read half may be recent, two
-    thirds of what is left found, the rest summary. OUR READING: in MemGPT the model itself moves what goes down."""
+    them, where the nearest are found; and a summary of what went into the archive. In a read the recent and the
+    found take turns, and the summary has what is left. OUR READING: in MemGPT the model itself moves what goes down."""
 
     recent: Annotated[int, Field(ge=1, le=1000)] = 4  # entries of the first level
     summary_tokens: Count = 40  # of the last level
@@ -75,17 +79,25 @@ class HierarchicalMemory:
         return down
 
     async def read(self, query: str, budget: int) -> Recall:
-        held = self.recent.held
-        placed = [Placed(number, held[number].text) for number in self.recent.newest_first()]
-        recent = fitting(placed, -(-budget // 2), self.count)
-        left = budget - self.count("\n".join(recent))
-        found = await self.archive.read(query, -(-2 * left // 3))
-        gist = await self.gist.read(query, max(left - self.count(found.text), 0))
-        new = [text for text in gist.texts if text not in found.texts]
-        texts = within([*new, *found.texts, *recent], budget, self.count)
-        looked_at = found.work.bytes + gist.work.bytes + sum(map(bytes_of, recent))
+        found, looked_at = await self.archive.ranked(query)
+        held, below = self.recent.held, self.archive.shelf.held
+        recent = [(2, number, held[number].text) for number in self.recent.newest_first()]
+        working = sum(entry.kind == "working" for entry in held.values())
+        archived = [(1, number, below[number].text) for number in found[: self.archive.most]]
+        gist = [(0, number, line.text) for number, line in reversed(list(enumerate(self.gist.lines)))]
+        ranked = [*recent[:working], *_in_turns(recent[working:], archived)]
+        known = {text for _, _, text in ranked}
+        ranked += [one for one in gist if one[2] not in known]
+        order = {one[:2]: place for place, one in enumerate(sorted(ranked))}
+        texts = fitting([Placed(order[one[:2]], one[2]) for one in ranked], budget, self.count)
+        looked_at += bytes_of("\n".join(texts)) + bytes_of(self.gist.text)
         return Recall(texts, Work(self.count("\n".join(texts)), looked_at))
 
     async def forget(self, key: str) -> Forgotten:
         below = await self.archive.forget(key), await self.gist.forget(key)
         return Forgotten(len(self.recent.drop(key)) + sum(one.count for one in below))
+
+
+def _in_turns(first: Sequence[Found], second: Sequence[Found]) -> Iterator[Found]:
+    """One of each after the other."""
+    return (one for pair in zip_longest(first, second) for one in pair if one is not None)

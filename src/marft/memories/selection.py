@@ -80,13 +80,5 @@ def cut(text: str, budget: int, count: Counter) -> str:
     return text[:low].rstrip()
 
 
-def within(texts: Sequence[str], budget: int, count: Counter) -> tuple[str, ...]:
-    """The last of the texts that have at most so many tokens together."""
-    kept = list(texts)
-    while kept and count("\n".join(kept)) > budget:
-        kept.pop(0)
-    return tuple(kept)
-
-
 def _joined(chosen: Sequence[Placed]) -> str:
     return "\n".join(one.text for one in sorted(chosen))
