@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tomllib
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -59,6 +60,13 @@ def talkative(texts: Sequence[str], size: int) -> list[str]:
 
 def no_list(texts: Sequence[str], size: int) -> str:
     return "all"
+
+
+def noted(table: dict[str, Any]) -> dict[str, Any]:
+    """A recipe whose first agent has a source of tools."""
+    whole = recipe(tools={"notes": table})
+    first, *others = whole["agents"]
+    return {**whole, "agents": [{**first, "tools": ["notes"]}, *others]}
 
 
 class TestFormulas:
@@ -198,9 +206,7 @@ class TestTheirOwnFunctions:
 
 class TestAsTools:
     def test_agents_remember_recall_and_forget(self) -> None:
-        source = parse_recipe(
-            recipe(tools={"notes": {"name": "memory", "store": {"name": "index", "picks": 3}, "budget": 20}})
-        ).tools["notes"].connect()  # type: ignore[attr-defined]  # fmt: skip
+        source = Remembering(store=part("index", picks=3), budget=20).connect()
         assert [tool.name for tool in source.tools] == ["remember", "recall", "forget"]
         session, other = (source.open(Task("t", ""), 0) for _ in range(2))
 
@@ -230,13 +236,14 @@ class TestAsTools:
     @pytest.mark.parametrize("name", SYSTEMS)
     def test_every_system_stands_in_a_recipe_and_is_read_again(self, name: str) -> None:
         table = {"name": "memory", "store": {"name": name, "construction": "lazy", "working": 2}}
-        run_ = parse_recipe(recipe(tools={"notes": table}))
-        assert f'name = "{name}"' in to_toml(run_)
-        assert run_.tools["notes"].store.construction == "lazy"  # type: ignore[attr-defined]
+        made = parse_recipe(noted(table))
+        assert f'name = "{name}"' in to_toml(made)
+        assert parse_recipe(tomllib.loads(to_toml(made))) == made
+        assert made.tools["notes"].store.construction == "lazy"  # type: ignore[attr-defined]
 
     def test_a_system_that_nothing_goes_by_gets_a_suggestion(self) -> None:
         with pytest.raises(ValueError, match=r"no memory is called 'indx'; did you mean 'index'\?"):
-            parse_recipe(recipe(tools={"notes": {"name": "memory", "store": {"name": "indx"}}}))
+            parse_recipe(noted({"name": "memory", "store": {"name": "indx"}}))
 
 
 class TestInTheWorld:
