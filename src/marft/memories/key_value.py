@@ -37,9 +37,8 @@ class KeyValueMemory(Shelved):
         found = list[tuple[float, int, int]]()
         working = list[int]()
         for number, entry in self.shelf.held.items():
-            about = entry.key or entry.text
-            looked_at += bytes_of(about)
-            words = words_of(about)
+            looked_at += bytes_of(entry.key) or bytes_of(entry.text)
+            words = words_of(entry.key) or words_of(entry.text)
             shared = len(words & asked)
             if entry.kind == "working":
                 working.append(number)

@@ -55,11 +55,12 @@ class Shelf:
     def put(self, entry: Entry) -> tuple[int, Gone]:
         """Take one in → its number, and what went for it."""
         replaced = self.outdated(entry)
+        for number in replaced:
+            self.take(number)
         fallen = list[int]()
         if entry.kind == "working" and len(self._working) == self.working:
             fallen.append(self._working[0])
-        for number in (*replaced, *fallen):
-            self.take(number)
+            self.take(fallen[0])
         number, self._next = self._next, self._next + 1
         self._held[number] = entry
         self._by_key.setdefault(entry.key, {})[number] = None
