@@ -19,8 +19,9 @@ RECIPE = Path(__file__).parents[1] / "benchmarks" / "cold_start.toml"
 
 def cold(output: Path, **changes: Any) -> RunSettings:
     """The benchmark's recipe, with a few tasks."""
+    drawn = {} if "environment" in changes else {"environment.train_tasks": 64, "environment.held_out_tasks": 16}
     few = {"synthesis.tasks": 6, "synthesis.attempts": 3, "synthesis.per_task": 2, "synthesis.played_together": 6}
-    return load_recipe(RECIPE, changes={"output": str(output), "device": "cpu", **few, **changes})
+    return load_recipe(RECIPE, changes={"output": str(output), "device": "cpu", **drawn, **few, **changes})
 
 
 class Dice(EnvironmentPart):
@@ -36,6 +37,22 @@ class Dice(EnvironmentPart):
 
     def script(self, skill: float = 1.0) -> Script:
         return said_again
+
+
+class Torn(Dice):
+    """Its test tasks cannot be read."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        if split == "test":
+            raise OSError("the disk is gone")
+        return super().tasks(split)
+
+
+class TrainsAlone(Dice):
+    """Holds nothing out."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return super().tasks(split) if split == "train" else []
 
 
 class Thrown:

@@ -70,6 +70,7 @@ def test_rows_say_where_they_are_from_and_the_manifest_what_was_left_out(tmp_pat
         assert row["prompt"][0]["content"].startswith(f"You are the {row['agent']}")
 
 
+@pytest.mark.slow
 def test_the_same_is_made_again_to_the_byte(tmp_path: Path) -> None:
     one, other = (made_of(cold(tmp_path / name)) for name in ("one", "other"))
     assert bytes_in(one.path) == bytes_in(other.path)
@@ -77,6 +78,7 @@ def test_the_same_is_made_again_to_the_byte(tmp_path: Path) -> None:
     assert bytes_in(another.path) != bytes_in(one.path)
 
 
+@pytest.mark.slow
 def test_what_was_stopped_goes_on_and_plays_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made_of(cold(tmp_path / "whole"))
     run, played = cold(tmp_path / "stopped"), list[str]()
@@ -145,6 +147,7 @@ def test_what_is_imitated_is_what_was_played_token_for_token(tmp_path: Path) -> 
         assert np.array_equal(sample.action.tokens, action.tokens)
 
 
+@pytest.mark.slow
 def test_prompts_of_rows_are_what_is_learned_from_where_a_recipe_says_so(tmp_path: Path) -> None:
     made = made_of(cold(tmp_path))
     run = cold(tmp_path, **{"sft.traces": [str(made.path)], "sft.held_out": 0.0})

@@ -59,6 +59,7 @@ def test_a_filter_is_a_class_of_ones_own_and_one_that_lacks_its_method_is_refuse
         cold(tmp_path, **{"synthesis.filters": [{"name": "tests.cold_worlds:NoFilter"}]})
 
 
+@pytest.mark.slow
 def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
     before = bytes_in(made_of(cold(tmp_path)).path)
     for changes, what in (
@@ -70,6 +71,17 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
     assert bytes_in(tmp_path / "cold" / "rows") == before
     made_of(cold(tmp_path, **{"synthesis.attempts": 2}), overwrite=True)
     assert bytes_in(tmp_path / "cold" / "rows") != before
+
+
+@pytest.mark.slow
+def test_held_out_tasks_that_cannot_be_read_are_not_taken_for_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tasks\('test'\) raised .* the disk is gone"):
+        made_of(cold(tmp_path, environment={"name": "tests.cold_worlds:Torn"}))
+    notes = list[str]()
+    made_of(cold(tmp_path, environment={"name": "tests.cold_worlds:TrainsAlone"}), overwrite=True, note=notes.append)
+    assert sorted(notes) == [
+        f"the {split} split has no tasks: nothing that is kept was compared with it" for split in ("test", "validation")
+    ]
 
 
 @pytest.mark.slow

@@ -15,9 +15,10 @@ from pydantic import TypeAdapter
 
 from marft.config.parts import FilterPart, FilterPlugin
 from marft.config.run import RunSettings
-from marft.envs.tasks import tasks_of
+from marft.envs.tasks import NoTasksError, tasks_of
 from marft.evaluation.cohorts import cohorts_of, fields_of
 from marft.evaluation.evaluate import Advance
+from marft.game.environment import Split
 from marft.models.formats import load_formats
 from marft.runs.folder import RunFolder
 from marft.synthesis.candidates import Candidate, Filter, World
@@ -30,6 +31,7 @@ from marft.traces.record import Tally
 from marft.traces.stage import Stage, Told, renderer_of
 from marft.types import Episode, Task
 
+HELD_OUT: tuple[Split, ...] = ("validation", "test")
 STANDARD = ("success", "handoffs", "duplicates", "leakage")
 NOTHING = (
     "nothing is left of what the teacher played, and so there is nothing to imitate. With other filters "
@@ -89,7 +91,7 @@ def _funnel(
     tally = Tally()
     formats = load_formats(run)
     with Stage(run, tally, formats) as stage:
-        world = World(held_out=_held_out(run), told=stage.told_whatever())
+        world = World(held_out=_held_out(run, note), told=stage.told_whatever())
         candidates = _candidates(teacher, episodes)
         left, passages = sifted(candidates, cast("list[Filter]", filters_of(run)), world)
         kept, passage = _told_again(stage, run.seed, [one.episode for one in left])
@@ -106,14 +108,18 @@ def _funnel(
     return kept, passages
 
 
-def _held_out(run: RunSettings) -> list[Task]:
-    """The tasks of both held-out splits, as far as there are any."""
+def _held_out(run: RunSettings, note: Callable[[str], None]) -> list[Task]:
+    """The tasks of both held-out splits. One that is empty is said to be, for then nothing is compared with it.
+
+    Raises:
+        ValueError: they cannot be read: what is not known cannot be kept out.
+    """
     found = list[Task]()
-    for split in ("validation", "test"):
+    for split in HELD_OUT:
         try:
             found += tasks_of(run.environment, split)
-        except ValueError:  # an environment may have no validation: training says so where it needs one
-            continue
+        except NoTasksError:
+            note(f"the {split} split has no tasks: nothing that is kept was compared with it")
     return found
 
 
