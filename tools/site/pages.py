@@ -31,10 +31,13 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "organizations": ("team", "Organizations"),
     "channels": ("channel", "Channels"),
     "rewards": ("[rewards]", "Reward terms"),
+    "filters": ("[synthesis.filters]", "Filters"),
     "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),
+    "memories": ("tools.NAME.store", "Memory systems"),
     "credits": ("algorithm.credit", "Credits"),
     "objectives": ("algorithm.objective", "Objectives"),
+    "teammate_weights": ("algorithm.teammate_text.weight", "Weights of others' text"),
     "schedules": ("algorithm.schedule", "Schedules"),
 }
 NAMED = {"models": "models.NAME", "policies": "policies.NAME"}

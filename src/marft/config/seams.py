@@ -95,11 +95,18 @@ SEAMS: Mapping[str, Seam] = {
         },
         attributes={"own_timeout": (bool,)},
     ),
+    "filters": Seam("a filter", "marft.config.parts.FilterPart", {"refused": Method(("candidates", "world"))}),
     "sinks": Seam(
         "a sink",
         "marft.config.parts.SinkPart",
         {"open": Method(("run",))},
         attributes={"package": (str,), "extra": (str,), "folder": (str,)},
+    ),
+    "memories": Seam(
+        "a memory system",
+        "marft.config.parts.MemoryPart",
+        {"begin": Method(("count",))},
+        attributes={"edits": (bool,)},
     ),
     "tools": Seam("a source of tools", "marft.config.plugins.Plugin", {"connect": Method()}),
     "objectives": Seam(
