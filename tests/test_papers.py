@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,14 +26,12 @@ NO_NAMES = {
 }  # fmt: skip
 NAME = r"(?:(?:[Vv]on |[Vv]an |[Dd]e )?[A-ZÄÅÉÖÜ][\w-]+)"
 YEAR = r",? \(?((?:18|19|20)\d\d)\b"
-CITATION = re.compile(
-    rf"(?P<several>{NAME} et al\.)(?:{YEAR})?|(?P<two>{NAME} and {NAME}){YEAR}|(?P<one>{NAME}){YEAR}"
-)
+CITATION = re.compile(rf"(?P<several>{NAME} et al\.)(?:{YEAR})?|(?P<two>{NAME} and {NAME}){YEAR}|(?P<one>{NAME}){YEAR}")
 ANCHOR = re.compile(r"et al\.|\b(?:18|19|20)\d\d\b")
 NUMBER = re.compile(r"arxiv(?:\.org/(?:abs|pdf|html)/|[ :])(\d+\.\d+)", re.IGNORECASE)
 PARTS = {
     "credit": "credits", "objective": "objectives", "schedule": "schedules", "weight": "teammate_weights",
-    "environment": "environments", "team": "organizations",
+    "environment": "environments", "team": "organizations", "tools": "tools", "store": "memories",
 }  # fmt: skip
 
 

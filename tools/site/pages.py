@@ -1,5 +1,5 @@
-"""The pages of the docs that are not written by hand: docs/settings.md, docs/presets.md and docs/metrics.md are read off
-the code, docs/papers.md off papers.toml beside this file.
+"""The pages of the docs that are not written by hand: docs/settings.md, docs/presets.md and docs/metrics.md, which are
+read off the code, and docs/papers.md, off papers.toml beside this file.
 
 python tools/site/pages.py       # writes them
 """

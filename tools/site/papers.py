@@ -27,18 +27,18 @@ GROUPS = {
 INTRODUCTION = """\
 # Papers
 
-What is implemented here of which paper, or takes a formula from it: the files, what turns it on, where ours is another, and
-what it was held to. (This page is written by `python tools/site/pages.py`, from
-[`papers.toml`](../tools/site/papers.toml): a paper that is cited in the code without a row there fails a test.)
+What is implemented here of which paper, or takes a formula from it: the files, what turns it on, where ours is another,
+and what it was held to. (This page is written by `python tools/site/pages.py`, from
+[`papers.toml`](../tools/site/papers.toml): a paper that is cited in the code and has no row there fails a test.)
 
-*Ours* says where we differ; **our reading** stands where a paper's formula was not known to us for certain. Numbers of a
-preset and their sources are shown by `marft algorithms NAME`.
+*Ours* says where we differ; **our reading** stands where a paper's formula was not known to us for certain. Numbers of
+a preset and their sources are shown by `marft algorithms NAME`.
 
-*Held to* names what would fail if it were wrong. A **slow reference** is plain Python in float64, written from the paper and
+*Held to* names what would fail if it were wrong. A **slow reference** is plain Python, written from the formulas and
 not from our code. **Known values** follow from theory, from another formula, or were worked out by hand. **Somebody
-else's program** was run beside ours. **Measured** are our own results on our own ground: they show that it works, not that a
-paper's figure was reached. Most of those come from models far larger than ours; where we tried one, it says **published**, and how
-far we came."""
+else's program** was run beside ours. **Measured** are our own results on our own ground: they show that it works, not
+that a paper's figure was reached. Most of those come from models far larger than ours; where we tried one, it says
+**published**, and how far we came."""
 
 
 class Row(BaseModel):
