@@ -1,7 +1,7 @@
 """Every memory system, by budget and construction: what it costs to write and to read, and what comes of it.
 
-    python benchmarks/memories.py                                # two minutes of one core
-    python benchmarks/memories.py --readers tiny-memory FOLDER   # and what two models make of it: a quarter of an hour
+    python benchmarks/memories.py                                # minutes of one core
+    python benchmarks/memories.py --readers FOLDER tiny-memory   # and what two models make of what was read
 
 Conversations of the world ``memory`` in plain words are written piece by piece, talk included; each line that says
 something has the key of what it is about. *Fresh* are the facts that were changed, asked for right after the piece
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -183,9 +182,10 @@ async def _filled(name: str) -> list[Store]:
 
 def at_once(name: str) -> dict[str, Any]:
     """A thousand memories in this process, filled side by side."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    stores = asyncio.run(_filled(name))
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    before = machine.footprint()["memory_mb"]
+    with machine.Watch() as watch:
+        stores = asyncio.run(_filled(name))
+    grown = watch.most["memory_mb"] - before
     sizes = [store.size for store in stores]
     return {
         "system": name, "memories": len(stores), "entries": ENTRIES, "capacity": CAPACITY, "most": max(sizes),
@@ -212,13 +212,17 @@ def written(result: dict[str, Any]) -> str:
     ]
     parts += [table([*heads, "bytes held", "fresh", "held", "right"], rows, 2), ""]
     rows = [
-        [row["system"], f"{row['most']:,}", f"{row['held'] / 2**20:.1f}", f"{row['grown'] / 2**20:.1f}"]
+        [row["system"], f"{row['most']:,}", f"{row['held'] / 2**20:.1f}", f"{row['grown']:,}"]
         for row in result["at_once"]
     ]
     bound = AT_ONCE * CAPACITY / 2**20
     about = f"{AT_ONCE:,} memories at once, {ENTRIES} entries written to each; {CAPACITY:,} bytes are allowed to each, "
     about += f"{bound:.1f} MiB together."
-    parts += [about, "", table(["system", "bytes of the largest", "MiB held", "MiB the process grew"], rows, 1)]
+    parts += [
+        about,
+        "",
+        table(["system", "bytes of the largest", "MiB held", "MiB the process grew, at most"], rows, 1),
+    ]
     if result.get("readers"):
         readers = result["readers"]
         heads = [
@@ -244,7 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversations", type=int, default=20)
     parser.add_argument("--readers", nargs="*", default=[], help="models: names or folders")
-    parser.add_argument("--read", type=int, default=3, help="conversations that models read")
+    parser.add_argument("--read", type=int, default=20, help="conversations that models read")
     parser.add_argument("--at-once", choices=sorted(BUILT_IN["memories"]), help="this alone, printed as JSON")
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()

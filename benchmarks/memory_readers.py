@@ -1,4 +1,9 @@
-"""What models make of texts that a memory gave: the capability floor of ``memories.py``."""
+"""What models make of texts that a memory gave: the capability floor of ``memories.py``.
+
+A smaller sister of ``tiny-memory``, made by the same tool from the same games in as many steps, comes of
+
+    python tools/tiny/worlds.py memory --layers 2 --intermediate 64 --output memory-shallow
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,6 @@ from marft.envs.memory.grading import graded
 from marft.models.paths import resolve_path
 
 TOLD = "You are the answerer. Answer from the notes in few words, or say: not mentioned"  # as the recipe memory has it
-SHOWN = ("Dan's dog is gray.\nEve lives in Bonn.", "Eve lives in?", "Bonn")  # how it is done; no value of the world's
 NEW_TOKENS = 8
 
 
@@ -31,12 +35,12 @@ class Reader:
     """A model that answers greedily, each prompt once.
 
     Args:
-        path: a bundled model's name, or a folder; the latter is shown one example first, as it never saw such notes.
+        path: a bundled model's name, or a folder.
     """
 
     def __init__(self, path: str) -> None:
         found = resolve_path(path)
-        self.name, self.example = path.rsplit("/", 1)[-1], found == path
+        self.name = path.rstrip("/").rsplit("/", 1)[-1]
         self.tokenizer: Any = AutoTokenizer.from_pretrained(found)
         self.model: Any = AutoModelForCausalLM.from_pretrained(found, dtype=torch.float32).eval()
         self.parameters = sum(one.numel() for one in self.model.parameters())
@@ -50,12 +54,7 @@ class Reader:
         return self._known[view]
 
     def _generated(self, view: str) -> str:
-        shown = [{"role": "user", "content": _view(*SHOWN[:2])}, {"role": "assistant", "content": SHOWN[2]}]
-        chat = [
-            {"role": "system", "content": TOLD},
-            *(shown if self.example else []),
-            {"role": "user", "content": view},
-        ]
+        chat = [{"role": "system", "content": TOLD}, {"role": "user", "content": view}]
         ids = self.tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
