@@ -45,7 +45,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/cold_start"))
     given = parser.parse_args()
     quieten()
-    rows = [row for seed in given.seeds for row in of_seed(seed, given)]
+    rows = list[dict[str, Any]]()
+    for seed in given.seeds:
+        rows += of_seed(seed, given)
+        print(save(rows, given))
+
+
+def save(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> str:
+    """Write what there is so far → its table."""
     run = _run(given, 0, "cold")
     row: dict[str, Any] = {
         "machine": machine.describe(), "tasks": given.tasks, "steps": run.training.steps,
@@ -54,7 +61,7 @@ def main() -> None:
     machine.save("cold_start", row)
     text = "\n".join(table(rows)) + "\n"
     (machine.RESULTS / "cold_start.md").write_text(text, encoding="utf-8")
-    print(text)
+    return text
 
 
 def of_seed(seed: int, given: argparse.Namespace) -> list[dict[str, Any]]:
