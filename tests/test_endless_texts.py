@@ -15,7 +15,7 @@ from marft.envs.code.proposing import program_in
 from marft.envs.gyms.acts import chosen
 from marft.envs.instructions.counting import sentences_of
 from marft.envs.instructions.registry import KINDS
-from marft.envs.memory.notebook import Notebook
+from marft.memories.notebook import Notebook
 
 MANY = 20_000
 SECONDS = 0.5  # which any of these took several times over, or minutes, while its pattern tried every way

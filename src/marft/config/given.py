@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, WrapValidator
 
 MARK = "given in Python: "
-KEYS = ("name", "organization", "call", "grading")  # which take import paths
+KEYS = ("name", "organization", "call", "grading", "embed", "condense")  # which take import paths
 PARTS = ("environment", "channel", "team", "algorithm.credit", "algorithm.objective", "algorithm.schedule")
 
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import SerializeAsAny
+from pydantic import Field, SerializeAsAny
 
 from marft.config.plugins import Plugin, resolver
-from marft.config.settings import Positive
+from marft.config.settings import Few, Positive
 from marft.types import Task
+
+LEAST_CAPACITY = 16_384  # bytes of a memory
+LONGEST_SHARE = 16  # what part of a memory one text may take
 
 
 class EnvironmentPart(Plugin):
@@ -144,6 +147,35 @@ class FilterPart(Plugin):
     is a pure function of them and of what is known of the recipe (:mod:`marft.synthesis.candidates`)."""
 
 
+class MemoryPart(Plugin):
+    """Base of memory systems. ``begin(count)`` makes an empty :class:`marft.memories.interface.Memory` that holds at
+    most ``room`` bytes; ``count`` says how many tokens a text has."""
+
+    edits: ClassVar[bool] = False  # a text that is written says how to change what is there, line by line
+
+    # when what is written is built in: at once, ``batch`` entries together, or when somebody reads
+    construction: Literal["eager", "batched", "lazy"] = "eager"
+    batch: Few = 8  # entries that are built in together, where construction is "batched"
+    # bytes that it holds, what waits to be built in included; the oldest fall out
+    capacity: Annotated[int, Field(ge=LEAST_CAPACITY, le=2**30)] = 262_144
+    working: Annotated[int, Field(ge=1, le=100)] = 4  # entries of the kind "working" that are held: the newest
+
+    @property
+    def room(self) -> int:
+        """Bytes of what is built in; the rest of the capacity is for what waits."""
+        return self.capacity if self.construction == "eager" else self.capacity - self.waiting_room
+
+    @property
+    def waiting_room(self) -> int:
+        """Bytes of what waits: where there are more, it is built in before its time."""
+        return self.capacity // 4
+
+    @property
+    def longest(self) -> int:
+        """Bytes of an entry's text, of which more is cut."""
+        return self.capacity // LONGEST_SHARE
+
+
 class SinkPart(Plugin):
     """Base of sinks. ``open`` makes a :class:`marft.sinks.interface.Sink`, on the thread that it is told on."""
 
@@ -168,6 +200,8 @@ OrganizationPlugin = Annotated[SerializeAsAny[OrganizationPart], resolver("organ
 FilterPlugin = Annotated[SerializeAsAny[FilterPart], resolver("filters")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
 SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
+MaybeMemoryPlugin = Annotated[SerializeAsAny[MemoryPart] | None, resolver("memories", optional=True)]
+MemoryPlugin = Annotated[SerializeAsAny[MemoryPart], resolver("memories")]
 ToolPlugin = Annotated[SerializeAsAny[Plugin], resolver("tools")]
 CreditPlugin = Annotated[SerializeAsAny[CreditPart], resolver("credits")]
 ObjectivePlugin = Annotated[SerializeAsAny[ObjectivePart], resolver("objectives")]

@@ -105,6 +105,14 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "leakage": "marft.synthesis.filters.leakage:Leakage",
         "success": "marft.synthesis.filters.success:Success",
     },
+    "memories": {
+        "hierarchical": "marft.memories.hierarchical:Hierarchical",
+        "index": "marft.memories.index:Index",
+        "key_value": "marft.memories.key_value:KeyValue",
+        "learned": "marft.memories.learned:Learned",
+        "log": "marft.memories.log:Log",
+        "summary": "marft.memories.summary:Summary",
+    },
     "sinks": {
         "mlflow": "marft.sinks.mlflow:MLflow",
         "tensorboard": "marft.sinks.tensorboard:TensorBoard",
@@ -114,6 +122,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "tools": {
         "function": "marft.tools.functions:Functions",
         "mcp": "marft.tools.mcp:MCP",
+        "memory": "marft.tools.memory:Remembering",
         "python": "marft.tools.python:Python",
     },
     "objectives": {
@@ -135,6 +144,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
 }
 TAGS = {"organizations": "organization", "engines": "kind"}
+SINGULAR = {"memories": "memory"}  # of those that do not lose an s alone
 
 
 class Plugin(Settings):
@@ -161,9 +171,18 @@ class Plugin(Settings):
         return {TAGS.get(self._kind, "name"): self.name, **serialise(self)}
 
 
+def one_of(kind: str) -> str:
+    """What one of a kind is called.
+
+    >>> one_of("credits"), one_of("memories")
+    ('credit', 'memory')
+    """
+    return SINGULAR.get(kind, kind[:-1])
+
+
 def called(plugin: Plugin) -> str:
     """``credit 'my_package.credits:Median'``, for messages."""
-    return f"{plugin._kind[:-1] or 'part'} {plugin.name!r}"
+    return f"{one_of(plugin._kind) or 'part'} {plugin.name!r}"
 
 
 def plugin_names(kind: str) -> list[str]:
@@ -184,7 +203,7 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
     else:
         registered = {point.name: point for point in entry_points(group=f"marft.{kind}")}
         if name not in registered:
-            raise ValueError(f"no {kind[:-1]} is called {name!r}{did_you_mean(name, plugin_names(kind))}")
+            raise ValueError(f"no {one_of(kind)} is called {name!r}{did_you_mean(name, plugin_names(kind))}")
         found = _imported(registered[name].value, registered[name].load)
     if isinstance(found, Plugin):
         found = type(found)
@@ -246,12 +265,12 @@ def _where_to_look(path: str, error: BaseException) -> str:
     )
 
 
-def resolver(kind: str) -> object:
-    """Validates a key that holds a part of this kind: from its table, or the part itself."""
+def resolver(kind: str, optional: bool = False) -> object:
+    """Validates a key that holds a part of this kind: from its table, or the part itself; or nothing."""
     tag = TAGS.get(kind, "name")
 
     def resolve(table: object, info: ValidationInfo) -> object:
-        if isinstance(table, Plugin):
+        if isinstance(table, Plugin) or (optional and table is None):
             return table
         if not isinstance(table, dict):
             raise PydanticCustomError("plugin_table", "must be a table with a {tag}", {"tag": repr(tag)})

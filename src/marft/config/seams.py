@@ -102,6 +102,12 @@ SEAMS: Mapping[str, Seam] = {
         {"open": Method(("run",))},
         attributes={"package": (str,), "extra": (str,), "folder": (str,)},
     ),
+    "memories": Seam(
+        "a memory system",
+        "marft.config.parts.MemoryPart",
+        {"begin": Method(("count",))},
+        attributes={"edits": (bool,)},
+    ),
     "tools": Seam("a source of tools", "marft.config.plugins.Plugin", {"connect": Method()}),
     "objectives": Seam(
         "an objective",

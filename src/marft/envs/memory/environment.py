@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.folders import from_recipe
+from marft.config.parts import MaybeMemoryPlugin
 from marft.config.settings import Count, Few, Filled, Fraction, Names, did_you_mean
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.memory.conversations import KINDS, Chunk, Question
@@ -21,8 +22,10 @@ from marft.envs.memory.files import Layout, Recorded, read_conversations, tasks_
 from marft.envs.memory.grading import Grading
 from marft.envs.memory.script import Rememberer
 from marft.envs.memory.session import Coverage, MemorySession, Retrieval, Rules
+from marft.envs.memory.stored import StoredSession
 from marft.envs.scripts import Script
 from marft.game.environment import Split
+from marft.memories.store import open_store
 from marft.types import Task
 
 MOST_FACTS = 8  # of a person, on the average
@@ -51,7 +54,9 @@ class Memory(Drawn):
     questions: Annotated[int, Field(ge=1, le=100)] = 5  # after the conversation
     kinds: Names = KINDS  # of questions: "single", "multi" (two facts), "temporal", "update", "abstention"
     lines: Few = 20  # of a file's session that are read in one step, at most
-    budget: Count = 800  # characters of the notes; what exceeds it is cut
+    # a memory system in place of the notes, with its keys: it is written line by line, and read with each question
+    store: MaybeMemoryPlugin = None
+    budget: Count = 800  # characters of the notes; what exceeds it is cut. With a store, tokens that a question reads
     picks: Annotated[int, Field(ge=1, le=100)] = 3  # notes that are picked for a question, at most
     # text: the retriever reads the notes and says numbers; choices: it chooses from sets of them; words: it reads the
     # question alone, and says words that the notes have to hold
@@ -61,8 +66,9 @@ class Memory(Drawn):
     local_weight: Fraction = 0.0  # what coverage and retrieval earn those who see to it; CoMAM's is 1
     # what the writer's notes are to hold: "asked": what the questions take, which it does not know; "said": all facts
     coverage: Coverage = "asked"
-    writer: Filled = "writer"  # role that keeps notes
-    retriever: str = "retriever"  # role that picks; "": the answerer reads all notes
+    writer: str = "writer"  # role that keeps notes; "", with a store: what is said goes there as it is
+    # role that picks; "": the answerer reads all notes. With a store, it says what to ask that; "": the question
+    retriever: str = "retriever"
     answerer: Filled = "answerer"  # role that answers
 
     @model_validator(mode="after")
@@ -71,8 +77,16 @@ class Memory(Drawn):
             if kind not in KINDS:
                 hint = did_you_mean(kind, KINDS)
                 raise PydanticCustomError("kinds", "kinds: no question is {kind}{hint}", {"kind": kind, "hint": hint})
+        if self.store is None and not self.writer:
+            raise PydanticCustomError("writer", "writer: nobody keeps notes; name a role, or give a store")
+        if self.store is not None and self.retriever and self.retrieval != "words":
+            raise PydanticCustomError(
+                "retrieval", "retrieval: a store is asked in words; set it to 'words', or retriever to ''"
+            )
         if not self.kinds:
             raise PydanticCustomError("kinds", "kinds: names none; leave it out for all")
+        if self.store is not None and self.coverage == "said":
+            raise PydanticCustomError("coverage", "coverage: with a store, what is read counts; leave it at 'asked'")
         if self.path and self.coverage == "said":
             raise PydanticCustomError("coverage", "coverage: facts of a file are not known, but for what is asked")
         room, most = self.days * self.facts, self.people * MOST_FACTS
@@ -99,8 +113,9 @@ class Memory(Drawn):
     @cached_property
     def _recorded_tasks(self) -> dict[Split, list[Task]]:
         found = tasks_by_split(
-            list(self._recorded.values()), self.questions, self.kinds, self.retriever != "", self.path
-        )
+            list(self._recorded.values()), self.questions, self.kinds,
+            retrieved=self.retriever != "", written=self.writer != "", path=self.path,
+        )  # fmt: skip
         most = {"train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks}
         return {split: tasks[: most[split]] for split, tasks in found.items()}
 
@@ -126,22 +141,25 @@ class Memory(Drawn):
         content = json.dumps([sorted(fact.note for fact in said), sorted(question.text for question in questions)])
         data = {
             "chunks": [chunk.data() for chunk in chunks], "questions": [question.data() for question in questions],
-            "fewest_steps": len(chunks) + len(questions) * (2 if self.retriever else 1),
+            "fewest_steps": (len(chunks) if self.writer else 0) + len(questions) * (2 if self.retriever else 1),
         }  # fmt: skip
         if self.coverage == "said":
             data["said"] = [list(fact.words) for fact in said]
         pieces = [*(chunk.text for chunk in chunks), "\n".join(question.text for question in questions)]
         return Drawing(content, "\n\n".join(pieces), data)
 
-    def start(self, task: Task, seed: int) -> MemorySession:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> MemorySession | StoredSession:  # noqa: ARG002  nothing here is random
         rules = Rules(
             writer=self.writer, retriever=self.retriever, answerer=self.answerer, budget=self.budget, picks=self.picks,
             retrieval=self.retrieval, grading=self.grading, local_weight=self.local_weight, threshold=self.threshold,
         )  # fmt: skip
         named = task.data.get("conversation")
         chunks = self._recorded[named].chunks if named else tuple(map(Chunk.of, task.data["chunks"]))
+        questions = tuple(map(Question.of, task.data["questions"]))
+        if self.store is not None:
+            return StoredSession(chunks, questions, rules, open_store(self.store), self.store.edits)
         said = [tuple(words) for words in task.data["said"]] if self.coverage == "said" else None
-        return MemorySession(chunks, tuple(map(Question.of, task.data["questions"])), rules, said)
+        return MemorySession(chunks, questions, rules, said)
 
     def script(self, skill: float = 1.0) -> Script:
         """Plays the roles of invented conversations; ``solver`` writes and answers."""

@@ -81,14 +81,14 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
 
 
 def tasks_by_split(
-    conversations: Sequence[Recorded], questions: int, kinds: Collection[str], retrieved: bool, path: str
+    conversations: Sequence[Recorded], questions: int, kinds: Collection[str], retrieved: bool, written: bool, path: str
 ) -> dict[Split, list[Task]]:
     """Tasks of so many questions about a conversation each. Conversations are put in an order by their words: a tenth
     of them, and at least one, is for validation, as many for the test, the others for training.
 
     Args:
         kinds: of questions that are asked.
-        retrieved: whether it takes a step to pick notes.
+        retrieved: whether it takes a step to pick notes; ``written``: whether one to write down a piece.
 
     Raises:
         ValueError: there are fewer than three.
@@ -100,15 +100,17 @@ def tasks_by_split(
     parts: dict[Split, Sequence[Recorded]] = {
         "validation": ordered[:held_out], "test": ordered[held_out : 2 * held_out], "train": ordered[2 * held_out :]
     }  # fmt: skip
-    return {split: list(_tasks(part, questions, kinds, retrieved)) for split, part in parts.items()}
+    return {split: list(_tasks(part, questions, kinds, retrieved, written)) for split, part in parts.items()}
 
 
-def _tasks(part: Sequence[Recorded], count: int, kinds: Collection[str], retrieved: bool) -> Iterator[Task]:
+def _tasks(
+    part: Sequence[Recorded], count: int, kinds: Collection[str], retrieved: bool, written: bool
+) -> Iterator[Task]:
     for one in part:
         asked = [question for question in one.questions if question.kind in kinds]
         for first in range(0, len(asked), count):
             some = asked[first : first + count]
-            steps = len(one.chunks) + len(some) * (2 if retrieved else 1)
+            steps = (len(one.chunks) if written else 0) + len(some) * (2 if retrieved else 1)
             data = {
                 "conversation": one.name, "questions": [question.data() for question in some], "fewest_steps": steps
             }  # fmt: skip

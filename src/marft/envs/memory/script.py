@@ -51,30 +51,22 @@ class Rememberer:
         notes = _NOTE.findall(rest)
         written = []
         for line in lines:
-            fact = self._understood(line, day.removesuffix("."))
+            fact = understood(line, day.removesuffix("."), self.style)
             if fact is None:
                 continue
             same = [number for number, note in notes if _about(note) == _about(fact.note)]
             written.append(f"{same[0]}: {fact.note}" if same else fact.note)
         return "\n".join(written) or "nothing"
 
-    def _understood(self, line: str, day: str) -> Fact | None:
-        """The fact that a line says."""
-        if self.style == "plain":
-            return _fact_in(line) or _fact_in(line.replace(".", f", {day}."))
-        person, _, words = line.partition(": ")
-        for name, relation in RELATIONS.items():
-            for template in (*relation.told, *relation.changed, *(YESTERDAY if name == "event" else ())):
-                found = _matched(template, words)
-                if found:
-                    when = day_before(day) if template in YESTERDAY else day
-                    return Fact(name, person, found.get("d", ""), found.get("v", when))
-        return None
+    def _read(self, note: str) -> Fact | None:
+        """The fact that a note says, or a line of the conversation with its date before it."""
+        day, _, line = note.partition(": ")
+        return _fact_in(note) or (understood(line, day, self.style) if line else None)
 
     def _wanted(self, asked: str, notes: Sequence[str]) -> list[tuple[int, Fact]]:
         """The notes that answer a question, by number; the last of several that say the same of somebody. Of two that
         are both needed the answer is in the second."""
-        facts = [(number, fact) for number, note in enumerate(notes, 1) if (fact := _fact_in(note))]
+        facts = [(number, fact) for number, note in enumerate(notes, 1) if (fact := self._read(note))]
         direct = [pair for pair in facts if pair[1].question(self.style) == asked]
         if direct:
             return direct[-1:]
@@ -100,6 +92,20 @@ class Rememberer:
     def _answer(self, asked: str, notes: Sequence[str]) -> str:
         wanted = self._wanted(asked, notes)
         return wanted[-1][1].value if wanted else NOT_MENTIONED
+
+
+def understood(line: str, day: str, style: Style) -> Fact | None:
+    """The fact that a line of a conversation says on a day; None where it says none."""
+    if style == "plain":
+        return _fact_in(line) or _fact_in(line.replace(".", f", {day}."))
+    person, _, words = line.partition(": ")
+    for name, relation in RELATIONS.items():
+        for template in (*relation.told, *relation.changed, *(YESTERDAY if name == "event" else ())):
+            found = _matched(template, words)
+            if found:
+                when = day_before(day) if template in YESTERDAY else day
+                return Fact(name, person, found.get("d", ""), found.get("v", when))
+    return None
 
 
 def _matched(template: str, words: str) -> dict[str, str] | None:

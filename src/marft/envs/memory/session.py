@@ -10,7 +10,7 @@ from typing import Literal
 
 from marft.envs.memory.conversations import Chunk, Question
 from marft.envs.memory.grading import Grading, graded, holds
-from marft.envs.memory.notebook import Notebook
+from marft.memories.notebook import Notebook
 from marft.types import JointAction, Observation, Step
 
 Retrieval = Literal["text", "choices", "words"]
@@ -72,10 +72,10 @@ class MemorySession:
     async def step(self, actions: JointAction) -> Step:
         """Take the notes on a piece, what is picked for a question, or its answer."""
         if self.read < len(self.chunks):
-            return self._noted(_said(actions, self.rules.writer))
+            return self._noted(said(actions, self.rules.writer))
         if self.picked is None and self.rules.retriever:
-            return self._picked(_said(actions, self.rules.retriever))
-        return self._answered(_said(actions, self.rules.answerer))
+            return self._picked(said(actions, self.rules.retriever))
+        return self._answered(said(actions, self.rules.answerer))
 
     async def close(self) -> None: ...
 
@@ -84,7 +84,7 @@ class MemorySession:
         self.read += 1
         if self.read < len(self.chunks):
             return Step(self._piece(problem), 0.0, info=self._told())
-        self.coverage = _share_held(self.wanted, self.notebook.notes)
+        self.coverage = share_held(self.wanted, self.notebook.notes)
         own = {self.rules.writer: self.rules.local_weight * self.coverage} if self.rules.local_weight else {}
         return Step(self._question(), 0.0, agent_rewards=own, info=self._told())
 
@@ -95,7 +95,7 @@ class MemorySession:
             self.picked = tuple(numbered(text, self.notebook.notes))[: self.rules.picks]
             self.characters += self.notebook.size
         needs = self.questions[self.asked].needs
-        recall = _share_held(needs, self.picked) if needs else float(not self.picked)
+        recall = share_held(needs, self.picked) if needs else float(not self.picked)
         if needs:
             self.recalls.append(recall)
         earned = self.rules.local_weight * recall / len(self.questions)
@@ -189,11 +189,11 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.casefold()))
 
 
-def _said(actions: JointAction, role: str) -> str:
+def said(actions: JointAction, role: str) -> str:
     action = actions.of(role)
     return action.text if action else ""
 
 
-def _share_held(needs: Sequence[tuple[str, ...]], notes: Sequence[str]) -> float:
+def share_held(needs: Sequence[tuple[str, ...]], notes: Sequence[str]) -> float:
     """The share of facts that some note says; 1 where there are none."""
     return sum(any(holds(note, words) for note in notes) for words in needs) / len(needs) if needs else 1.0
