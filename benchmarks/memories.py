@@ -140,7 +140,8 @@ async def play(name: str, store: Store, conversation: Conversation, budget: int,
 
 def tried(name: str, budget: int, construction: str, some: Sequence[Conversation]) -> Outcome:
     """A system on conversations, with a new memory each."""
-    part: Any = find_plugin("memories", name)(construction=construction, batch=BATCH)
+    system: Any = find_plugin("memories", name)
+    part = system(construction=construction, batch=BATCH)
     outcome = Outcome()
     for conversation in some:
         asyncio.run(play(name, open_store(part), conversation, budget, outcome))
@@ -164,8 +165,8 @@ def row_of(name: str, budget: int, construction: str, some: Sequence[Conversatio
 
 
 async def _filled(name: str) -> list[Store]:
-    part: Any = find_plugin("memories", name)(capacity=CAPACITY)
-    stores = [open_store(part) for _ in range(AT_ONCE)]
+    system: Any = find_plugin("memories", name)
+    stores = [open_store(system(capacity=CAPACITY)) for _ in range(AT_ONCE)]
 
     async def fill(number: int, store: Store) -> None:
         for start in range(0, ENTRIES, TOGETHER):
