@@ -47,7 +47,7 @@ CONSTRUCTIONS = ("eager", "batched", "lazy")
 BATCH = 8
 PATHS = ("write", "read", "total")
 PEOPLE, DAYS, FACTS, TALK, QUESTIONS = 6, 16, 3, 2, 10
-AT_ONCE, ENTRIES, TOGETHER, CAPACITY = 1000, 300, 10, 65_536
+AT_ONCE, ENTRIES, TOGETHER, CAPACITY = 1000, 200, 20, 65_536
 HUGE = 1_000_000  # tokens: a writer reads all its notes
 
 
