@@ -5,7 +5,7 @@ r"""What an agent learns from helpers whom it may ask while it trains, and who a
 
 A solver computes ``f1(23, 45)`` by rules that it is told nowhere (``unknown_rules.py``). Tasks, for training and held
 out, are those that it did not solve once in 64 attempts. While it learns it may ask a frozen model that knows the
-rules, twice in an answer, and from a third of the steps on ever less; then it is alone. GRPO has no helpers and more
+rules, twice in an answer, and from half of the steps on ever less; then it is alone. GRPO has no helpers and more
 steps, so that it samples no fewer tokens of its own. The other arms change one thing each. Writes results/aipo.json,
 .md and .svg.
 """
@@ -36,7 +36,8 @@ MODES: tuple[Mode, ...] = ("sampled", "greedy")
 ATTEMPTS = 64  # of the untuned model, none of which may solve a task
 POOL = {"train": 200, "test": 150}  # tasks that are tried
 WARM_UP = {"model": 400, "helper": 600}  # steps
-STEPS, FALLS_FROM, GONE_FROM = 60, 20, 40
+STEPS, FALLS_FROM, GONE_FROM = 200, 100, 170
+COEFFICIENT = 0.1  # at 0.5 a model this small forgets how to ask before it has learned any reply
 UNBOUNDED = 1e9
 Arm = Mapping[str, Any]
 ARMS: Mapping[str, Arm] = {
@@ -90,10 +91,10 @@ def recipe(arm: str, seed: int, output: Path, made: Mapping[str, Path], hard: Pa
     }  # fmt: skip
     helped = "consulting" not in changes
     models = {"base": {"path": str(made["model"])}} | ({"helper": {"path": str(made["helper"])}} if helped else {})
-    policies: dict[str, Any] = {"solver": {"model": "base"}}
+    policies: dict[str, Any] = {"solver": {"model": "base", "train": "full"}}
     if helped:
         policies["helper"] = {"model": "helper", "train": "frozen"}
-    text = {"coefficient": 1.0 if helped else 0.0, **changes.get("teammate_text", {})}
+    text = {"coefficient": COEFFICIENT if helped else 0.0, **changes.get("teammate_text", {})}
     return parse_recipe(
         {
             "name": name_of(arm, seed), "seed": seed, "output": str(output), "models": models, "policies": policies,
@@ -107,7 +108,7 @@ def recipe(arm: str, seed: int, output: Path, made: Mapping[str, Path], hard: Pa
                 "name": "unknown_rules:Functions", "train_tasks": POOL["train"], "held_out_tasks": POOL["test"],
                 "only": str(hard or ""),
             },
-            "algorithm": {"name": "aipo", "teammate_text": text, "optimizer": {"learning_rate": 2e-3}},
+            "algorithm": {"name": "aipo", "teammate_text": text, "optimizer": {"learning_rate": 2e-4}},
             "rollout": {"tasks_per_step": 8, "samples_per_task": 8}, "training": {"steps": changes.get("steps", STEPS)},
             "checkpoints": {"every": 20},
             **({"consulting": consulting} if helped else {}),

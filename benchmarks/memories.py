@@ -47,7 +47,7 @@ CONSTRUCTIONS = ("eager", "batched", "lazy")
 BATCH = 8
 PATHS = ("write", "read", "total")
 PEOPLE, DAYS, FACTS, TALK, QUESTIONS = 6, 16, 3, 2, 10
-AT_ONCE, ENTRIES, TOGETHER, CAPACITY = 1000, 200, 20, 65_536
+AT_ONCE, ENTRIES, TOGETHER, CAPACITY = 1000, 300, 10, 65_536
 HUGE = 1_000_000  # tokens: a writer reads all its notes
 
 
@@ -140,8 +140,8 @@ async def play(name: str, store: Store, conversation: Conversation, budget: int,
 
 def tried(name: str, budget: int, construction: str, some: Sequence[Conversation]) -> Outcome:
     """A system on conversations, with a new memory each."""
-    system: Any = find_plugin("memories", name)
-    part = system(construction=construction, batch=BATCH)
+    made: Any = find_plugin("memories", name)
+    part = made(construction=construction, batch=BATCH)
     outcome = Outcome()
     for conversation in some:
         asyncio.run(play(name, open_store(part), conversation, budget, outcome))
@@ -165,8 +165,9 @@ def row_of(name: str, budget: int, construction: str, some: Sequence[Conversatio
 
 
 async def _filled(name: str) -> list[Store]:
-    system: Any = find_plugin("memories", name)
-    stores = [open_store(system(capacity=CAPACITY)) for _ in range(AT_ONCE)]
+    made: Any = find_plugin("memories", name)
+    part = made(capacity=CAPACITY)
+    stores = [open_store(part) for _ in range(AT_ONCE)]
 
     async def fill(number: int, store: Store) -> None:
         for start in range(0, ENTRIES, TOGETHER):

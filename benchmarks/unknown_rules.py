@@ -1,12 +1,12 @@
 r"""A world whose rules nobody is told, a small model that knows whom to ask, and a helper who knows them.
 
-    problem    Compute f1(23, 45).                                     (that is 23 + 45 - 8, and stands nowhere)
-    the model  works:  <ask knowledge>What is f1(23, 45)?</ask><re>f1(23, 45) is 23 + 45 - 8.</re>
-                       23 + 45 = 68. 68 - 8 = 60. The answer is \boxed{60}.
+    problem    Compute f1(23, 45).                                     (that is 23 + 45 - 83, and stands nowhere)
+    the model  works:  <ask knowledge>What is f1(23, 45)?</ask><re>f1(23, 45) is 23 + 45 - 83.</re>
+                       23 + 45 = 68. 68 - 83 = -15. The answer is \boxed{-15}.
                slips:  At a glance, the answer is \boxed{131}.
 
-What the model has learned from has another rule for every question, drawn at random, and a reply that says it, which
-is read and never learned. So it knows how to ask, and what to do with a reply, and nothing of the rules. The helper was
+What the model has learned from has another rule for every question, one of 1,596 that is drawn at random, and a reply
+that says it. So it knows how to ask, how a reply looks and what to do with it, and nothing of the rules. The helper was
 taught the rules, first steps of sums, and whether a result is right. Tasks of held-out splits are never demonstrated.
 """
 
@@ -36,7 +36,8 @@ HELPERS = {
     "verify": "You say whether a result is right.",
 }
 CALL, REPLY = "<ask {kind}>{question}</ask>", "<re>{text}</re>"
-RULES = {1: (1, -8), 2: (-1, 17), 3: (1, 26), 4: (-1, -5)}  # f(a, b) = a ± b + c
+LARGEST = 400  # constant of a rule that is drawn
+RULES = {1: (1, -83), 2: (-1, 117), 3: (1, 264), 4: (-1, -56)}  # f(a, b) = a ± b + c
 ASKS, ASKS_AGAIN = 0.6, 0.25  # chance that a demonstrator asks what a function is, and then for something else
 
 
@@ -78,7 +79,9 @@ class Problem:
 def drawn(random: Random, known: bool) -> Problem:
     """A problem by the world's rules, or by one that is drawn for it."""
     function = random.choice(list(RULES))
-    sign, c = RULES[function] if known else (random.choice((1, -1)), random.choice((1, -1)) * random.randint(2, 40))
+    sign, c = (
+        RULES[function] if known else (random.choice((1, -1)), random.choice((1, -1)) * random.randint(2, LARGEST))
+    )
     return Problem(function, random.randint(10, 99), random.randint(10, 99), sign, c)
 
 
@@ -138,7 +141,7 @@ def of_the_model(renderer: ChatRenderer) -> Callable[[], Row]:
 
     def ask(talk: Talk, kind: str, question: str, reply: str) -> None:
         talk.add(CALL.format(kind=kind, question=question), True)
-        talk.add(REPLY.format(text=reply), False)
+        talk.add(REPLY.format(text=reply), True)
 
     def one() -> Row:
         problem = drawn(random, known=False)
@@ -147,7 +150,7 @@ def of_the_model(renderer: ChatRenderer) -> Callable[[], Row]:
             return one()
         talk = Talk(renderer, SOLVER, prompt)
         if random.random() > ASKS:
-            talk.add(rf"At a glance, the answer is \boxed{{{random.randint(-99, 220)}}}.", True)
+            talk.add(rf"At a glance, the answer is \boxed{{{random.randint(-199, 520)}}}.", True)
             return talk.end()
         asked = problem.asked
         ask(talk, "knowledge", f"What is {asked}?", f"{asked} is {problem.meaning}.")

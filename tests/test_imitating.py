@@ -134,7 +134,7 @@ class Place:
 
 def told(action: Action, weight: float = 1.0) -> Any:
     turn = TracedTurn("0", ("a",), (), "", weight=weight, place="t.jsonl:1")
-    said = [(action.key, turn, len(action.tokens))]
+    said = [(action.key, turn, len(action.tokens), "")]
     return SimpleNamespace(said=said, episode=SimpleNamespace(scored=True, actions=[action]))
 
 

@@ -9,11 +9,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from marft.config.algorithm import KLSettings, SamplerCorrectionSettings, TeammateTextSettings
+from marft.config.algorithm import KLSettings, SamplerCorrectionSettings
 from marft.learning.interfaces import LossInputs
 from marft.learning.objectives.cispo import CISPO
 from marft.learning.objectives.ppo import PPO
-from marft.learning.objectives.terms import kl_terms, sampler_weights, teammate_terms
+from marft.learning.objectives.terms import kl_terms, sampler_weights
+from marft.learning.teammate_weights import Truncated
 
 LIMIT = math.exp(20.0)
 
@@ -47,8 +48,8 @@ class TestLimits:
         assert terms.tolist() == pytest.approx(expected, rel=1e-9)
 
     def test_of_a_teammates_text(self) -> None:
-        terms = teammate_terms(TeammateTextSettings(coefficient=1.0, cap=1e9), FAR, NEAR, column(1.0, 2.0))
-        assert terms.tolist() == pytest.approx([-300.0 * LIMIT, 2 * 300.0 / LIMIT], rel=1e-12)
+        weights = Truncated(cap=1e9).weigh(FAR, NEAR, column(1.0, 2.0))
+        assert weights.tolist() == pytest.approx([LIMIT, 1 / LIMIT], rel=1e-12)
 
     @pytest.mark.parametrize("level", ["token", "action", "geometric"])
     def test_of_the_samplers_weight(self, level: str) -> None:
@@ -66,14 +67,9 @@ class TestBounds:
 
     def test_a_teammates_text_weighs_at_most_the_cap_and_its_weight_has_no_gradient(self) -> None:
         log_probs = column(-1.0, -2.0).requires_grad_()
-        terms = teammate_terms(
-            TeammateTextSettings(coefficient=1.0, cap=2.0), log_probs, column(-3.0, -1.5), column(0.5, -0.25)
-        )
-        terms.sum().backward()  # type: ignore[no-untyped-call]
-        weights = [2.0, math.exp(-0.5)]
-        assert terms.tolist() == pytest.approx([-weights[0] * 0.5 * -1.0, -weights[1] * -0.25 * -2.0], rel=1e-12)
-        assert log_probs.grad is not None
-        assert log_probs.grad.tolist() == pytest.approx([-weights[0] * 0.5, weights[1] * 0.25], rel=1e-12)
+        weights = Truncated(cap=2.0).weigh(log_probs, column(-3.0, -1.5), column(0.5, -0.25))
+        assert not weights.requires_grad
+        assert weights.tolist() == pytest.approx([2.0, math.exp(-0.5)], rel=1e-12)
 
     @pytest.mark.parametrize("dual_clip", [1e-6, 0.5, 1.0])
     def test_a_dual_clip_that_would_leave_no_gradient_is_refused(self, dual_clip: float) -> None:

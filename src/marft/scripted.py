@@ -136,8 +136,12 @@ class ScriptedTeam:
 
     def play(self, tasks: Iterable[Task], samples: int = 1) -> Iterator[Episode]:
         """Play tasks → their episodes, in the same order, some at a time."""
-        attempts = (Attempt(task, STREAM, sample) for task in tasks for sample in range(samples))
-        while some := list(islice(attempts, AT_ONCE)):
+        return self.attempt(Attempt(task, STREAM, sample) for task in tasks for sample in range(samples))
+
+    def attempt(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+        """Play attempts → their episodes, in the same order, some at a time."""
+        waiting = iter(attempts)
+        while some := list(islice(waiting, AT_ONCE)):
             self.sampler.tasks = {attempt.task.id: attempt.task for attempt in some}
             yield from self._waiting.wait_for(self._play(some))
 

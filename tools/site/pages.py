@@ -1,4 +1,5 @@
-"""The pages of the docs that are read off the code: docs/settings.md, docs/presets.md and docs/metrics.md.
+"""The pages of the docs that are not written by hand: docs/settings.md, docs/presets.md and docs/metrics.md, which are
+read off the code, and docs/papers.md, off papers.toml beside this file.
 
 python tools/site/pages.py       # writes them
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from keys import inner_tables, keys_of
+from papers import page as papers_page
 
 from marft.algorithms import ABOUT
 from marft.config.algorithm import AlgorithmSettings
@@ -30,11 +32,13 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "organizations": ("team", "Organizations"),
     "channels": ("channel", "Channels"),
     "rewards": ("[rewards]", "Reward terms"),
+    "filters": ("[synthesis.filters]", "Filters"),
     "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),
     "memories": ("tools.NAME.store", "Memory systems"),
     "credits": ("algorithm.credit", "Credits"),
     "objectives": ("algorithm.objective", "Objectives"),
+    "teammate_weights": ("algorithm.teammate_text.weight", "Weights of others' text"),
     "schedules": ("algorithm.schedule", "Schedules"),
 }
 SHARED: Mapping[str, type[Settings]] = {"memories": MemoryPart, "rewards": Term}  # kinds whose parts share keys
@@ -42,8 +46,13 @@ NAMED = {"models": "models.NAME", "policies": "policies.NAME"}
 
 
 def pages() -> Mapping[str, str]:
-    """Every page that is written from the code, by its file's name."""
-    return {"settings.md": settings(), "presets.md": presets(), "metrics.md": metrics_page()}
+    """Every page that is not written by hand, by its file's name."""
+    return {
+        "settings.md": settings(),
+        "presets.md": presets(),
+        "metrics.md": metrics_page(),
+        "papers.md": papers_page(),
+    }
 
 
 def stale() -> list[str]:

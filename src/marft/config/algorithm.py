@@ -54,9 +54,9 @@ class RewardSettings(Settings):
 class KLSettings(Settings):
     """KL to the untuned base (adapters off), in the loss or taken off the reward of each decision.
 
-    k1 = −d, k2 = d²/2, k3 = e^d − 1 − d with d = log π_base − log π, clamped to ±20. In the loss k1 has no gradient
-    in expectation, so it belongs to the reward. k2 has the gradient of KL(π ‖ base) on-policy, ``k3-corrected`` (k3
-    weighed with the new/old ratio) off-policy too; k3 as GRPO has it has that of KL(base ‖ π).
+    k1 = −d, k2 = d²/2, k3 = e^d − 1 − d (Schulman 2020) with d = log π_base − log π, clamped to ±20. In the loss k1 has
+    no gradient in expectation, so it belongs to the reward. k2 has the gradient of KL(π ‖ base) on-policy,
+    ``k3-corrected`` (k3 weighed with the new/old ratio) off-policy too; k3 as GRPO has it has that of KL(base ‖ π).
     """
 
     coefficient: NotNegative = 0.0  # weight of the KL; 0 is off

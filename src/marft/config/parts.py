@@ -142,6 +142,11 @@ class SchedulePart(Plugin):
     correction: ClassVar[Literal["", "product", "preceding"]] = ""
 
 
+class FilterPart(Plugin):
+    """Base of filters: what is left out of the episodes that a teacher has played, before any is imitated. ``refused``
+    is a pure function of them and of what is known of the recipe (:mod:`marft.synthesis.candidates`)."""
+
+
 class MemoryPart(Plugin):
     """Base of memory systems. ``begin(count)`` makes an empty :class:`marft.memories.interface.Memory` that holds at
     most ``room`` bytes; ``count`` says how many tokens a text has."""
@@ -192,6 +197,7 @@ EnginePlugin = Annotated[SerializeAsAny[EnginePart], resolver("engines")]
 EnvironmentPlugin = Annotated[SerializeAsAny[EnvironmentPart], resolver("environments")]
 ChannelPlugin = Annotated[SerializeAsAny[Plugin], resolver("channels")]
 OrganizationPlugin = Annotated[SerializeAsAny[OrganizationPart], resolver("organizations")]
+FilterPlugin = Annotated[SerializeAsAny[FilterPart], resolver("filters")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
 SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
 MaybeMemoryPlugin = Annotated[SerializeAsAny[MemoryPart] | None, resolver("memories", optional=True)]

@@ -99,6 +99,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "trajectory": "marft.rewards.terms:Trajectory",
         "trajectory_score": "marft.rewards.terms:TrajectoryScore",
     },
+    "filters": {
+        "duplicates": "marft.synthesis.filters.duplicates:Duplicates",
+        "handoffs": "marft.synthesis.filters.handoffs:Handoffs",
+        "leakage": "marft.synthesis.filters.leakage:Leakage",
+        "success": "marft.synthesis.filters.success:Success",
+    },
     "memories": {
         "hierarchical": "marft.memories.hierarchical:Hierarchical",
         "index": "marft.memories.index:Index",

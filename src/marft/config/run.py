@@ -39,6 +39,7 @@ from marft.config.sft import SftSettings
 from marft.config.shadow import ShadowSettings
 from marft.config.sides import side_problems
 from marft.config.sizes import size_problems
+from marft.config.synthesis import SynthesisSettings
 from marft.config.tracing import TracingSettings
 from marft.config.turns import turn_problems
 
@@ -139,6 +140,7 @@ class RunSettings(Settings):
     # where metrics go beside metrics.jsonl; []: nowhere
     sinks: Annotated[tuple[SinkPlugin, ...], Strict(False)]
     sft: SftSettings = SftSettings()  # supervised warm starts from traces
+    synthesis: SynthesisSettings = SynthesisSettings()  # cold starts: traces that a teacher plays
     shadow: ShadowSettings = ShadowSettings()  # a second team beside one that is served
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 

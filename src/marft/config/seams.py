@@ -95,6 +95,7 @@ SEAMS: Mapping[str, Seam] = {
         },
         attributes={"own_timeout": (bool,)},
     ),
+    "filters": Seam("a filter", "marft.config.parts.FilterPart", {"refused": Method(("candidates", "world"))}),
     "sinks": Seam(
         "a sink",
         "marft.config.parts.SinkPart",

@@ -21,11 +21,16 @@ FEW = (
 WORDS = {"train": "training", "validation": "validation", "test": "test"}
 
 
+class NoTasksError(ValueError):
+    """A split is empty, and nothing else is wrong with it."""
+
+
 def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
     """The tasks of a split.
 
     Raises:
-        ValueError: they cannot be read, there are none, one is no task, or two have the same id: groups, records and
+        NoTasksError: there are none.
+        ValueError: they cannot be read, one is no task, or two have the same id: groups, records and
             random streams go by it.
     """
     where = f"environment {environment.name!r}, {WORDS[split]} split"
@@ -39,7 +44,7 @@ def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
     if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
         raise ValueError(f"{where}: tasks({split!r}) returned a {type(tasks).__name__}, not a list of tasks")
     if not found:
-        raise ValueError(f"{where} has no tasks{FEW}")
+        raise NoTasksError(f"{where} has no tasks{FEW}")
     seen: set[str] = set()
     for index, task in enumerate(found):
         problem = _problem(task) or (_twice(task) if task.id in seen else "")

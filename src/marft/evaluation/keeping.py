@@ -63,7 +63,7 @@ class Place:
         try:
             if self._key_in(path) != self.key:
                 return None
-            episodes = _episodes(self.whole, attempts)
+            episodes = episodes_of(self.whole, attempts)
             return episodes if self._key_in(path) == self.key else None
         except ValueError as error:
             self.note(f"{path} is not whole ({error}): it is played anew")
@@ -98,7 +98,7 @@ class Place:
         if not path.exists():
             return None
         try:
-            return _episodes(path, attempts)
+            return episodes_of(path, attempts)
         except ValueError as error:
             self.note(f"{path} is damaged ({error}): its episodes are played anew")
             return None
@@ -106,7 +106,7 @@ class Place:
     def write_part(self, number: int, attempts: Sequence[Attempt], episodes: Sequence[Episode]) -> list[Episode]:
         """Keep a part → its episodes as they are read from now on."""
         write_episodes(self._part(number), episodes)
-        return _episodes(self._part(number), attempts)
+        return episodes_of(self._part(number), attempts)
 
     def finish(self, episodes: Sequence[Episode], evaluation: Mapping[str, Any]) -> None:
         """Put all episodes into one file, and then what they come to beside it: what stood there of another key goes
@@ -176,7 +176,7 @@ def alone(folder: Path | None) -> Iterator[str]:
         yield cannot
 
 
-def _episodes(path: Path, attempts: Sequence[Attempt]) -> list[Episode]:
+def episodes_of(path: Path, attempts: Sequence[Attempt]) -> list[Episode]:
     """The episodes of these attempts, with the tasks that they are of.
 
     Raises:

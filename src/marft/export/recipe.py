@@ -91,8 +91,9 @@ def shipped(recipe: Mapping[str, Any], folder: Path) -> Shipped:
         folder: that its paths and modules are in.
     """
     table = {key: deepcopy(value) for key, value in recipe.items() if key in KEPT}
-    played = {agent["policy"] for agent in table["agents"]}
-    table["policies"] = {name: policy for name, policy in table["policies"].items() if name in played}  # no helpers
+    # helpers are no part of it
+    played = {agent.get("policy") for agent in table["agents"]}
+    table["policies"] = {name: policy for name, policy in table.get("policies", {}).items() if name in played}
     table["rollout"] = {key: table["rollout"][key] for key in ("max_steps", "timeout_seconds")}
     out = Shipped(table)
     _without_secrets(out)

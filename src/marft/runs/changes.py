@@ -19,6 +19,7 @@ FREE = (
     "sft.traces", "sft.every", "sinks", "*.endpoint.api_key_variable",
     "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
     "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from", "tracing.*",
+    "synthesis.*",
     "shadow.*",
 )  # fmt: skip
 ABSENT = "absent"

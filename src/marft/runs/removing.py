@@ -26,10 +26,11 @@ IN_RUNS = re.compile(
     r"|graphs/step_\d{6,}-[^/]+\.svg"
     r"|league/league\.(json|html|svg)"
     r"|worth/(worth\.(json|html|md)|[a-z0-9-]+\.svg|arms/[0-9a-f]{32}\.parquet)"
+    r"|synthesis\.json|rows/(manifest\.json|\w+\.jsonl)"
     r"|tensorboard/events\.out\.tfevents\.[^/]+)"
 )
 FOLDERS = re.compile(
-    rf"(episodes|credit|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|league|tensorboard|worth|worth/arms"
+    rf"(episodes|credit|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|league|rows|tensorboard|worth|worth/arms"
     rf"|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?|/league(/step_\d{{6,}})?)?)"
 )
 

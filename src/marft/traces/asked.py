@@ -7,6 +7,7 @@ from pathlib import Path
 
 from marft.config.run import RunSettings
 from marft.traces.roles import check_roles
+from marft.traces.rows import rows_in
 
 
 def changes_of(run: RunSettings, traces: Sequence[Path], roles: Mapping[str, str]) -> dict[str, object]:
@@ -19,8 +20,8 @@ def changes_of(run: RunSettings, traces: Sequence[Path], roles: Mapping[str, str
         ValueError: a file is not there, or a role is none.
     """
     for path in traces:
-        if not path.is_file():
-            raise ValueError(f"--from {path}: there is no such file")
+        if not path.is_file() and rows_in(path) is None:
+            raise ValueError(f"--from {path}: there is no such file, and no folder of rows")
     check_roles(roles, [agent.role for agent in run.agents])
     changes: dict[str, object] = {}
     if traces:

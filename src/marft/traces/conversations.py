@@ -1,7 +1,8 @@
 """Conversations in OpenAI's format: ``{"messages": […]}`` a line, as fine-tuning files and logs have them.
 
 Several agents are told apart by the ``name`` of an assistant's message, or by ``agent`` of the line. Lines that follow
-on each other with the same ``episode`` are one.
+on each other with the same ``episode`` are one. A line may also have its messages in two parts, ``{"prompt": […],
+"completion": […]}``: then turns are those of the completion alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST_MESSAGES = 2048  # before a turn
 
 def is_conversation(table: Mapping[str, Any]) -> bool:
     """Whether a line is one."""
-    return isinstance(table.get("messages"), list)
+    return isinstance(table.get("messages"), list) or isinstance(table.get("completion"), list)
 
 
 def episodes(lines: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally) -> Iterator[TracedEpisode]:
@@ -51,34 +52,46 @@ def episodes(lines: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally) -> It
 
 def episode_of(table: Mapping[str, Any], place: str, tally: Tally) -> TracedEpisode | None:
     """The episode of one line; None where there is nothing to learn from it."""
+    in_parts = isinstance(table.get("completion"), list)
+    prompt = table.get("prompt") if in_parts else []
+    if not isinstance(prompt, list):
+        tally.skip("line", "its prompt is no list of messages", place)
+        return None
     try:
-        messages = [message_of(one) for one in table["messages"]]
+        messages = [message_of(one) for one in [*prompt, *table["completion" if in_parts else "messages"]]]
     except UnreadableError as error:
         tally.skip("line", str(error), place)
         return None
     default = _text(table.get("agent")) or _text(table.get("role")) or UNNAMED
     named = [replace(m, name=m.name or default) if m.role == "assistant" else m for m in messages]
-    turns = list(_turns(named, table, place, tally))
+    turns = list(_turns(named, len(prompt), table, place, tally))
     if not turns:
         tally.skip("line", "no assistant says anything in it that could be read", place)
         return None
-    metadata = table.get("metadata")
+    metadata, origin = table.get("metadata"), table.get("from")
+    known = origin if isinstance(origin, Mapping) else {}
     return TracedEpisode(
         id=_text(table.get("episode")) or _text(table.get("id")) or place,
         turns=tuple(turns),
         task=task_of(next((table[key] for key in TASK if table.get(key) is not None), "")),
         answer=next((turn.text for turn in reversed(turns) if not turn.calls), ""),
         reward=reward_of(table.get("reward")),
+        seed=_count(known.get("seed")),
+        attempt=_count(known.get("attempt")),
         metadata={_text(k): _text(v) for k, v in metadata.items()} if isinstance(metadata, Mapping) else {},
         place=place,
     )
 
 
 def _turns(
-    messages: Sequence[TracedMessage], table: Mapping[str, Any], place: str, tally: Tally
+    messages: Sequence[TracedMessage], first: int, table: Mapping[str, Any], place: str, tally: Tally
 ) -> Iterator[TracedTurn]:  # fmt: skip
+    """
+    Args:
+        first: message from which on turns are its own.
+    """
     tools = tools_of(table.get("tools") or table.get("functions"))
-    said = [number for number, message in enumerate(messages) if message.role == "assistant"]
+    said = [number for number, message in enumerate(messages) if message.role == "assistant" and number >= first]
     for number in said[MOST_TURNS:]:
         tally.skip("turn", f"its conversation has more than {MOST_TURNS} turns", f"{place} message {number + 1}")
     for number in said[:MOST_TURNS]:
@@ -148,6 +161,10 @@ def reward_of(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
 def _text(value: object) -> str:

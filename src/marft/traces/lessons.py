@@ -86,7 +86,7 @@ def read_lessons(
 def imitated(told: Told, stage: Stage, tally: Tally) -> Iterator[Action]:
     """The actions of an episode that are trained: those of policies in training, that are not weighed 0 and fit."""
     said: dict[ActionKey, list[tuple[TracedTurn, int]]] = {}
-    for key, turn, count in told.said:
+    for key, turn, count, _ in told.said:
         said.setdefault(key._replace(stream=key.stream.partition("+")[0]), []).append((turn, count))
     for action in told.episode.actions if told.episode.scored else ():
         if action.policy not in stage.run.trained_policies:

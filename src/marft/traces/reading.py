@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from marft.traces import assembling, conversations
+from marft.traces import assembling, conversations, rows
 from marft.traces.lines import objects
 from marft.traces.record import Tally, TracedEpisode
 from marft.traces.spans import Span, is_spans, spans_of
@@ -21,7 +21,7 @@ WHAT_IS_READ = (
 
 
 def read_traces(paths: Sequence[Path], tally: Tally) -> Iterator[TracedEpisode]:
-    """The episodes of files. Memory does not grow with their length.
+    """The episodes of files, and of folders of rows. Memory does not grow with their length.
 
     Args:
         tally: counts what is left out.
@@ -31,7 +31,8 @@ def read_traces(paths: Sequence[Path], tally: Tally) -> Iterator[TracedEpisode]:
     """
     for path in paths:
         spans = assembling.Assembly(tally)
-        for kind, lines in groupby(objects(path, tally), key=lambda line: kind_of(line[1])):
+        found = rows.lines(path, tally) if path.is_dir() else objects(path, tally)
+        for kind, lines in groupby(found, key=lambda line: kind_of(line[1])):
             if kind == "conversation":
                 yield from conversations.episodes(lines, tally)
             elif kind == "spans":

@@ -75,6 +75,8 @@ class TracedEpisode:
         task: the id that the trace gives its task, or the task itself with what grading needs; "" where it says none.
         answer: what was said last.
         reward: what the trace says that it earned.
+        seed: of the run that it was played in, where it is one of ours; so is its ``attempt`` at the task. A session
+            that is random is the same again under both.
         metadata: what else it says of itself.
         place: the file and line where it begins.
     """
@@ -84,6 +86,8 @@ class TracedEpisode:
     task: str | Task = ""
     answer: str = ""
     reward: float | None = None
+    seed: int | None = None
+    attempt: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     place: str = ""
 

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,15 @@ from marft.types import (
 )
 
 
+class Retelling(NamedTuple):
+    """A turn that was said again: of which action it is, how many tokens it came to, and what it was said to."""
+
+    key: ActionKey
+    turn: TracedTurn
+    tokens: int
+    prompt: Prompt
+
+
 @dataclass(slots=True, eq=False)
 class Retold:
     """What of a trace has been said again so far: the sampler of one episode.
@@ -51,7 +61,7 @@ class Retold:
     turns: Sequence[tuple[str, TracedTurn]]
     renderer: ChatRenderer
     thinking: Thinking
-    said: list[tuple[ActionKey, TracedTurn, int]] = field(default_factory=list)  # with how many tokens it came to
+    said: list[Retelling] = field(default_factory=list)
     problem: str = ""
     _waiting: dict[str, deque[TracedTurn]] = field(default_factory=lambda: defaultdict(deque))
 
@@ -74,7 +84,7 @@ class Retold:
         format = self.renderer.formats[policy]
         ended = bool(len(ids)) and int(ids[-1]) in format.stop_ids
         text = str(format.tokenizer.decode(ids[: len(ids) - ended].tolist()))
-        self.said.append((key, turn, len(ids)))
+        self.said.append(Retelling(key, turn, len(ids), prompt))
         return Completion(
             tokens=ids,
             log_probs=np.zeros(len(ids), np.float32),
@@ -92,7 +102,7 @@ class Retold:
         Raises:
             EpisodeFailedError: it names none.
         """
-        del prompt, sampling
+        del sampling
         turn = self._next(key)
         wanted = self.renderer.option(policy, turn.text.strip())
         chosen = next((n for n, option in enumerate(options) if np.array_equal(option.tokens, wanted)), None)
@@ -100,7 +110,7 @@ class Retold:
             raise EpisodeFailedError(
                 "failed", f"{turn.place}: {key.agent} has to choose from a list, and said none of it"
             )
-        self.said.append((key, turn, 1))
+        self.said.append(Retelling(key, turn, 1, prompt))
         return Choice(tuple(options), chosen, np.zeros(len(options), np.float32), turn.usage), Versions()
 
     def external_wait(self) -> AbstractContextManager[None]:

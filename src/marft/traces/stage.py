@@ -19,14 +19,15 @@ from marft.game.environment import Split
 from marft.game.game import Attempt, Game
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.play import play
+from marft.game.rendering import Cut
 from marft.game_parts import GameParts, open_terms
 from marft.learning.supervised import TRACES
 from marft.models.formats import Format, load_formats, policy_context
 from marft.sandbox.runner import end_all
 from marft.traces.record import Tally, TracedEpisode, TracedTurn
-from marft.traces.retelling import Narrator, RecordedTools, Retold, Untold
+from marft.traces.retelling import Narrator, RecordedTools, Retelling, Retold, Untold
 from marft.traces.roles import Roles, check_roles
-from marft.types import ActionKey, Episode, Task
+from marft.types import Episode, Task
 
 AT_ONCE = 64  # episodes that are played, and held, together
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -38,12 +39,12 @@ class Told:
     """A trace as an episode of the recipe.
 
     Args:
-        said: the turns in it, each with the action that it is of and with how many tokens it came to.
+        said: the turns in it.
     """
 
     trace: TracedEpisode
     episode: Episode
-    said: Sequence[tuple[ActionKey, TracedTurn, int]]
+    said: Sequence[Retelling]
 
 
 class Stage:
@@ -75,6 +76,15 @@ class Stage:
             started.callback(self._waiting.shutdown)
             started.callback(end_all)
             self._started = started.pop_all()
+
+    def told_whatever(self) -> dict[str, str]:
+        """What the recipe tells each agent whatever the task: its prompt without an observation, as its model reads
+        it."""
+        told = dict[str, str]()
+        for agent in self._parts.game.team.agents:
+            prompt = self.renderer.render(agent.policy, agent.profile, "", (), reserve=0, cut=Cut("nothing"))
+            told[agent.role] = str(self.renderer.formats[agent.policy].tokenizer.decode(prompt.ids.tolist()))
+        return told
 
     def tell(self, traces: Iterable[TracedEpisode], grade: bool) -> Iterator[Told]:
         """Play traces, some at a time → episodes in their order. Those that cannot be had come too, with the reason,
@@ -108,7 +118,8 @@ class Stage:
             self.tally.skip("episode", NO_TASK, trace.place)
             return None
         self._attempts[task.id] += 1
-        attempt = Attempt(task, TRACES, self._attempts[task.id] - 1)
+        number = self._attempts[task.id] - 1 if trace.attempt is None else trace.attempt
+        attempt = Attempt(task, TRACES, number)
         return _Job(trace, attempt, Retold(turns, self.renderer, self.run.sft.thinking), known)
 
     async def _played(self, job: _Job, grade: bool) -> Told:
@@ -134,7 +145,8 @@ class Stage:
         }
         team = replace(game.team, organization=Narrator(retold, self.tally)) if self.by_messages else game.team
         environment = game.environment if job.known else Untold()
-        return replace(game, engine=retold, tools=tools, team=team, environment=environment)
+        seed = game.seed if job.trace.seed is None else job.trace.seed
+        return replace(game, engine=retold, tools=tools, team=team, environment=environment, seed=seed)
 
     def close(self) -> None:
         """Let go of tools, terms and threads."""

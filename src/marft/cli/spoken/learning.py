@@ -99,6 +99,42 @@ def sft(
 
 
 @app.command(context_settings=OVERRIDES)
+def synthesize(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume its rows.")],
+    teacher: Annotated[
+        str, typer.Option(help="scripts, or a run, a checkpoint, an export, a recipe (synthesis.teacher).")
+    ] = "",
+    train: Annotated[
+        bool, typer.Option("--train", help="Then imitate the rows, and train from there; goes on where it stopped.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on; what was played is not played again.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Let a teacher that is an export run its author's code.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a team that solves nothing yet.
+
+    A teacher plays training tasks; what is right, direct, new and leaks nothing becomes rows that each role imitates.
+    Settings can be changed: --synthesis.attempts 8
+    """
+    from marft.cli import options, output, synthesis
+
+    changes, how = options.overrides_of(context, recipe), output.how(quiet, as_json)
+    if not train:
+        synthesis.synthesize(
+            recipe, changes, teacher, resume=resume, overwrite=overwrite, trust_code=trust_code, how=how
+        )
+        return
+    if resume:
+        raise ValueError("--train goes on with whatever of it is there; leave out --resume")
+    synthesis.cold_start(recipe, changes, teacher, overwrite=overwrite, trust_code=trust_code, how=how)
+
+
+@app.command(context_settings=OVERRIDES)
 def score(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or the folder of a run.")],

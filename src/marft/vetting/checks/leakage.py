@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,24 +10,20 @@ from marft.game.environment import Split
 from marft.types import Task
 from marft.vetting.evidence import Evidence
 from marft.vetting.findings import Finding, some
-from marft.vetting.loading import SPLITS, plain
-
-WORDS = 3  # of a shingle
-COMMON = 0.05  # share of the tasks that have a shingle, from which on it says nothing
-LEAST = 3  # shingles of a task that say something, without which nothing is said of it
-TOKEN = re.compile(r"\w+|[^\w\s]")
+from marft.vetting.likeness import Likeness, normal, whole
+from marft.vetting.loading import SPLITS
 
 
 def overlap(evidence: Evidence) -> Iterator[Finding]:
     """No task of one split is in another, whatever its id, case and spacing."""
     remedy = "let each task's own content say which split it is in (marft.envs.drawn.Drawn, marft.envs.splits.split_of)"
-    tasks, whole = evidence.loaded.tasks, _whole(evidence.loaded.tasks)
-    found = _in_two(tasks, whole)
+    tasks, wholes = evidence.loaded.tasks, _whole(evidence.loaded.tasks)
+    found = _in_two(tasks, wholes)
     if found:
         yield Finding("failure", f"{len(found)} tasks stand in two splits: {some(found)}", remedy)
         return
     prompts = texts_of(tasks)
-    asked = _in_two(tasks, prompts) if prompts != whole else []
+    asked = _in_two(tasks, prompts) if prompts != wholes else []
     if asked and evidence.subject.environment.one_step:
         yield Finding("failure", f"{len(asked)} questions stand in two splits: {some(asked)}", remedy)
     elif asked:
@@ -60,23 +53,13 @@ def likeness(evidence: Evidence) -> Iterator[Finding]:
     ids = {
         split: _spread([task.id for task in tasks], limits.compared) for split, tasks in evidence.loaded.tasks.items()
     }
-    trained = list(map(shingles, texts.get("train", ())))
-    common = _common(trained)
-    index: dict[str, list[int]] = defaultdict(list)
-    for number, some_of in enumerate(trained):
-        for shingle in some_of - common:
-            index[shingle].append(number)
-    sizes = [len(some_of - common) for some_of in trained]
+    trained = Likeness.of(texts.get("train", ()))
     same, found = set(texts.get("train", ())), list[str]()
     for split in ("validation", "test"):
         for name, text in zip(ids.get(split, ()), texts.get(split, ()), strict=True):
-            if text in same:
-                continue  # the same, which is another check's
-            own = shingles(text) - common
-            shared = Counter(number for shingle in own for number in index.get(shingle, ()))
-            for number, count in shared.most_common(1):
-                if len(own) >= LEAST and count / (len(own) + sizes[number] - count) >= limits.alike:
-                    found.append(f"{name} ({split}) and {ids['train'][number]}")
+            nearest = None if text in same else trained.nearest(text)  # the same is another check's
+            if nearest and nearest[1] >= limits.alike:
+                found.append(f"{name} ({split}) and {ids['train'][nearest[0]]}")
     if found:
         yield Finding(
             "warning",
@@ -87,39 +70,12 @@ def likeness(evidence: Evidence) -> Iterator[Finding]:
 
 def texts_of(tasks: Mapping[Split, Sequence[Task]]) -> dict[Split, list[str]]:
     """Each task as the text that says which one it is: its prompt; with its data, where a split has a prompt twice."""
-    prompts = {split: [_normal(task.prompt) for task in given] for split, given in tasks.items()}
+    prompts = {split: [normal(task.prompt) for task in given] for split, given in tasks.items()}
     return _whole(tasks) if any(len(set(given)) < len(given) for given in prompts.values()) else prompts
 
 
 def _whole(tasks: Mapping[Split, Sequence[Task]]) -> dict[Split, list[str]]:
-    """Each task as its prompt and its data."""
-    return {
-        split: [
-            f"{_normal(task.prompt)}\n{_normal(json.dumps(plain(task.data), default=str, sort_keys=True))}"
-            for task in given
-        ]
-        for split, given in tasks.items()
-    }
-
-
-def shingles(text: str) -> set[str]:
-    """Every few words in a row.
-
-    >>> sorted(shingles("a b c d"))
-    ['a b c', 'b c d']
-    """
-    words = TOKEN.findall(text)
-    return {" ".join(words[at : at + WORDS]) for at in range(max(1, len(words) - WORDS + 1))}
-
-
-def _common(trained: Sequence[set[str]]) -> set[str]:
-    """Shingles that many tasks have: the words around them."""
-    counts = Counter(shingle for some_of in trained for shingle in some_of)
-    return {shingle for shingle, count in counts.items() if count > max(2, COMMON * len(trained))}
-
-
-def _normal(text: str) -> str:
-    return " ".join(text.split()).casefold()
+    return {split: list(map(whole, given)) for split, given in tasks.items()}
 
 
 def _spread(items: Sequence[str], most: int) -> list[str]:
