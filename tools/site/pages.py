@@ -17,6 +17,7 @@ from papers import page as papers_page
 
 from marft.algorithms import ABOUT
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.parts import MemoryPart
 from marft.config.plugins import BUILT_IN, TAGS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.settings import Settings
@@ -40,6 +41,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "teammate_weights": ("algorithm.teammate_text.weight", "Weights of others' text"),
     "schedules": ("algorithm.schedule", "Schedules"),
 }
+SHARED: Mapping[str, type[Settings]] = {"memories": MemoryPart, "rewards": Term}  # kinds whose parts share keys
 NAMED = {"models": "models.NAME", "policies": "policies.NAME"}
 
 
@@ -77,9 +79,10 @@ def settings() -> str:
     for kind, (place, title) in SECTIONS.items():
         tag = TAGS.get(kind, "name")
         lines += ["", f"## {title}", "", f"Each is named by `{tag}` in `[{place}]`, with its keys beside it."]
-        shared = tuple(Term.model_fields) if kind == "rewards" else ()
-        if kind == "rewards":
-            lines += _section("### Reward terms: all of them", Term)
+        base = SHARED.get(kind)
+        shared = tuple(base.model_fields) if base else ()
+        if base:
+            lines += _section(f"### {title}: all of them", base)
         for name in BUILT_IN[kind]:
             cls = find_plugin(kind, name)
             lines += _section(f"### {title}: {name}", cls, without=shared)

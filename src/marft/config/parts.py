@@ -153,7 +153,7 @@ class MemoryPart(Plugin):
 
     edits: ClassVar[bool] = False  # a text that is written says how to change what is there, line by line
 
-    # when what is written is built in: at once, ``batch`` entries together, or when somebody reads
+    # when what is written is built in: at once, `batch` entries together, or when somebody reads
     construction: Literal["eager", "batched", "lazy"] = "eager"
     batch: Few = 8  # entries that are built in together, where construction is "batched"
     # bytes that it holds, what waits to be built in included; the oldest fall out

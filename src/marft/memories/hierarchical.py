@@ -23,7 +23,7 @@ Found = tuple[int, int, str]  # level, number there, text
 
 
 class Hierarchical(Searched):
-    """Three levels, after MemGPT: the last entries word for word, which are always read; an archive of those before
+    """Three levels, after MemGPT: the last entries word for word; an archive of those before
     them, where the nearest are found; and a summary of what went into the archive. In a read the recent and the
     found take turns, and the summary has what is left. OUR READING: in MemGPT the model itself moves what goes down."""
 
