@@ -177,6 +177,20 @@ class TestWhatIsNoQuestion:
         assert spelled(action, Mark.SAMPLED) == action.text
         assert len(engine.asked) == 2
 
+    def test_an_end_without_a_beginning_asks_nothing_that_was_asked_before(self) -> None:
+        episode, engine = asked("<ask verify>1</ask>", " and 2</ask>", " On.", questions=5)
+        assert [one.question for one in episode.actions[0].consultations] == ["1"]
+        assert len(engine.asked) == 4
+
+    def test_a_beginning_that_a_helper_wrote_is_none(self) -> None:
+        episode, _ = asked("<ask recall>1</ask>", " 2</ask>", " On.", helpers={"recalls": "<ask recall>"}, questions=5)
+        assert [one.question for one in episode.actions[0].consultations] == ["1"]
+
+    def test_what_begins_alike_in_a_question_is_part_of_it(self) -> None:
+        consulting = replace(CONSULTING, call="The {kind} is {question}.")
+        assert consulting.asked("The recall is The end of the story.") == ("recall", "The end of the story")
+        assert consulting.asked("The recall is: The verify is that so.") == ("verify", "that so")
+
     def test_an_end_of_the_agents_own_is_its_end(self) -> None:
         episode, _ = asked("<ask verify>x</ask>", sampling=Sampling(stop=("</ask>",)))
         assert episode.actions[0].consultations == ()

@@ -75,17 +75,18 @@ class Consulting:
         return re.compile(rf"{parts[0]}(?P<kind>\w+?){parts[1]}(?P<question>.*?){parts[2]}", re.DOTALL)
 
     def asked(self, said: str) -> tuple[str, str] | None:
-        """Kind and question of the last call in a text; None where it holds none of a kind that there is.
+        """Kind and question of the call that a text ends with: of several beginnings the last one counts that makes it
+        one. None where it asks nobody that there is.
 
         >>> helper = Helper("teacher", Profile("verify"), Sampling())
         >>> consulting = Consulting({"verify": helper}, "<consult {kind}>{question}</consult>", "<reply>{text}</reply>")
         >>> consulting.asked("Is it 7? <consult verify>3 + 4 = 7?</consult>")
         ('verify', '3 + 4 = 7?')
         """
-        found = self._pattern.search(said, max(0, said.rfind(self.call.partition("{kind}")[0])))
-        if found is None or found["kind"] not in self.helpers:
-            return None
-        return found["kind"], found["question"]
+        opening = re.escape(self.call.partition("{kind}")[0])
+        calls = [self._pattern.match(said, begins.start()) for begins in re.finditer(opening, said)]
+        found = next((call for call in reversed(calls) if call and call["kind"] in self.helpers), None)
+        return (found["kind"], found["question"]) if found else None
 
     def tells(self, profile: Profile, may_ask: bool) -> Profile:
         """The profile of an agent that may ask, or may not."""
@@ -150,7 +151,7 @@ class Counsel:
         ended = any(stop in said for stop in agent.sampling.stop if isinstance(stop, str))
         if completion.finish != "stop" or not self.left or ended or self.consulting.closes not in said:
             return None
-        asked = self.consulting.asked(before + said)
+        asked = self.consulting.asked(said)
         if asked is None:
             return Quote(said)
         self.left -= 1
