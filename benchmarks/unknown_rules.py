@@ -5,7 +5,7 @@ r"""A world whose rules nobody is told, a small model that knows whom to ask, an
                        23 + 45 = 68. 68 - 83 = -15. The answer is \boxed{-15}.
                slips:  At a glance, the answer is \boxed{131}.
 
-What the model has learned from has another rule for every question, one of 1,596 that is drawn at random, and a reply
+What the model has learned from has another rule for every question, one of 392 that is drawn at random, and a reply
 that says it. So it knows how to ask, how a reply looks and what to do with it, and nothing of the rules. The helper was
 taught the rules, first steps of sums, and whether a result is right. Tasks of held-out splits are never demonstrated.
 """
@@ -36,8 +36,9 @@ HELPERS = {
     "verify": "You say whether a result is right.",
 }
 CALL, REPLY = "<ask {kind}>{question}</ask>", "<re>{text}</re>"
-LARGEST = 400  # constant of a rule that is drawn
-RULES = {1: (1, -83), 2: (-1, 117), 3: (1, 264), 4: (-1, -56)}  # f(a, b) = a ± b + c
+LARGEST = 99  # constant of a rule that is drawn
+NUMBERS = (10, 49)  # a and b: sums of these, and of a constant, are what the bundled model can work out
+RULES = {1: (1, -83), 2: (-1, 57), 3: (1, 64), 4: (-1, -36)}  # f(a, b) = a ± b + c
 ASKS, ASKS_AGAIN = 0.6, 0.25  # chance that a demonstrator asks what a function is, and then for something else
 
 
@@ -82,7 +83,7 @@ def drawn(random: Random, known: bool) -> Problem:
     sign, c = (
         RULES[function] if known else (random.choice((1, -1)), random.choice((1, -1)) * random.randint(2, LARGEST))
     )
-    return Problem(function, random.randint(10, 99), random.randint(10, 99), sign, c)
+    return Problem(function, random.randint(*NUMBERS), random.randint(*NUMBERS), sign, c)
 
 
 class Functions(Drawn):
@@ -150,7 +151,7 @@ def of_the_model(renderer: ChatRenderer) -> Callable[[], Row]:
             return one()
         talk = Talk(renderer, SOLVER, prompt)
         if random.random() > ASKS:
-            talk.add(rf"At a glance, the answer is \boxed{{{random.randint(-199, 520)}}}.", True)
+            talk.add(rf"At a glance, the answer is \boxed{{{random.randint(-150, 200)}}}.", True)
             return talk.end()
         asked = problem.asked
         ask(talk, "knowledge", f"What is {asked}?", f"{asked} is {problem.meaning}.")
