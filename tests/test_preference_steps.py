@@ -1,0 +1,85 @@
+"""Whole learner steps on comparisons and on repeated attempts, against the dense twin, which writes the loss down in one
+graph over all actions of a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from tests.dense.report import Report
+from tests.dense.trials import SMOOTH, Table, algorithm, steps_of
+from tests.dense.twins import Twins, differ, recipe, save_small_model
+
+TWICE: Table = {**SMOOTH, "epochs": 2}  # log-ratios leave 0 within a step
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase) -> Path:
+    return save_small_model(tmp_path_factory.mktemp("small"), tiny_tokenizer)
+
+
+def step(model: Path, name: str, option: Table, count: int = 1, **of_recipe: object) -> Report:
+    return steps_of(Twins(recipe(model, algorithm(name, **{**TWICE, **option}), **of_recipe)), count)  # type: ignore[arg-type]
+
+
+def dpo(**keys: object) -> Table:
+    return {"objective": {"name": "dpo", "beta": 0.5, **keys}}
+
+
+def pairs(**keys: object) -> Table:
+    return {"credit": {"name": "preference", **keys}}
+
+
+DPO: Mapping[str, Table] = {
+    "sharper": dpo(beta=2.0),
+    "cDPO": dpo(smoothing=0.2),
+    "IPO": dpo(loss="ipo"),
+    "R-DPO": dpo(length_price=0.3),
+    "RPO": dpo(imitation=0.7),
+    "SimPO": {**dpo(reference="none", margin=0.4), "normalisation": "tokens"},
+    "to the base": dpo(reference="base"),
+    "ranked": pairs(pairs="ranked"),
+    "all that differ": pairs(pairs="all"),
+    "by gaps": pairs(pairs="all", weights="gap"),
+    "agent-wise": pairs(sides="agent"),
+    "by own rewards": pairs(sides="agent", judged_by="own"),
+    "over tokens": {"normalisation": "tokens"},
+    "pooled": {"denominator": "pooled"},
+    "candidates": {"credit": {"name": "preference-tree"}},
+    "beside entropy and KL": {"entropy": 0.1, "kl": {"coefficient": 0.3}},
+    "in turns": {"schedule": {"name": "agent-by-agent"}},
+    "one minibatch": {"minibatches": 1},
+}  # fmt: skip
+RFT: Mapping[str, Table] = {
+    "the best": {"credit": {"name": "best", "kept": "best"}},
+    "each its own best": {"credit": {"name": "best", "kept": "best", "judged_by": "own"}},
+    "one a task": {"credit": {"name": "best", "per_task": 1}},
+}
+
+
+@pytest.mark.parametrize("name", ["dpo", "rft"])
+def test_a_step_is_the_dense_twins(name: str, model: Path) -> None:
+    step(model, name, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "option"), [*(("dpo", o) for o in DPO), *(("rft", o) for o in RFT)])
+def test_a_step_with_every_option_is_the_dense_twins_and_no_option_is_ignored(
+    name: str, option: str, model: Path
+) -> None:
+    right = step(model, name, (DPO if name == "dpo" else RFT)[option])
+    assert differ(right, step(model, name, {})), "the option changes nothing, so the test cannot fail"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [{}, dpo(refresh=2)], ids=["from the start", "refreshed"])
+def test_later_steps_compare_with_the_reference_that_was_kept(option: Table, model: Path) -> None:
+    step(model, "dpo", option, count=3)
+
+
+def test_no_cut_into_micro_batches_changes_a_step(model: Path) -> None:
+    """Of a few tokens each: the two sides of a pair never lie in one."""
+    step(model, "dpo", {}, micro_batch=40)
