@@ -54,7 +54,7 @@ class DenseLearner:
         cases = [self._case(episode, old, base) for episode in episodes]
         judged = judge(cases, self.s.credit, self.baselines)
         report = Report()
-        self.comparing = begun(self, episodes, cases, step) if self.s.objective.compares else None
+        self.comparing = begun(self, episodes, cases, step) if self.s.objective.reads_pairs else None
         if base and step >= warm_up:
             terms = [k3(o, b) for i in base for o, b in zip(old[i], base[i], strict=True)]
             report.metrics["kl_to_base"] = sum(terms) / len(terms)

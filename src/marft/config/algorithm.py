@@ -263,12 +263,12 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
 def _incomparable(algorithm: AlgorithmSettings) -> Iterable[str]:
     """What does not go with comparisons, or with advantages that are weights."""
     credit, objective = algorithm.credit, algorithm.objective
-    if credit.compares and not objective.compares:
+    if credit.makes_pairs and not objective.reads_pairs:
         yield (
             f"credit {credit.name!r} makes comparisons, which objective {objective.name!r} does not read; use "
             "objective 'dpo', or a credit of single attempts such as 'grpo'"
         )
-    if objective.compares and not credit.compares:
+    if objective.reads_pairs and not credit.makes_pairs:
         yield (
             f"objective {objective.name!r} is a loss of comparisons, which credit {credit.name!r} does not make; use "
             "credit 'preference', or objective 'ppo'"
@@ -278,7 +278,7 @@ def _incomparable(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"credit {credit.name!r} says what is learned, and over their deviation its numbers would say something "
             "else; set normalise_advantages = false"
         )
-    if not objective.compares:
+    if not objective.reads_pairs:
         return
     if algorithm.level == "token":
         yield f"objective {objective.name!r} compares whole actions; use level = 'action'"

@@ -181,7 +181,7 @@ class RunSettings(Settings):
         """Weights that are computed elsewhere come out otherwise, and older ones are others: π_old/μ counts, unless the
         recipe says that it does not. Comparisons may be of whatever anybody sampled."""
         correction = self.algorithm.sampler_correction
-        if self.algorithm.objective.compares:
+        if self.algorithm.objective.reads_pairs:
             return self
         if (self.engine.apart or self.rollout.reuse > 1) and "level" not in correction.model_fields_set:
             level = "token" if self.algorithm.level == "token" else "geometric"
@@ -323,7 +323,7 @@ def _lag_problems(run: RunSettings) -> Iterable[str]:
             "can be sampled while they move; set engine.kind = 'process' (or 'vllm'), or max_policy_lag = 0"
         )
     correction, credit = run.algorithm.sampler_correction, run.algorithm.credit
-    chosen = "level" in correction.model_fields_set and not run.algorithm.objective.compares
+    chosen = "level" in correction.model_fields_set and not run.algorithm.objective.reads_pairs
     if run.rollout.reuse > 1 and correction.level == "none" and chosen:
         yield (
             "rollout.reuse: what an older policy has sampled is weighed with pi_old/mu, and "

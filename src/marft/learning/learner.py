@@ -116,7 +116,7 @@ class Learner:
             adapters=dict.fromkeys(models.policies),
         )
         self.reference = None
-        if run.algorithm.objective.compares:
+        if run.algorithm.objective.reads_pairs:
             self.reference = _reference(self.objective, self.optimizers, models, self.base_packing)
         self.probes = Probes(run, models, self.packing, ranks)
         self.critic = None
@@ -328,7 +328,7 @@ def _reference(
 ) -> Reference:
     if not isinstance(objective, PairObjective):
         raise ValueError(
-            f"algorithm.objective: {type(objective).__qualname__} says that it compares, and has no pair_losses; "
+            f"algorithm.objective: {type(objective).__qualname__} says that it reads pairs, and has no pair_losses; "
             "derive it from marft.learning.objectives.pairs.PairObjectivePart"
         )
     return Reference(objective.reference, objective.refresh, optimizers, models, base_packing)

@@ -26,7 +26,7 @@ class Preference(CreditPart):
     """
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
-    compares: ClassVar[bool] = True
+    makes_pairs: ClassVar[bool] = True
     absolute: ClassVar[bool] = True
 
     # best against worst; best against worst, second against last but one, …; or all that differ

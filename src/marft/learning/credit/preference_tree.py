@@ -17,7 +17,7 @@ class PreferenceTree(CreditPart):
     """Better against worse candidates of a state, for objective ``dpo``; a candidate earns what credit ``tree`` says.
     The two share everything said before, so nothing else is in their log-ratio."""
 
-    compares: ClassVar[bool] = True
+    makes_pairs: ClassVar[bool] = True
     absolute: ClassVar[bool] = True
 
     candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # sampled from one state

@@ -7,8 +7,8 @@ that are compared:
     sigmoid:  − (1 − smoothing) · log σ(z) − smoothing · log σ(−z)
     ipo:      (h − 1 / (2 beta))²
 
-``smoothing`` is cDPO (Mitchell 2023), ``length_price`` R-DPO (Park et al. 2024), ``margin`` without a reference and
-over tokens SimPO (Meng et al. 2024), ``imitation`` RPO (Pang et al. 2024).
+``ipo`` is IPO's (Azar et al. 2024), ``smoothing`` cDPO (Mitchell 2023), ``length_price`` R-DPO (Park et al. 2024),
+``margin`` without a reference and over tokens SimPO (Meng et al. 2024), ``imitation`` RPO (Pang et al. 2024).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ START, BASE, NONE = "start", "base", "none"
 class PairObjectivePart(ObjectivePart):
     """Base of objectives that compare attempts; they add ``pair_losses``."""
 
-    compares: ClassVar[bool] = True
+    reads_pairs: ClassVar[bool] = True
 
     # what log-ratios are taken to: "start", the policies as the run began; "base", before any tuning; "none"; or the
     # folder of a checkpoint
