@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, Table, algorithm, steps_of
 from tests.dense.twins import Twins, differ, recipe, save_small_model
+from tests.nights import some
 
 TWICE: Table = {**SMOOTH, "epochs": 2}  # log-ratios leave 0 within a step
 
@@ -33,31 +34,28 @@ def pairs(**keys: object) -> Table:
     return {"credit": {"name": "preference", **keys}}
 
 
-DPO: Mapping[str, Table] = {
-    "sharper": dpo(beta=2.0),
-    "cDPO": dpo(smoothing=0.2),
-    "IPO": dpo(loss="ipo"),
-    "R-DPO": dpo(length_price=0.3),
-    "RPO": dpo(imitation=0.7),
-    "SimPO": {**dpo(reference="none", margin=0.4), "normalisation": "tokens"},
-    "to the base": dpo(reference="base"),
-    "ranked": pairs(pairs="ranked"),
-    "all that differ": pairs(pairs="all"),
-    "by gaps": pairs(pairs="all", weights="gap"),
-    "agent-wise": pairs(sides="agent"),
-    "by own rewards": pairs(sides="agent", judged_by="own"),
-    "over tokens": {"normalisation": "tokens"},
-    "pooled": {"denominator": "pooled"},
-    "candidates": {"credit": {"name": "preference-tree"}},
-    "beside entropy and KL": {"entropy": 0.1, "kl": {"coefficient": 0.3}},
-    "in turns": {"schedule": {"name": "agent-by-agent"}},
-    "one minibatch": {"minibatches": 1},
+OF_AGENTS, ALL = pairs(sides="agent"), pairs(pairs="all")
+OPTIONS: Mapping[str, tuple[str, Table, Table]] = {  # the preset, what it is added to, the option
+    "sharper": ("dpo", {}, dpo(beta=2.0)),
+    "cDPO": ("dpo", {}, dpo(smoothing=0.2)),
+    "IPO": ("dpo", {}, dpo(loss="ipo")),
+    "R-DPO": ("dpo", {}, dpo(length_price=0.3)),
+    "RPO": ("dpo", {}, dpo(imitation=0.7)),
+    "SimPO": ("dpo", {}, {**dpo(reference="none", margin=0.4), "normalisation": "tokens"}),
+    "to the base": ("dpo", {}, dpo(reference="base")),
+    "all that differ": ("dpo", {}, ALL),
+    "by gaps": ("dpo", ALL, pairs(pairs="all", weights="gap")),
+    "agent-wise": ("dpo", {}, OF_AGENTS),
+    "by own rewards": ("dpo", OF_AGENTS, pairs(sides="agent", judged_by="own")),
+    "over tokens": ("dpo", {}, {"normalisation": "tokens"}),
+    "pooled": ("dpo", OF_AGENTS, {"denominator": "pooled"}),
+    "candidates": ("dpo", {}, {"credit": {"name": "preference-tree"}}),
+    "beside entropy and KL": ("dpo", {}, {"entropy": 0.1, "kl": {"coefficient": 0.3}}),
+    "in turns": ("dpo", {}, {"schedule": {"name": "agent-by-agent"}}),
+    "one minibatch": ("dpo", ALL, {"minibatches": 1}),
+    "the best": ("rft", {}, {"credit": {"name": "best", "kept": "best"}}),
+    "each its own best": ("rft", {}, {"credit": {"name": "best", "kept": "best", "judged_by": "own"}}),
 }  # fmt: skip
-RFT: Mapping[str, Table] = {
-    "the best": {"credit": {"name": "best", "kept": "best"}},
-    "each its own best": {"credit": {"name": "best", "kept": "best", "judged_by": "own"}},
-    "one a task": {"credit": {"name": "best", "per_task": 1}},
-}
 
 
 @pytest.mark.parametrize("name", ["dpo", "rft"])
@@ -66,12 +64,11 @@ def test_a_step_is_the_dense_twins(name: str, model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "option"), [*(("dpo", o) for o in DPO), *(("rft", o) for o in RFT)])
-def test_a_step_with_every_option_is_the_dense_twins_and_no_option_is_ignored(
-    name: str, option: str, model: Path
-) -> None:
-    right = step(model, name, (DPO if name == "dpo" else RFT)[option])
-    assert differ(right, step(model, name, {})), "the option changes nothing, so the test cannot fail"
+@pytest.mark.parametrize("option", some(OPTIONS))
+def test_a_step_with_every_option_is_the_dense_twins_and_no_option_is_ignored(option: str, model: Path) -> None:
+    name, start, changes = OPTIONS[option]
+    right = step(model, name, {**start, **changes})
+    assert differ(right, step(model, name, start)), "the option changes nothing, so the test cannot fail"
 
 
 @pytest.mark.slow
@@ -80,6 +77,7 @@ def test_later_steps_compare_with_the_reference_that_was_kept(option: Table, mod
     step(model, "dpo", option, count=3)
 
 
+@pytest.mark.slow
 def test_no_cut_into_micro_batches_changes_a_step(model: Path) -> None:
     """Of a few tokens each: the two sides of a pair never lie in one."""
     step(model, "dpo", {}, micro_batch=40)

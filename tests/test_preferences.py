@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.learning.comparing import Compared
-from marft.learning.credit.best import Best
 from marft.learning.credit.preference import Preference
 from marft.learning.interfaces import Comparison, CreditInputs, PairInputs, Progress
 from marft.learning.metering import Meter
@@ -26,7 +25,6 @@ from marft.types import Action, Episode, Observation, Sample, Task, Transition
 from tests import references_preferences as slow
 from tests.episodes import make_action
 from tests.learners import begun, episodes, recipe
-from tests.test_credit import batches
 
 START = Progress(0, 0)
 NATS = st.floats(-30, 30)
@@ -42,6 +40,28 @@ def attempt(sample: int, reward: float, *, own: dict[str, float] | None = None, 
     return Episode(Task("t", "o"), "train/0", sample, actions, "terminated", pay, success=reward > 0)
 
 
+REWARDS = st.sampled_from([0.0, 0.5, 1.0])
+ATTEMPT = st.tuples(
+    st.sampled_from("tu"),
+    REWARDS,
+    st.dictionaries(st.sampled_from("ab"), REWARDS),
+    st.sampled_from(["a", "b", "ab", ""]),
+)
+
+
+def batch_of(drawn: list[Any]) -> list[Episode]:
+    """Attempts at one or two tasks, in which not everybody acts; rewards that are often equal."""
+    batch = []
+    for number, (task, reward, own, acted) in enumerate(drawn):
+        made = attempt(number, reward, own=own)
+        actions = tuple(replace(a, key=a.key._replace(task=task)) for a in made.actions if a.agent in acted)
+        batch.append(replace(made, task=Task(task, "o"), actions=actions))
+    return batch
+
+
+BATCHES = st.lists(ATTEMPT, min_size=1, max_size=6).map(batch_of)
+
+
 def as_pairs(batch: list[Episode], found: list[Comparison]) -> set[slow.Pair]:
     owner = {a.key: n for n, e in enumerate(batch) for a in e.actions}
     return {(owner[pair.better[0]], owner[pair.worse[0]], pair.agent) for pair in found if pair.better and pair.worse}
@@ -49,7 +69,7 @@ def as_pairs(batch: list[Episode], found: list[Comparison]) -> set[slow.Pair]:
 
 class TestPairs:
     @given(
-        batch=batches(), which=st.sampled_from(["extremes", "ranked", "all"]), sides=st.sampled_from(["team", "agent"]),
+        batch=BATCHES, which=st.sampled_from(["extremes", "ranked", "all"]), sides=st.sampled_from(["team", "agent"]),
         judged_by=st.sampled_from(["team", "own"]),
     )  # fmt: skip
     @settings(max_examples=60)
@@ -58,12 +78,12 @@ class TestPairs:
     ) -> None:
         credits = Preference(pairs=which, sides=sides, judged_by=judged_by).assign(CreditInputs(batch, "action"))
         wanted, equal = slow.pairs(batch, which, sides, judged_by)
-        both = {(b, w, agent) for b, w, agent in wanted if all(batch[n].actions for n in (b, w))}
+        both = {(b, w, agent) for b, w, agent in wanted if batch[b].actions and batch[w].actions}
         assert as_pairs(batch, list(credits.comparisons)) == both
         assert credits.metrics["preference/pairs"] == len(wanted)
         assert credits.metrics["preference/equal_pairs"] == equal
 
-    @given(batch=batches(), gap=st.booleans())
+    @given(batch=BATCHES, gap=st.booleans())
     @settings(max_examples=30)
     def test_weigh_1_on_average_and_what_is_in_none_is_not_trained(self, batch: list[Episode], gap: bool) -> None:
         credits = Preference(pairs="all", weights="gap" if gap else "equal").assign(CreditInputs(batch, "action"))
@@ -314,59 +334,6 @@ class TestSteps:
     def test_a_folder_without_policies_is_refused_in_words(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"algorithm\.objective\.reference: .* holds no policy"):
             begun(dpo(tmp_path, "--algorithm.objective.reference", str(tmp_path / "nowhere")))
-
-
-class TestBest:
-    def test_repeats_what_solved_the_task(self) -> None:
-        credits = Best().assign(CreditInputs([attempt(0, 1.0), attempt(1, 0.0), attempt(2, 1.0)], "token"))
-        assert list(credits.trained) == [True, True, False, False, True, True]
-        assert credits.metrics["imitation/kept"] == 2.0
-        assert [row.tolist() for row in credits.advantages[:3]] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
-
-    def test_what_was_said_before_counts_once(self) -> None:
-        again = [attempt(0, 1.0), attempt(1, 1.0)]
-        same = replace(again[1], actions=tuple(
-            replace(a, tokens=b.tokens) for a, b in zip(again[1].actions, again[0].actions, strict=True)
-        ))  # fmt: skip
-        assert Best().assign(CreditInputs([again[0], same], "token")).metrics["imitation/repeated"] == 1.0
-        assert Best(distinct=False).assign(CreditInputs([again[0], same], "token")).metrics["imitation/kept"] == 2.0
-
-    def test_what_was_cut_off_is_not_repeated(self) -> None:
-        long = attempt(0, 1.0)
-        long = replace(long, actions=(long.actions[0], replace(long.actions[1], finish="length")))
-        credits = Best().assign(CreditInputs([long], "token"))
-        assert (credits.metrics["imitation/cut"], any(credits.trained)) == (1.0, False)
-        assert all(Best(whole=False).assign(CreditInputs([long], "token")).trained)
-
-    def test_the_best_of_a_group_is_kept_where_it_tells_attempts_apart(self) -> None:
-        batch = [attempt(0, 0.2), attempt(1, 0.7), attempt(2, 0.7)]
-        assert list(Best(kept="best").assign(CreditInputs(batch, "token")).trained) == [False] * 2 + [True] * 4
-        assert (
-            list(Best(kept="best", per_task=1).assign(CreditInputs(batch, "token")).trained)
-            == [False] * 2 + [True] * 2 + [False] * 2
-        )
-        assert not any(Best(kept="best").assign(CreditInputs(batch[1:], "token")).trained)
-
-    def test_each_agent_may_have_a_best_attempt_of_its_own(self) -> None:
-        batch = [attempt(0, 0.0, own={"a": 1.0}), attempt(1, 0.0, own={"b": 1.0})]
-        credits = Best(kept="best", judged_by="own").assign(CreditInputs(batch, "token"))
-        assert list(credits.trained) == [True, False, False, True]
-
-    def test_the_loss_is_the_mean_negative_log_likelihood_of_kept_tokens(self, tmp_path: Path) -> None:
-        """That of supervised learning (learning/supervised.py), at the sampling temperature."""
-        run = recipe(tmp_path, "rft", "--algorithm.minibatches", "1")
-        learner = begun(run)
-        batch = [replace(e, success=e.total_reward > 0) for e in episodes()]
-        from marft.learning.scoring import score_actions
-        from tests.learners import samples_of
-
-        kept = samples_of([e for e in batch if e.success])
-        wanted = score_actions(replace(learner.packing, level="action"), kept)
-        losses = {
-            role: -np.concatenate([row for key, row in wanted.items() if key.agent == role]).mean()
-            for role in ("reasoner", "actor")
-        }  # fmt: skip
-        assert learner.learn(batch, START)["policy_loss"] == pytest.approx(sum(losses.values()), rel=1e-4)
 
 
 class TestRecipes:

@@ -212,11 +212,11 @@ class Comparing:
             self.seen.append((right, sides[0] - sides[1], sides[0], sides[1]))
 
     def metrics(self, before: Mapping[str, float]) -> dict[str, float]:
-        """What is reported, in place of the loss of single actions."""
+        """What is reported: no loss of single actions, and no KL of actions that are in no pair."""
         names = ("accuracy", "margin", "better_log_ratio", "worse_log_ratio")
         columns = zip(*self.seen, strict=True)
         found = {f"preference/{n}": math.fsum(c) / len(self.seen) for n, c in zip(names, columns, strict=False)}
-        return {name: value for name, value in before.items() if name != "policy_loss"} | found
+        return {name: value for name, value in before.items() if name not in ("policy_loss", "kl_to_base")} | found
 
 
 def begun(learner: Any, episodes: Sequence[Episode], cases: Sequence[Case], step: int) -> Comparing:
