@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, Table, algorithm, steps_of
-from tests.dense.twins import Twins, differ, recipe, save_small_model
+from tests.dense.twins import POLICIES, Twins, differ, recipe, save_small_model
 from tests.nights import some
 
 TWICE: Table = {**SMOOTH, "epochs": 2}  # log-ratios leave 0 within a step
@@ -46,7 +46,9 @@ OPTIONS: Mapping[str, tuple[str, Table, Table]] = {  # the preset, what it is ad
     "all that differ": ("dpo", {}, ALL),
     "by gaps": ("dpo", ALL, pairs(pairs="all", weights="gap")),
     "agent-wise": ("dpo", {}, OF_AGENTS),
-    "by own rewards": ("dpo", OF_AGENTS, pairs(sides="agent", judged_by="own")),
+    "by own rewards": (
+        "dpo", pairs(sides="agent", weights="gap"), pairs(sides="agent", weights="gap", judged_by="own")
+    ),
     "over tokens": ("dpo", {}, {"normalisation": "tokens"}),
     "pooled": ("dpo", OF_AGENTS, {"denominator": "pooled"}),
     "candidates": ("dpo", {}, {"credit": {"name": "preference-tree"}}),
@@ -81,3 +83,8 @@ def test_later_steps_compare_with_the_reference_that_was_kept(option: Table, mod
 def test_no_cut_into_micro_batches_changes_a_step(model: Path) -> None:
     """Of a few tokens each: the two sides of a pair never lie in one."""
     step(model, "dpo", {}, micro_batch=40)
+
+
+@pytest.mark.slow
+def test_agents_that_share_weights_are_one_policy_in_every_pair(model: Path) -> None:
+    step(model, "dpo", {}, policies={name: POLICIES[name] for name in ("planner", "frozen")}, solver="planner")

@@ -303,17 +303,6 @@ class TestSteps:
         assert told["preference/better_log_ratio"] == pytest.approx(plain["preference/better_log_ratio"], abs=1e-4)
         assert told["gradient_norm"] == pytest.approx(plain["gradient_norm"], rel=1e-3)
 
-    def test_agents_that_share_weights_are_added_up_in_one_log_ratio(self, tmp_path: Path) -> None:
-        shared = ("--agents.actor.policy", "reasoner")
-        row = begun(dpo(tmp_path, *shared)).learn([self._of_one_policy(e) for e in episodes()], START)
-        assert row["preference/pairs"] == 1.0
-        assert {name for name in row if name.endswith("gradient_norm")} == {
-            "gradient_norm", "policies/reasoner/gradient_norm"
-        }  # fmt: skip
-
-    def _of_one_policy(self, episode: Episode) -> Episode:
-        return replace(episode, actions=tuple(replace(action, policy="reasoner") for action in episode.actions))
-
     def test_a_step_without_a_pair_moves_nothing(self, tmp_path: Path) -> None:
         alike = [replace(e, transitions=(Transition(Observation("o"), 1.0),)) for e in episodes()]
         row = begun(dpo(tmp_path)).learn(alike, START)
