@@ -201,8 +201,8 @@ class Learner:
             it.load_state_dict(under(state, part) or under(self._fresh, part))
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …; and what
-        comparisons take log-ratios to, ``reference/<policy>/<parameter>``.
+        """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …; and
+        what comparisons take log-ratios to, ``reference/<policy>/<parameter>``.
 
         Where ranks hold parts of it, all of them make this call together.
         """
