@@ -281,6 +281,23 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
+    "dpo": {
+        **_ACTIONS,
+        "normalisation": "none",
+        "normalise_advantages": False,
+        "minibatches": 2,
+        "credit": {"name": "preference"},
+        "objective": {"name": "dpo"},
+        "critic": _NO_CRITIC,
+    },
+    "rft": {
+        **_TOKENS,
+        "normalise_advantages": False,
+        "minibatches": 2,
+        "credit": {"name": "best"},
+        "objective": {"name": "reinforce"},
+        "critic": _NO_CRITIC,
+    },
 }
 
 ABOUT: Mapping[str, str] = {
@@ -311,4 +328,6 @@ ABOUT: Mapping[str, str] = {
     "magrpo": "The joint return from the turn on, relative to the group's, for every agent (Liu et al. 2025).",
     "rae": "A running baseline for every role (SPIRAL: Liu et al. 2025).",
     "comam": "Own rewards, and a share of the team's by how alike the two rank a group (after CoMAM, 2026).",
+    "dpo": "Pairs of fresh attempts, the joint log-ratio of all agents' actions in one loss (Rafailov et al. 2023).",
+    "rft": "Each role's likelihood of its turns in the team's own solved attempts, step after step (Yuan et al. 2023).",
 }

@@ -119,6 +119,16 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     "magrpo": {"credit.scale": "Liu et al. 2025 (MAGRPO)", "credit.joint_mode": "Liu et al. 2025 (MAGRPO)"},
     "rae": {"credit.decay": "Liu et al. 2025 (SPIRAL): α"},
     "comam": {},
+    "dpo": {
+        "normalisation": "Rafailov et al. 2023",
+        "objective.loss": "Rafailov et al. 2023, eq. 7",
+        "objective.beta": "Rafailov et al. 2023, App. B",
+    },
+    "rft": {
+        "aggregation": "Yuan et al. 2023",
+        "credit.distinct": "Yuan et al. 2023",
+        "credit.kept": "Yuan et al. 2023",
+    },
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.dense import groups
+from tests.dense import groups, pairs
 from tests.dense.cases import Case, Judged
 from tests.dense.chains import gae, monte_carlo, step_gae
 
@@ -19,6 +19,7 @@ def judge(cases: Sequence[Case], settings: Any, baselines: dict[str, float]) -> 
         "batch": groups.batch, "grpo": groups.grpo, "rloo": groups.rloo, "agent-group": groups.agent_group,
         "magrpo": groups.magrpo, "comam": groups.comam,
         "tree": groups.tree, "counterfactual": groups.counterfactual,
+        "preference": pairs.preference, "preference-tree": pairs.preference, "best": pairs.best,
     }  # fmt: skip
     if settings.name in one_by_one:
         return [one_by_one[settings.name](case, settings) for case in cases]

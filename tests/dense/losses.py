@@ -109,7 +109,7 @@ def surrogate(objective: Any, now: Tensor, old: float, advantage: float, scale: 
     """The loss of one unit, and whether a clip keeps it from having a gradient."""
     ratio = exp(now - old)
     r = ratio.item()
-    if objective.name == "reinforce":  # Williams 1992
+    if objective.name in ("reinforce", "dpo"):  # Williams 1992; of a comparison nothing is one action's alone
         return -advantage * now, 0.0
     if objective.name == "cispo":  # MiniMax-M1, 2025: the weight is cut, the gradient never
         return -min(r, 1 + objective.high) * advantage * now, float(r > 1 + objective.high)

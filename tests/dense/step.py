@@ -19,6 +19,7 @@ from tests.dense.critic import Critic, reading
 from tests.dense.losses import Row, k3, policy_loss
 from tests.dense.model import Policy, Scores, score
 from tests.dense.optimizer import AdamW, clipped, norm_of, rate_at
+from tests.dense.pairs import begun
 from tests.dense.report import Moved, Report, Tally
 from tests.dense.rewards import payments
 
@@ -43,6 +44,7 @@ class DenseLearner:
         self.adams = {name: AdamW(o.beta1, o.beta2, o.epsilon, o.weight_decay) for name in self.trained}
         self.baselines: dict[str, float] = {}
         self.turn, self.turn_began = 0, 0
+        self.start: dict[str, Policy] = {}  # what comparisons take log-ratios to
 
     def learn(self, episodes: Sequence[Episode], step: int, environment_steps: int = 0) -> Report:
         """One training step."""
@@ -52,11 +54,14 @@ class DenseLearner:
         cases = [self._case(episode, old, base) for episode in episodes]
         judged = judge(cases, self.s.credit, self.baselines)
         report = Report()
+        self.comparing = begun(self, episodes, cases, step) if self.s.objective.reads_pairs else None
         if base and step >= warm_up:
             terms = [k3(o, b) for i in base for o, b in zip(old[i], base[i], strict=True)]
             report.metrics["kl_to_base"] = sum(terms) / len(terms)
         if step >= warm_up:
             self._improve(episodes, cases, judged, (old, base), report, step, environment_steps)
+        if self.comparing:
+            report.metrics = self.comparing.metrics(report.metrics)
         if self.critic:
             self._fit(cases, [j.monte_carlo if step < warm_up else j.returns for j in judged], report, step)
         return report
@@ -264,6 +269,8 @@ class DenseLearner:
                     return
 
     def _minibatches(self, rows: Sequence[Row], step: int, epoch: int) -> list[list[Row]]:
+        if self.comparing:
+            return self.comparing.split(rows, self.run.seed, step, epoch)
         parts: list[list[Row]] = [[] for _ in range(self.s.minibatches)]
         for name in sorted({row.action.policy for row in rows}):
             mine = [row for row in rows if row.action.policy == name]
@@ -281,6 +288,8 @@ class DenseLearner:
             for r in rows
         ]  # fmt: skip
         loss, seen = policy_loss(rows, scores, self.s, self._constant_length(), scale)
+        if self.comparing:
+            loss = loss + self.comparing.loss(rows, scores, self._scores)
         tally.seen.append(seen)
         if self.s.kl_stop and sum(seen.kl) / len(seen.kl) > self.s.kl_stop:
             seen.clipped.clear()  # nothing is stepped on

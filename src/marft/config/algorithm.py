@@ -257,6 +257,41 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"schedule {algorithm.schedule.name!r} clips joint ratios, which objective {algorithm.objective.name!r} "
             "does not; use objective 'ppo'"
         )
+    yield from _incomparable(algorithm)
+
+
+def _incomparable(algorithm: AlgorithmSettings) -> Iterable[str]:
+    """What does not go with comparisons, or with advantages that are weights."""
+    credit, objective = algorithm.credit, algorithm.objective
+    if credit.makes_pairs and not objective.reads_pairs:
+        yield (
+            f"credit {credit.name!r} makes comparisons, which objective {objective.name!r} does not read; use "
+            "objective 'dpo', or a credit of single attempts such as 'grpo'"
+        )
+    if objective.reads_pairs and not credit.makes_pairs:
+        yield (
+            f"objective {objective.name!r} is a loss of comparisons, which credit {credit.name!r} does not make; use "
+            "credit 'preference', or objective 'ppo'"
+        )
+    if credit.absolute and algorithm.normalise_advantages:
+        yield (
+            f"credit {credit.name!r} says what is learned, and over their deviation its numbers would say something "
+            "else; set normalise_advantages = false"
+        )
+    if not objective.reads_pairs:
+        return
+    if algorithm.level == "token":
+        yield f"objective {objective.name!r} compares whole actions; use level = 'action'"
+    if algorithm.schedule.correction:
+        yield (
+            f"schedule {algorithm.schedule.name!r} weighs actions with how far others have moved, and a comparison's "
+            "loss takes that in already; use schedule 'simultaneous' or 'agent-by-agent'"
+        )
+    if algorithm.sampler_correction.level != "none":
+        yield (
+            f"sampler_correction weighs single actions by who sampled them, and objective {objective.name!r} compares "
+            "attempts whoever sampled them; remove it"
+        )
 
 
 def under_the_preset_named(table: Mapping[str, object]) -> dict[str, object]:

@@ -106,6 +106,8 @@ class CreditPart(Plugin):
     needs_critic: ClassVar[bool] = False
     reads_traces: ClassVar[bool] = False  # it knows of policies updated before (A2PO)
     grouped_by: ClassVar[Literal["task", ""]] = ""  # what rewards are compared with: attempts at the same task
+    makes_pairs: ClassVar[bool] = False  # it makes comparisons, for an objective that reads them
+    absolute: ClassVar[bool] = False  # its advantages are weights: over their deviation they would say nothing
 
     @property
     def by_agent(self) -> bool:
@@ -120,6 +122,8 @@ class CreditPart(Plugin):
 
 class ObjectivePart(Plugin):
     """Base of objectives."""
+
+    reads_pairs: ClassVar[bool] = False  # its loss is one of comparisons (:mod:`marft.learning.objectives.pairs`)
 
     @property
     def clip_width(self) -> float:

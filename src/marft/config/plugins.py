@@ -76,12 +76,15 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "credits": {
         "agent-group": "marft.learning.credit.agent_group:AgentGroup",
         "batch": "marft.learning.credit.batch:Batch",
+        "best": "marft.learning.credit.best:Best",
         "comam": "marft.learning.credit.comam:CoMAM",
         "counterfactual": "marft.learning.credit.counterfactual:Counterfactual",
         "gae": "marft.learning.credit.gae:GAE",
         "grpo": "marft.learning.credit.grpo:GRPO",
         "magrpo": "marft.learning.credit.magrpo:MAGRPO",
         "monte-carlo": "marft.learning.credit.monte_carlo:MonteCarlo",
+        "preference": "marft.learning.credit.preference:Preference",
+        "preference-tree": "marft.learning.credit.preference_tree:PreferenceTree",
         "rae": "marft.learning.credit.rae:RAE",
         "rloo": "marft.learning.credit.rloo:RLOO",
         "step-gae": "marft.learning.credit.step_gae:StepGAE",
@@ -127,6 +130,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "objectives": {
         "cispo": "marft.learning.objectives.cispo:CISPO",
+        "dpo": "marft.learning.objectives.dpo:DPO",
         "ppo": "marft.learning.objectives.ppo:PPO",
         "reinforce": "marft.learning.objectives.reinforce:Reinforce",
     },

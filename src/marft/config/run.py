@@ -179,8 +179,10 @@ class RunSettings(Settings):
     @model_validator(mode="after")
     def _correct_what_samples_elsewhere(self) -> RunSettings:
         """Weights that are computed elsewhere come out otherwise, and older ones are others: π_old/μ counts, unless the
-        recipe says that it does not."""
+        recipe says that it does not. Comparisons may be of whatever anybody sampled."""
         correction = self.algorithm.sampler_correction
+        if self.algorithm.objective.reads_pairs:
+            return self
         if (self.engine.apart or self.rollout.reuse > 1) and "level" not in correction.model_fields_set:
             level = "token" if self.algorithm.level == "token" else "geometric"
             correction = correction.model_copy(update={"level": level})
@@ -321,7 +323,8 @@ def _lag_problems(run: RunSettings) -> Iterable[str]:
             "can be sampled while they move; set engine.kind = 'process' (or 'vllm'), or max_policy_lag = 0"
         )
     correction, credit = run.algorithm.sampler_correction, run.algorithm.credit
-    if run.rollout.reuse > 1 and correction.level == "none" and "level" in correction.model_fields_set:
+    chosen = "level" in correction.model_fields_set and not run.algorithm.objective.reads_pairs
+    if run.rollout.reuse > 1 and correction.level == "none" and chosen:
         yield (
             "rollout.reuse: what an older policy has sampled is weighed with pi_old/mu, and "
             "algorithm.sampler_correction.level = 'none' weighs nothing; remove it, or set reuse = 1"

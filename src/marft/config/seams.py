@@ -79,6 +79,8 @@ SEAMS: Mapping[str, Seam] = {
             "needs_critic": (bool,),
             "reads_traces": (bool,),
             "grouped_by": ("", "task"),
+            "makes_pairs": (bool,),
+            "absolute": (bool,),
             "by_agent": (bool,),
         },
         together=_STATEFUL,
@@ -113,7 +115,7 @@ SEAMS: Mapping[str, Seam] = {
         "an objective",
         "marft.config.parts.ObjectivePart",
         {"__call__": Method(("inputs",))},
-        attributes={"clip_width": (int, float)},
+        attributes={"clip_width": (int, float), "reads_pairs": (bool,)},
     ),
     "teammate_weights": Seam(
         "a weight of teammates' text",

@@ -36,7 +36,7 @@ class Cautions:
         off = metrics.get("packing_difference", 0.0)
         if off > PACKING_TOLERANCE:
             self._say("packing", INEXACT.format(off))
-        if self._settings.sampler_correction.level != "none":
+        if self._settings.sampler_correction.level != "none" or self._settings.objective.reads_pairs:
             return
         role, difference = _furthest(metrics)
         if difference > ENGINE_TOLERANCE:

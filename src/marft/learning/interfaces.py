@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from marft.forking.interface import Forking
-from marft.types import Action, Episode
+from marft.types import Action, ActionKey, Episode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,12 +90,27 @@ class CreditInputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """What is to become likelier against what is to become less likely: trained actions of two sides, by their keys.
+
+    >>> Comparison(better=(), worse=(), agent="coder").weight
+    1.0
+    """
+
+    better: tuple[ActionKey, ...]
+    worse: tuple[ActionKey, ...]
+    agent: str = ""  # whose actions they are; "": of all agents together
+    weight: float = 1.0  # of its loss
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Credits:
     """What each decision is worth (advantages) and, with a critic, what that should have said (returns).
 
     ``monte_carlo`` are the returns with λ = 1, which a critic is fitted to before the first policy step. Actions that
     only serve to judge others are not ``trained``; by default all are. ``groups`` names the group in which each action
-    was compared, "" where in none: it is what is written down, and nothing is computed from it.
+    was compared, "" where in none: it is what is written down, and nothing is computed from it. ``comparisons`` are
+    what an objective that compares is given; what is trained is in one of them.
     """
 
     advantages: Sequence[Floats]
@@ -103,6 +118,7 @@ class Credits:
     monte_carlo: Sequence[Floats] = ()
     trained: Sequence[bool] = ()
     groups: Sequence[str] = ()  # [actions]; empty where nothing is compared
+    comparisons: Sequence[Comparison] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -159,6 +175,17 @@ class Objective(Protocol):
     def scaled(self, scale: float) -> Self: ...
 
     def __call__(self, inputs: LossInputs) -> LossOutput: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairInputs:
+    """One row a comparison. The log-ratio of a side is Σ (log π − log π_ref) / Z over its actions, with a gradient."""
+
+    better: Tensor  # [P] log-ratio of the better side
+    worse: Tensor  # [P]
+    better_log_prob: Tensor  # [P] mean log π of the better side's decisions, with a gradient
+    better_length: Tensor  # [P] decisions of the better side
+    worse_length: Tensor  # [P]
 
 
 class TeammateWeight(Protocol):

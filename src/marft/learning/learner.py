@@ -12,6 +12,7 @@ from torch import Tensor
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.errors import RunError
 from marft.learning.batching import FixedLogProbs, Packing, make_samples
+from marft.learning.comparing import Compared
 from marft.learning.critic import Critic
 from marft.learning.interfaces import (
     LOG_RATIO_LIMIT,
@@ -36,9 +37,11 @@ from marft.learning.measuring import (
     measure_base_kl,
 )
 from marft.learning.metering import Meter
+from marft.learning.objectives.pairs import PairObjective
 from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer, under
 from marft.learning.probing import Probes
 from marft.learning.ranks import ALONE, Ranks
+from marft.learning.reference import Reference
 from marft.learning.rewarding import rewards_for_credit, success_metrics
 from marft.learning.scoring import score_actions
 from marft.learning.supervised import refuse_traces
@@ -112,6 +115,9 @@ class Learner:
             backbones={name: policy.reference for name, policy in models.policies.items()},
             adapters=dict.fromkeys(models.policies),
         )
+        self.reference = None
+        if run.algorithm.objective.reads_pairs:
+            self.reference = _reference(self.objective, self.optimizers, models, self.base_packing)
         self.probes = Probes(run, models, self.packing, ranks)
         self.critic = None
         if run.algorithm.critic.kind != "none":
@@ -141,6 +147,8 @@ class Learner:
             ValueError: the episodes were told from traces.
         """
         refuse_traces(episodes)
+        if self.reference:
+            self.reference.begin_step(progress.step)
         warming_up = progress.step < self.warmup
         fixed = self.score_before_update(episodes, for_credit_alone=warming_up)
         credited = self.assign_credit(episodes, fixed)
@@ -193,12 +201,15 @@ class Learner:
             it.load_state_dict(under(state, part) or under(self._fresh, part))
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …
+        """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …; and
+        what comparisons take log-ratios to, ``reference/<policy>/<parameter>``.
 
         Where ranks hold parts of it, all of them make this call together.
         """
         critic = optimizer_tensors(self.critic.optimizer, self.critic.parameters()) if self.critic else {}
         parts = {"critic": critic, **{f"policies/{name}": it.state() for name, it in self.optimizers.items()}}
+        if self.reference:
+            parts["reference"] = self.reference.state()
         return {f"{part}/{name}": whole(tensor) for part, state in parts.items() for name, tensor in state.items()}
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
@@ -207,6 +218,8 @@ class Learner:
             restore_optimizer(self.critic.optimizer, self.critic.parameters(), under(state, "critic"))
         for name, it in self.optimizers.items():
             it.load_state(under(state, f"policies/{name}"))
+        if self.reference:
+            self.reference.load_state(under(state, "reference"))
 
     def _stateful(self) -> dict[str, Stateful]:
         parts: dict[str, object] = {"credit": self.credit, "schedule": self.schedule}
@@ -270,6 +283,8 @@ class Learner:
             self.settings, self.objective, self.optimizers, self.packing, fixed, meter, self.seed,
             check_packing=(progress.step - self.warmup) % PACKING_CHECKS == 0,
             ranks=self.ranks,
+            compared=Compared.of(credited.credits.comparisons, samples) if self.reference else None,
+            reference=self.reference,
         )  # fmt: skip
         ratios = TeamRatios(self.schedule.ratio_limit)
         progress = progress._replace(advantages=advantage_sizes(samples, credited.raw))
@@ -307,6 +322,17 @@ class Learner:
             again, _ = self._samples(credited.episodes, self.credit.assign(traced))
             return ratios.join(again, 0.5 * phase.clip_scale * self.objective.clip_width)
         return credited.samples
+
+
+def _reference(
+    objective: object, optimizers: Mapping[str, PolicyOptimizer], models: Models, base_packing: Packing
+) -> Reference:
+    if not isinstance(objective, PairObjective):
+        raise ValueError(
+            f"algorithm.objective: {type(objective).__qualname__} says that it reads pairs, and has no pair_losses; "
+            "derive it from marft.learning.objectives.pairs.PairObjectivePart"
+        )
+    return Reference(objective.reference, objective.refresh, optimizers, models, base_packing)
 
 
 def _shares(run: RunSettings, schedule: UpdateSchedule, models: Models) -> bool:

@@ -20,10 +20,17 @@ from marft.learning.batching import (
     Idle,
     MicroBatch,
     Packing,
-    minibatches,
     of_all_lengths,
 )
-from marft.learning.interfaces import Floats, LossInputs, Objective, TeammateWeight, UpdatePhase, UpdateSchedule
+from marft.learning.comparing import Compared
+from marft.learning.interfaces import (
+    Floats,
+    LossInputs,
+    Objective,
+    TeammateWeight,
+    UpdatePhase,
+    UpdateSchedule,
+)
 from marft.learning.ledger import Ledger
 from marft.learning.measuring import (
     measure_difference,
@@ -33,9 +40,12 @@ from marft.learning.measuring import (
     measure_weights,
 )
 from marft.learning.metering import Meter
+from marft.learning.minibatches import Minibatch, minibatches_of
+from marft.learning.objectives.pairs import PairObjective
 from marft.learning.objectives.terms import kl_terms, sampler_weights
 from marft.learning.optimizers import PolicyOptimizer, step_all
 from marft.learning.ranks import ALONE, Ranks, merged, total
+from marft.learning.reference import Reference, Scores
 from marft.learning.scoring import k3, score_actions, score_all
 from marft.learning.team_kl import environment_steps, joint_kl
 from marft.learning.teammate_text import TeammateText
@@ -67,6 +77,8 @@ class Update:
         fixed: log-probs that were scored before the step.
         check_packing: measure whether scores depend on how they are packed, where any will be compared.
         ranks: those that learn together. Each is given all samples, and steps on a share.
+        compared: the comparisons of the step, where an objective compares.
+        reference: what these take log-ratios to.
     """
 
     def __init__(
@@ -80,8 +92,11 @@ class Update:
         seed: int,
         check_packing: bool = False,
         ranks: Ranks = ALONE,
+        compared: Compared | None = None,
+        reference: Reference | None = None,
     ) -> None:
         self.settings, self.objective, self.optimizers, self.packing = settings, objective, optimizers, packing
+        self.compared, self.reference = compared, reference
         self.fixed, self.meter, self.seed, self.check_packing = fixed, meter, seed, check_packing
         self.ranks = ranks
         self.old: dict[ActionKey, Floats] = dict(fixed.old)  # π_old's log-probs so far, by the action's key
@@ -99,10 +114,13 @@ class Update:
         if not mine:
             return
         settings, objective = self.settings, self.objective.scaled(phase.clip_scale)
-        plan = [minibatches(mine, settings.minibatches, self.seed, step, epoch) for epoch in range(settings.epochs)]
-        self.packing = self.packing.in_one_size([part for parts in plan for part in parts])
+        plan = [
+            minibatches_of(mine, self.compared, phase, settings, self.seed, step, epoch)
+            for epoch in range(settings.epochs)
+        ]
+        self.packing = self.packing.in_one_size([part.scored for parts in plan for part in parts])
         for part in plan[0][self.moved.isdisjoint(phase.policies) :]:
-            self._score_old(part)
+            self._score_old(part.samples)
         mine_optimizers = {name: self.optimizers[name] for name in phase.policies if name in self.optimizers}
         before = (
             {name: optimizer.snapshot() for name, optimizer in mine_optimizers.items()}
@@ -124,6 +142,22 @@ class Update:
             )
             self.meter.add("team_kl", kl)
             self.meter.add("accepted_fraction", fraction)
+
+    def _weighed(self, part: Minibatch, objective: Objective, reference: Scores) -> Sequence[Sample]:
+        """The samples of a minibatch with what each is worth to its loss, as policies are now."""
+        if part.compared is None:
+            return part.samples
+        return part.compared.weigh(
+            cast("PairObjective", objective), self.score_now(part.scored), reference,
+            part.policies, self.settings.denominator == "pooled", self.meter,
+        )  # fmt: skip
+
+    def _reference_scores(self, plan: Sequence[Minibatch]) -> Scores:
+        """Log-probs under the reference of all that is compared."""
+        if self.compared is None or self.reference is None:
+            return {}
+        wanted = {sample.action.key: sample for part in plan for sample in part.scored}
+        return self.reference.scores(list(wanted.values()), self.score_now, self.ranks)
 
     def score_now(self, samples: Sequence[Sample]) -> dict[ActionKey, Floats]:
         """Log-probs under the policies as they are, packed so that they can be compared with :attr:`old`."""
@@ -151,12 +185,14 @@ class Update:
         return of_all_lengths([s for s in samples if s.action.policy not in self.moved], PACKING_CHECKED)
 
     def _epochs(
-        self, plan: Sequence[Sequence[Sequence[Sample]]], objective: Objective, to_check: Sequence[Sample]
-    ) -> None:
+        self, plan: Sequence[Sequence[Minibatch]], objective: Objective, to_check: Sequence[Sample]
+    ) -> None:  # fmt: skip
+        reference = self._reference_scores(plan[0])
         for epoch, parts in enumerate(plan):
             for number, part in enumerate(parts):
                 check = to_check if epoch == number == 0 else ()
-                if not self._minibatch(part, objective, first_look=epoch == 0, check=check):
+                samples = self._weighed(part, objective, reference)
+                if not self._minibatch(samples, objective, first_look=epoch == 0, check=check):
                     self.meter.add("kl_stops", 1.0)
                     return
 

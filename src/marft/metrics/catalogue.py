@@ -173,6 +173,13 @@ CATALOGUE: dict[str, list[Metric]] = {
                "in which the team's differs (CoMAM)", scopes=BOTH),
         Metric("fallback_fraction", "fell back", "share of those groups in which the agent's own rewards are all "
                "equal, so that the weight is `fallback_weight` (CoMAM)", ".0%", scopes=BOTH),
+        Metric("preference/pairs", "pairs", "comparisons of a better and a worse side (DPO)", ".0f"),
+        Metric("preference/equal_pairs", "equal pairs", "of those there would be, dropped: both sides earned the same",
+               ".0f", better="lower"),
+        Metric("imitation/kept", "repeated", "attempts, or agents' parts of them, that are learned (RFT)", ".0f"),
+        Metric("imitation/repeated", "said before", "left out: the same was said at the task", ".0f"),
+        Metric("imitation/cut", "cut off", "left out: a text was cut off at its longest", ".0f", better="lower"),
+        Metric("imitation/spare", "spare", "left out: credit.per_task others are kept", ".0f"),
         Metric("baseline", "baseline", "running mean that returns are compared with (RAE)", scopes=("agent",)),
         Metric("likelihood/successes", "successes", "actions of solved episodes that the likelihood term raises",
                ".0f"),
@@ -180,6 +187,15 @@ CATALOGUE: dict[str, list[Metric]] = {
     ],
     "The policies' update": [
         Metric("policy_loss", "policy loss", "surrogate and extra terms, mean over minibatches", "+.3f"),
+        Metric("preference/loss", "pair loss", "of comparisons, mean over minibatches, before each step", ".3f",
+               better="lower", advice="log 2 = 0.693 where nothing is told apart yet"),
+        Metric("preference/accuracy", "pairs right", "share of comparisons whose better side has the larger log-ratio "
+               "to the reference; ties count half", ".0%", better="higher"),
+        Metric("preference/margin", "margin", "log-ratio of the better side less that of the worse, mean over "
+               "comparisons; of an agent its own part of it", "+.3f", "nats", BOTH, better="higher"),
+        Metric("preference/better_log_ratio", "better", "Σ (log π − log π_ref) / Z over a better side's actions, mean",
+               "+.3f", "nats", advice="where it falls, the policies move away from what is good, too: imitation"),
+        Metric("preference/worse_log_ratio", "worse", "the same of worse sides", "+.3f", "nats"),
         Metric("entropy", "entropy", "mean over sampled tokens", ".3f", "nats", BOTH,
                advice="near 0 nothing is explored any more; a surge comes before a collapse"),
         Metric("kl", "KL", "from the policy that the step began with, k3, mean over sampled tokens", ".4f", "nats",

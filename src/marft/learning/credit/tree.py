@@ -50,7 +50,7 @@ class Tree(CreditPart):
         trained[chosen] = True
         groups = [""] * len(rows)
         for k, key in zip(chosen, keys, strict=True):
-            groups[k] = f"{key[0]} {key[1]} {hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
+            groups[k] = state_name(key)
         return Credits(inputs.spread(advantages), trained=trained.tolist(), groups=groups, metrics=metrics)
 
 
@@ -60,15 +60,20 @@ def is_candidate(episode: Episode, action: Action) -> bool:
     return episode.fork is None or action.id == episode.fork.at
 
 
-def _state(episode: Episode, action: Action) -> tuple[str, str, bytes, tuple[tuple[str, bytes], ...]]:
+def state_of(episode: Episode, action: Action) -> tuple[str, str, bytes, tuple[tuple[str, bytes], ...]]:
     """What the action was sampled from: its prompt with what its turn began with, and all actions before it."""
     begun = action.tokens[: int(np.argmax(action.own))]
     before = tuple((other.id, other.tokens.tobytes()) for other in episode.actions if other.index < action.index)
     return episode.task.id, action.id, np.concatenate([action.prompt, begun]).tobytes(), before
 
 
+def state_name(key: tuple[object, ...]) -> str:
+    """What a group of candidates is called: its task, who acts or when, and a digest of the rest."""
+    return f"{key[0]} {key[1]} {hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
+
+
 _KEYS: Mapping[str, Callable[[Episode, Action], tuple[object, ...]]] = {
-    "state": _state,
+    "state": state_of,
     "agent": lambda episode, action: (episode.task.id, action.agent),
     "turn": lambda episode, action: (episode.task.id, action.step),
 }
