@@ -59,6 +59,7 @@ WORLDS: Mapping[str, World] = {
     "tool_use": World("tool_use"),
     "instructions": World("instructions"),
     "code": World("code"),
+    "gaia": World("gaia"),
 }
 ARM = Literal["team", "alone"]
 

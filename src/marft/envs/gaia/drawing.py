@@ -28,7 +28,12 @@ ASKED: Mapping[tuple[str, str], str] = {
     ("firm", "head"): "Who is the head of {}?",
     ("firm", "town"): "Where is {}?",
 }
-PHRASES: Mapping[str, str] = {"head": "the head of {}", "mayor": "the mayor of {}", "river": "river of {}", "town": "the town of {}"}  # fmt: skip
+PHRASES: Mapping[str, str] = {
+    "head": "the head of {}", "mayor": "the mayor of {}", "river": "river of {}", "town": "the town of {}"
+}  # fmt: skip
+CELLS: Mapping[str, str] = {
+    "points": "How many points has {}?", "price": "What is the price of {}?", "stock": "What is the stock of {}?"
+}  # fmt: skip
 LEADS: Mapping[str, str] = {"head": "person", "mayor": "person", "river": "river", "town": "town"}  # to pages of a kind
 
 
@@ -75,8 +80,7 @@ def worked_out(plan: Sequence[Node], known: Known) -> str:
     while True:
         try:
             return answer_of(plan, known)
-        except Missing as missing:
-            assert missing.what == "value", "all is known"
+        except Missing as missing:  # of a value: all that can be read is known
             for expression in missing.names:
                 known.worked_out[expression] = value_of(expression).removesuffix(".0")
 
@@ -110,8 +114,7 @@ def _field(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
 def _cell(random: Random, world: World, file: str) -> Question:
     name, (header, *rows) = random.choice(list(world.tables.items()))
     column, row = random.choice(header[1:]), random.choice(rows)[0]
-    of = {"points": f"How many points has {row}?", "price": f"What is the price of {row}?", "stock": f"What is the stock of {row}?"}  # fmt: skip
-    return Question(of[column], [["cell", file.format(name), row, column]], file.format(name))
+    return Question(CELLS[column].format(row), [["cell", file.format(name), row, column]], file.format(name))
 
 
 def _chain(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
@@ -152,7 +155,7 @@ def _apart(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
     return Question(f"How many people have the towns of {one} and {other} together?", [*plan, ["sum", 1, 3]])
 
 
-def _points(random: Random, world: World, file: str) -> Question:
+def _points(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
     scores = file.format("scores")
     plan = [
         ["most", scores, "points"], ["cell", scores, 0, "points"], ["page", 0, "town"], ["page", 2, "river"],
@@ -167,7 +170,10 @@ def _towns(random: Random, world: World, file: str) -> Question:
     points = sorted(int(cells[1]) for cells in world.tables["scores"][1:])
     bound = random.choice(points[:-1])
     plan = [["above", scores, "points", str(bound)], ["page", 0, "town"], ["sorted", 1]]
-    words = f"Where do all people live who have more than {bound} points? List each town once, in alphabetical order, separated by commas."  # fmt: skip
+    words = (
+        f"Where do all people live who have more than {bound} points? "
+        "List each town once, in alphabetical order, separated by commas."
+    )
     return Question(words, plan, scores)
 
 

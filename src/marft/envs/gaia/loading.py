@@ -76,6 +76,6 @@ def _check_file(row: Row, file: str, folder: Path) -> None:
         raise ValueError(f"environment: {row.place}: file_name is {file!r}; it is a name, without folders")
     if not (folder / file).is_file():
         raise ValueError(
-            f"environment: {row.place}: its file {file!r} is not in {folder}; put it there, or name the folder that has "
-            "it: files"
+            f"environment: {row.place}: its file {file!r} is not in {folder}; put it there, or name the folder that "
+            "has it: files"
         )

@@ -1,6 +1,7 @@
 """How a question that was drawn is answered: what is read where, and what is made of it.
 
-A plan is a list of nodes, each a value; a node names its kind, and what it is made of: words, or places of nodes before it.
+A plan is a list of nodes, each a value; a node names its kind, and what it is made of: words, or places of nodes
+before it.
 
     page      subject, field         a field of the page about something, or about each of several
     cell      file, row, column      a cell, by the row's first one

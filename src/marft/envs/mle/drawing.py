@@ -1,8 +1,8 @@
 """Small competitions with a structure that is planted in their tables, and a leaderboard of made-up teams.
 
-    linear    a value is a weighted sum of numbers, and noise; root mean squared error
-    groups    a value depends on two groups that a row is in, and noise; mean absolute error
-    bound     a label says on which side of a bound one of the numbers is, a few of them flipped; accuracy
+linear    a value is a weighted sum of numbers, and noise; root mean squared error
+groups    a value depends on two groups that a row is in, and noise; mean absolute error
+bound     a label says on which side of a bound one of the numbers is, a few of them flipped; accuracy
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def description(kind: Kind, columns: int) -> str:
     better = "lower" if METRICS[METRIC[kind]].lower_is_better else "higher"
     of = f" There are {columns} of them." if columns else ""
     return (
-        f"{TOLD[kind]}{of} train.csv has y, test.csv has not. Write submission.csv with the columns id and y, one row for "
-        f"each row of test.csv, as in sample_submission.csv. Graded by {METRIC[kind]}, {better} is better."
+        f"{TOLD[kind]}{of} train.csv has y, test.csv has not. Write submission.csv with the columns id and y, one row "
+        f"for each row of test.csv, as in sample_submission.csv. Graded by {METRIC[kind]}, {better} is better."
     )
 
 
@@ -86,7 +86,8 @@ def _leaderboard(random: Random, teams: int, fitted: float, sample: float) -> li
 
 def _plant_linear(random: Random) -> dict[str, Any]:
     count = random.randint(2, 4)
-    return {"weights": [random.choice((-1, 1)) * random.randint(1, 9) for _ in range(count)], "base": random.randint(0, 20)}  # fmt: skip
+    weights = [random.choice((-1, 1)) * random.randint(1, 9) for _ in range(count)]
+    return {"weights": weights, "base": random.randint(0, 20)}
 
 
 def _plant_groups(random: Random) -> dict[str, Any]:
@@ -95,7 +96,8 @@ def _plant_groups(random: Random) -> dict[str, Any]:
 
 def _plant_bound(random: Random) -> dict[str, Any]:
     count = random.randint(2, 4)
-    return {"columns": count, "which": random.randrange(count), "bound": random.randint(-5, 5), "above": random.choice(("yes", "no"))}  # fmt: skip
+    which, bound = random.randrange(count), random.randint(-5, 5)
+    return {"columns": count, "which": which, "bound": bound, "above": random.choice(("yes", "no"))}
 
 
 def _linear(random: Random, plant: Mapping[str, Any], count: int) -> tuple[Row, list[Row]]:

@@ -1,8 +1,9 @@
-"""How well a planted structure can be learned from a table: the fit that leaderboards of drawn competitions are made of."""
+"""How well a planted structure can be learned from a table: what leaderboards of drawn competitions are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def _bound(train: Rows, test: Rows) -> list[str]:
 def _bounds(train: Rows) -> Iterable[tuple[int, float, str]]:
     for place in range(1, len(train[0]) - 1):
         values = sorted(float(row[place]) for row in train)
-        for low, high in zip(values, values[1:], strict=False):
+        for low, high in pairwise(values):
             yield from ((place, (low + high) / 2, above) for above in ("yes", "no"))
 
 

@@ -1,10 +1,10 @@
 """Competitions from folders, as MLE-bench prepares them.
 
-    NAME/description.md                 or in public/
-    NAME/config.yaml                    MLE-bench's own, which names the metric; or the recipe does
-    NAME/leaderboard.csv                with a column score
-    NAME/public/                        or prepared/public/: what teams are given, sample_submission.csv among it
-    NAME/private/                       or prepared/private/: one table with the right answers
+NAME/description.md                 or in public/
+NAME/config.yaml                    MLE-bench's own, which names the metric; or the recipe does
+NAME/leaderboard.csv                with a column score
+NAME/public/                        or prepared/public/: what teams are given, sample_submission.csv among it
+NAME/private/                       or prepared/private/: one table with the right answers
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def read(folder: Path, metrics: Mapping[str, str]) -> Competition:
     given = _public(folder, public)
     sample = next((given[name] for name in SAMPLES if name in given), None)
     if sample is None:
-        raise ValueError(f"environment: {folder}: {public.name}/ has no sample_submission.csv, which says what is predicted")
+        raise ValueError(
+            f"environment: {folder}: {public.name}/ has no sample_submission.csv, which says what is predicted"
+        )
     metric = _metric(folder, metrics)
     description = next((one for one in (folder, public) if (one / "description.md").is_file()), None)
     if description is None:
@@ -83,8 +85,8 @@ def _public(folder: Path, public: Path) -> dict[str, bytes]:
     megabytes = sum(file.stat().st_size for file in files) / 1e6
     if megabytes > MOST_MB:
         raise ValueError(
-            f"environment: {folder}: its public files have {megabytes:.0f} MB, and each run of a program is given all of "
-            f"them; take a competition of at most {MOST_MB} MB, or a part of its rows"
+            f"environment: {folder}: its public files have {megabytes:.0f} MB, and each run of a program is given all "
+            f"of them; take a competition of at most {MOST_MB} MB, or a part of its rows"
         )
     return {str(file.relative_to(public)): file.read_bytes() for file in files}
 
@@ -113,8 +115,8 @@ def _columns(folder: Path, sample: bytes) -> tuple[str, str]:
     header = next(csv.reader(sample.decode("utf-8-sig").splitlines()), [])
     if len(header) != 2:
         raise ValueError(
-            f"environment: {folder}: its submissions have {len(header)} columns; those of an id and one prediction can be "
-            "graded here"
+            f"environment: {folder}: its submissions have {len(header)} columns; those of an id and one prediction "
+            "can be graded here"
         )
     return header[0].strip(), header[1].strip()
 
@@ -162,4 +164,6 @@ def _check(folder: Path, made: Competition, sample: bytes) -> None:
     try:
         made.score(own)
     except InvalidError as error:
-        raise ValueError(f"environment: {folder}: its own answers cannot be graded by {made.metric}: {error}") from error
+        raise ValueError(
+            f"environment: {folder}: its own answers cannot be graded by {made.metric}: {error}"
+        ) from error

@@ -73,16 +73,20 @@ class MleSession:
         """Run the program that the answer holds."""
         program = program_in(actions.answer.text) if actions.answer else ""
         self.round += 1
-        left = await asyncio.to_thread(run, program, self.competition.public, self.rules.limits) if program else Left("", None)  # fmt: skip
+        left = Left("", None)
+        if program:
+            left = await asyncio.to_thread(run, program, self.competition.public, self.rules.limits)
         found = graded(self.competition, left.submission)
         if found.score is not None or self.last.score is None:
             self.last = found
-        self.told = f"It printed:\n{cut(left.printed, LONGEST) or '(nothing)'}\n" + (found.problem or "The submission is valid.")  # fmt: skip
+        printed = cut(left.printed, LONGEST) or "(nothing)"
+        self.told = f"It printed:\n{printed}\n{found.problem or 'The submission is valid.'}"
         over = self.round >= self.rules.rounds
         worth, medal = self._worth(), bool(self.last.medal)
+        info = {"progress": 1.0 if medal else min(worth, 0.99), "measures": self._measures()}
         return Step(
             Observation("") if over else self._shown(), worth if over else 0.0, terminated=over,
-            success=medal if over else None, info={"progress": 1.0 if medal else min(worth, 0.99), "measures": self._measures()},
+            success=medal if over else None, info=info,
         )  # fmt: skip
 
     async def close(self) -> None:
