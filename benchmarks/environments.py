@@ -59,7 +59,6 @@ WORLDS: Mapping[str, World] = {
     "tool_use": World("tool_use"),
     "instructions": World("instructions"),
     "code": World("code"),
-    "gaia": World("gaia"),
 }
 ARM = Literal["team", "alone"]
 

@@ -1,13 +1,14 @@
 """Questions to be looked up (level 1 of ``gaia``): does a team learn, and more than one agent at equal tokens?
 
-    python benchmarks/gaia.py                      # three seeds; it goes on where it stopped
-    python benchmarks/gaia.py --seeds 0 --steps 20 --tasks 60
-    python benchmarks/gaia.py --only-table         # from what is there
+    python tools/tiny/worlds.py gaia --output gaia-model              # the model: ten minutes of a core that is free
+    python benchmarks/gaia.py --model gaia-model                      # three seeds; it goes on where it stopped
+    python benchmarks/gaia.py --model gaia-model --seeds 0 --steps 20 --tasks 60
+    python benchmarks/gaia.py --only-table                            # from what is there
 
-The recipe ``gaia`` (a searcher and an answerer) is trained as it ships. Beside it ``gaia_single``, one agent of the same
-model, until it has sampled as many tokens. Base and last checkpoint are evaluated on the same held-out questions, each
-attempted four times, sampled as in training: accuracy with the interval that draws questions and not attempts, pass@4
-and pass^4. Writes results/gaia.json and results/gaia.md.
+The recipe ``gaia`` (a searcher and an answerer) is trained on what ``python tools/tiny/worlds.py gaia`` makes. Beside
+it ``gaia_single``, one agent of the same model, until it has sampled as many tokens. Base and last checkpoint are
+evaluated on the same held-out questions, each attempted four times, sampled as in training: accuracy with the interval
+that draws questions and not attempts, pass@4 and pass^4. Writes results/gaia.json and results/gaia.md.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=0, help="of the team; 0: as the recipe has it")
     parser.add_argument("--tasks", type=int, default=200, help="held-out, for each evaluation")
-    parser.add_argument("--model", default="", help="in the place of the recipe's; a folder")
+    parser.add_argument("--model", default="", help="in the place of the recipe's: a folder, as worlds.py makes it")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--output", type=Path, default=Path("runs/gaia"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)

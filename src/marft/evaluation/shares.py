@@ -39,8 +39,8 @@ def clustered(shares: Sequence[Ratio], attempts: int) -> tuple[float, Interval] 
 
 
 def passes(counts: Mapping[str, tuple[int, int]], attempts: int) -> dict[str, dict[str, Ratio]]:
-    """By task, ``pass@k`` and ``pass^k`` for ``k`` = 2, 4, 8, … and the number of attempts, and ``avg@k`` for that number; of
-    tasks with as many attempts whose success is known. Nothing where a task is attempted once.
+    """By task, ``pass@k`` and ``pass^k`` for ``k`` = 2, 4, 8, … and the number of attempts, and ``avg@k`` for that
+    number; of tasks with as many attempts whose success is known. Nothing where a task is attempted once.
 
     Args:
         counts: by task, attempts whose success is known, and those that solved it.

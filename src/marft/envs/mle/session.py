@@ -104,7 +104,6 @@ class MleSession:
         return {
             "valid": float(valid), "any_medal": float(bool(self.last.medal)), **medals,
             "above_median": float(self.last.above_median), "beaten": self.last.beaten,
-            **({"score": self.last.score} if self.last.score is not None else {}),
         }  # fmt: skip
 
     def _shown(self) -> Observation:
