@@ -219,11 +219,14 @@ class TestInTheJail:
         assert answered(world.start(world.tasks("train")[0], 0), COPY, "oops(").reward > 0
 
     @pytest.mark.parametrize(
-        ("program", "printed"),
-        [("import os; os._exit(0)", "it ended before it was through"), ("while True: pass", "it ran out of time")],
+        ("program", "seconds", "printed"),
+        [
+            ("import os; os._exit(0)", 30.0, "it ended before it was through"),
+            ("while True: pass", 1.0, "it ran out of time"),
+        ],
     )
-    def test_a_program_that_ends_otherwise_leaves_nothing(self, program: str, printed: str) -> None:
-        left = run(program, {}, SandboxSettings(seconds=1.0, cpu_seconds=2))
+    def test_a_program_that_ends_otherwise_leaves_nothing(self, program: str, seconds: float, printed: str) -> None:
+        left = run(program, {}, SandboxSettings(seconds=seconds))
         assert (left.submission, left.printed) == (None, printed)
 
 

@@ -7,10 +7,9 @@ from functools import cached_property
 from random import Random
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, Strict, ValidationInfo, model_validator
+from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.folders import from_recipe
 from marft.config.settings import Few
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.gaia.drawing import drawn
@@ -18,18 +17,13 @@ from marft.envs.gaia.library import Attached, Library, Page, library_of
 from marft.envs.gaia.loading import folder_of, tasks_of_tables
 from marft.envs.gaia.script import Researcher
 from marft.envs.gaia.session import Asked, GaiaSession
+from marft.envs.paths import Place
 from marft.envs.rows import TablePath
 from marft.game.environment import Split
 from marft.types import Task
 
-
-def _folder(path: str, info: ValidationInfo) -> str:
-    return from_recipe(path, info.context) if path else ""
-
-
 Level = Literal[1, 2, 3]
 Format = Literal[".csv", ".json", ".md", ".txt"]
-FolderPath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_folder)]
 
 
 class Gaia(Drawn):
@@ -45,8 +39,8 @@ class Gaia(Drawn):
 
     path: TablePath = ""  # GAIA's metadata (.jsonl, .parquet, …), its files beside it; "": questions are drawn
     test_path: TablePath = ""  # the same, for the test split; "": a tenth of path
-    files: FolderPath = ""  # folder of attached files; "": where the metadata is
-    pages: FolderPath = ""  # folder of texts that are searched, for questions from files; "": there are none
+    files: Place = ""  # folder of attached files; "": where the metadata is
+    pages: Place = ""  # folder of texts that are searched, for questions from files; "": there are none
     ungradable: Literal["refuse", "leave_out"] = "refuse"  # rows whose answer is not told, as in GAIA's own test
     levels: Annotated[tuple[Level, ...], Strict(False), Field(min_length=1)] = (1, 2, 3)  # that are asked
     formats: Annotated[tuple[Format, ...], Strict(False), Field(min_length=1)] = (

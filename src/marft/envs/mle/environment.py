@@ -7,10 +7,9 @@ from functools import cached_property
 from random import Random
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, Strict, ValidationInfo, model_validator
+from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.folders import from_recipe
 from marft.config.settings import Few, Fraction
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.mle.competition import Competition
@@ -18,18 +17,13 @@ from marft.envs.mle.drawing import Kind, competition_of, drawn
 from marft.envs.mle.loading import found_in, read
 from marft.envs.mle.script import Competitor
 from marft.envs.mle.session import MleSession, Rules
+from marft.envs.paths import Place
 from marft.envs.splits import dealt
 from marft.game.environment import Split
 from marft.sandbox.runner import require_isolation
 from marft.sandbox.settings import SandboxSettings
 from marft.types import Task
 
-
-def _folder(path: str, info: ValidationInfo) -> str:
-    return from_recipe(path, info.context) if path else ""
-
-
-FolderPath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_folder)]
 LIMITS = SandboxSettings(seconds=30.0, cpu_seconds=30, output_kb=2048)
 
 
@@ -43,7 +37,7 @@ class Mle(Drawn):
 
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    path: FolderPath = ""  # of a competition, or of several; "": they are drawn
+    path: Place = ""  # of a competition, or of several; "": they are drawn
     metrics: dict[str, str] = {}  # by competition: how it is graded, where its config.yaml does not say
     kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = ("linear", "groups", "bound")  # drawn
     rounds: Few = 1  # programs that may be written; after each but the last the team is told what it printed

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 Rows = Sequence[Sequence[str]]
+Columns = npt.NDArray[np.float64]
 
 
 def predicted(kind: str, train: Rows, test: Rows) -> list[str]:
@@ -17,21 +19,21 @@ def predicted(kind: str, train: Rows, test: Rows) -> list[str]:
 
 def _linear(train: Rows, test: Rows) -> list[str]:
     """Least squares with a constant."""
-    columns = [np.array([[1.0, *map(float, row[1:-1])] for row in rows]) for rows in (train, test)]
-    return _solved(*columns, train)
+    known, asked = (np.array([[1.0, *map(float, row[1:-1])] for row in rows]) for rows in (train, test))
+    return _solved(known, asked, train)
 
 
 def _groups(train: Rows, test: Rows) -> list[str]:
     """Least squares on which groups a row is in, of least norm: only sums of two effects can be told."""
-    known = sorted({(place, row[place]) for row in train for place in (1, 2)})
-    columns = [np.array([[float(row[p] == g) for p, g in known] for row in rows]) for rows in (train, test)]
-    return _solved(*columns, train)
+    groups = sorted({(place, row[place]) for row in train for place in (1, 2)})
+    known, asked = (np.array([[float(row[p] == g) for p, g in groups] for row in rows]) for rows in (train, test))
+    return _solved(known, asked, train)
 
 
-def _solved(train_columns: np.ndarray, test_columns: np.ndarray, train: Rows) -> list[str]:
+def _solved(known: Columns, asked: Columns, train: Rows) -> list[str]:
     values = np.array([float(row[-1]) for row in train])
-    weights, *_ = np.linalg.lstsq(train_columns, values, rcond=None)
-    return [f"{value:.6f}" for value in test_columns @ weights]
+    weights, *_ = np.linalg.lstsq(known, values, rcond=None)
+    return [f"{value:.6f}" for value in asked @ weights]
 
 
 def _bound(train: Rows, test: Rows) -> list[str]:
