@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, groupby
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from marft.declared import Declared
 from marft.evaluation.trajectories.asking import asks_again, content_words
-from marft.evaluation.trajectories.attempts import attempt_metrics, pass_all, pass_at
+from marft.evaluation.trajectories.attempts import attempt_metrics
 from marft.evaluation.trajectories.by_cohort import cohort_table
 from marft.evaluation.trajectories.handoffs import handoffs, looping
 from marft.evaluation.trajectories.measures import MEASURES, measured, trajectory_metrics
@@ -148,22 +148,6 @@ def attempts(*solved: tuple[str, bool | None]) -> list[Episode]:
     return [
         replace(episode(success=success), task=Task(task, "o"), sample=n) for n, (task, success) in enumerate(solved)
     ]
-
-
-@given(st.integers(1, 7), st.data())
-def test_pass_at_k_is_the_share_of_draws_that_hold_a_success(n: int, data: st.DataObject) -> None:
-    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
-    draws = [any(place < c for place in drawn) for drawn in combinations(range(n), k)]
-    assert pass_at(k, n, c) == pytest.approx(sum(draws) / len(draws), abs=1e-15)
-    assert pass_at(1, n, c) == pytest.approx(c / n)
-
-
-@given(st.integers(1, 7), st.data())
-def test_pass_hat_k_is_the_share_of_draws_that_hold_nothing_but_successes(n: int, data: st.DataObject) -> None:
-    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
-    draws = [all(place < c for place in drawn) for drawn in combinations(range(n), k)]
-    assert pass_all(k, n, c) == pytest.approx(sum(draws) / len(draws), abs=1e-15)
-    assert pass_all(k, n, c) <= pass_at(k, n, c) + 1e-15
 
 
 def test_passes_are_of_tasks_with_enough_attempts_whose_success_is_known() -> None:
