@@ -143,7 +143,7 @@ def _first(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
 
 def _years(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
     firm = random.choice(list(world.titles["firm"]))
-    plan = [["page", firm, "founded"], ["page", firm, "head"], ["page", 1, "born"], ["between", 0, 2]]
+    plan: list[Node] = [["page", firm, "founded"], ["page", firm, "head"], ["page", 1, "born"], ["between", 0, 2]]
     return Question(f"How many years before {firm} was founded was its head born?", plan)
 
 
@@ -157,7 +157,7 @@ def _apart(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
 
 def _points(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
     scores = file.format("scores")
-    plan = [
+    plan: list[Node] = [
         ["most", scores, "points"], ["cell", scores, 0, "points"], ["page", 0, "town"], ["page", 2, "river"],
         ["page", 3, "length"], ["sum", 1, 4],
     ]  # fmt: skip
@@ -169,7 +169,7 @@ def _towns(random: Random, world: World, file: str) -> Question:
     scores = file.format("scores")
     points = sorted(int(cells[1]) for cells in world.tables["scores"][1:])
     bound = random.choice(points[:-1])
-    plan = [["above", scores, "points", str(bound)], ["page", 0, "town"], ["sorted", 1]]
+    plan: list[Node] = [["above", scores, "points", str(bound)], ["page", 0, "town"], ["sorted", 1]]
     words = (
         f"Where do all people live who have more than {bound} points? "
         "List each town once, in alphabetical order, separated by commas."

@@ -27,9 +27,9 @@ Format = Literal[".csv", ".json", ".md", ".txt"]
 
 
 class Gaia(Drawn):
-    """Questions with one short answer each, which is in no page's words alone: agents search pages, read files and work
-    out, and state a ``FINAL ANSWER:``, which is graded by GAIA's quasi-exact match.
+    """Questions with one short answer each, which agents search pages and read files for.
 
+    The answer is stated after ``FINAL ANSWER:`` and graded by GAIA's quasi-exact match.
     Without ``path`` they are drawn, each in a small world of its own: level 1 takes one page or one file, level 2
     several one after another, level 3 several and a computation.
     """

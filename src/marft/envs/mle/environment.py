@@ -28,8 +28,10 @@ LIMITS = SandboxSettings(seconds=30.0, cpu_seconds=30, output_kb=2048)
 
 
 class Mle(Drawn):
-    """Competitions: a team is shown what is to be predicted and the first lines of the tables, and writes a program
-    that leaves ``submission.csv``. It runs in a jail with the public files, the standard library and no right answer.
+    """Competitions that are won by programs, which write predictions into a table.
+
+    A team is shown what is to be predicted and the first lines of the tables, and writes a program that leaves
+    ``submission.csv``. It runs in a jail with the public files, the standard library and no right answer.
 
     The reward is 0 for a submission that cannot be graded, and from ``valid`` to 1 for one that can, by the share of
     the leaderboard that it beats. A medal solves the task.
