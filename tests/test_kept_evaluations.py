@@ -310,8 +310,9 @@ def test_several_attempts_are_shares_of_each_task(tmp_path: Path) -> None:
     assert (one.tasks, one.unknown, one.attempts, len(episodes)) == (5, 0, 3, 15)
     assert one.accuracy == pytest.approx(np.mean([*one.outcomes.values()]))
     assert one.reward == pytest.approx(np.mean([e.total_reward for e in episodes]))
-    assert set(one.passes) == {"pass@2", "pass@3", "avg@3"}
+    assert set(one.passes) == {"pass@2", "pass^2", "pass@3", "pass^3", "avg@3"}
     assert one.passes["pass@3"][0] == pytest.approx(np.mean([any(of) for of in by_task.values()]))
+    assert one.passes["pass^3"][0] == pytest.approx(np.mean([all(of) for of in by_task.values()]))
     assert all(of["accuracy"].out_of == 3 for of in one.measured.values())
     for name, share in one.passes.items():
         assert share == clustered([of[name] for of in one.measured.values()], 3), "attempts at a task are alike"
@@ -325,6 +326,7 @@ def test_passes_are_of_tasks_with_enough_attempts(pairs: list[tuple[int, int]], 
         known, solved = counts[task]
         wanted = {k for k in (2, 4, attempts) if 2 <= k <= known}
         assert {int(name[5:]) for name in of_task if name.startswith("pass@")} == wanted
+        assert {int(name[5:]) for name in of_task if name.startswith("pass^")} == wanted
         assert of_task.get(f"avg@{attempts}") == (Ratio(solved / known) if attempts > 1 else None)
 
 

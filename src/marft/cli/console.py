@@ -89,7 +89,7 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -
 
 
 def passes_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
-    """Of evaluations with several attempts at a task, pass@k and avg@k with their intervals, one a row.
+    """Of evaluations with several attempts at a task, pass@k, pass^k and avg@k with their intervals, one a row.
 
     Args:
         targets: each has a ``target``, which is shown.

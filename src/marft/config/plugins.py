@@ -37,10 +37,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "environments": {
         "code": "marft.envs.code.environment:Code",
+        "gaia": "marft.envs.gaia.environment:Gaia",
         "gymnasium": "marft.envs.gyms.gymnasium_game:Gymnasium",
         "instructions": "marft.envs.instructions.environment:Instructions",
         "math": "marft.envs.math:Math",
         "memory": "marft.envs.memory.environment:Memory",
+        "mle": "marft.envs.mle.environment:Mle",
         "pettingzoo": "marft.envs.gyms.pettingzoo_game:PettingZoo",
         "plan_path": "marft.envs.plan_path.environment:PlanPath",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",

@@ -96,7 +96,7 @@ class EvaluationSettings(Settings):
         "greedy",
         "sampled",
     )
-    attempts: Annotated[int, Field(ge=1, le=10_000)] = 1  # at each of them: with several, pass@k and avg@k
+    attempts: Annotated[int, Field(ge=1, le=10_000)] = 1  # at each of them: with several, pass@k, pass^k and avg@k
     kept_every: Count = 256  # episodes that are played, and then kept, together: what stopping an evaluation loses
     every: CountOrNone = 0  # steps between looks at the validation split; 0: none
     validation_tasks: Count = 100  # of the validation split, at most

@@ -173,7 +173,7 @@ def _paired(
 
 
 def passes_cells(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """pass@k and avg@k of evaluations with several attempts at a task: checkpoint, mode, name, share, its interval."""
+    """pass@k, pass^k, avg@k of evaluations with several attempts at a task: checkpoint, mode, name, share, interval."""
     return [
         (e["checkpoint"], e["mode"] + " shuffled" * e["shuffled_messages"], k, percent(share), between(ends, percent))
         for e in evaluations

@@ -58,8 +58,9 @@ class Evaluation:
     and in no accuracy, and where it never says anything there is none. ``outcomes``, ``rewards`` and ``measured`` hold
     each scored task's success, where that is known, its team reward, and its metrics by name, for paired comparisons;
     of several attempts, the share that solved it, the mean, and sums. ``fields`` is what of their data tells cohorts of
-    tasks apart, ``prompts`` a digest of each task, ``passes`` are pass@k and avg@k, each with its interval, ``key`` is
-    a digest of all that decided what was played, and ``scenarios`` the set that was played, by name and digest.
+    tasks apart, ``prompts`` a digest of each task, ``passes`` are pass@k, pass^k and avg@k, each with its interval,
+    ``key`` is a digest of all that decided what was played, and ``scenarios`` the set that was played, by name and
+    digest.
 
     ``interval`` is Wilson's, of tasks, not attempts (:func:`marft.evaluation.shares.clustered`); ``reward_interval`` is
     by the normal approximation. All are of 95 %.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from marft.evaluation.intervals import wilson_of
-from marft.evaluation.trajectories.attempts import pass_at
+from marft.evaluation.trajectories.attempts import pass_all, pass_at
 from marft.evaluation.trajectories.ratio import Ratio
 
 Interval = tuple[float, float]
@@ -39,8 +39,8 @@ def clustered(shares: Sequence[Ratio], attempts: int) -> tuple[float, Interval] 
 
 
 def passes(counts: Mapping[str, tuple[int, int]], attempts: int) -> dict[str, dict[str, Ratio]]:
-    """By task, ``pass@k`` for ``k`` = 2, 4, 8, … and the number of attempts, and ``avg@k`` for that number; of tasks
-    with as many attempts whose success is known. Nothing where a task is attempted once.
+    """By task, ``pass@k`` and ``pass^k`` for ``k`` = 2, 4, 8, … and the number of attempts, and ``avg@k`` for that
+    number; of tasks with as many attempts whose success is known. Nothing where a task is attempted once.
 
     Args:
         counts: by task, attempts whose success is known, and those that solved it.
@@ -49,6 +49,7 @@ def passes(counts: Mapping[str, tuple[int, int]], attempts: int) -> dict[str, di
     found: dict[str, dict[str, Ratio]] = {}
     for task, (known, solved) in counts.items():
         of_task = {f"pass@{k}": Ratio(pass_at(k, known, solved)) for k in wanted if k <= known}
+        of_task |= {f"pass^{k}": Ratio(pass_all(k, known, solved)) for k in wanted if k <= known}
         if attempts > 1 and known:
             of_task[f"avg@{attempts}"] = Ratio(solved / known)
         found[task] = of_task

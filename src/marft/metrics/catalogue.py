@@ -15,6 +15,9 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("pass@*", "pass at k", "how likely one of k attempts at a task solves it, 1 − C(n − c, k) / C(n, k) for "
                "c of n attempts that did (Chen et al. 2021), mean over tasks with at least k", better="higher",
                advice="far above accuracy: the team can do it, and does not do it every time; at 0 nothing is found"),
+        Metric("pass^*", "pass hat k", "how likely all of k attempts at a task solve it, C(c, k) / C(n, k) for c of n "
+               "attempts that did (Yao et al. 2024), mean over tasks with at least k", better="higher",
+               advice="far below accuracy: some attempts at the same task fail, and nobody can rely on the team"),
         Metric("avg@*", "average at k", "c / n for c of n attempts at a task that solved it, mean over tasks with at "
                "least k", better="higher"),
         Metric("success_unknown", "success unknown", "scored episodes of which the environment does not say whether "

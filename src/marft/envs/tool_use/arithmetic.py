@@ -17,8 +17,8 @@ OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 LONGEST = 500  # characters
 
 
-def value_of(expression: str) -> str:
-    """The value of an expression of numbers, ``+ - * /`` and brackets, to the cent.
+def value_of(expression: str, digits: int = 2) -> str:
+    """The value of an expression of numbers, ``+ - * /`` and brackets, to so many digits behind the point.
 
     >>> value_of("2 * (3.5 - 1)")
     '5.0'
@@ -29,7 +29,7 @@ def value_of(expression: str) -> str:
     try:
         if len(expression) > LONGEST:
             raise SyntaxError
-        return str(round(_value(ast.parse(expression.strip(), mode="eval").body), 2))
+        return str(round(_value(ast.parse(expression.strip(), mode="eval").body), digits))
     except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
         raise Error("invalid expression") from error
 

@@ -1,4 +1,4 @@
-"""Several attempts at a task: whether one of k would solve it, and how often one does."""
+"""Several attempts at a task: whether one of k would solve it, whether all would, and how often one does."""
 
 from __future__ import annotations
 
@@ -19,16 +19,28 @@ def pass_at(k: int, attempts: int, solved: int) -> float:
     return 1.0 - comb(attempts - solved, k) / comb(attempts, k)
 
 
+def pass_all(k: int, attempts: int, solved: int) -> float:
+    """``pass^k = C(c, k) / C(n, k)``: how likely all of ``k`` attempts, drawn from ``n`` of which ``c`` solved the
+    task, are among those; unbiased (Yao et al. 2024, section 3).
+
+    >>> pass_all(1, 4, 2), pass_all(2, 4, 3), pass_all(4, 4, 3)
+    (0.5, 0.5, 0.0)
+    """
+    assert 1 <= k <= attempts
+    return comb(solved, k) / comb(attempts, k)
+
+
 def attempt_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """``pass@k`` for 2, 4, 8, … attempts, each the mean over the tasks with at least ``k`` of which it is known whether
-    they solved it, and ``avg@k``, the mean of ``c / n`` over the tasks of the largest ``k``; nothing where no task has
-    two.
+    """``pass@k`` and ``pass^k`` for 2, 4, 8, … attempts, each the mean over the tasks with at least ``k`` of which it
+    is known whether they solved it, and ``avg@k``, the mean of ``c / n`` over the tasks of the largest ``k``; nothing
+    where no task has two.
     """
     counts = list(solved_of(episodes).values())
     metrics, k = dict[str, float](), 2
     while tasks := [(n, c) for n, c in counts if n >= k]:
-        metrics = {name: value for name, value in metrics.items() if name.startswith("pass@")}
+        metrics = {name: value for name, value in metrics.items() if name.startswith("pass")}
         metrics[f"pass@{k}"] = sum(pass_at(k, n, c) for n, c in tasks) / len(tasks)
+        metrics[f"pass^{k}"] = sum(pass_all(k, n, c) for n, c in tasks) / len(tasks)
         metrics[f"avg@{k}"] = sum(c / n for n, c in tasks) / len(tasks)
         k *= 2
     return metrics

@@ -1,0 +1,129 @@
+"""Questions to be looked up (level 1 of ``gaia``): does a team learn, and more than one agent at equal tokens?
+
+    python tools/tiny/worlds.py gaia --output gaia-model              # the model: ten minutes of a core that is free
+    python benchmarks/gaia.py --model gaia-model                      # three seeds; it goes on where it stopped
+    python benchmarks/gaia.py --model gaia-model --seeds 0 --steps 20 --tasks 60
+    python benchmarks/gaia.py --only-table                            # from what is there
+
+The recipe ``gaia`` (a searcher and an answerer) is trained on what ``python tools/tiny/worlds.py gaia`` makes. Beside
+it ``gaia_single``, one agent of the same model, until it has sampled as many tokens. Base and last checkpoint are
+evaluated on the same held-out questions, each attempted four times, sampled as in training: accuracy with the interval
+that draws questions and not attempts, pass@4 and pass^4. Writes results/gaia.json and results/gaia.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import machine
+from environments import World, sampled, trained
+
+from marft.config import load_recipe
+from marft.evaluation.session import evaluate_checkpoints
+from marft.evaluation.shares import clustered, passes
+from marft.runs.folder import RunFolder
+
+ARMS = {"team": "a searcher and an answerer", "alone": "one agent that does both"}
+ATTEMPTS = 4
+NAMES = ("accuracy", f"pass@{ATTEMPTS}", f"pass^{ATTEMPTS}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=0, help="of the team; 0: as the recipe has it")
+    parser.add_argument("--tasks", type=int, default=200, help="held-out, for each evaluation")
+    parser.add_argument("--model", default="", help="in the place of the recipe's: a folder, as worlds.py makes it")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--output", type=Path, default=Path("runs/gaia"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    parser.add_argument("--only-table", action="store_true", help="of what has been measured")
+    arguments = parser.parse_args()
+    path = arguments.results / "gaia.json"
+    changes = [*(["--training.steps", str(arguments.steps)] if arguments.steps else [])]
+    changes += ["--models.base.path", str(Path(arguments.model).resolve())] if arguments.model else []
+    settings = {"changes": [one for one in changes if not one.startswith("/")], "tasks": arguments.tasks}
+    for seed in arguments.seeds if not arguments.only_table else ():
+        for arm in ARMS:
+            measure(path, settings, World("gaia", changes=tuple(changes)), arm, seed, arguments)
+    lines = table(json.loads(path.read_text(encoding="utf-8"))["runs"])
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+def measure(
+    path: Path, settings: Mapping[str, Any], world: World, arm: Any, seed: int, arguments: argparse.Namespace
+) -> None:
+    """Train one run, evaluate it before and after, and add it to the results.
+
+    Raises:
+        ValueError: the results are of other settings.
+    """
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"settings": settings, "runs": {}}
+    if found["settings"] != settings:
+        raise ValueError(
+            f"{path} was measured with {found['settings']}, not {settings}; name another folder: --results"
+        )
+    if f"{arm}-{seed}" in found["runs"]:
+        return
+    folder = trained("gaia", world, arm, seed, arguments)
+    rows = folder.read_metrics()
+    one = {
+        "tokens": sum(map(sampled, rows)), "steps": len(rows), "seconds": sum(row["seconds"] for row in rows),
+        "counts": counted(folder, arguments.tasks),
+    }  # fmt: skip
+    runs = {**found["runs"], f"{arm}-{seed}": one}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {"machine": machine.describe(), "settings": settings, "runs": dict(sorted(runs.items()))}
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+def counted(folder: RunFolder, tasks: int) -> dict[str, dict[str, float]]:
+    """By checkpoint and held-out question, the share of attempts that solved it."""
+    run = load_recipe(folder.config)
+    found = evaluate_checkpoints(
+        run, folder, ["base", "last"], ("sampled",), tasks, False, lambda *_: None, attempts=ATTEMPTS
+    )
+    return {one.checkpoint: {task: float(share) for task, share in one.outcomes.items()} for one in found}
+
+
+def shares_of(outcomes: Sequence[Mapping[str, float]]) -> list[str]:
+    """Accuracy, pass@4 and pass^4 of the questions of several runs together, each with its interval."""
+    counts = {
+        f"{number}/{task}": (ATTEMPTS, round(share * ATTEMPTS))
+        for number, of in enumerate(outcomes)
+        for task, share in of.items()
+    }
+    by_task = passes(counts, ATTEMPTS)
+    cells = []
+    for name in (f"avg@{ATTEMPTS}", *NAMES[1:]):
+        share = clustered([of[name] for of in by_task.values()], ATTEMPTS)
+        assert share, "every question is attempted"
+        value, (low, high) = share
+        cells.append(f"{value:.1%} ({low:.1%} to {high:.1%})")
+    return cells
+
+
+def table(runs: Mapping[str, Any]) -> list[str]:
+    """A line for each arm, before and after."""
+    head = ["who", "", "seeds", *NAMES, "tokens sampled in training", "minutes a run"]
+    lines = [f"| {' | '.join(head)} |", f"| --- | --- | ---: |{' ---: |' * 5}"]
+    for arm, words in ARMS.items():
+        of = [run for key, run in runs.items() if key.startswith(f"{arm}-")]
+        if not of:
+            continue
+        before = "base"
+        tokens, minutes = (sum(run[key] for run in of) / len(of) for key in ("tokens", "seconds"))
+        untuned = shares_of([of[0]["counts"][before]])
+        lines.append(f"| {words} | untuned | | {' | '.join(untuned)} | | |")
+        last = shares_of([next(counts for name, counts in run["counts"].items() if name != before) for run in of])
+        lines.append(f"| | trained | {len(of)} | {' | '.join(last)} | {tokens:,.0f} | {minutes / 60:.0f} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()

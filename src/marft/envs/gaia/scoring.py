@@ -1,0 +1,68 @@
+"""GAIA's quasi-exact match: one right answer, and small licence in how it is written.
+
+Mialon et al. 2023, section 3.3, as the scorer of its leaderboard has it: whether an answer is a number, a list or a
+text is the right answer's to say.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+
+STATED = re.compile(r"final answer\s*:", re.IGNORECASE)
+_BETWEEN = re.compile(r"[,;]")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_UNITS = str.maketrans("", "", "$%,")  # that a number may come with
+
+
+def stated(text: str) -> str | None:
+    """What is stated after the last ``FINAL ANSWER:``, to the end of its line; None where nothing is.
+
+    >>> stated("I looked.\\nFINAL ANSWER: 1,912"), stated("1912")
+    ('1,912', None)
+    """
+    parts = STATED.split(text)
+    if len(parts) == 1:
+        return None
+    lines = parts[-1].strip().splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def matches(answer: str, right: str) -> bool:
+    """Whether an answer is the right one.
+
+    A number is equal, without ``$``, ``%`` and commas; a list has as many elements, each equal to the one in its place
+    as a number or as a text with its punctuation; a text is equal but for case, spaces and punctuation.
+
+    >>> matches("$1,234.0", "1234"), matches("saint petersburg.", "Saint Petersburg"), matches("b; 2", "b,2")
+    (True, True, True)
+    >>> matches("17 km", "17"), matches("a, b", "b, a"), matches("ab, c", "a.b, c")
+    (False, False, False)
+    """
+    if _number(right) is not None:
+        return _without_units(answer) == _number(right)
+    if _BETWEEN.search(right):
+        given, wanted = _BETWEEN.split(answer), _BETWEEN.split(right)
+        return len(given) == len(wanted) and all(map(_same_element, given, wanted))
+    return _bare(answer).translate(_PUNCTUATION) == _bare(right).translate(_PUNCTUATION)
+
+
+def _same_element(answer: str, right: str) -> bool:
+    number = _number(right)
+    return _without_units(answer) == number if number is not None else _bare(answer) == _bare(right)
+
+
+def _without_units(answer: str) -> float | None:
+    return _number(answer.translate(_UNITS))
+
+
+def _number(text: str) -> float | None:
+    """The number that a text is, as Python reads it."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split()).lower()

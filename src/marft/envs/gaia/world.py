@@ -1,0 +1,86 @@
+"""A small made-up world for one question: people, towns, rivers and firms, and tables of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+
+FIRST = ("Ada", "Bo", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "Juno", "Kai", "Lena")
+LAST = ("Arden", "Brook", "Cole", "Drake", "Ellis", "Frost", "Grant", "Holm", "Ives", "Kern", "Lund", "Moss")
+TOWNS = (
+    "Alden", "Brod", "Cranmoor", "Dunwick", "Elsby", "Farrow", "Glimmen", "Harth", "Inver", "Jorvik", "Kelso", "Lorne",
+    "Marley", "Norby", "Ostrava", "Penrith",
+)  # fmt: skip
+RIVERS = ("Arno", "Bure", "Cam", "Dee", "Exe", "Foss", "Gade", "Humber", "Isla", "Kent", "Lea", "Mole")
+FIRMS = ("Acton", "Belmar", "Corvex", "Delphin", "Estrel", "Fenwick", "Gorham", "Helvar", "Iskra", "Junker")
+CRAFTS = ("baker", "carver", "diver", "farmer", "glazier", "joiner", "mason", "painter", "potter", "tailor")
+ITEMS = ("tea", "rice", "salt", "soap", "rope", "wool", "nails", "jam", "cork", "oats")
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "person": ("born", "craft", "town"),
+    "town": ("people", "river", "mayor"),
+    "river": ("length",),
+    "firm": ("founded", "head", "town"),
+}
+Table = list[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Fields by title, titles by kind, and tables by the file that holds them."""
+
+    pages: Mapping[str, Mapping[str, str]]
+    titles: Mapping[str, Sequence[str]]
+    tables: Mapping[str, Table]
+
+
+def draw_world(random: Random, people: int, towns: int) -> World:
+    """A world with so many people and towns, half as many firms as people; every town has a river of its own, and
+    some people share a first name or a last one."""
+    names = _names(random, people)
+    places, rivers = random.sample(TOWNS, towns), random.sample(RIVERS, towns)
+    firms = random.sample(FIRMS, max(1, people // 2))
+    pages: dict[str, dict[str, str]] = {}
+    for name in names:
+        fields = (_number(random, 1900, 1990), random.choice(CRAFTS), random.choice(places))
+        pages[name] = dict(zip(FIELDS["person"], fields, strict=True))
+    for place, river in zip(places, rivers, strict=True):
+        fields = (_number(random, 1000, 9999), river, random.choice(names))
+        pages[place] = dict(zip(FIELDS["town"], fields, strict=True))
+        pages[river] = {"length": _number(random, 11, 99)}
+    for firm, head in zip(firms, random.sample(names, len(firms)), strict=True):
+        fields = (_number(random, 1991, 2020), head, random.choice(places))
+        pages[firm] = dict(zip(FIELDS["firm"], fields, strict=True))
+    order = random.sample(sorted(pages), len(pages))
+    titles = {"person": names, "town": places, "river": rivers, "firm": firms}
+    return World({title: pages[title] for title in order}, titles, _tables(random, names))
+
+
+def _names(random: Random, count: int) -> list[str]:
+    """Names of few first ones and few last ones: a search takes both."""
+    side = next(side for side in range(2, len(FIRST) + 1) if side * side >= count)
+    pairs = list(product(random.sample(FIRST, side), random.sample(LAST, side)))
+    return [" ".join(pair) for pair in random.sample(pairs, count)]
+
+
+def _tables(random: Random, names: Sequence[str]) -> dict[str, Table]:
+    chosen = random.sample(list(names), min(4, len(names)))
+    points = random.sample(range(11, 99), len(chosen))
+    prices = [[item, _number(random, 2, 99), _number(random, 2, 99)] for item in random.sample(ITEMS, 4)]
+    return {
+        "scores": [["name", "points"], *([name, str(one)] for name, one in zip(chosen, points, strict=True))],
+        "prices": [["item", "price", "stock"], *prices],
+    }
+
+
+def _number(random: Random, low: int, high: int) -> str:
+    return str(random.randint(low, high))
+
+
+def page_text(fields: Mapping[str, str]) -> str:
+    """
+    >>> page_text({"born": "1912", "town": "Brod"})
+    'born: 1912\\ntown: Brod'
+    """
+    return "\n".join(f"{name}: {value}" for name, value in fields.items())

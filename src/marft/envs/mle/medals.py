@@ -1,0 +1,69 @@
+"""Medals, as MLE-bench gives them: by where a score would stand on the leaderboard (Chan et al. 2024, section 2.2)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+Medal = Literal["gold", "silver", "bronze", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderboard:
+    """Scores of all teams, the best first.
+
+    Args:
+        lower_is_better: the direction that the metric says.
+    """
+
+    scores: Sequence[float]
+    lower_is_better: bool
+
+    def medal(self, score: float) -> Medal:
+        """The best medal whose last place the score reaches.
+
+        >>> board = Leaderboard([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0], False)
+        >>> [board.medal(score) for score in (0.95, 0.85, 0.8, 0.6, 0.5)]
+        ['gold', 'silver', 'silver', 'bronze', '']
+        """
+        names: Sequence[Medal] = ("gold", "silver", "bronze")
+        for name, place in zip(names, medal_places(len(self.scores)), strict=True):
+            if self._reaches(score, self.scores[place - 1]):
+                return name
+        return ""
+
+    def above_median(self, score: float) -> bool:
+        """Whether the score is better than the median of all teams."""
+        middle = median(self.scores)
+        return score < middle if self.lower_is_better else score > middle
+
+    def beaten(self, score: float) -> float:
+        """The share of teams that the score beats; those that have the same count one half."""
+        worse = sorted(-one if self.lower_is_better else one for one in self.scores)
+        own = -score if self.lower_is_better else score
+        return (bisect_left(worse, own) + bisect_right(worse, own)) / 2 / len(worse)
+
+    def _reaches(self, score: float, bound: float) -> bool:
+        return score <= bound if self.lower_is_better else score >= bound
+
+
+def medal_places(teams: int) -> tuple[int, int, int]:
+    """The last places that earn gold, silver and bronze: Kaggle's rules, rounded down as MLE-bench does.
+
+    >>> medal_places(50), medal_places(120), medal_places(600), medal_places(2000)
+    ((5, 10, 20), (10, 24, 48), (11, 50, 100), (14, 100, 200))
+    """
+    assert teams > 0
+    if teams < 100:
+        places = (teams // 10, teams // 5, teams * 2 // 5)
+    elif teams < 250:
+        places = (10, teams // 5, teams * 2 // 5)
+    elif teams < 1000:
+        places = (10 + teams // 500, 50, 100)
+    else:
+        places = (10 + teams // 500, teams // 20, teams // 10)
+    gold, silver, bronze = (max(1, place) for place in places)
+    return gold, silver, bronze
