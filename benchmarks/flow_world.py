@@ -38,6 +38,7 @@ from marft.types import (
     Transition,
 )
 
+EACH_ALONE = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))  # of the kinds, one after the other
 NO_IDS, NO_MARKS, NO_LOG_PROBS = np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.float32)
 
 SEATS = {  # who does which steps
@@ -83,27 +84,31 @@ LUCK = 0.5  # how often a spoiled path succeeds all the same
 
 
 class Workshop(EnvironmentPart):
-    """One walk through the workshop solves a task, or does not: what it needs was done in order, and did not slip."""
+    """One walk through the workshop solves a task, or does not: what it needs was done in order, and did not slip.
+
+    Validation tasks are of all kinds alike. Half of the test tasks are mixed like training tasks, the rest otherwise.
+    """
 
     one_step = True
-    count: int = 3000  # tasks of all splits
-    odds_of: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)  # of the kinds, in their order
-    others: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)  # of the test split: another mix
+    count: int = 2400  # tasks of all splits
+    mix: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)  # of the kinds, in their order
+    other_mix: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)
 
     def tasks(self, split: Split) -> list[Task]:
         place = ("train", "validation", "test").index(split)
-        odds = self.others if split == "test" else self.odds_of
-        return [_task(number, odds) for number in range(self.count) if number % 3 == place]
+        mixes = {"train": (self.mix,), "validation": EACH_ALONE, "test": (self.mix, self.other_mix)}[split]
+        numbers = range(place, self.count, 3)
+        return [_task(number, count % len(mixes), mixes) for count, number in enumerate(numbers)]
 
     def start(self, task: Task, seed: int) -> WorkshopSession:
         return WorkshopSession(task, seed)
 
 
-def _task(number: int, odds: Sequence[float]) -> Task:
+def _task(number: int, which: int, mixes: Sequence[Sequence[float]]) -> Task:
     random = Random(derive_seed(number, "workshop"))
-    kind = random.choices(tuple(NEEDS), odds)[0]
+    kind = random.choices(tuple(NEEDS), mixes[which])[0]
     words = {"a": random.randrange(10, 99), "b": random.randrange(10, 99)}
-    return Task(f"workshop/{number}", random.choice(PROMPTS[kind]).format(**words), {"kind": kind})
+    return Task(f"workshop/{number}", random.choice(PROMPTS[kind]).format(**words), {"kind": kind, "mix": which})
 
 
 @dataclass(slots=True)

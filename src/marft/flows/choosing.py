@@ -1,8 +1,9 @@
 """Which edge is taken: a softmax over the edges of a node, learned by REINFORCE from what whole paths earned.
 
-``π(v | u, c) ∝ exp((log n(u, v) + θ(u, v) + θ_c(u, v)) / T)`` over the edges (u, v) whose end has not been visited,
-where n counts edges, c is the context of the task and θ holds for all of them: our reading, as MANGO's state (how
-similar a task and a role are) is here how often and for which tasks an edge was worth taking.
+``π(v | u, c) ∝ exp((log(n_c(u, v) + n(u, v) / n(u)) + θ(u, v) + θ_c(u, v)) / T)`` over the edges (u, v) whose end has
+not been visited. n_c counts an edge in successful episodes of the task's context c, n in all of them, which weigh as
+much as one visit; θ is learned from all tasks and θ_c from those of the context. That is our reading: MANGO's state, how
+similar task and roles are, is here the context, and how often and for which tasks an edge was worth taking.
 """
 
 from __future__ import annotations
@@ -29,11 +30,18 @@ def context_of(network: FlowNetwork, prompt: str) -> str:
 
 def odds(network: FlowNetwork, context: str, at: str, visited: Sequence[str] = ()) -> dict[str, float]:
     """The logit of each edge that leaves a node, for tasks of a context; {}: it is a dead end."""
-    counts = {edge.end: edge.count for edge in network.edges if edge.start == at and edge.end not in visited}
+    leaving = [edge for edge in network.edges if edge.start == at]
+    total = sum(edge.count for edge in leaving)
     shared, own = (network.weights.get(name, {}).get(at, {}) for name in (ANY, context))
     if context == ANY:
         own = {}
-    return {end: math.log(count) + shared.get(end, 0.0) + own.get(end, 0.0) for end, count in counts.items()}
+    found = {}
+    for edge in leaving:
+        if edge.end not in visited:
+            seen = edge.count if context == ANY else edge.by_context.get(context, 0)
+            prior = math.log(seen + edge.count / total)
+            found[edge.end] = prior + shared.get(edge.end, 0.0) + own.get(edge.end, 0.0)
+    return found
 
 
 def chances(logits: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:

@@ -49,16 +49,19 @@ def grown(episodes: Iterable[Episode], growth: Growth, network: FlowNetwork | No
         )  # vectors of one network are compared with each other
     nodes = list(network.nodes) if network else []
     contexts = list(network.contexts) if network else []
-    edges = Counter({(edge.start, edge.end): edge.count for edge in network.edges} if network else {})
+    edges: dict[tuple[str, str], Counter[str]] = {}  # by context
+    for edge in network.edges if network else ():
+        edges[edge.start, edge.end] = Counter(edge.by_context)
     grew = 0
     for episode in episodes:
         if not episode.scored or not episode.success:
             continue
         grew += 1
-        _join_context(contexts, episode.task.prompt, growth)
+        context = _join_context(contexts, episode.task.prompt, growth)
         for _, actions in groupby(_acts(episode, growth), key=lambda action: action.step):
             names = [_join_node(nodes, action, growth) for action in actions]
-            edges.update(pairwise((SOURCE, *names, SINK)))
+            for pair in pairwise((SOURCE, *names, SINK)):
+                edges.setdefault(pair, Counter())[context] += 1
     if not grew:
         raise ValueError("no episode succeeded, and a flow network is grown from those that did; train longer first")
     found = _trimmed(nodes, edges, growth.least)
@@ -81,15 +84,17 @@ def _acts(episode: Episode, growth: Growth) -> Iterator[Action]:
     return (action for action in episode.actions if action.agent not in growth.apart and action.choice is None)
 
 
-def _join_context(contexts: list[Context], prompt: str, growth: Growth) -> None:
+def _join_context(contexts: list[Context], prompt: str, growth: Growth) -> str:
+    """The context that a task joins or founds."""
     vector = vectors_of([prompt], growth.dimensions, growth.embed)[0]
     place = nearest(vector, [context.vector for context in contexts], growth.threshold)
     if place is None:
         name = _free(_words(prompt) or "task", [context.name for context in contexts])
         contexts.append(Context(name, cut(one_line(prompt), EXAMPLE), 1, added((), vector)))
-    else:
-        context = contexts[place]
-        contexts[place] = replace(context, count=context.count + 1, vector=added(context.vector, vector))
+        return name
+    context = contexts[place]
+    contexts[place] = replace(context, count=context.count + 1, vector=added(context.vector, vector))
+    return context.name
 
 
 def _join_node(nodes: list[Node], action: Action, growth: Growth) -> str:
@@ -128,13 +133,14 @@ def _free(name: str, taken: Sequence[str]) -> str:
 
 
 def _trimmed(
-    nodes: Sequence[Node], edges: Mapping[tuple[str, str], int], least: int
+    nodes: Sequence[Node], edges: Mapping[tuple[str, str], Counter[str]], least: int
 ) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
     """What is done often enough, and lies on a path from the source to the sink."""
     kept = {node.name for node in nodes if node.count >= least} | {SOURCE, SINK}
     kept &= _reached(edges, kept, SOURCE, 1) & _reached(edges, kept, SINK, -1)
     some = sorted(pair for pair in edges if kept.issuperset(pair))
-    return tuple(n for n in nodes if n.name in kept), tuple(Edge(a, b, edges[a, b]) for a, b in some)
+    left = tuple(Edge(*pair, edges[pair].total(), dict(sorted(edges[pair].items()))) for pair in some)
+    return tuple(node for node in nodes if node.name in kept), left
 
 
 def _reached(edges: Iterable[tuple[str, str]], kept: set[str], start: str, way: int) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -22,8 +23,13 @@ def vectors_of(texts: Sequence[str], dimensions: int, embed: str = "") -> Vector
         ValueError: the function gives no such vectors.
     """
     if not embed:
-        return np.array([hashed(text, dimensions) for text in texts], np.float32).reshape(len(texts), dimensions)
+        return np.array([_hashed(text, dimensions) for text in texts], np.float32).reshape(len(texts), dimensions)
     return cast("Vectors", checked(import_path(embed)(list(texts)), len(texts), dimensions, embed))
+
+
+@lru_cache(4096)
+def _hashed(text: str, dimensions: int) -> NDArray[np.float32]:
+    return hashed(text, dimensions)  # of a task that is played often
 
 
 def cosine(vector: NDArray[np.floating], others: Sequence[float]) -> float:

@@ -60,13 +60,14 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """``end`` came right after ``start``, so often."""
+    """``end`` came right after ``start``, so often; ``by_context`` says for which tasks."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     start: str
     end: str
     count: int = 1
+    by_context: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
