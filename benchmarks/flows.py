@@ -1,6 +1,6 @@
 """Flow networks in a planted workshop of twelve steps: paths, instructions, skips, and what each of them is worth.
 
-    python benchmarks/flows.py              # five seeds, 20 to 30 seconds of one core each; goes on where it stopped
+    python benchmarks/flows.py              # five seeds, about 40 seconds of one core each; goes on where it stopped
     python benchmarks/flows.py --seeds 1
 
 A network is grown from what a team did by habit (17 % solved). *edges*: its paths are learned; *text*: its nodes are
@@ -64,11 +64,13 @@ def measured(seed: int, output: Path) -> list[Row]:
         if kept["settings"] != settings:
             raise SystemExit(f"{path} was measured with other settings; delete it, or use another --output")
         return list(kept["rows"])
-    began = time.process_time()
+    began = time.perf_counter()
     rows = rows_of(seed, output)
+    seconds = time.perf_counter() - began
+    rows = [{**row, "wall_seconds": seconds / len(rows)} for row in rows]
     atomic.write_file(path, json.dumps({"settings": settings, "rows": rows}) + "\n")
     said = ", ".join(f"{row['case']} {row['same']:.1%}" for row in rows)
-    print(f"seed {seed}: {said} ({time.process_time() - began:.0f} s)")
+    print(f"seed {seed}: {said} ({seconds:.0f} s)", flush=True)
     return rows
 
 
@@ -163,10 +165,11 @@ def table(rows: Sequence[Row]) -> str:
     lines += [
         "",
         f"Means of {len(seeds)} seeds, and half the width of their 95 % interval (Student's t). Skipping saves "
-        f"{shown(saved, 100, ' %')} of the steps; it costs {shown(lost['same'], 100, ' points')} of success on the same "
-        f"mix and {shown(lost['other'], 100, ' points')} on the other. With learned paths the critic made "
-        f"{sums['helps']} proposals that help, of which {sums['helps kept']} were accepted, {sums['harms']} that do harm "
-        f"({sums['harms kept']} accepted), and {sums['nothing']} that do nothing ({sums['nothing kept']} accepted).",
+        f"{shown(saved, 100, ' %')} of the steps; it costs {shown(lost['same'], 100, ' points')} of success on the "
+        f"same mix and {shown(lost['other'], 100, ' points')} on the other. With learned paths the critic made "
+        f"{sums['helps']} proposals that help, of which {sums['helps kept']} were accepted, {sums['harms']} that do "
+        f"harm ({sums['harms kept']} accepted), and {sums['nothing']} that do nothing "
+        f"({sums['nothing kept']} accepted).",
     ]
     return "\n".join(lines) + "\n"
 

@@ -53,6 +53,7 @@ SHOWN = (  # pages with recipes, or parts of one
     *(f"docs/{page}.md" for page in ("recipes", "environments", "teams", "gateway", "tools", "rewards", "algorithms")),
 )
 NEEDED: dict[str, dict[str, Any]] = {  # keys without a default, and roles of the recipe in tests
+    "flow": {"network": str(Path(__file__).parent / "flow_network.json")},
     "graph": {"sees": {"actor": ["reasoner"]}},
     "hierarchical": {"planner": "reasoner", "workers": ["actor"]},
     "orchestrated": {"router": "reasoner"},

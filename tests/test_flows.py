@@ -12,10 +12,21 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.flows.choosing import Walked, advantages, chances, context_of, learned, log_chance, odds, played_of, score, walk
+from marft.flows.choosing import (
+    Walked,
+    advantages,
+    chances,
+    context_of,
+    learned,
+    log_chance,
+    odds,
+    played_of,
+    score,
+    walk,
+)
 from marft.flows.growing import Growth, grown
 from marft.flows.likeness import cosine, nearest, vectors_of
 from marft.flows.network import ANY, SINK, SOURCE, FlowNetwork, read_network, write_network
@@ -23,6 +34,7 @@ from marft.types import Episode, Task
 from tests.episodes import make_action
 from tests.flow_teams import contexts, network
 
+FEW = settings(max_examples=20)
 TEXTS = ("plan the parts", "plan parts the", "compute it all", "now compute it all", "in euros", "zzz")
 NAMES = ("a", "b", "c")
 
@@ -71,6 +83,7 @@ def paths(found: FlowNetwork, context: str, most: int, begun: tuple[str, ...] = 
 
 
 class TestNetwork:
+    @FEW
     @given(networks())
     def test_what_is_written_reads_back(self, found: FlowNetwork) -> None:
         from tempfile import TemporaryDirectory
@@ -130,6 +143,7 @@ class TestGrowing:
         found = grown([episode(("router", "x"), ("x", "zzz"))], Growth(apart=frozenset({"router"})))
         assert [node.role for node in found.nodes] == ["x"]
 
+    @FEW
     @given(many(), st.integers(0, 5))
     def test_growing_on_is_growing_at_once(self, episodes: list[Episode], place: int) -> None:
         growth = Growth(0.5)
@@ -139,6 +153,7 @@ class TestGrowing:
             on = grown(rest, growth, on)
         assert on == grown(episodes, growth)
 
+    @FEW
     @given(many())
     def test_every_successful_episode_is_a_path(self, episodes: list[Episode]) -> None:
         found, solved = grown(episodes, Growth(0.5)), sum(bool(one.success) for one in episodes)
@@ -150,6 +165,7 @@ class TestGrowing:
             assert into == sum(edge.count for edge in found.edges if edge.start == node.name) == node.count
         assert all(sum(edge.by_context.values()) == edge.count for edge in found.edges)
 
+    @FEW
     @given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=8))
     def test_joining_equals_the_slow_reference(self, texts: list[str]) -> None:
         sums: list[np.ndarray] = []
@@ -177,17 +193,19 @@ class TestLikeness:
         assert cosine(np.zeros(2), (1.0, 0.0)) == 0.0
 
     def test_a_task_that_is_like_none_has_no_context(self) -> None:
-        found = network("source a 1", "a sink 1", contexts=contexts("Add 1 and 2.", "Write a letter."))
-        assert context_of(found, "Add 3 and 4.") == "Add 1 and 2."
+        found = network("source a 1", "a sink 1", contexts=contexts("Add the numbers 1 and 2.", "Write a letter."))
+        assert context_of(found, "Add the numbers 3 and 4.") == "Add the numbers 1 and 2."
         assert context_of(found, "???") == ANY
 
 
 class TestChoosing:
+    @FEW
     @given(networks(), st.sampled_from((ANY, "c")), st.integers(1, 4))
     def test_all_walks_together_are_certain(self, found: FlowNetwork, context: str, most: int) -> None:
         walks = list(paths(found, context, most))
         assert math.fsum(math.exp(log_chance(found, context, one, most)) for one in walks) == pytest.approx(1.0)
 
+    @FEW
     @given(networks(), st.sampled_from((ANY, "c")), st.integers(0, 50))
     def test_the_gradient_of_a_walk_is_its_finite_difference(self, found: FlowNetwork, context: str, seed: int) -> None:
         path = walk(found, context, 3, 1.0, Random(seed))
@@ -196,6 +214,7 @@ class TestChoosing:
             high, low = (log_chance(moved(found, row, start, end, by), context, path, 3) for by in (1e-5, -1e-5))
             assert slope == pytest.approx((high - low) / 2e-5, abs=1e-6)
 
+    @FEW
     @given(networks())
     def test_reinforce_climbs_what_is_expected(self, found: FlowNetwork) -> None:
         """Σ π(path) R ∇log π(path) is the gradient of the expected reward."""
@@ -211,6 +230,7 @@ class TestChoosing:
             difference = expected(moved(found, *key, 1e-5)) - expected(moved(found, *key, -1e-5))
             assert slope == pytest.approx(difference / 2e-5, abs=1e-6)
 
+    @FEW
     @given(networks(), st.integers(0, 99))
     def test_no_node_comes_twice(self, found: FlowNetwork, seed: int) -> None:
         path = walk(found, "c", 2, 1.0, Random(seed))
@@ -229,6 +249,7 @@ class TestChoosing:
         edges = tuple(replace(edge, by_context={"c": 1} if edge.end == "b" else {"d": 1}) for edge in found.edges)
         assert chances(odds(replace(found, edges=edges), "c", SOURCE)) == pytest.approx({"a": 0.25, "b": 0.75})
 
+    @FEW
     @given(st.lists(st.tuples(st.sampled_from("cd"), st.floats(-3, 3)), min_size=1, max_size=8))
     def test_advantages_leave_one_out(self, earned: list[tuple[str, float]]) -> None:
         walks = [Walked(context, (), value) for context, value in earned]

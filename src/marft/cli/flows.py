@@ -102,7 +102,7 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, asked: Tuning) -> Non
         with bar("learning paths") as advance:
             advance(asked.steps)
             learning = Learning(asked.steps, asked.batch)
-            network = edges_learned(board, network, learning, lambda step, earned: advance())
+            network = edges_learned(board, network, learning, lambda *_: advance())
         write_network(to, network)
         if asked.critic:
             critic = PolicyCritic(rollouts, asked.critic)
@@ -132,8 +132,8 @@ def _said(change: Change) -> Text:
 
 def _say(network: FlowNetwork, to: Path) -> None:
     console.print(
-        f"{len(network.nodes)} nodes, {len(network.edges)} edges, {len(network.contexts)} kinds of tasks. See {to}, or:  "
-        f"marft flow show {to}",
+        f"{len(network.nodes)} nodes, {len(network.edges)} edges, {len(network.contexts)} kinds of tasks. See {to}, "
+        f"or:  marft flow show {to}",
         soft_wrap=True,
     )
 

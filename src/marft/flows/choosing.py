@@ -2,8 +2,8 @@
 
 ``π(v | u, c) ∝ exp((log(n_c(u, v) + n(u, v) / n(u)) + θ(u, v) + θ_c(u, v)) / T)`` over the edges (u, v) whose end has
 not been visited. n_c counts an edge in successful episodes of the task's context c, n in all of them, which weigh as
-much as one visit; θ is learned from all tasks and θ_c from those of the context. That is our reading: MANGO's state, how
-similar task and roles are, is here the context, and how often and for which tasks an edge was worth taking.
+much as one visit; θ is learned from all tasks and θ_c from those of the context. That is our reading: MANGO's state,
+how similar task and roles are, is here the context, and how often and for which tasks an edge was worth taking.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 
 from marft.flows.likeness import nearest, vectors_of
@@ -85,7 +86,7 @@ def decisions(network: FlowNetwork, path: Sequence[str], most: int) -> list[tupl
     """The edges that a walk chose: the one to the sink too, where it had not to end."""
     stops = [SINK] if len(path) < most and _may_end(network, path) else []
     steps = [SOURCE, *path, *stops]
-    return list(zip(steps, steps[1:], strict=False))
+    return list(pairwise(steps))
 
 
 def _may_end(network: FlowNetwork, path: Sequence[str]) -> bool:
@@ -129,7 +130,9 @@ def advantages(walks: Sequence[Walked]) -> list[float]:
         total, count = sums.get(one.context, (0.0, 0))
         sums[one.context] = total + one.earned, count + 1
     return [
-        one.earned - (sums[one.context][0] - one.earned) / (sums[one.context][1] - 1) if sums[one.context][1] > 1 else 0.0
+        one.earned - (sums[one.context][0] - one.earned) / (sums[one.context][1] - 1)
+        if sums[one.context][1] > 1
+        else 0.0
         for one in walks
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 
 from matplotlib.axes import Axes
@@ -35,7 +36,7 @@ def picture(network: FlowNetwork) -> Figure:
         _arrow(axes, places[edge.start], places[edge.end], "0.75", 0.3 + 1.2 * strength, 0.08)
     for number, (name, path) in enumerate(acting.items()):
         steps = [SOURCE, *path, SINK]
-        for start, end in zip(steps, steps[1:], strict=False):
+        for start, end in pairwise(steps):
             _arrow(axes, places[start], places[end], f"C{number % 10}", 2.0, 0.14 + 0.05 * number)
         axes.plot([], [], color=f"C{number % 10}", label=cut(one_line(name), SHOWN) or "any task")
     busy = {name for path in acting.values() for name in path} | {SOURCE, SINK}

@@ -68,9 +68,7 @@ def grown(episodes: Iterable[Episode], growth: Growth, network: FlowNetwork | No
     base = network or FlowNetwork((), (), (), threshold=growth.threshold, dimensions=growth.dimensions)
     gone = {node.name for node in nodes} - {node.name for node in found[0]}
     skips = {context: tuple(n for n in names if n not in gone) for context, names in base.skips.items()}
-    made = replace(
-        base, nodes=found[0], edges=found[1], contexts=tuple(contexts), embed=growth.embed, skips=skips
-    )
+    made = replace(base, nodes=found[0], edges=found[1], contexts=tuple(contexts), embed=growth.embed, skips=skips)
     if made.problems():
         raise ValueError(
             f"no path is left of {grew} successful episodes: no {growth.least} actions did the same in any of them; "

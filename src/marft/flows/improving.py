@@ -66,7 +66,7 @@ class Improving:
 
 def reworded(
     board: Board, network: FlowNetwork, critic: Critic, improving: Improving,
-    tell: Callable[[Change], None] = lambda change: None,
+    tell: Callable[[Change], None] = lambda _: None,
 ) -> FlowNetwork:  # fmt: skip
     """The network with what was accepted of a critic's proposals, and all of them in its lineage.
 

@@ -34,7 +34,10 @@ class Learning:
 
 
 def edges_learned(
-    board: Board, network: FlowNetwork, learning: Learning, tell: Callable[[int, float], None] = lambda step, earned: None
+    board: Board,
+    network: FlowNetwork,
+    learning: Learning,
+    tell: Callable[[int, float], None] = lambda *_: None,
 ) -> FlowNetwork:
     """Play training tasks by the network's own odds, and make what earned more likelier.
 

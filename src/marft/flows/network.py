@@ -1,4 +1,4 @@
-"""A flow network: what agents do (nodes), what follows on what (edges), and kinds of tasks (contexts). Frozen, and JSON.
+"""A flow network: what agents do (nodes), what follows on what (edges), kinds of tasks (contexts). Frozen, and JSON.
 
 The idea is MANGO's (Wang et al. 2026), of which we know the abstract and summaries: what is not said there is our
 reading (docs/flows.md).
@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from marft import atomic
 
 SOURCE, SINK = "source", "sink"  # where every path begins and ends; no node is called so
-ANY = ""  # the context of what holds for all tasks
+ANY = ""  # the context of tasks that are like none, and of weights that hold for all
 MOST_NODES = 1000
 STRICT = ConfigDict(extra="forbid")  # of what is read: no keys that nobody knows
 Vector = tuple[float, ...]  # [d], a sum of vectors of length 1
@@ -135,7 +135,7 @@ class FlowNetwork:
 
     def passed_by(self, context: str) -> frozenset[str]:
         """Nodes that are skipped for tasks of a context."""
-        return frozenset((*self.skips.get(ANY, ()), *self.skips.get(context, ())))
+        return frozenset(self.skips.get(context, ()))
 
     def problems(self) -> list[str]:
         """What is wrong with it: names that come twice or are nobody's, a source or a sink out of reach."""
@@ -145,9 +145,13 @@ class FlowNetwork:
         known = {*names, SOURCE, SINK}
         ends = {name for edge in self.edges for name in (edge.start, edge.end)}
         found += [f"an edge names {name!r}, which is no node" for name in sorted(ends - known)]
+        if SINK in self.after(SOURCE):
+            found.append("an edge leads from the source to the sink, where nobody acts")
         skipped = {name for skips in self.skips.values() for name in skips}
         found += [f"a skip names {name!r}, which is no node" for name in sorted(skipped - known)]
-        found += [f"the edge {e.start!r} to {e.end!r} has been taken {e.count} times" for e in self.edges if e.count < 1]
+        found += [
+            f"the edge {e.start!r} to {e.end!r} has been taken {e.count} times" for e in self.edges if e.count < 1
+        ]
         if not all(math.isfinite(w) for row in self.weights.values() for ends in row.values() for w in ends.values()):
             found.append("a weight is no finite number")
         if len(names) > MOST_NODES:

@@ -117,6 +117,8 @@ class Flow(OrganizationPart):
         at, visited = SOURCE, list[str]()
         while len(done) < self.most:
             ends = options_at(self.flow, context, at, visited)
+            if not done and set(ends) <= {SINK}:  # all is skipped, and somebody has to act
+                ends = list(self.flow.after(at)[:1])
             at = await self._chosen(ends, observation, agents, done)
             if at == SINK:
                 break

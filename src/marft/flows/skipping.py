@@ -13,7 +13,7 @@ from marft.flows.network import Change, FlowNetwork
 
 
 def skipped(
-    board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: Callable[[Change], None] = lambda change: None
+    board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: Callable[[Change], None] = lambda _: None
 ) -> FlowNetwork:
     """The network that passes by what its contexts do without, and all tries in its lineage.
 
