@@ -35,7 +35,7 @@ def contexts(*prompts: str) -> tuple[Context, ...]:
 def flow(tmp_path: Path, found: FlowNetwork, **keys: object) -> Flow:
     """What plays a network, from its file."""
     write_network(tmp_path / "network.json", found)
-    return Flow.model_validate({"organization": "flow", "network": str(tmp_path / "network.json"), **keys})
+    return Flow(network=str(tmp_path / "network.json"), **keys)  # type: ignore[arg-type]
 
 
 def board(tmp_path: Path, found: FlowNetwork, solves: Solves, tasks: Sequence[Task]) -> Board:
