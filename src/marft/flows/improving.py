@@ -74,6 +74,7 @@ def reworded(
     seed.
     """
     refused, known = Counter[str](), board.outcomes(network, board.held_out)
+    kinds = board.by_context(network)
     for number in range(improving.rounds):
         failures = _failures(board, network, number, improving.attempts)
         for name in sorted(failures, key=lambda name: (-len(failures[name]), name)):
@@ -85,7 +86,7 @@ def reworded(
                 refused[name] += 1
                 continue
             tried = _with(network, replace(node, instructions=proposed))
-            tasks = [t for t in board.held_out if name in board.acting(network, context_of(network, t.prompt))]
+            tasks = [task for kind, some in kinds.items() if name in board.acting(network, kind) for task in some]
             if not tasks:
                 continue  # no held-out task would tell
             after = board.outcomes(tried, tasks)

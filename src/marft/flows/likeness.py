@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ def vectors_of(texts: Sequence[str], dimensions: int, embed: str = "") -> Vector
     """
     if not embed:
         return np.array([_hashed(text, dimensions) for text in texts], np.float32).reshape(len(texts), dimensions)
-    return cast("Vectors", checked(import_path(embed)(list(texts)), len(texts), dimensions, embed))
+    return checked(import_path(embed)(list(texts)), len(texts), dimensions, embed)
 
 
 @lru_cache(4096)
