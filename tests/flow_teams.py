@@ -55,7 +55,7 @@ def _episode(organization: Flow, attempt: Attempt, solves: Solves) -> Episode:
     nodes = tuple(played.node(name) for name in played_of(played, context, path))
     actions = tuple(make_action(node.role, call=place, text=node.name) for place, node in enumerate(nodes))
     solved = solves(nodes, attempt.task)
-    step = Transition(Observation(attempt.task.prompt), float(solved))
+    step = Transition(Observation(attempt.task.prompt), float(bool(solved)))
     whole = replace(bare, actions=actions, transitions=(step,), success=solved)
     assert paths_of(organization, whole, 0) == [path]
     return whole
