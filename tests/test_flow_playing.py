@@ -8,19 +8,22 @@ from typing import Any
 
 import pytest
 
+from marft.cli.flows import grow, show
 from marft.config import parse_recipe
 from marft.config.load import to_toml
+from marft.flows.growing import Growth
 from marft.flows.improving import Failure, Improving, reworded
 from marft.flows.learning import Learning, edges_learned
-from marft.flows.network import SINK, SOURCE, FlowNetwork, Node, write_network
+from marft.flows.network import SINK, SOURCE, FlowNetwork, Node, read_network, write_network
 from marft.flows.organization import Flow, options_at, paths_of
 from marft.flows.skipping import skipped
 from marft.game.game import Attempt
 from marft.game.play import play
-from marft.runs.episodes import read_episodes
+from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode, Observation, Step, Task
+from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game
 from tests.flow_teams import board, contexts, flow, network
 from tests.helpers import recipe
@@ -171,12 +174,26 @@ class TestTuning:
             skipped(made, line)
 
 
+def test_a_network_is_grown_and_shown_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder.create(parse_recipe(recipe("tiny", tmp_path)))
+    actions = (make_action("a", text="plan the parts"), make_action("b", text="do them", index=1))
+    done = Episode(Task("t", "Add up."), "train/0", 0, actions, "terminated", success=True)
+    write_episodes(folder.episodes / "step_000001.parquet", [done])
+    grow([folder.path], tmp_path / "network.json", Growth(), None)
+    grow([folder.path], tmp_path / "network.json", Growth(), tmp_path / "network.json")
+    show(tmp_path / "network.json", tmp_path / "network.svg")
+    said = capsys.readouterr().out
+    assert "2 nodes, 3 edges, 1 kinds of tasks" in said
+    assert [edge.count for edge in read_network(tmp_path / "network.json").edges] == [2, 2, 2]
+    assert (tmp_path / "network.svg").read_text().startswith("<?xml")
+
+
 @pytest.mark.slow
 def test_the_planted_world_plays_on_threads_as_on_its_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     import flow_world as world
 
-    from marft.flows.growing import Growth, grown
+    from marft.flows.growing import grown
     from marft.scripted import ScriptedTeam
 
     run = world.recipe(3, {"organization": "orchestrated", "most": 6}, router=True)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.cli.commands import bar, quieten
-from marft.cli.console import console
+from marft.cli.console import wide_console
 from marft.config import load_recipe
 from marft.flows.growing import Growth, grown
 from marft.flows.network import Change, FlowNetwork, read_network, write_network
@@ -18,6 +18,7 @@ from marft.runs.folder import RunFolder
 from marft.texts import cut, one_line
 
 SHOWN = 60  # characters of an example
+console = wide_console()
 
 
 @dataclass(frozen=True, slots=True)
