@@ -47,6 +47,7 @@ OURS = {  # in place of what the docs only name
     "my_package.team:solve": "tests.fuzzing:solve",
     "/opt/theirs/bin/python": sys.executable,
     "problems.jsonl": "problems",
+    "network.json": str(Path(__file__).parent / "flow_network.json"),
 }
 SHOWN = (  # pages with recipes, or parts of one
     "README.md",
