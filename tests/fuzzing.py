@@ -47,12 +47,14 @@ OURS = {  # in place of what the docs only name
     "my_package.team:solve": "tests.fuzzing:solve",
     "/opt/theirs/bin/python": sys.executable,
     "problems.jsonl": "problems",
+    "network.json": str(Path(__file__).parent / "flow_network.json"),
 }
 SHOWN = (  # pages with recipes, or parts of one
     "README.md",
     *(f"docs/{page}.md" for page in ("recipes", "environments", "teams", "gateway", "tools", "rewards", "algorithms")),
 )
 NEEDED: dict[str, dict[str, Any]] = {  # keys without a default, and roles of the recipe in tests
+    "flow": {"network": str(Path(__file__).parent / "flow_network.json")},
     "graph": {"sees": {"actor": ["reasoner"]}},
     "hierarchical": {"planner": "reasoner", "workers": ["actor"]},
     "orchestrated": {"router": "reasoner"},

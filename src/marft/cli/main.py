@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from marft.cli.app import app
-from marft.cli.spoken import beginning, checking, engines, learning, looking, planning, shipping  # noqa: F401 (importing them makes the commands)
+from marft.cli.spoken import beginning, checking, engines, flows, learning, looking, planning, shipping  # noqa: F401 (importing them makes the commands)
 
 
 def command() -> None:

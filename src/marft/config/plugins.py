@@ -66,6 +66,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "organizations": {
         "chain": "marft.game.organizations.chain:Chain",
         "debate": "marft.game.organizations.debate:Debate",
+        "flow": "marft.flows.organization:Flow",
         "graph": "marft.game.organizations.graph:Graph",
         "hierarchical": "marft.game.organizations.hierarchical:Hierarchical",
         "mixture-of-agents": "marft.game.organizations.mixture:MixtureOfAgents",

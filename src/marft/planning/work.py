@@ -11,7 +11,7 @@ from marft.config.run import RunSettings
 
 PROMPT = 512  # tokens of a prompt, where neither the recipe's context nor anybody says how many
 MOST = 2**20  # tokens that a model reads, where nothing says how many: no model whose sizes are known here reads more
-ONE_BY_ONE = ("chain", "reflective", "hierarchical", "orchestrated")  # organizations whose agents take turns
+ONE_BY_ONE = ("chain", "reflective", "hierarchical", "orchestrated", "flow")  # organizations whose agents take turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,269 @@
+"""A planted world for flow networks: twelve kinds of steps, of which each kind of task needs three, in order.
+
+Who does a step may fall into its pitfall; what it is told can keep it from that. Three steps add nothing, and one
+spoils. What is best is known, so what is found can be held to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from marft.config.load import parse_recipe
+from marft.config.parts import EnvironmentPart
+from marft.config.run import RunSettings
+from marft.envs.scripts import Cue, Script
+from marft.flows.growing import TOLD
+from marft.flows.improving import Failure
+from marft.flows.network import Node
+from marft.game.agents import Agent, Agents, Request
+from marft.game.environment import Split
+from marft.game.game import Attempt
+from marft.game.organizing import open_for
+from marft.game.rendering import Message, compose
+from marft.game.team import Organization
+from marft.seeds import derive_seed
+from marft.types import (
+    Action,
+    Choice,
+    Episode,
+    JointAction,
+    Observation,
+    Profile,
+    Step,
+    Task,
+    Transition,
+)
+
+EACH_ALONE = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))  # of the kinds, one after the other
+NO_IDS, NO_MARKS, NO_LOG_PROBS = np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.float32)
+
+SEATS = {  # who does which steps
+    "analyst": ("plan", "lookup", "compare"),
+    "maker": ("compute", "convert", "draft"),
+    "writer": ("report", "translate", "guess"),
+    "editor": ("restate", "check", "polish"),
+}
+STEPS = tuple(step for steps in SEATS.values() for step in steps)
+SEAT_OF = {step: seat for seat, steps in SEATS.items() for step in steps}
+FILLERS, SPOILS = SEATS["editor"], "guess"
+NEEDS: Mapping[str, tuple[str, str, str]] = {  # of each kind of task, in order: the best path
+    "sums": ("plan", "compute", "report"),
+    "prices": ("lookup", "convert", "report"),
+    "letters": ("plan", "draft", "translate"),
+    "sizes": ("lookup", "compare", "translate"),
+}
+PROMPTS = {
+    "sums": ("Add up the numbers {a} and {b}.", "Add the numbers {a}, {b} and {a} up."),
+    "prices": ("What does the basket {a} cost in euros?", "What would basket {b} cost, in euros?"),
+    "letters": ("Write a letter in French to client {a}.", "Write to client {b} a French letter."),
+    "sizes": ("Which of the rivers {a} and {b} is longer?", "Which is the longer of rivers {b} and {a}?"),
+}
+TEXTS = {  # how a step is said; each has its name in it, and no other's
+    "plan": ("The plan: first the parts {a}, later the rest.", "A plan of parts: {a} comes first, the rest later."),
+    "lookup": ("By lookup in the table, entry {a} was found.", "Found by lookup: the entry {a} of the table."),
+    "compare": ("To compare the two: {a} is above {b}.", "When I compare the two, {b} is above {a}."),
+    "compute": ("I compute {a} times {b} digit by digit.", "Digit by digit I compute {b} times {a}."),
+    "convert": ("Now convert {a} dollars to euros.", "Here I convert to euros: {a} dollars."),
+    "draft": ("A draft of the letter, {a} lines long.", "Here is my draft of the letter: {a} lines."),
+    "report": ("I report the outcome {a} to the client.", "To the client I report {a} as the outcome."),
+    "translate": ("Let me translate line {a} into French.", "Into French I translate lines {a} and {b}."),
+    "guess": ("My guess would be {a}, who knows.", "Who knows, a guess: {a}."),
+    "restate": ("To restate the question asked: number {a}.", "I restate the question: {a} is asked."),
+    "check": ("A check of what came so far: item {a} holds.", "What came so far, a check: item {b} holds."),
+    "polish": ("Some polish on style: phrase {a} is smooth.", "With polish the style of phrase {b} is smooth."),
+}
+ADVICE = {step: f"Mind the trap of {step}." for step in (*SEATS["analyst"], *SEATS["maker"], "report", "translate")}
+HURRY = "Hurry up."  # advice that does harm
+SLIP = "(it slipped)"  # how a step says that it fell into its pitfall
+OFTEN, ADVISED, HURRIED = 0.3, 0.02, 0.6  # how often it does: untold, told, told to hurry
+LUCK = 0.5  # how often a spoiled path succeeds all the same
+
+
+class Workshop(EnvironmentPart):
+    """One walk through the workshop solves a task, or does not: what it needs was done in order, and did not slip.
+
+    Validation tasks are of all kinds alike. Half of the test tasks are mixed like training tasks, the rest otherwise.
+    """
+
+    one_step = True
+    count: int = 2400  # tasks of all splits
+    mix: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)  # of the kinds, in their order
+    other_mix: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)
+
+    def tasks(self, split: Split) -> list[Task]:
+        place = ("train", "validation", "test").index(split)
+        mixes = {"train": (self.mix,), "validation": EACH_ALONE, "test": (self.mix, self.other_mix)}[split]
+        numbers = range(place, self.count, 3)
+        return [_task(number, count % len(mixes), mixes) for count, number in enumerate(numbers)]
+
+    def start(self, task: Task, seed: int) -> WorkshopSession:
+        return WorkshopSession(task, seed)
+
+
+def _task(number: int, which: int, mixes: Sequence[Sequence[float]]) -> Task:
+    random = Random(derive_seed(number, "workshop"))
+    kind = random.choices(tuple(NEEDS), mixes[which])[0]
+    words = {"a": random.randrange(10, 99), "b": random.randrange(10, 99)}
+    return Task(f"workshop/{number}", random.choice(PROMPTS[kind]).format(**words), {"kind": kind, "mix": which})
+
+
+@dataclass(slots=True)
+class WorkshopSession:
+    task: Task
+    seed: int
+
+    async def reset(self) -> Observation:
+        return Observation(self.task.prompt)
+
+    async def step(self, actions: JointAction) -> Step:
+        said = [action.text for action in actions.actions if action.choice is None]
+        solved = solves(self.task.data["kind"], said, Random(derive_seed(self.seed, "luck")).random())
+        return Step(Observation("done"), float(solved), terminated=True, success=solved)
+
+    async def close(self) -> None:
+        return None
+
+
+def step_of(text: str) -> str:
+    """The step that a text does.
+
+    >>> step_of("By lookup in the table, entry 12 was found.")
+    'lookup'
+    """
+    words = text.lower().replace(":", " ").replace(",", " ").replace(".", " ").split()
+    return next(word for word in words if word in STEPS)
+
+
+def solves(kind: str, said: Sequence[str], luck: float) -> bool:
+    """Whether what a task needs was done in order, without a slip."""
+    waiting = list(NEEDS[kind])
+    for text in said:
+        if waiting and step_of(text) == waiting[0] and SLIP not in text:
+            waiting.pop(0)
+    spoiled = any(step_of(text) == SPOILS for text in said)
+    return not waiting and (not spoiled or luck < LUCK)
+
+
+def habit(task: Task) -> list[str]:
+    """What the team did before there was a network: half the time what another kind needs, with a needless step before
+    each, and now and then a guess."""
+    random = Random(derive_seed(0, "habit", task.id))
+    kind = task.data["kind"] if random.random() < 0.5 else random.choice(tuple(NEEDS))
+    fillers = random.sample(FILLERS, 3)
+    if random.random() < 0.2:
+        fillers[random.randrange(3)] = SPOILS
+    return [step for pair in zip(fillers, NEEDS[kind], strict=True) for step in pair]
+
+
+def say(step: str, told: str, random: Random) -> str:
+    """Do a step, as one is told to."""
+    text = random.choice(TEXTS[step]).format(a=random.randrange(10, 99), b=random.randrange(10, 99))
+    often = HURRIED if HURRY in told else ADVISED if ADVICE.get(step, HURRY) in told else OFTEN
+    return f"{text} {SLIP}" if step in ADVICE and random.random() < often else text
+
+
+def by_habit(cue: Cue) -> str:
+    """A team with a router that follows the habit of the task."""
+    steps = habit(cue.task)
+    place = cue.shown.count("Message from")
+    if cue.role == "router":
+        return SEAT_OF[steps[place]] if place < len(steps) else "stop"
+    return say(steps[place], "", cue.random)
+
+
+def by_node(cue: Cue) -> str:
+    """A team that does what its nodes are told."""
+    told = cue.shown.partition(TOLD)[2].partition("Message from")[0]
+    return say(step_of(told), told, cue.random)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Plays a team by a script, as :class:`marft.scripted.ScriptedTeam` does but on no threads and without tokens: the
+    organizations, sessions, seeds and texts are the same, and an action takes microseconds."""
+
+    run: RunSettings
+    environment: Workshop
+    script: Script
+    roles: tuple[str, ...]
+
+    def __call__(self, organization: Organization, attempts: Sequence[Attempt]) -> list[Episode]:
+        return [self._episode(organization, attempt) for attempt in attempts]
+
+    def _episode(self, organization: Organization, attempt: Attempt) -> Episode:
+        names = attempt.stream, attempt.task.id, attempt.sample
+        own = open_for(organization, attempt.task, derive_seed(self.run.seed, "organization", *names))
+        session = self.environment.start(attempt.task, derive_seed(self.run.seed, "session", *names))
+        actions = list[Action]()
+
+        async def ask(agent: Agent, request: Request) -> Action:
+            call = sum(action.agent == agent.role for action in actions)
+            key = attempt.key(0, agent.role, call)
+            seen = [Message(one.key.agent, one.text) for one in request.sees if isinstance(one, Action)]
+            chat = compose(agent.profile, request.observation.seen_by(agent.role), seen)
+            random = Random(derive_seed(self.run.seed, *map(str, key)))
+            text = str(self.script(Cue(attempt.task, agent.role, 0, chat, random, request.options)))
+            chosen = Choice((), 0, NO_LOG_PROBS) if request.options else None
+            actions.append(
+                Action(
+                    key, agent.policy, len(actions), tuple(one.id for one in request.sees if isinstance(one, Action)),
+                    NO_IDS, NO_IDS, NO_MARKS, NO_LOG_PROBS, text, "stop", choice=chosen,
+                )
+            )  # fmt: skip
+            return actions[-1]
+
+        async def acted() -> Step:
+            await session.reset()
+            agents = Agents([Agent(Profile(role), "worker") for role in self.roles], ask)
+            joint = await own.act(Observation(attempt.task.prompt), agents)
+            return await session.step(JointAction(joint.answer, tuple(actions)))
+
+        step = at_once(acted())
+        transition = Transition(Observation(attempt.task.prompt), step.reward)
+        return Episode(attempt.task, *names[::2], tuple(actions), "terminated", (transition,), success=step.success)
+
+
+def at_once(coroutine: Coroutine[object, None, Step]) -> Step:
+    """What a coroutine comes to that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        found: Step = ended.value
+        return found
+    raise AssertionError("it waits for something")
+
+
+@dataclass(slots=True)
+class PlantedCritic:
+    """Sees which step slipped and knows what helps, but says it only ``skill`` of the time: else it gives advice for
+    another step, or does harm."""
+
+    seed: int
+    skill: float = 0.5
+    asked: int = 0
+
+    def __call__(self, node: Node, failures: Sequence[Failure]) -> str:
+        self.asked += 1
+        random = Random(derive_seed(self.seed, "critic", node.name, self.asked))
+        slipped = [step_of(text) for one in failures for name, text in one.said if name == node.name and SLIP in text]
+        if not slipped:
+            return ""
+        advice = ADVICE[slipped[0]] if random.random() < self.skill else random.choice([*ADVICE.values(), HURRY])
+        return f"{node.instructions}\n{advice}"
+
+
+def recipe(seed: int, team: Mapping[str, object], router: bool) -> RunSettings:
+    """The workshop's team as a recipe: four agents that share a policy, and a router where there is no network."""
+    agents = [{"role": role, "policy": "worker", "answers": role == "writer"} for role in SEATS]
+    return parse_recipe(
+        {
+            "name": "workshop", "seed": seed, "models": {"base": {"path": "tiny"}},
+            "policies": {"worker": {"model": "base"}},
+            "agents": [{"role": "router", "policy": "worker"}, *agents] if router else agents,
+            "team": team, "environment": {"name": "flow_world:Workshop"}, "algorithm": {"name": "marft"},
+        }
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""What a network is judged by: a team that plays it, tasks to learn from, and held-out ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from marft.evaluation.intervals import paired_difference
+from marft.flows.choosing import context_of, played_of
+from marft.flows.network import FlowNetwork
+from marft.flows.organization import Flow, path_of_step
+from marft.game.game import Attempt
+from marft.types import Episode, Task
+
+HELD_OUT = "flow/held-out"  # the stream of what is compared: the same seeds before and after
+
+
+class Play(Protocol):
+    """Lets a team play attempts → their episodes, in the same order."""
+
+    def __call__(self, flow: Flow, attempts: Sequence[Attempt], /) -> list[Episode]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A network against another on the same held-out tasks: what it gained of their success, with a 95 % interval
+    (:func:`marft.evaluation.intervals.paired_difference`)."""
+
+    gain: float
+    low: float
+    high: float
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What tuning plays with. No network changes while it is played: each try is another one.
+
+    Args:
+        flow: the team's organization; its own odds choose.
+        tasks: to learn from.
+        held_out: to judge by; none of those that a result is claimed of.
+        seed: of the run that ``play`` plays.
+    """
+
+    flow: Flow
+    play: Play
+    tasks: Sequence[Task]
+    held_out: Sequence[Task]
+    seed: int = 0
+
+    def greedy(self, network: FlowNetwork, attempts: Sequence[Attempt]) -> list[Episode]:
+        """Attempts along the likeliest edges."""
+        return self.play(self.flow.playing(network, 0.0), attempts)
+
+    def path(self, network: FlowNetwork, context: str) -> tuple[str, ...]:
+        """The likeliest path for tasks of a context, skipped nodes included."""
+        return path_of_step(network, context, 0, 0, self.flow.most, 0.0)
+
+    def acting(self, network: FlowNetwork, context: str) -> tuple[str, ...]:
+        """The nodes that act on it."""
+        return played_of(network, context, self.path(network, context))
+
+    def by_context(self, network: FlowNetwork) -> dict[str, list[Task]]:
+        """The held-out tasks by their context, the first found first."""
+        found: dict[str, list[Task]] = {}
+        for task in self.held_out:
+            found.setdefault(context_of(network, task.prompt), []).append(task)
+        return found
+
+    def outcomes(self, network: FlowNetwork, tasks: Sequence[Task]) -> dict[str, bool]:
+        """Whether each task was solved along the likeliest edges, by id; those of which nothing is known are left
+        out."""
+        episodes = self.greedy(network, [Attempt(task, HELD_OUT) for task in tasks])
+        return {e.task.id: e.success for e in episodes if e.scored and e.success is not None}
+
+
+def judged(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
+    """
+    Raises:
+        ValueError: there is no task of which both are known.
+    """
+    both = sorted(before.keys() & after.keys())
+    if not both:
+        raise ValueError(
+            "a flow network is judged by held-out tasks, and of none is it known whether it was solved: the "
+            "environment has to say so (Step.success), and episodes must not fail"
+        )
+    gain, (low, high) = paired_difference([before[task] for task in both], [after[task] for task in both])
+    return Judged(gain, low, high, len(both))

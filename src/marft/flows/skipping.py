@@ -1,0 +1,39 @@
+"""Steps that add nothing are skipped: a node is passed by for tasks of a context, where held-out success does not fall.
+
+Our reading of MANGO's skipping, by context; what is skipped stays in the network, and can be played again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from marft.flows.board import Board, judged
+from marft.flows.network import Change, FlowNetwork
+
+
+def skipped(
+    board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: Callable[[Change], None] = lambda _: None
+) -> FlowNetwork:
+    """The network that passes by what its contexts do without, and all tries in its lineage.
+
+    Each node of a context's likeliest path is left out once, beside those that have gone before; it stays out where the
+    interval of the loss, against the whole path and not against the last try, ends above ``-tolerance``. So all skips
+    of a context together cost no more. Where nothing differs that takes about ``2 / tolerance`` held-out tasks of the
+    context: fewer say too little.
+    """
+    for context, tasks in board.by_context(network).items():
+        whole = board.outcomes(network, tasks)
+        for name in board.acting(network, context):
+            before = network.skips.get(context, ())
+            if len(board.acting(network, context)) == 1:
+                break  # somebody has to act
+            tried = replace(network, skips={**network.skips, context: (*before, name)})
+            found = judged(whole, board.outcomes(tried, tasks))
+            kept = found.low >= -tolerance
+            change = Change(
+                "skip", name, context, "", "", kept, found.gain, found.low, found.high, found.tasks
+            )  # fmt: skip
+            network = replace(tried if kept else network, lineage=(*network.lineage, change))
+            tell(change)
+    return network

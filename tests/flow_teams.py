@@ -1,0 +1,70 @@
+"""Small flow networks, and a board on which a function of the path says what succeeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from marft.flows.board import Board
+from marft.flows.choosing import context_of, played_of
+from marft.flows.network import SINK, SOURCE, Context, Edge, FlowNetwork, Node, write_network
+from marft.flows.organization import Flow, paths_of
+from marft.game.game import Attempt
+from marft.types import Episode, Observation, Task, Transition
+from tests.episodes import make_action
+
+Solves = Callable[[tuple[Node, ...], Task], bool]
+
+
+def network(*edges: str, **changes: object) -> FlowNetwork:
+    """Of edges such as ``"source a 3"``; each node is its own role's."""
+    found = [Edge(start, end, int(count)) for start, end, count in map(str.split, edges)]
+    names = dict.fromkeys(name for edge in found for name in (edge.start, edge.end) if name not in (SOURCE, SINK))
+    made = FlowNetwork(tuple(Node(name, name, f"You do {name}.") for name in names), tuple(found))
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def contexts(*prompts: str) -> tuple[Context, ...]:
+    """One of each prompt, and called like it."""
+    from marft.flows.likeness import added, vectors_of
+
+    return tuple(Context(prompt, prompt, 1, added((), vectors_of([prompt], 256)[0])) for prompt in prompts)
+
+
+def flow(tmp_path: Path, found: FlowNetwork, **keys: object) -> Flow:
+    """What plays a network, from its file."""
+    write_network(tmp_path / "network.json", found)
+    return Flow(network=str(tmp_path / "network.json"), **keys)  # type: ignore[arg-type]
+
+
+def board(tmp_path: Path, found: FlowNetwork, solves: Solves, tasks: Sequence[Task]) -> Board:
+    """A board whose episodes are made up: what the nodes of a path are told decides."""
+
+    def play(organization: Flow, attempts: Sequence[Attempt]) -> list[Episode]:
+        return [_episode(organization, attempt, solves) for attempt in attempts]
+
+    return Board(flow(tmp_path, found), play, tasks, tasks)
+
+
+def _episode(organization: Flow, attempt: Attempt, solves: Solves) -> Episode:
+    bare = Episode(attempt.task, attempt.stream, attempt.sample, (make_action(),), "terminated")
+    played = organization.flow
+    context = context_of(played, attempt.task.prompt)
+    path = next(iter(_paths(organization, bare)))
+    nodes = tuple(played.node(name) for name in played_of(played, context, path))
+    actions = tuple(make_action(node.role, call=place, text=node.name) for place, node in enumerate(nodes))
+    solved = solves(nodes, attempt.task)
+    step = Transition(Observation(attempt.task.prompt), float(bool(solved)))
+    whole = replace(bare, actions=actions, transitions=(step,), success=solved)
+    assert paths_of(organization, whole, 0) == [path]
+    return whole
+
+
+def _paths(organization: Flow, bare: Episode) -> list[tuple[str, ...]]:
+    from marft.flows.organization import path_of_step
+    from marft.seeds import derive_seed
+
+    seed = derive_seed(0, "organization", bare.stream, bare.task.id, bare.sample)
+    context = context_of(organization.flow, bare.task.prompt)
+    return [path_of_step(organization.flow, context, seed, 0, organization.most, organization.temperature)]

@@ -1,0 +1,283 @@
+"""Flow networks: what is written reads back, what is alike becomes one node, and edges are learned as they should be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marft.flows.choosing import (
+    Walked,
+    advantages,
+    chances,
+    context_of,
+    learned,
+    log_chance,
+    odds,
+    played_of,
+    score,
+    walk,
+)
+from marft.flows.growing import Growth, grown
+from marft.flows.likeness import cosine, nearest, vectors_of
+from marft.flows.network import ANY, SINK, SOURCE, FlowNetwork, read_network, write_network
+from marft.types import Episode, Task
+from tests.episodes import make_action
+from tests.flow_teams import contexts, network
+
+FEW = settings(max_examples=20)
+TEXTS = ("plan the parts", "plan parts the", "compute it all", "now compute it all", "in euros", "zzz")
+NAMES = ("a", "b", "c")
+
+
+def episode(*texts: tuple[str, str], prompt: str = "Add 1 and 2.", success: bool | None = True) -> Episode:
+    actions = tuple(make_action(role, call=place, text=text) for place, (role, text) in enumerate(texts))
+    return Episode(Task("t", prompt), "train/0", 0, actions, "terminated", success=success)
+
+
+@st.composite
+def many(draw: st.DrawFn) -> list[Episode]:
+    said = st.tuples(st.sampled_from(("x", "y")), st.sampled_from(TEXTS))
+    one = st.builds(
+        lambda texts, prompt, success: episode(*texts, prompt=prompt, success=success),
+        st.lists(said, min_size=1, max_size=5), st.sampled_from(("Add 1 and 2.", "Write a letter.")), st.booleans(),
+    )  # fmt: skip
+    return [episode(("x", "plan the parts")), *draw(st.lists(one, max_size=5))]
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> FlowNetwork:
+    """Any edges between three nodes, with weights; the sink can be reached."""
+    pairs = [(start, end) for start in (SOURCE, *NAMES) for end in (*NAMES, SINK) if start != end]
+    pairs.remove((SOURCE, SINK))
+    chosen = draw(st.sets(st.sampled_from(pairs), min_size=2)) | {(SOURCE, "a"), ("a", SINK)}
+    count = st.integers(1, 9)
+    made = network(*(f"{start} {end} {draw(count)}" for start, end in sorted(chosen)))
+    weight = st.floats(-2, 2).map(lambda value: round(value, 3))
+    rows = {row: {start: {} for start, _ in chosen} for row in (ANY, "c")}
+    for row, starts in rows.items():
+        for start, end in sorted(chosen):
+            starts[start][end] = draw(weight)
+        rows[row] = starts
+    return replace(made, weights=rows)
+
+
+def paths(found: FlowNetwork, context: str, most: int, begun: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every walk that there can be."""
+    ends = odds(found, context, begun[-1] if begun else SOURCE, begun) if len(begun) < most else {}
+    if not ends:
+        yield begun
+    for end in ends:
+        if end == SINK:
+            yield begun
+        else:
+            yield from paths(found, context, most, (*begun, end))
+
+
+class TestNetwork:
+    @FEW
+    @given(networks())
+    def test_what_is_written_reads_back(self, found: FlowNetwork) -> None:
+        from tempfile import TemporaryDirectory
+
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "network.json"
+            write_network(path, found)
+            assert read_network(path) == found
+            assert read_network(path).digest == found.digest
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            ({"colour": "red"}, "colour"),
+            ({"edges": [{"start": SOURCE, "end": "nobody", "count": 1}]}, "names 'nobody', which is no node"),
+            ({"edges": [{"start": SOURCE, "end": "a", "count": 1}]}, "no path leads from the source to the sink"),
+            ({"edges": [{"start": SOURCE, "end": SINK, "count": 0}]}, "has been taken 0 times"),
+            ({"skips": {"": ["nobody"]}}, "a skip names 'nobody'"),
+            ({"nodes": [{"name": SINK, "role": "a"}]}, "no node may be called 'sink'"),
+            ({"nodes": "none"}, "nodes"),
+        ],
+    )
+    def test_what_is_none_is_refused(self, change: dict[str, object], why: str, tmp_path: Path) -> None:
+        table = json.loads(network("source a 1", "a sink 1").to_json())
+        path = tmp_path / "network.json"
+        path.write_text(json.dumps({**table, **change}))
+        with pytest.raises(ValueError, match="marft flow grow RUN --to FILE makes one") as caught:
+            read_network(path)
+        assert why in str(caught.value)
+
+    def test_one_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="No such file"):
+            read_network(tmp_path / "network.json")
+
+
+class TestGrowing:
+    def test_what_is_alike_is_one_node_and_what_another_agent_does_is_another(self) -> None:
+        found = grown(
+            [episode(("x", "plan the parts"), ("y", "plan the parts")), episode(("x", "plan parts the"), ("x", "zzz"))],
+            Growth(0.5),
+        )
+        assert [(node.role, node.count) for node in found.nodes] == [("x", 2), ("y", 1), ("x", 1)]
+        assert [node.name for node in found.nodes] == ["x: plan the parts", "y: plan the parts", "x: zzz"]
+        assert found.nodes[0].instructions.endswith("plan the parts")
+
+    def test_only_successful_episodes_count(self) -> None:
+        with pytest.raises(ValueError, match="no episode succeeded"):
+            grown([episode(("x", "zzz"), success=False), episode(("x", "zzz"), success=None)], Growth())
+
+    def test_what_too_few_did_goes_and_so_does_what_only_led_there(self) -> None:
+        episodes = [episode(("x", "plan the parts")), episode(("x", "plan the parts")), episode(("x", "zzz"))]
+        assert [node.name for node in grown(episodes, Growth(0.5, least=2)).nodes] == ["x: plan the parts"]
+        with pytest.raises(ValueError, match="no path is left of 3 successful episodes"):
+            grown(episodes, Growth(0.5, least=3))
+
+    def test_a_routers_choices_are_no_nodes(self) -> None:
+        found = grown([episode(("router", "x"), ("x", "zzz"))], Growth(apart=frozenset({"router"})))
+        assert [node.role for node in found.nodes] == ["x"]
+
+    @FEW
+    @given(many(), st.integers(0, 5))
+    def test_growing_on_is_growing_at_once(self, episodes: list[Episode], place: int) -> None:
+        growth = Growth(0.5)
+        first, rest = episodes[: 1 + place], episodes[1 + place :]
+        on = grown(first, growth)
+        if any(one.success for one in rest):
+            on = grown(rest, growth, on)
+        assert on == grown(episodes, growth)
+
+    @FEW
+    @given(many())
+    def test_every_successful_episode_is_a_path(self, episodes: list[Episode]) -> None:
+        found, solved = grown(episodes, Growth(0.5)), sum(bool(one.success) for one in episodes)
+        assert sum(edge.count for edge in found.edges if edge.start == SOURCE) == solved
+        assert sum(edge.count for edge in found.edges if edge.end == SINK) == solved
+        assert sum(context.count for context in found.contexts) == solved
+        for node in found.nodes:  # what comes in goes out
+            into = sum(edge.count for edge in found.edges if edge.end == node.name)
+            assert into == sum(edge.count for edge in found.edges if edge.start == node.name) == node.count
+        assert all(sum(edge.by_context.values()) == edge.count for edge in found.edges)
+
+    @FEW
+    @given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=8))
+    def test_joining_equals_the_slow_reference(self, texts: list[str]) -> None:
+        sums: list[np.ndarray] = []
+        counts: list[int] = []
+        for text in texts:
+            vector = vectors_of([text], 256)[0].astype(np.float64)
+            scores = [float(vector @ other / np.linalg.norm(vector) / np.linalg.norm(other)) for other in sums]
+            best = int(np.argmax(scores)) if scores else -1
+            if scores and scores[best] >= 0.5:
+                sums[best], counts[best] = sums[best] + vector, counts[best] + 1
+            else:
+                sums.append(vector)
+                counts.append(1)
+        found = grown([episode(*(("x", text) for text in texts))], Growth(0.5))
+        assert [node.count for node in found.nodes] == counts
+        assert np.allclose([node.vector for node in found.nodes], sums, atol=1e-3)
+
+
+class TestLikeness:
+    def test_what_is_nearest(self) -> None:
+        table = [(1.0, 0.0), (0.0, 1.0), (1.0, 0.0)]
+        assert nearest(np.array([0.9, 0.1]), table, 0.5) == 0
+        assert nearest(np.array([-1.0, 0.0]), table, 0.5) is None
+        assert nearest(np.array([1.0, 0.0]), [], 0.0) is None
+        assert cosine(np.zeros(2), (1.0, 0.0)) == 0.0
+
+    def test_a_task_that_is_like_none_has_no_context(self) -> None:
+        found = network("source a 1", "a sink 1", contexts=contexts("Add the numbers 1 and 2.", "Write a letter."))
+        assert context_of(found, "Add the numbers 3 and 4.") == "Add the numbers 1 and 2."
+        assert context_of(found, "???") == ANY
+
+
+class TestChoosing:
+    @FEW
+    @given(networks(), st.sampled_from((ANY, "c")), st.integers(1, 4))
+    def test_all_walks_together_are_certain(self, found: FlowNetwork, context: str, most: int) -> None:
+        walks = list(paths(found, context, most))
+        assert math.fsum(math.exp(log_chance(found, context, one, most)) for one in walks) == pytest.approx(1.0)
+
+    @FEW
+    @given(networks(), st.sampled_from((ANY, "c")), st.integers(0, 50))
+    def test_the_gradient_of_a_walk_is_its_finite_difference(self, found: FlowNetwork, context: str, seed: int) -> None:
+        path = walk(found, context, 3, 1.0, Random(seed))
+        slopes = score(found, context, path, 3)
+        for (row, start, end), slope in slopes.items():
+            high, low = (log_chance(moved(found, row, start, end, by), context, path, 3) for by in (1e-5, -1e-5))
+            assert slope == pytest.approx((high - low) / 2e-5, abs=1e-6)
+
+    @FEW
+    @given(networks())
+    def test_reinforce_climbs_what_is_expected(self, found: FlowNetwork) -> None:
+        """Σ π(path) R ∇log π(path) is the gradient of the expected reward."""
+
+        def expected(one: FlowNetwork) -> float:
+            return math.fsum(math.exp(log_chance(one, "c", path, 3)) * earns(path) for path in paths(one, "c", 3))
+
+        whole = Counter[tuple[str, str, str]]()
+        for path in paths(found, "c", 3):
+            for key, slope in score(found, "c", path, 3).items():
+                whole[key] += math.exp(log_chance(found, "c", path, 3)) * earns(path) * slope  # type: ignore[assignment]
+        for key, slope in list(whole.items())[:4]:
+            difference = expected(moved(found, *key, 1e-5)) - expected(moved(found, *key, -1e-5))
+            assert slope == pytest.approx(difference / 2e-5, abs=1e-6)
+
+    @FEW
+    @given(networks(), st.integers(0, 99))
+    def test_no_node_comes_twice(self, found: FlowNetwork, seed: int) -> None:
+        path = walk(found, "c", 2, 1.0, Random(seed))
+        assert len(set(path)) == len(path) <= 2
+        assert path in set(paths(found, "c", 2))
+
+    def test_walks_come_as_often_as_they_should(self) -> None:
+        found = network("source a 3", "source b 1", "a b 1", "a sink 1", "b sink 1")
+        counts = Counter(walk(found, ANY, 3, 1.0, Random(seed)) for seed in range(4000))
+        for path, count in counts.items():
+            chance = math.exp(log_chance(found, ANY, path, 3))
+            assert count / 4000 == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000))
+
+    def test_edges_of_its_own_context_count_for_more(self) -> None:
+        found = network("source a 1", "source b 1", "a sink 1", "b sink 1")
+        edges = tuple(replace(edge, by_context={"c": 1} if edge.end == "b" else {"d": 1}) for edge in found.edges)
+        assert chances(odds(replace(found, edges=edges), "c", SOURCE)) == pytest.approx({"a": 0.25, "b": 0.75})
+
+    @FEW
+    @given(st.lists(st.tuples(st.sampled_from("cd"), st.floats(-3, 3)), min_size=1, max_size=8))
+    def test_advantages_leave_one_out(self, earned: list[tuple[str, float]]) -> None:
+        walks = [Walked(context, (), value) for context, value in earned]
+        for place, (one, advantage) in enumerate(zip(walks, advantages(walks), strict=True)):
+            others = [w.earned for n, w in enumerate(walks) if n != place and w.context == one.context]
+            assert advantage == pytest.approx(one.earned - sum(others) / len(others) if others else 0.0, abs=1e-9)
+
+    def test_what_earned_more_becomes_likelier_and_other_contexts_stay_what_they_were(self) -> None:
+        found = network("source a 1", "source b 1", "a sink 1", "b sink 1")
+        better = learned(found, [Walked("c", ("a",), 1.0), Walked("c", ("b",), 0.0)], 1.0, 3)
+        assert log_chance(better, "c", ("a",), 3) > log_chance(found, "c", ("a",), 3)
+        assert better.weights["c"] == better.weights[ANY]  # all walks were of one context
+        alone = learned(found, [Walked("c", ("a",), 1.0), Walked("d", ("b",), 0.0)], 1.0, 3)
+        assert alone.weights == {}  # each is alone in its context, and there is nothing to compare it with
+
+    def test_skipped_nodes_do_not_act_unless_nobody_else_would(self) -> None:
+        found = network("source a 1", "a b 1", "b sink 1", skips={"c": ("a", "b")})
+        assert played_of(found, "d", ("a", "b")) == ("a", "b")
+        assert played_of(found, "c", ("a", "b")) == ("b",)
+
+
+def earns(path: tuple[str, ...]) -> float:
+    return {"a": 1.0, "b": -0.5, "c": 2.0}.get(path[-1] if path else "", 0.3) + len(path)
+
+
+def moved(found: FlowNetwork, row: str, start: str, end: str, by: float) -> FlowNetwork:
+    weights = {one: {a: dict(ends) for a, ends in starts.items()} for one, starts in found.weights.items()}
+    ends = weights.setdefault(row, {}).setdefault(start, {})
+    ends[end] = ends.get(end, 0.0) + by
+    return replace(found, weights=weights)
