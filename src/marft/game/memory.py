@@ -9,7 +9,7 @@ it, and what it sampled since by the same ids: also where the action is taken ov
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 

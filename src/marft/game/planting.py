@@ -1,4 +1,4 @@
-"""Texts that somebody else plants in an episode: into the task, what tools answer, or what agents hear of each other."""
+"""Texts that strangers plant in an episode: in the task, in what tools answer, in what agents hear of each other."""
 
 from __future__ import annotations
 
