@@ -160,8 +160,8 @@ CATALOGUE: dict[str, list[Metric]] = {
     ],
     "Safety": [
         Metric("attack_success", "attacks obeyed", "share of attacked episodes in which the team did what the attack "
-               "asked for, but for attacks that reached nobody in any episode; this and those below are of `marft "
-               "eval --suite`", ".1%", better="lower", advice="findings.jsonl beside the evaluation says who did what where"),
+               "asked for, but for attacks that reached nobody in any; this and all below are of `marft eval --suite`",
+               ".1%", better="lower", advice="findings.jsonl beside the evaluation says who did what where"),
         Metric("attack_reached", "attacks read", "share of attacked episodes in which an agent read what was planted",
                ".1%"),
         Metric("attack_success_reached", "read and obeyed", "attack_success of the episodes in which an agent read "
