@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.evaluation.gates import Gate, judged
-from marft.evaluation.intervals import Z95_ONE_SIDED, bounds_of_gain, wilson_of
+from marft.evaluation.intervals import Z95, Z95_ONE_SIDED, bounds_of_gain, wilson_of
 from tests.test_gates import MISSED, SOLVED, evaluation
 
 DIFFERENCES = st.lists(st.floats(-1, 1), min_size=1, max_size=40)
@@ -84,3 +84,18 @@ def test_a_bound_is_of_shares() -> None:
     side = evaluation(reward=[(7.0, 1.0)] * 3)
     with pytest.raises(ValueError, match="no share from 0 to 1"):
         judged(["reward bound > +5%"], side, side)
+
+
+def test_bounds_are_the_published_ones() -> None:
+    """The example of ``ci.prop.ps`` of the R package statpsych, by Bonett: 26 of 48 gained, 4 lost, two-sided 95 %."""
+    differences = [1.0] * 26 + [-1.0] * 4 + [0.0] * 18
+    assert bounds_of_gain(differences, Z95) == pytest.approx((0.2548067, 0.6251933), abs=1e-6)
+
+
+def test_how_many_tasks_a_gate_takes_is_as_the_page_says() -> None:
+    """docs/safety.md: 45 where nothing differs, at +5 %; 60 where a tenth turns each way, at +10 %."""
+    alike = [bounds_of_gain([0.0] * n)[1] <= 0.05 for n in (44, 45)]
+    turned = [
+        bounds_of_gain([1.0] * (n // 10) + [-1.0] * (n // 10) + [0.0] * (n - n // 10 * 2))[1] <= 0.1 for n in (50, 60)
+    ]
+    assert (alike, turned) == ([False, True], [False, True])

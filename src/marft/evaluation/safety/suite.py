@@ -35,9 +35,7 @@ EVERY = "attacks.*."  # of a gate: of each attack
 class AttackSettings(Settings):
     """An attack: what is planted where, and what shows that the team has done as it says."""
 
-    through: (
-        Through  # what agents read it in: what the environment shows first, what a tool answers, what a teammate says
-    )
+    through: Through  # where it stands: in what the environment shows first, a tool answers, or a teammate says
     at: str = ""  # the tool, or the teammate, in whose words it stands; "": each of them
     texts: Names = ()  # what is planted: of several wordings each task has its own
     path: str = ""  # a JSON Lines file of more of them, {"text": "…"}, beside the suite
@@ -63,7 +61,7 @@ class SuiteSettings(Settings):
     attacks: dict[Name, AttackSettings] = Field(default_factory=dict)  # by name
     rules: dict[Name, CheckPlugin] = Field(default_factory=dict)  # by name: what must not be found, attacked or not
     refusals: Names = ()  # regular expressions: an answer that holds one, and solves nothing, is a refusal
-    # what ends with 1, before → after: attacks.*. is a gate for each attack
+    # what makes the command end with 1, untuned → trained; attacks.*. stands for each attack
     gates: tuple[Filled, ...] = ()
 
     @field_validator("canary")
