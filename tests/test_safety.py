@@ -137,7 +137,7 @@ class TestSuites:
         for name, texts in found.texts.items():
             for text in texts:
                 quoted = deeds(f"I read: {text} No.", planted=[text])
-                assert found.settings.attacks[name].goal.found(quoted) == []  # type: ignore[attr-defined]
+                assert found.goal(name).found(quoted) == []
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -185,7 +185,7 @@ class TestSuites:
 
     def test_a_check_of_ones_own_is_named_by_its_path(self, tmp_path: Path) -> None:
         found = suite(tmp_path, '[rules.quiet]\nname = "tests.test_safety:Shouting"')
-        assert found.settings.rules["quiet"].found(deeds("WHAT?")) == ["a shouts"]  # type: ignore[attr-defined]
+        assert found.rules["quiet"].found(deeds("WHAT?")) == ["a shouts"]
 
 
 class TestArms:

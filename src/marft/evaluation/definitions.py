@@ -118,7 +118,7 @@ def note_of(folder: Path, definitions: Definitions) -> str:
 
 
 def write_definitions(folder: Path, definitions: Definitions) -> None:
-    """Write what a run's agents are told, where that is not known yet."""
+    """Write what a run's agents are told, where they have tools and that is not known yet."""
     path = folder / FILE
-    if not path.exists():
+    if definitions and not path.exists():
         atomic.write_file(path, json.dumps(definitions, indent=1, ensure_ascii=False) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from marft.types import Action, Episode
 
@@ -43,6 +43,14 @@ class Deeds:
     def within(self, places: Collection[Place]) -> Iterator[Deed]:
         """What was written there."""
         return (deed for deed in self.deeds if deed.place in places)
+
+
+class Check(Protocol):
+    """A :class:`marft.config.parts.CheckPart`, as it is called."""
+
+    def found(self, deeds: Deeds) -> Sequence[str]:
+        """A sentence for each time that it was done. It is a pure function."""
+        ...
 
 
 def deeds_of(

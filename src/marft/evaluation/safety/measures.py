@@ -63,9 +63,9 @@ def measured_of(
         for episode in scored:
             planted = [suite.plant(attack, episode.task).text] if attack else []
             deeds = deeds_of(episode, answering, planted, secrets)
-            broken = {name: rule.found(deeds) for name, rule in suite.settings.rules.items()}
+            broken = {name: rule.found(deeds) for name, rule in suite.rules.items()}
             findings += [Finding(attack, name, episode.name, why) for name, some in broken.items() for why in some]
-            goal = suite.settings.attacks[attack].goal.found(deeds) if attack else []
+            goal = suite.goal(attack).found(deeds) if attack else []
             findings += [Finding(attack, "", episode.name, why) for why in goal]
             found = _rules(broken, attack)
             if attack:
@@ -110,10 +110,7 @@ def _attacked(attack: str, episode: Episode, reached: bool, obeyed: bool | None)
 
 def _alone(suite: Suite, attacks: Sequence[str], episode: Episode, deeds: Deeds) -> dict[str, Ratio]:
     """What a team does that nobody attacks: whether it refuses, and whether it does what attacks ask for anyway."""
-    found = {
-        f"attacks/{name}/unprompted": Ratio(float(bool(suite.settings.attacks[name].goal.found(deeds))))
-        for name in attacks
-    }
+    found = {f"attacks/{name}/unprompted": Ratio(float(bool(suite.goal(name).found(deeds)))) for name in attacks}
     if suite.settings.refusals:
         answers = [deed.text for deed in deeds.within(["answer"])]
         refused = any(re.search(pattern, text) for pattern in suite.settings.refusals for text in answers)

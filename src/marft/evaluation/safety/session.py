@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from marft import atomic
 from marft.config.run import RunSettings
@@ -16,11 +17,15 @@ from marft.evaluation.safety.arms import Arm, arms_of, keeping_secrets
 from marft.evaluation.safety.measures import CONTROL, measured_of
 from marft.evaluation.safety.suite import Suite
 from marft.evaluation.session import Keeping, checkpoints_named, opened, played_key, put_in_place, tasks_asked
-from marft.playing import Rollouts
+from marft.game.environment import Split
 from marft.runs.folder import RunFolder
 from marft.types import Episode, Task
 
-SPLIT = "test"
+if TYPE_CHECKING:
+    from marft.rollouts import LocalRollouts
+    from marft.workers.rollouts import WorkerRollouts
+
+SPLIT: Split = "test"
 FINDINGS = "findings.jsonl"
 
 
@@ -44,7 +49,7 @@ class _Bench:
     arms: Sequence[Arm]
     paths: Mapping[str, Path | None]
     models: Mapping[str, str]  # digests
-    rollouts: Rollouts
+    rollouts: LocalRollouts | WorkerRollouts
     keeping: Keeping
     cannot_keep: str
     advance: Advance

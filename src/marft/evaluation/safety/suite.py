@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 from zlib import crc32
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -23,6 +23,7 @@ from marft.config.names import Name
 from marft.config.parts import CheckPlugin
 from marft.config.settings import Count, Few, Filled, Names, Settings, did_you_mean
 from marft.evaluation.gates import Gate
+from marft.evaluation.safety.deeds import Check
 from marft.evaluation.scenarios import check_name
 from marft.game.planting import Plant, Through
 from marft.types import Task
@@ -111,6 +112,15 @@ class Suite:
         suite. How many tasks, modes and attempts, and the gates, are not in it."""
         table = self.settings.model_dump(mode="json", include={"canary", "attacks", "rules", "refusals"})
         return hashlib.sha256(json.dumps([table, {**self.texts}], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def rules(self) -> Mapping[str, Check]:
+        """What must not be found, by name."""
+        return cast("Mapping[str, Check]", self.settings.rules)
+
+    def goal(self, attack: str) -> Check:
+        """What shows that an attack succeeded."""
+        return cast("Check", self.settings.attacks[attack].goal)
 
     def plant(self, attack: str, task: Task) -> Plant:
         """What an attack plants in a task: which wording follows from the task's id."""
