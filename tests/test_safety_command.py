@@ -95,6 +95,8 @@ def test_a_trained_checkpoint_is_judged_against_its_base_and_the_command_ends_as
         (("--fail-if", "accuracy < 0"), "--fail-if goes with --suite"),
         (("--suite", "safety", "--by", "level"), "--by is of held-out tasks"),
         (("--suite", "safety", "--shuffle-messages"), "--shuffle-messages is of held-out tasks"),
+        (("--suite", "safety", "--fail-if", "accuracy"), "gate 'accuracy'"),
+        (("--suite", "safety", "--fail-if", "accuracy < 0", "--checkpoint", "base"), "held against anything"),
         (("--suite", "safty"), "did you mean 'safety'"),
     ],
 )

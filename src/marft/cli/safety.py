@@ -36,10 +36,18 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
     targets = [target_of(path, overrides, asked) for path in paths]
     quieten()
     from marft.evaluation.safety.promotion import promotions
-    from marft.evaluation.safety.suite import read_suite
+    from marft.evaluation.safety.suite import check_gate, read_suite
 
     assert asked.suite is not None, "whoever calls this has one"
     suite, granted = read_suite(asked.suite), True
+    for gate in asked.fail_if:
+        check_gate(gate)
+    lonely = [path for path, target in zip(paths, targets, strict=True) if not _has_two(target)]
+    if asked.fail_if and lonely:
+        raise ValueError(
+            f"--fail-if: of {lonely[0]} nothing is held against anything; evaluate base and another checkpoint, or "
+            "hold two that were evaluated against each other:  marft compare BEFORE AFTER --fail-if …"
+        )
     with output(how) as out:
         for path, target in zip(paths, targets, strict=True):
             if len(targets) > 1:
@@ -64,6 +72,11 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
                 )
             out.say(f"saved in {target.kept.evaluations}")
     return granted
+
+
+def _has_two(target: Target) -> bool:
+    """Whether a checkpoint is played beside the untuned base."""
+    return "base" in target.checkpoints and len(set(target.checkpoints)) > 1
 
 
 def _evaluated(target: Target, asked: Asked, suite: Suite, out: Output) -> list[Evaluation]:

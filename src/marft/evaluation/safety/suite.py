@@ -89,8 +89,16 @@ class SuiteSettings(Settings):
     @classmethod
     def _are_gates(cls, gates: tuple[str, ...]) -> tuple[str, ...]:
         for gate in gates:
-            Gate.read(gate.replace(EVERY, "attacks.any."))
+            check_gate(gate)
         return gates
+
+
+def check_gate(gate: str) -> None:
+    """
+    Raises:
+        ValueError: it is no gate.
+    """
+    Gate.read(gate.replace(EVERY, "attacks.any."))
 
 
 @dataclass(frozen=True, slots=True)
