@@ -21,6 +21,7 @@ from marft.cli.main import app
 from marft.cli.options import overrides_of
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.plugins import BUILT_IN
+from marft.evaluation.safety.suite import SuiteSettings
 from marft.examples import plugins
 from marft.runs.folder import RunFolder
 from marft.training import train
@@ -66,6 +67,9 @@ def test_every_recipe_is_accepted(block: Block, tmp_path: Path, monkeypatch: pyt
     if set(table) <= set(NO_RECIPE):
         groups = table["project"]["entry-points"]
         assert {group.removeprefix("marft.") for group in groups} <= set(BUILT_IN)
+        return
+    if set(table) <= set(SuiteSettings.model_fields):
+        SuiteSettings.model_validate(table)
         return
     whole = {"agents", "policies", "models"} & set(table)
     parse_recipe(

@@ -22,6 +22,7 @@ from marft.config.run import RunSettings, idle_cluster
 from marft.drawing import Draws, advanced
 from marft.envs.tasks import tasks_of
 from marft.errors import RunError
+from marft.evaluation.definitions import definitions_of, note_of, write_definitions
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.writing.characters import format_rates
@@ -99,6 +100,11 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
         begun = start.record.path if start.record and start.resume else None
         gathering = open_gathering(rollouts, tasks, state, begun)
         start.commit(state, rollouts.models, learners.kept)
+        told = definitions_of(rollouts.team)
+        changed = note_of(folder.path, told)
+        if changed:
+            observer.note(changed)
+        write_definitions(folder.path, told)
         later = f". Send them later:  marft trace {folder.path} --otlp {run.tracing.otlp}"
         with (
             traced(run.tracing, observer, folder.identity(), run.model_dump(mode="json"), later) as watching,

@@ -22,6 +22,7 @@ from marft.config.plugins import BUILT_IN, TAGS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.settings import Settings
 from marft.envs.gradings import GRADINGS
+from marft.evaluation.safety.suite import SuiteSettings
 from marft.metrics.page import page as metrics_page
 from marft.rewards.terms import Term
 
@@ -33,6 +34,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "channels": ("channel", "Channels"),
     "rewards": ("[rewards]", "Reward terms"),
     "filters": ("[synthesis.filters]", "Filters"),
+    "checks": ("rules.NAME", "Checks of a suite"),
     "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),
     "memories": ("tools.NAME.store", "Memory systems"),
@@ -42,7 +44,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "schedules": ("algorithm.schedule", "Schedules"),
 }
 SHARED: Mapping[str, type[Settings]] = {"memories": MemoryPart, "rewards": Term}  # kinds whose parts share keys
-NAMED = {"models": "models.NAME", "policies": "policies.NAME"}
+NAMED = {"models": "models.NAME", "policies": "policies.NAME", "attacks": "attacks.NAME"}
 
 
 def pages() -> Mapping[str, str]:
@@ -88,6 +90,14 @@ def settings() -> str:
             lines += _section(f"### {title}: {name}", cls, without=shared)
             for heading, inner in list(_tables(cls, place))[1:]:
                 lines += _section(f"#### {title}: {name}, `{heading.rpartition('.')[2]}`", inner)
+    lines += [
+        "",
+        "## A suite",
+        "",
+        "What the file of `marft eval --suite` holds ([safety](safety.md)); its goals are checks.",
+    ]
+    for heading, cls in _tables(SuiteSettings, ""):
+        lines += _section(f"### A suite: `[{heading}]`" if heading else "### A suite: at the top", cls)
     lines += ["", "## Gradings", "", "`grading` of the environment `table`: a name, or a table with a name."]
     for name, cls in GRADINGS.items():
         lines += _section(f"### Gradings: {name}", cls, without=("name",))

@@ -172,23 +172,26 @@ def compare(
     by: str = "",
     junit: Path | None = None,
     markdown: Path | None = None,
+    other_tools: bool = False,
 ) -> bool:
     """``marft compare`` → whether no gate failed."""
     if gates or by or junit or markdown:
-        return _changed(paths, gates, by, junit, markdown)
-    for table in comparison_tables([RunFolder.open(path) for path in paths]):
+        return _changed(paths, gates, by, junit, markdown, other_tools)
+    for table in comparison_tables([RunFolder.open(path) for path in paths], other_tools):
         console.print(table)
     return True
 
 
-def _changed(paths: Sequence[Path], gates: Sequence[str], by: str, junit: Path | None, markdown: Path | None) -> bool:
+def _changed(
+    paths: Sequence[Path], gates: Sequence[str], by: str, junit: Path | None, markdown: Path | None, other_tools: bool
+) -> bool:
     from marft.evaluation.changes import changes_table
     from marft.evaluation.comparison import compared, saved_in
 
     if len(paths) != 2:
         raise ValueError("gates, cohorts and their files are of two runs: marft compare BEFORE AFTER")
     before, after = (saved_in(RunFolder.open(path)) for path in paths)
-    found = compared(before, after, (str(paths[0]), str(paths[1])), gates, by)
+    found = compared(before, after, (str(paths[0]), str(paths[1])), gates, by, other_tools=other_tools)
     for label, some in found.changes.items():
         console.print(changes_table(some, label), "")
         if found.turned[label].sentence:

@@ -39,6 +39,8 @@ class Asked:
     scenarios: Path | None = None
     trust_code: bool = False
     by: str = ""  # a field of the tasks, by which metrics are shown too
+    suite: Path | None = None
+    fail_if: Sequence[str] = ()  # gates, beside the suite's
 
     def check(self) -> None:
         """
@@ -49,6 +51,12 @@ class Asked:
         said = next((option for option, value in beside_it.items() if value), "")
         if self.scenarios and said:
             raise ValueError(f"{said}: {self.scenarios} says what is played; leave out either")
+        if self.fail_if and not self.suite:
+            raise ValueError("--fail-if goes with --suite; two runs are held against each other by marft compare")
+        of_tasks = {"--scenarios": self.scenarios, "--shuffle-messages": self.shuffled, "--by": self.by}
+        other = next((option for option, value in of_tasks.items() if value), "")
+        if self.suite and other:
+            raise ValueError(f"{other} is of held-out tasks, and does not go with --suite; ask for one after the other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +185,6 @@ def scenarios(
 
 def _evaluated(target: Target, asked: Asked, scenarios: Scenarios | None, out: Output) -> list[Evaluation]:
     from marft.evaluation.evaluate import modes_in
-    from marft.evaluation.keeping import NO_WRITING
-    from marft.evaluation.report import write_report
     from marft.evaluation.session import Keeping, evaluate_checkpoints
 
     run = target.run
@@ -190,16 +196,24 @@ def _evaluated(target: Target, asked: Asked, scenarios: Scenarios | None, out: O
             attempts=asked.attempts or run.evaluation.attempts, scenarios=scenarios,
             keeping=Keeping(target.kept.evaluations, asked.again),
         )  # fmt: skip
+    keep_recipe(target, out.note)
+    return [replace(result, checkpoint=target.called) if target.called else result for result in results]
+
+
+def keep_recipe(target: Target, note: Callable[[str], None]) -> None:
+    """Write a run's report anew; of what is no run the recipe, so that it can be compared as a run is."""
+    from marft.evaluation.keeping import NO_WRITING
+    from marft.evaluation.report import write_report
+
     try:
         if target.folder is not None:
             write_report(target.folder)
-        elif not target.kept.config.is_file() or target.kept.config.read_text(encoding="utf-8") != to_toml(run):
-            target.kept.write_config(run)  # so that it can be compared as a run is
+        elif not target.kept.config.is_file() or target.kept.config.read_text(encoding="utf-8") != to_toml(target.run):
+            target.kept.write_config(target.run)
     except OSError as error:
         if error.errno not in NO_WRITING:
             raise
-        out.note(f"nothing can be written in {target.kept.path} ({error.strerror}): it stays as it was")
-    return [replace(result, checkpoint=target.called) if target.called else result for result in results]
+        note(f"nothing can be written in {target.kept.path} ({error.strerror}): it stays as it was")
 
 
 def _kept(run: RunSettings, name: str) -> RunFolder:

@@ -151,6 +151,11 @@ class FilterPart(Plugin):
     is a pure function of them and of what is known of the recipe (:mod:`marft.synthesis.candidates`)."""
 
 
+class CheckPart(Plugin):
+    """Base of checks: what a team must not do, or is made to do by an attack. ``found`` is a pure function of what it
+    did in an episode (:class:`marft.evaluation.safety.deeds.Deeds`): a sentence for each time."""
+
+
 class MemoryPart(Plugin):
     """Base of memory systems. ``begin(count)`` makes an empty :class:`marft.memories.interface.Memory` that holds at
     most ``room`` bytes; ``count`` says how many tokens a text has."""
@@ -203,6 +208,7 @@ ChannelPlugin = Annotated[SerializeAsAny[Plugin], resolver("channels")]
 OrganizationPlugin = Annotated[SerializeAsAny[OrganizationPart], resolver("organizations")]
 FilterPlugin = Annotated[SerializeAsAny[FilterPart], resolver("filters")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
+CheckPlugin = Annotated[SerializeAsAny[CheckPart], resolver("checks")]
 SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
 MaybeMemoryPlugin = Annotated[SerializeAsAny[MemoryPart] | None, resolver("memories", optional=True)]
 MemoryPlugin = Annotated[SerializeAsAny[MemoryPart], resolver("memories")]

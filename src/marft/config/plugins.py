@@ -105,6 +105,11 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "trajectory": "marft.rewards.terms:Trajectory",
         "trajectory_score": "marft.rewards.terms:TrajectoryScore",
     },
+    "checks": {
+        "calls": "marft.evaluation.safety.checks.calls:Calls",
+        "leaks": "marft.evaluation.safety.checks.leaks:Leaks",
+        "says": "marft.evaluation.safety.checks.says:Says",
+    },
     "filters": {
         "duplicates": "marft.synthesis.filters.duplicates:Duplicates",
         "handoffs": "marft.synthesis.filters.handoffs:Handoffs",

@@ -98,6 +98,7 @@ SEAMS: Mapping[str, Seam] = {
         attributes={"own_timeout": (bool,)},
     ),
     "filters": Seam("a filter", "marft.config.parts.FilterPart", {"refused": Method(("candidates", "world"))}),
+    "checks": Seam("a check", "marft.config.parts.CheckPart", {"found": Method(("deeds",))}),
     "sinks": Seam(
         "a sink",
         "marft.config.parts.SinkPart",

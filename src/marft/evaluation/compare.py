@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from marft.evaluation.definitions import check_tools
 from marft.evaluation.intervals import mean_interval, paired_difference
 from marft.runs.folder import RunFolder
 from marft.texts import one_line
@@ -91,18 +92,38 @@ def measures_of(rows: Sequence[Gain]) -> list[str]:
     return [measure for measure in ("accuracy", "reward") if any(row.measured(measure) for row in rows)]
 
 
-def comparison_tables(folders: Sequence[RunFolder]) -> list[Table]:
+def comparison_tables(folders: Sequence[RunFolder], other_tools: bool = False) -> list[Table]:
     """Tables for the terminal, one a measure.
 
+    Args:
+        other_tools: they may have been played with other definitions of tools.
+
     Raises:
-        ValueError: a run has not been evaluated.
+        ValueError: a run has not been evaluated, or with other tools than the first.
     """
     missing = [str(folder.path) for folder in folders if not gains(folder.path.name, folder.read_evaluations())]
     if missing:
         have = "have no evaluated checkpoint" if len(missing) > 1 else "has no evaluated checkpoint"
         raise ValueError(f"{' and '.join(missing)} {have}; run:  marft eval {' '.join(map(shlex.quote, missing))}")
+    if not other_tools:
+        _refuse_other_tools(folders)
     rows = gains_of(folders)
     return [_table(rows, measure) for measure in measures_of(rows)]
+
+
+def _refuse_other_tools(folders: Sequence[RunFolder]) -> None:
+    """
+    Raises:
+        ValueError: agents were told other things of their tools in two evaluations that would stand beside each other.
+    """
+    told = [
+        (f"{folder.path} ({evaluation['checkpoint']})", evaluation)
+        for folder in folders
+        for evaluation in folder.read_evaluations()
+        if evaluation.get("tools") is not None
+    ]
+    for name, evaluation in told[1:]:
+        check_tools(told[0][1], evaluation, (told[0][0], name))
 
 
 def _table(rows: Sequence[Gain], measure: str) -> Table:

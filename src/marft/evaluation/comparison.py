@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from marft.evaluation.changes import Change, as_junit, as_markdown, changes
+from marft.evaluation.definitions import check_tools
 from marft.evaluation.gates import Verdict, by_metric, judged
 from marft.evaluation.in_short import as_html, as_text, in_a_line
 from marft.evaluation.turned import Turned, turned
@@ -71,8 +72,9 @@ class Comparison:
 
 
 def compared(
-    before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str], gates: Sequence[str] = (), by: str = ""
-) -> Comparison:
+    before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str], gates: Sequence[str] = (), by: str = "",
+    *, other_tools: bool = False,
+) -> Comparison:  # fmt: skip
     """Two sets of evaluations, as they were saved: in each mode, and on each set of scenarios, that both have, the last
     checkpoint of each; its base, where no other was evaluated.
 
@@ -80,13 +82,17 @@ def compared(
         names: what they are called, for messages.
         gates: what may not be.
         by: a field of tasks, by which what changed is shown too.
+        other_tools: they may have been played with other definitions of tools.
 
     Raises:
-        ValueError: there is nothing that both were evaluated on, a task of theirs is not the same, or a gate or a field
-            is none.
+        ValueError: there is nothing that both were evaluated on, a task or a tool of theirs is not the same, or a gate
+            or a field is none.
     """
     _check_evaluated(before, after, names)
     pairs = _pairs(before, after, names)
+    for pair in pairs.values():
+        if not other_tools:
+            check_tools(*pair, names)
     return Comparison(
         {label: judged(gates, *pair) for label, pair in pairs.items()},
         {label: changes(*pair, by) for label, pair in pairs.items()},

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, cast, get_args
 
 from marft.envs.tasks import digest_of
 from marft.evaluation.cohorts import fields_of
+from marft.evaluation.definitions import Definitions
 from marft.evaluation.intervals import mean_interval
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.shares import clustered, passes
@@ -61,6 +62,7 @@ class Evaluation:
     tasks apart, ``prompts`` a digest of each task, ``passes`` are pass@k, pass^k and avg@k, each with its interval,
     ``key`` is a digest of all that decided what was played, and ``scenarios`` the set that was played, by name and
     digest.
+    ``tools`` is what agents were told of their tools (:mod:`marft.evaluation.definitions`); None where nobody knows.
 
     ``interval`` is Wilson's, of tasks, not attempts (:func:`marft.evaluation.shares.clustered`); ``reward_interval`` is
     by the normal approximation. All are of 95 %.
@@ -88,6 +90,7 @@ class Evaluation:
     prompts: Mapping[str, str] = field(default_factory=dict, repr=False)
     key: str = field(default="", repr=False)
     scenarios: Mapping[str, str] = field(default_factory=dict)
+    tools: Definitions | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:

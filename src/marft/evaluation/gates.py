@@ -10,11 +10,13 @@ from typing import Any
 
 from marft.evaluation.bootstrap import Difference, paired
 from marft.evaluation.cohorts import cohorts_of, named_cohorts
+from marft.evaluation.intervals import Z95_ONE_SIDED, bounds_of_gain
+from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.metrics import find
 
 GATE = re.compile(
-    r"\s*+(?P<metric>[^\s\[<>]++)\s*+(?:\[(?P<field>[^=\]]+)=(?P<value>[^\]]*)\])?\s*+(?P<after>\bafter\b)?\s*+"
+    r"\s*+(?P<metric>[^\s\[<>]++)\s*+(?:\[(?P<field>[^=\]]+)=(?P<value>[^\]]*)\])?\s*+(?P<after>\bafter\b)?\s*+(?P<bound>\bbound\b)?\s*+"
     r"(?P<sign>[<>])\s*+(?P<limit>[-+]?\d+(?:\.\d+)?)\s*(?P<percent>%?)\s*"
 )
 EVERY = "*"
@@ -26,7 +28,8 @@ Measured = Mapping[str, Mapping[str, Ratio]]  # by metric, then by task
 @dataclass(frozen=True, slots=True)
 class Gate:
     """``accuracy < -1%`` fails where accuracy fell by over a point; ``accuracy after < 80%`` where it is below that
-    after; ``accuracy[level=hard] < -2%`` where it fell by over two points on those tasks, ``[level=*]`` on those of any
+    after; ``accuracy bound < -1%`` where it may have fallen by over a point, by a one-sided bound of 95 %;
+    ``accuracy[level=hard] < -2%`` where it fell by over two points on those tasks, ``[level=*]`` on those of any
     level.
 
     >>> Gate.read("agents.coder.tool_error_rate > +2%")
@@ -38,6 +41,7 @@ relative=False, after=False, field='', value='')
         below: fails where what was gained is less than the limit; else where it is more.
         relative: the limit is a share of what the metric was before: percent of what has a unit.
         after: the limit is of what the metric is after, not of what was gained.
+        bound: the limit is held against a bound of that, of 95 %: the gate holds where it is sure to.
         field: of tasks; of those whose value is this one, or each of its values for ``*``. "" is of all tasks.
     """
 
@@ -49,6 +53,7 @@ relative=False, after=False, field='', value='')
     after: bool = False
     field: str = ""
     value: str = ""
+    bound: bool = False
 
     @classmethod
     def read(cls, text: str, names: Collection[str] = ()) -> Gate:
@@ -78,10 +83,14 @@ relative=False, after=False, field='', value='')
             raise ValueError(f"gate {written!r}: no number is as large as its limit")
         if percent and after and metric.unit:
             raise ValueError(f"gate {text!r}: {written} is in {metric.unit}, and no share; leave out the %")
+        if found["bound"] and metric.unit:
+            raise ValueError(f"gate {text!r}: {written} is in {metric.unit}; a bound is of shares: leave out 'bound'")
         limit = float(found["limit"]) / (100 if percent else 1)
         relative = percent and bool(metric.unit)
         field, value = (found["field"] or "").strip(), (found["value"] or "").strip()
-        return cls(text.strip(), name, found["sign"] == "<", limit, relative, after, field, value)
+        return cls(
+            text.strip(), name, found["sign"] == "<", limit, relative, after, field, value, bool(found["bound"])
+        )  # fmt: skip
 
     def cohorts(self, fields: Mapping[str, Mapping[str, str]]) -> Mapping[str, set[str] | None]:
         """The tasks that it looks at, by what they are called; None is all.
@@ -100,9 +109,13 @@ relative=False, after=False, field='', value='')
         named = zip(named_cohorts(fields, self.field).items(), cohorts, strict=True)
         return {name: tasks for (name, tasks), value in named if self.value in (value, EVERY)}
 
-    def fails(self, found: Difference) -> bool:
-        """Whether it does, also where a number is none."""
-        value = found.after if self.after else found.gain
+    def fails(self, found: Difference, bound: float | None = None) -> bool:
+        """Whether it does, also where a number is none.
+
+        Args:
+            bound: of what its limit is of, where it asks for one.
+        """
+        value = bound if bound is not None else found.after if self.after else found.gain
         limit = self.limit * abs(found.before) if self.relative else self.limit
         return not math.isfinite(value) or (value < limit if self.below else value > limit)
 
@@ -151,20 +164,44 @@ def shown(name: str) -> tuple[Form, Form]:
 
 
 def _judge(gate: Gate, before: Measured, after: Measured, cohort: str, tasks: set[str] | None) -> Verdict:
-    sides = (
+    one, two = (
         {task: ratio for task, ratio in side.get(gate.metric, {}).items() if tasks is None or task in tasks}
         for side in (before, after)
     )
-    found, where = paired(*sides), f" where {cohort}" if cohort else ""
+    found, where = paired(one, two), f" where {cohort}" if cohort else ""
     if found is None:
         return Verdict(gate, True, f"{gate.metric} was not measured on the same tasks before and after{where}")
-    return Verdict(gate, gate.fails(found), _reason(gate, found, where))
+    bound = _bound(gate, one, two) if gate.bound else None
+    return Verdict(gate, gate.fails(found, bound), _reason(gate, found, where, bound))
 
 
-def _reason(gate: Gate, found: Difference, where: str) -> str:
+def _bound(gate: Gate, before: Mapping[str, Ratio], after: Mapping[str, Ratio]) -> float:
+    """The bound of 95 % on the side of the gate's limit, of the tasks that both sides have.
+
+    Raises:
+        ValueError: the metric is no share from 0 to 1.
+    """
+    tasks = [task for task in before.keys() & after.keys() if before[task].out_of and after[task].out_of]
+    shares = [(before[task].amount / before[task].out_of, after[task].amount / after[task].out_of) for task in tasks]
+    if any(not 0 <= share <= 1 for pair in shares for share in pair):
+        raise ValueError(
+            f"gate {gate.text!r}: {gate.metric} is no share from 0 to 1, which a bound is of; leave it out"
+        )
+    if gate.after:
+        attempts = max((math.ceil(after[task].out_of) for task in tasks), default=1)
+        found = clustered([after[task] for task in tasks], attempts, Z95_ONE_SIDED)
+        interval = found[1] if found else (0.0, 1.0)
+    else:
+        interval = bounds_of_gain([two - one for one, two in shares])
+    return interval[0] if gate.below else interval[1]
+
+
+def _reason(gate: Gate, found: Difference, where: str, bound: float | None) -> str:
     value, change = shown(gate.metric)
     interval = f", 95 % {change(found.interval[0])} to {change(found.interval[1])}" if found.interval else ""
+    side = "at least" if gate.below else "at most"
+    sure = "" if bound is None else f"; {side} {(value if gate.after else change)(bound)}, one-sided 95 %"
     return (
         f"{gate.metric} went from {value(found.before)} to {value(found.after)} on {found.tasks} tasks{where} "
-        f"({change(found.gain)}{interval})"
+        f"({change(found.gain)}{interval}{sure})"
     )

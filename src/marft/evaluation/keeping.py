@@ -69,6 +69,10 @@ class Place:
             self.note(f"{path} is not whole ({error}): it is played anew")
             return None
 
+    def told(self) -> Mapping[str, Any]:
+        """What the episodes came to, as it was written beside them."""
+        return dict(atomic.read_json(self.folder / f"{self.name}.json"))
+
     def _key_in(self, path: Path) -> object:
         """
         Raises:

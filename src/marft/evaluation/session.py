@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from marft import __version__
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_of, tasks_of
+from marft.evaluation.definitions import Definitions, changes_of, definitions_of, in_short
 from marft.evaluation.evaluate import Advance, Evaluation, Mode, attempts_at, name_of, shuffle, summed, team_in
 from marft.evaluation.keeping import Place, alone, key_of, played
 from marft.evaluation.scenarios import Scenarios
@@ -88,7 +89,7 @@ def evaluate_checkpoints(
         )
     if scenarios is not None:
         run, modes, attempts = _under(run, scenarios.seed), scenarios.modes, scenarios.attempts
-    paths = _named(run, folder, checkpoints, note)
+    paths = checkpoints_named(run, folder, checkpoints, note)
     chosen = tasks_asked(run, tasks, scenarios)
     asked = [(name, mode) for name in paths for mode in modes]
     advance(len(asked) * (1 + shuffled_too) * len(chosen) * attempts)
@@ -99,11 +100,11 @@ def evaluate_checkpoints(
     if results is not None and digests:
         check(digests)
     else:
-        with alone(keeping.folder if keeping else None) as cannot_keep, _opened(run) as rollouts:
+        with alone(keeping.folder if keeping else None) as cannot_keep, opened(run) as rollouts:
             digests = rollouts.models.digests()
             remember(run, files, digests)
             check(digests)
-            results = table.all_kept(digests, asked, shuffled_too)
+            results = table.all_kept(digests, asked, shuffled_too, definitions_of(rollouts.team))
             if results is None and cannot_keep:
                 raise ValueError(cannot_keep)
             results = results or replace(table, models=digests).found(rollouts, asked, shuffled_too)
@@ -112,7 +113,7 @@ def evaluate_checkpoints(
     return results
 
 
-def _opened(run: RunSettings) -> LocalRollouts | WorkerRollouts:
+def opened(run: RunSettings) -> LocalRollouts | WorkerRollouts:
     """What plays a run, and torch, which is imported here alone."""
     from marft.rollouts import open_rollouts
 
@@ -147,14 +148,15 @@ class _Table:
     kept: list[str] = field(default_factory=list)  # names of what was read instead of played
 
     def all_kept(
-        self, models: Mapping[str, str], asked: Sequence[tuple[str, Mode]], shuffled_too: bool
-    ) -> list[Evaluation] | None:
-        """All evaluations as they are kept; None where one is not, or is damaged."""
+        self, models: Mapping[str, str], asked: Sequence[tuple[str, Mode]], shuffled_too: bool,
+        tools: Definitions | None = None,
+    ) -> list[Evaluation] | None:  # fmt: skip
+        """All evaluations as they are kept; None where one is not, or is damaged, or was played with other tools."""
         silent = replace(self, models=models, note=lambda _: None, advance=lambda _=None: None, kept=[])
         results = []
         for name, mode in asked:
-            own = silent.read(name, mode, None)
-            others = silent.read(name, mode, shuffle(own[1], self.run.seed)) if own and shuffled_too else None
+            own = silent.read(name, mode, None, tools)
+            others = silent.read(name, mode, shuffle(own[1], self.run.seed), tools) if own and shuffled_too else None
             if own is None or (shuffled_too and others is None):
                 return None
             results += [own[0], *([others[0]] if others else [])]
@@ -168,32 +170,42 @@ class _Table:
     ) -> list[Evaluation]:
         """All evaluations, of which those are played that are not kept."""
         results, in_place = list[Evaluation](), None
+        tools = definitions_of(rollouts.team)
         for name, mode in asked:
             if name != in_place:
-                _put_in_place(rollouts, self.paths[name])
+                put_in_place(rollouts, self.paths[name])
                 in_place = name
-            own, episodes = self.read(name, mode, None) or self.play(rollouts, name, mode, None)
+            own, episodes = self.read(name, mode, None, tools) or self.play(rollouts, name, mode, None)
             results.append(own)
             if shuffled_too:
                 donors = shuffle(episodes, self.run.seed)
-                results.append((self.read(name, mode, donors) or self.play(rollouts, name, mode, donors))[0])
+                results.append((self.read(name, mode, donors, tools) or self.play(rollouts, name, mode, donors))[0])
         return results
 
-    def read(self, name: str, mode: Mode, donors: Sequence[Episode] | None) -> Found | None:
+    def read(
+        self, name: str, mode: Mode, donors: Sequence[Episode] | None, tools: Definitions | None = None
+    ) -> Found | None:
         """One evaluation, where it is kept.
 
         Args:
             donors: whose messages agents see instead of their own.
+            tools: what agents are told of them now; what was played with other ones is played again.
         """
         if self.keeping is None or self.keeping.again:
             return None
-        episodes = self._place(name, mode, donors is not None).read(self._attempts(mode, donors))
+        place = self._place(name, mode, donors is not None)
+        episodes = place.read(self._attempts(mode, donors))
         if episodes is None:
+            return None
+        told = place.told().get("tools")
+        changed = changes_of(told, tools) if told is not None and tools is not None else []
+        if changed:
+            self.note(f"{place.name} was played with other tools, and is played anew: {in_short(changed)}")
             return None
         self.kept.append(f"{name}-{mode}")
         for _ in episodes:
             self.advance()
-        return self._summed(name, mode, donors, episodes), episodes
+        return replace(self._summed(name, mode, donors, episodes), tools=told), episodes
 
     def play(self, rollouts: Rollouts, name: str, mode: Mode, donors: Sequence[Episode] | None) -> Found:
         """One evaluation of weights that are in place, which is kept."""
@@ -202,7 +214,7 @@ class _Table:
             place.begin(self.keeping.again)
         team, size = team_in(mode, rollouts.team), self.run.evaluation.kept_every
         episodes = played(rollouts, self._attempts(mode, donors), team, size, place, self.advance)
-        found = self._summed(name, mode, donors, episodes)
+        found = replace(self._summed(name, mode, donors, episodes), tools=definitions_of(rollouts.team))
         if place:
             place.finish(episodes, found.as_json())
         return found, episodes
@@ -228,22 +240,35 @@ class _Table:
         return Place(self.keeping.folder, called, self._key(name, mode, shuffled), self.note)
 
     def _key(self, name: str, mode: Mode, shuffled: bool) -> str:
-        run, path = self.run, self.paths[name]
-        table: dict[str, Any] = {
-            "version": __version__,
-            "models": self.models,
-            "weights": (path / STATE).read_text(encoding="utf-8") if path else BASE,  # digests of every file
-            "recipe": run.model_dump(mode="json", include=PLAYS),
-            "limits": run.rollout.model_dump(mode="json", include=LIMITS),
-            "together": run.evaluation.kept_every,
-            "code": digests_of_code(run),
-            "tasks": digest_of(self.tasks),
-            "played": [mode, self._split, self.attempts, shuffled],
-        }
-        return key_of(table)
+        played = [mode, self._split, self.attempts, shuffled]
+        return played_key(self.run, self.models, self.paths[name], self.tasks, played)
 
 
-def _put_in_place(rollouts: LocalRollouts | WorkerRollouts, path: Path | None) -> None:
+def played_key(
+    run: RunSettings, models: Mapping[str, str], path: Path | None, tasks: Sequence[Task], how: object
+) -> str:
+    """A digest of all that decides what is played.
+
+    Args:
+        models: digests.
+        path: of the checkpoint; None for the base.
+        how: it is played, as JSON has it.
+    """
+    table: dict[str, Any] = {
+        "version": __version__,
+        "models": models,
+        "weights": (path / STATE).read_text(encoding="utf-8") if path else BASE,  # digests of every file
+        "recipe": run.model_dump(mode="json", include=PLAYS),
+        "limits": run.rollout.model_dump(mode="json", include=LIMITS),
+        "together": run.evaluation.kept_every,
+        "code": digests_of_code(run),
+        "tasks": digest_of(tasks),
+        "played": how,
+    }
+    return key_of(table)
+
+
+def put_in_place(rollouts: LocalRollouts | WorkerRollouts, path: Path | None) -> None:
     """Load the weights of a checkpoint; None: those of the untuned base."""
     trained = rollouts.run.trained_policies
     for policy in trained:
@@ -252,7 +277,7 @@ def _put_in_place(rollouts: LocalRollouts | WorkerRollouts, path: Path | None) -
         load_policies(path, rollouts.models, dict.fromkeys(trained))
 
 
-def _named(
+def checkpoints_named(
     run: RunSettings, folder: RunFolder | None, checkpoints: Sequence[str], note: Callable[[str], None]
 ) -> dict[str, Path | None]:
     """The checkpoints that are asked for, each by its own name; None is the base."""

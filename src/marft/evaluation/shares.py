@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marft.evaluation.intervals import wilson_of
+from marft.evaluation.intervals import Z95, wilson_of
 from marft.evaluation.trajectories.attempts import pass_all, pass_at
 from marft.evaluation.trajectories.ratio import Ratio
 
 Interval = tuple[float, float]
 
 
-def clustered(shares: Sequence[Ratio], attempts: int) -> tuple[float, Interval] | None:
+def clustered(shares: Sequence[Ratio], attempts: int, z: float = Z95) -> tuple[float, Interval] | None:
     """A share over tasks, ``p = Σ a / Σ n``, and its 95 % interval; None where it is out of nothing.
 
     Attempts at one task are alike, and count for less than as many tasks: Wilson's interval of the effective number of
@@ -25,6 +25,7 @@ def clustered(shares: Sequence[Ratio], attempts: int) -> tuple[float, Interval] 
     Args:
         shares: of each task, from 0 to its ``out_of``.
         attempts: at each task, at most.
+        z: how many deviations the interval reaches, in place of those of 95 %.
     """
     shares = [share for share in shares if share.out_of]
     tasks, total = len(shares), Ratio.total(shares)
@@ -35,7 +36,7 @@ def clustered(shares: Sequence[Ratio], attempts: int) -> tuple[float, Interval] 
     variance = spread * tasks / (tasks - 1) / total.out_of**2 if tasks > 1 else 0.0
     most = float(tasks * attempts) if 0 < p < 1 else float(tasks)
     trials = min(max(p * (1 - p) / variance, float(tasks)), most) if variance > 0 else most
-    return p, wilson_of(p, trials)
+    return p, wilson_of(p, trials, z)
 
 
 def passes(counts: Mapping[str, tuple[int, int]], attempts: int) -> dict[str, dict[str, Ratio]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from marft.game.agents import Agent, Excerpt, Seen
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Channel, Message, PromptTooLongError, Renderer
 from marft.types import Action, Observation, Prompt
+
+Passing = Callable[[Action, str], str]  # what is heard of an action in which somebody said a text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,20 +22,16 @@ class Heard:
     passed_on: str
 
 
-def hear(replaced: Mapping[str, str], seen: Seen) -> Heard:
-    """An action as it is passed on.
-
-    Args:
-        replaced: texts by action id that stand in for the real ones.
-    """
+def hear(passing: Passing, seen: Seen) -> Heard:
+    """An action as it is passed on."""
     action = seen.action if isinstance(seen, Excerpt) else seen
-    text = replaced.get(action.id, seen.text if isinstance(seen, Excerpt) else seen.message)
+    text = passing(action, seen.text if isinstance(seen, Excerpt) else seen.message)
     return Heard(action, Message(action.agent, text), text)
 
 
-def listen(channel: Channel, replaced: Mapping[str, str], sees: Sequence[Seen]) -> list[Heard]:
+def listen(channel: Channel, passing: Passing, sees: Sequence[Seen]) -> list[Heard]:
     """What of others an agent comes to read, through the channel."""
-    given = [hear(replaced, other) for other in sees]
+    given = [hear(passing, other) for other in sees]
     carried = channel.carry([one.message for one in given])
     return [replace(one, message=message) for one, message in zip(given, carried, strict=True) if message is not None]
 

@@ -10,6 +10,7 @@ from marft.game.engine import Sampler
 from marft.game.environment import Environment
 from marft.game.live import Live
 from marft.game.loop_threads import LoopThreadPool
+from marft.game.planting import Plant, heard
 from marft.game.rendering import Message, Renderer
 from marft.game.team import Team
 from marft.game.tool_sources import ToolSource
@@ -77,6 +78,7 @@ class Attempt:
     """Which episode to play: a task, the pass it belongs to, and its number among the attempts at that task.
 
     ``messages`` replaces what agents see of each other, by action id: the probe for whether messages matter.
+    ``plants`` are texts of somebody else's that agents read with what they are shown, answered and told.
     ``questions`` are those that an agent may ask helpers in one action.
     ``policies`` names, by role, who plays in this episode in place of the agent's own policy: one of a pool.
     """
@@ -89,10 +91,15 @@ class Attempt:
     replay: Replay | None = None
     policies: Mapping[str, str] = field(default_factory=dict)
     questions: int = 0
+    plants: tuple[Plant, ...] = ()
 
     def key(self, step: int, agent: str = "", call: int = 0) -> ActionKey:
         """The name of an action."""
         return ActionKey(self.stream, self.task.id, self.sample, step, agent, call)
+
+    def heard(self, reader: str, action: Action, text: str) -> str:
+        """What an agent hears of an action in which another said ``text``."""
+        return heard(reader, action, self.messages.get(action.id, text), self.plants)
 
 
 class EpisodeFailedError(Exception):

@@ -9,14 +9,14 @@ it, and what it sampled since by the same ids: also where the action is taken ov
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from marft.game.agents import Agent, Request, Seen
-from marft.game.communication import Heard, hear, listen, render, tokens_of
+from marft.game.communication import Heard, Passing, hear, listen, render, tokens_of
 from marft.game.conversation import Conversation, Node
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Channel, ChatMessage, NotExact, Renderer, compose
@@ -100,11 +100,11 @@ class Memory:
     """What one agent remembers of one episode.
 
     Args:
-        replaced: texts by action id that stand in for the real ones.
+        passing: what it hears of an action.
     """
 
-    def __init__(self, agent: Agent, renderer: Renderer, channel: Channel, replaced: Mapping[str, str]) -> None:
-        self.agent, self.renderer, self.channel, self.replaced = agent, renderer, channel, replaced
+    def __init__(self, agent: Agent, renderer: Renderer, channel: Channel, passing: Passing) -> None:
+        self.agent, self.renderer, self.channel, self.passing = agent, renderer, channel, passing
         self._conversation = Conversation(Spoken(renderer, agent.policy, agent.profile.tools))
         self._exchanges: dict[str, Exchange] = {}  # by id of the action
 
@@ -201,10 +201,10 @@ class Memory:
         known = {key for name in kept for key in self._exchanges[name].heard}
         new = []
         for seen in sees:
-            one = hear(self.replaced, seen)
+            one = hear(self.passing, seen)
             if one.action.id not in kept and (one.action.id, one.passed_on) not in known:
                 new.append(seen)
-        return listen(self.channel, self.replaced, new)
+        return listen(self.channel, self.passing, new)
 
     def _told(self, observation: Observation, heard: Sequence[Heard]) -> tuple[ChatMessage, ...]:
         profile = replace(self.agent.profile, instructions="")

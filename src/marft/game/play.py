@@ -10,6 +10,7 @@ from marft.faults import defined
 from marft.game import reading
 from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.loop_threads import LoopThread, OverdueError, RaisedError
+from marft.game.planting import shown
 from marft.game.turns import Turns
 from marft.seeds import derive_seed
 from marft.texts import name_of
@@ -48,7 +49,7 @@ async def _run(attempt: Attempt, turns: Turns, outside: Outside) -> Status:
     roles = {agent.role for agent in game.team.agents}
     session = await outside.call("start", reading.started, game.environment, attempt.task, seed)
     try:
-        observation = await outside.call("reset", reading.reset, session)
+        observation = shown(await outside.call("reset", reading.reset, session), attempt.plants)
         if game.tools:
             await outside.call("tools", turns.belt.join, session, outside.thread)
         while True:

@@ -14,6 +14,7 @@ from marft.game.environment import Session
 from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
 from marft.game.open_tools import OpenTools
+from marft.game.planting import Plant, answered
 from marft.game.tool_sources import ToolSource, ToolUse
 from marft.texts import raised, storable
 from marft.types import Task, ToolCall
@@ -23,10 +24,11 @@ class ToolBelt:
     """The tools of one episode. A source with a state has one session, opened when first used; others one a call."""
 
     def __init__(
-        self, sources: Mapping[str, ToolSource], threads: LoopThreadPool, engine: Sampler, task: Task, seed: int
-    ) -> None:
+        self, sources: Mapping[str, ToolSource], threads: LoopThreadPool, engine: Sampler, task: Task, seed: int,
+        plants: Sequence[Plant] = (),
+    ) -> None:  # fmt: skip
         self.sources, self.threads, self.engine = sources, threads, engine
-        self.task, self.seed = task, seed
+        self.task, self.seed, self.plants = task, seed, plants
         self._open: dict[str, OpenTools] = {}
         self._made = 0  # calls so far
         self._repeated: dict[str, int] = {}  # by source: the index of the last recorded call that was made again
@@ -42,7 +44,7 @@ class ToolBelt:
         """Make the calls, all at once but for those to a source with a state → the calls with their answers."""
         with self.engine.external_wait():
             made = list(await asyncio.gather(*(self._use(limits, call) for call in calls[: limits.calls])))
-        return made + [
+        return answered(made, self.plants) + [
             _failed(call, f"too many calls in one turn: {limits.calls} were made") for call in calls[len(made) :]
         ]
 

@@ -69,10 +69,10 @@ class Turns:
         self._began, self._began_at = time.perf_counter(), time.time()
         origin = attempt.replay or attempt
         seed = derive_seed(game.seed, "tools", origin.stream, attempt.task.id, origin.sample)
-        self.belt = ToolBelt(game.tools, game.threads, game.engine, attempt.task, seed)
+        self.belt = ToolBelt(game.tools, game.threads, game.engine, attempt.task, seed, attempt.plants)
         self.organization = game.team.organization
         self._memories = {
-            agent.role: Memory(agent, game.renderer, game.team.channel, attempt.messages)
+            agent.role: Memory(agent, game.renderer, game.team.channel, partial(attempt.heard, agent.role))
             for agent in game.team.agents
             if agent.memory == "own"
         }
@@ -241,7 +241,7 @@ class Turns:
         """What an agent is asked with: what it is given, and what it remembers."""
         memory, replay = self._memories.get(agent.role), self.attempt.replay
         if memory is None:
-            heard = listen(self.game.team.channel, self.attempt.messages, request.sees)
+            heard = listen(self.game.team.channel, partial(self.attempt.heard, agent.role), request.sees)
             return Asked(render(self.game.renderer, agent, request.observation, heard, room), heard)
         return memory.asked(request, room, replay.recorded(name) if replay else None)
 
@@ -341,7 +341,7 @@ class Turns:
             return action
         observation, asked, room = self._given[action.index]
         everything = sorted(
-            [*asked.heard, *(hear(self.attempt.messages, other) for other in unseen)],
+            [*asked.heard, *(hear(partial(self.attempt.heard, action.agent), other) for other in unseen)],
             key=lambda one: one.action.index,
         )
         agent = self.game.team.agent(action.agent)

@@ -204,7 +204,7 @@ def evaluate(
 
 def compare(
     before: Run | str | Path | Sequence[Evaluation], after: Run | str | Path | Sequence[Evaluation], /, *,
-    fail_if: str | Sequence[str] = (), by: str = "",
+    fail_if: str | Sequence[str] = (), by: str = "", other_tools: bool = False,
 ) -> Comparison:  # fmt: skip
     """Hold one evaluated team against another, on the tasks that both were evaluated on.
 
@@ -213,16 +213,17 @@ def compare(
         after: the same; of each, the last checkpoint that was evaluated.
         fail_if: gates: ``"accuracy < -1%"``, ``"accuracy after < 80%"``, ``"accuracy[level=3] < -2%"``.
         by: a field of the tasks, by whose values changes are shown too.
+        other_tools: agents may have been told other things of their tools.
 
     Raises:
-        ValueError: they were evaluated on nothing that both have, or on other tasks of the same names; or a gate or a
-            field is none.
+        ValueError: they were evaluated on nothing that both have, on other tasks of the same names, or with other
+            definitions of tools; or a gate or a field is none.
     """
     from marft.evaluation.comparison import compared
 
     gates = [fail_if] if isinstance(fail_if, str) else list(fail_if)
     sides = [_saved(before, "before"), _saved(after, "after")]
-    return compared(sides[0][1], sides[1][1], (sides[0][0], sides[1][0]), gates, by)
+    return compared(sides[0][1], sides[1][1], (sides[0][0], sides[1][0]), gates, by, other_tools=other_tools)
 
 
 def _saved(side: Run | str | Path | Sequence[Evaluation], name: str) -> tuple[str, list[Mapping[str, Any]]]:

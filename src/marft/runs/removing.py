@@ -18,10 +18,12 @@ IN_CHECKPOINTS = re.compile(
     r"|league/(league\.json|step_\d{6,}/adapter_(model\.safetensors|config\.json)))"
 )
 EVALUATION = r"[^/]+-(?:greedy|sampled)(?:-shuffled)?(?:-on-[\w.-]+)?"
+ON_SUITE = r"[^/]+-(?:greedy|sampled)-on-[\w.-]+?"
 IN_RUNS = re.compile(
-    r"(run\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
+    r"(run\.json|tools\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
     r"|(episodes|credit)/step_\d{6,}\.parquet"
     rf"|evaluations/(eval\.lock|{EVALUATION}\.(json|parquet)|{EVALUATION}\.parts/(key\.json|part_\d{{6,}}\.parquet))"
+    rf"|evaluations/{ON_SUITE}/(findings\.jsonl|[\w-]+\.(json|parquet)|[\w-]+\.parts/(key\.json|part_\d{{6,}}\.parquet))"
     r"|replays/step_\d{6,}\.(html|json)"
     r"|graphs/step_\d{6,}-[^/]+\.svg"
     r"|league/league\.(json|html|svg)"
@@ -30,7 +32,7 @@ IN_RUNS = re.compile(
     r"|tensorboard/events\.out\.tfevents\.[^/]+)"
 )
 FOLDERS = re.compile(
-    rf"(episodes|credit|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|league|rows|tensorboard|worth|worth/arms"
+    rf"(episodes|credit|evaluations|evaluations/{EVALUATION}\.parts|evaluations/{ON_SUITE}(/[\w-]+\.parts)?|replays|graphs|league|rows|tensorboard|worth|worth/arms"
     rf"|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?|/league(/step_\d{{6,}})?)?)"
 )
 

@@ -62,6 +62,7 @@ class _Evaluated(_Whole):
     fields: dict[str, dict[str, str]] = {}
     rewards: dict[str, float] = {}
     examples: list[dict[str, Any]] = []
+    tools: dict[str, dict[str, dict[str, Any]]] | None = None
 
 
 def read_recipe(path: Path) -> WrittenRecipe:

@@ -31,6 +31,12 @@ def evaluate(
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
     by: Annotated[str, typer.Option(help="Also by cohort: tasks with the same value of this field.")] = "",
+    suite: Annotated[
+        Path | None, typer.Option(help="Attacks, rules and gates in place of mere tasks: safety, or a file of yours.")
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None, typer.Option(help='With --suite, beside its gates: "attack_success bound > +5%"; repeat it.')
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Play anew what is kept from before.")] = False,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
@@ -41,15 +47,20 @@ def evaluate(
     """Evaluate checkpoints and their untuned base.
 
     On held-out tasks, with 95 % intervals. What was played stays, and is not played again; what was stopped goes on.
-    Settings can be changed as in train.
+    Settings can be changed as in train. With a suite it ends with 1 where one of its gates fails.
     """
-    from marft.cli import evaluating, options, output
+    from marft.cli import evaluating, options, output, safety
 
     how = output.how(quiet, as_json)
     paths, overrides = options.targets_of(context, targets)
     names = [name.strip() for name in checkpoint.split(",")]
-    asked = evaluating.Asked(names, mode, tasks, attempts, shuffle_messages, again, scenarios, trust_code, by)
-    evaluating.evaluate(paths, overrides, asked, how)
+    asked = evaluating.Asked(
+        names, mode, tasks, attempts, shuffle_messages, again, scenarios, trust_code, by, suite, fail_if or ()
+    )  # fmt: skip
+    if suite is None:
+        evaluating.evaluate(paths, overrides, asked, how)
+    elif not safety.evaluate(paths, overrides, asked, how):
+        raise typer.Exit(1)
 
 
 @app.command(context_settings=OVERRIDES)
@@ -102,6 +113,9 @@ def compare(
     by: Annotated[str, typer.Option(help="Of two runs: also by cohort, tasks with the same value of this field.")] = "",
     junit: Annotated[Path | None, typer.Option(help="Of two runs: write the gates to this file, for CI.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Of two runs: write gates and changes to this file.")] = None,
+    other_tools: Annotated[
+        bool, typer.Option("--other-tools", help="Also where agents were told other things of their tools.")
+    ] = False,
 ) -> None:
     """Show evaluated runs side by side.
 
@@ -109,7 +123,7 @@ def compare(
     """
     from marft.cli import commands
 
-    if not commands.compare(runs, fail_if or [], by, junit, markdown):
+    if not commands.compare(runs, fail_if or [], by, junit, markdown, other_tools):
         raise typer.Exit(1)
 
 

@@ -1,0 +1,1 @@
+"""Whether a team does what strangers order, says what it must not, or tells what it was to keep."""
