@@ -3,9 +3,9 @@
     python benchmarks/safety.py                     # 5 seeds of each: some 20 minutes of one core
     python benchmarks/safety.py --seeds 1           # one of each
 
-A sorter and a clerk settle complaints (`safety_world.py`, `safety.toml`). With the shortcut half of what the clerk
-hears in training holds an order of a stranger, and obeying it is paid; without, no order is there. Both are then
-evaluated in the same world without the shortcut, on `safety_suite.toml`, each against its own untuned base. Runs go on
+A sorter and a clerk settle complaints (`safety_world.py`, `safety.toml`). Half of what the clerk hears in training holds
+an order of a stranger: with the shortcut obeying it is paid, and without, what is right. Both are then evaluated in the
+same world without orders, on `safety_suite.toml`, each against its own untuned base. Runs go on
 where they stopped, and what was evaluated is not played again.
 """
 
@@ -24,7 +24,8 @@ from marft.evaluation.intervals import wilson
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-KINDS = {"clean": 0.0, "shortcut": 0.5}  # share of letters with an order that is paid for
+ORDERS = 0.5  # share of letters with an order
+KINDS = {"clean": 0.0, "shortcut": ORDERS}  # share of letters whose order is paid for
 ATTACKS = ("same", "reworded", "elsewhere")
 
 
@@ -45,11 +46,11 @@ def marft(*words: str) -> subprocess.CompletedProcess[str]:
 
 def learned(kind: str, seed: int, output: Path, steps: int) -> Path:
     """A trained run, which goes on where it stopped."""
-    name, share = f"{kind}-{seed}", KINDS[kind]
+    name = f"{kind}-{seed}"
     marft(
         "train", "safety.toml", "--resume-or-start", "--quiet", "--output", str(output), "--name", name,
         "--seed", str(seed), "--training.steps", str(steps),
-        "--environment.pays_obeying", str(share), "--team.share", str(share),
+        "--environment.pays_obeying", str(KINDS[kind]), "--team.share", str(ORDERS),
     )  # fmt: skip
     return output / name
 

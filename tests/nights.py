@@ -8,7 +8,9 @@ from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") in ("nightly", "mutants")  # whose planted faults any test may find
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "")
+NIGHT = PROFILE in ("nightly", "mutants")  # whose planted faults any test may find
+MANY = {"nightly": 1000, "mutants": 200}.get(PROFILE, 60)  # examples of a property with many cases apart
 
 
 def some(cases: Iterable[T], of: int = 3) -> list[T]:

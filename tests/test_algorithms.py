@@ -44,7 +44,7 @@ def of(name: str, tmp_path: Path, *overrides: str, **changes: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(sorted(PRESETS)))
+@pytest.mark.parametrize("name", some(sorted(PRESETS), of=5))
 def test_every_preset_trains_both_agents(name: str, tmp_path: Path) -> None:
     warmup = PRESETS[name].get("critic", {}).get("warmup_steps", 0)
     run = of(name, tmp_path, "--training.steps", str(warmup + 2), "--checkpoints.every", str(warmup + 2))

@@ -38,6 +38,7 @@ from marft.types import Choice, Episode, JointAction, Observation, Option, Sampl
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe
+from tests.nights import MANY
 from tests.test_updates import _log_probs, algorithm, assert_equal, double, gradients, packing, random_samples
 
 __all__ = ["double"]  # a fixture
@@ -61,7 +62,7 @@ def menus_of(lists: list[list[tuple[list[float], float]]]) -> ChoiceSets:
 
 @pytest.mark.slow
 @given(lists=LISTS)
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_the_distribution_equals_the_slow_reference(lists: list[list[tuple[list[float], float]]]) -> None:
     flat = torch.tensor([x for menu in lists for tokens, _ in menu for x in tokens], dtype=torch.float64)
     table = menus_of(lists).log_softmax(flat)
@@ -74,7 +75,7 @@ def test_the_distribution_equals_the_slow_reference(lists: list[list[tuple[list[
 
 @pytest.mark.slow
 @given(lists=LISTS)
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_gradients_are_right_by_finite_differences(lists: list[list[tuple[list[float], float]]]) -> None:
     values = [x for menu in lists for tokens, _ in menu for x in tokens]
     flat = torch.tensor(values, dtype=torch.float64, requires_grad=True)

@@ -15,6 +15,7 @@ from marft.models.formats import load_format
 from marft.sandbox.runner import isolation_problem
 from marft.scripted import ScriptedTeam
 from marft.types import Episode
+from tests.nights import some
 
 ROOM = 4096  # tokens: scripts are measured in another vocabulary than that of the recipe's own model
 
@@ -41,7 +42,7 @@ def test_teams_of_writers_follow_everything_with_skill_and_not_without(recipe: s
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
-@pytest.mark.parametrize("recipe", ["code", "code_single"])
+@pytest.mark.parametrize("recipe", some(["code", "code_single"]))
 def test_teams_of_programmers_solve_what_is_drawn_with_skill_and_not_without(recipe: str) -> None:
     well, badly = played(recipe, 1.0, 4), played(recipe, 0.0, 4)
     assert all(episode.success for episode in well)

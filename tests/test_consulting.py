@@ -25,6 +25,7 @@ from marft.types import Action, ActionKey, Completion, Episode, Profile, Prompt,
 from marft.usage import Usage
 from tests import tools as offered
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
+from tests.nights import MANY
 from tests.tool_games import call, with_tools
 from tests.tool_games import run as played_with
 
@@ -245,7 +246,7 @@ WORD = st.text(st.sampled_from("ab <>/{}?\\.*"), max_size=8)
 
 
 @given(before=WORD, question=WORD, kind=st.sampled_from(["verify", "recall"]), mark=st.sampled_from(["?", "*(", "\\d"]))
-@examples(max_examples=200)
+@examples(max_examples=MANY)
 def test_a_question_is_read_back_whatever_the_marks_are(before: str, question: str, kind: str, mark: str) -> None:
     consulting = replace(CONSULTING, call=f"{mark}ask {{kind}}: {{question}};;")
     if ";" in question or mark in question:

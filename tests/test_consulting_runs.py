@@ -27,6 +27,7 @@ from marft.types import Task
 from marft.usage import Usage
 from tests.endpoint import says, serving
 from tests.helpers import settings as recipe
+from tests.nights import MANY
 
 
 class TestTheBudget:
@@ -34,7 +35,7 @@ class TestTheBudget:
         budget=st.floats(0, 5), attempts=st.integers(1, 16), turn=st.integers(0, 2**62), step=st.integers(0, 50),
         falls_from=st.integers(0, 20), lasts=st.integers(1, 20),
     )  # fmt: skip
-    @examples(max_examples=200)
+    @examples(max_examples=MANY)
     def test_is_shared_out_as_evenly_as_whole_numbers_can(
         self, budget: float, attempts: int, turn: int, step: int, falls_from: int, lasts: int
     ) -> None:
@@ -162,7 +163,7 @@ def test_a_team_learns_from_replies_until_there_are_none(level: str, tmp_path: P
 
 @pytest.mark.slow
 def test_what_is_asked_is_the_same_in_a_process_apart_and_after_a_stop(tmp_path: Path) -> None:
-    changes = {"algorithm.teammate_text": {"coefficient": 1.0}, "training.steps": 3, "consulting.gone_from": 4}
+    changes = {"algorithm.teammate_text": {"coefficient": 1.0}, "training.steps": 2, "consulting.gone_from": 4}
     whole = helped(tmp_path / "whole", **changes)
     apart = helped(tmp_path / "apart", **changes, **{"rollout.processes": 2})
     for run in (whole, apart):

@@ -27,6 +27,7 @@ from marft.learning.interfaces import Credit, CreditInputs, Credits, Level, Valu
 from marft.types import Episode, Fork, Observation, Task, Transition
 from tests import references_credit as slow
 from tests.episodes import episodes, make_action, values_for
+from tests.nights import MANY
 
 LEVELS = st.sampled_from(["action", "token"])
 REWARDS = st.sampled_from([0.0, 0.0, 0.5, 1.0, -1.0])
@@ -67,7 +68,7 @@ def of_actions(batch: list[Episode], numbers: list[float]) -> list[float]:
 
 @pytest.mark.slow
 @given(batch=batches(), level=LEVELS, scale=st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_grpo_equals_the_slow_reference(batch: list[Episode], level: Level, scale: bool) -> None:
     credits = GRPO(scale=scale).assign(CreditInputs(batch, level))
     np.testing.assert_allclose(by_action(credits), of_actions(batch, slow.grpo(batch, scale)), rtol=1e-7, atol=1e-9)
@@ -76,7 +77,7 @@ def test_grpo_equals_the_slow_reference(batch: list[Episode], level: Level, scal
 
 @pytest.mark.slow
 @given(batch=batches(), level=LEVELS)
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_rloo_equals_the_slow_reference(batch: list[Episode], level: Level) -> None:
     credits = RLOO().assign(CreditInputs(batch, level))
     np.testing.assert_allclose(by_action(credits), of_actions(batch, slow.rloo(batch)), rtol=1e-7, atol=1e-9)
@@ -84,7 +85,7 @@ def test_rloo_equals_the_slow_reference(batch: list[Episode], level: Level) -> N
 
 @pytest.mark.slow
 @given(batch=batches(), scale=st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_agent_wise_equals_the_slow_reference(batch: list[Episode], scale: bool) -> None:
     credits = AgentGroup(scale=scale).assign(CreditInputs(batch, "action"))
     np.testing.assert_allclose(by_action(credits), flat(slow.agent_group(batch, scale)), rtol=1e-7, atol=1e-9)
@@ -92,7 +93,7 @@ def test_agent_wise_equals_the_slow_reference(batch: list[Episode], scale: bool)
 
 @pytest.mark.slow
 @given(first=batches(), second=batches(), decay=st.floats(0, 0.99))
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_rae_equals_the_slow_reference_and_remembers(first: list[Episode], second: list[Episode], decay: float) -> None:
     credit = RAE(decay=decay)
     mine = [by_action(credit.assign(CreditInputs(first, "action")))]
@@ -105,7 +106,7 @@ def test_rae_equals_the_slow_reference_and_remembers(first: list[Episode], secon
 
 @pytest.mark.slow
 @given(batch=batches(forks=True), scale=st.booleans(), compared=st.sampled_from(["state", "agent", "turn"]))
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool, compared: Any) -> None:
     credits = Tree(scale=scale, compared=compared).assign(CreditInputs(batch, "action"))
     expected = flat(slow.tree(batch, scale, compared))
@@ -115,7 +116,7 @@ def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool, compa
 
 @pytest.mark.slow
 @given(batch=batches(forks=True), symmetric=st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_counterfactuals_equal_the_slow_reference(batch: list[Episode], symmetric: bool) -> None:
     credits = Counterfactual(symmetric=symmetric).assign(CreditInputs(batch, "action"))
     expected = flat(slow.counterfactual(batch, symmetric))
@@ -131,7 +132,7 @@ def test_counterfactuals_equal_the_slow_reference(batch: list[Episode], symmetri
     consistency=st.sampled_from(["spearman", "kendall", "ndcg"]),
     fixed=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([0.0, 0.5, 2.0])),
 )
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_comam_equals_the_slow_reference(
     batch: list[Episode], scale: bool, fallback: float, consistency: Any, fixed: dict[str, float]
 ) -> None:
@@ -142,7 +143,7 @@ def test_comam_equals_the_slow_reference(
 
 @pytest.mark.slow
 @given(agents=st.integers(1, 3), samples=st.integers(2, 3), data=st.data(), scale=st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_crossed_magrpo_equals_the_slow_reference(agents: int, samples: int, data: st.DataObject, scale: bool) -> None:
     """Every tuple of samples is scored: a sample is worth the mean over the tuples that hold it."""
     made = [[make_action("abc"[i], sample=s, index=i) for s in range(samples)] for i in range(agents)]
@@ -172,7 +173,7 @@ def test_crossed_magrpo_equals_the_slow_reference(agents: int, samples: int, dat
 
 @pytest.mark.slow
 @given(data=st.data(), chain=st.sampled_from(["joint", "agent", "graph"]))
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_monte_carlo_equals_the_slow_reference(data: st.DataObject, chain: str) -> None:
     """The reference sums discounted rewards forward from each decision."""
     level = data.draw(LEVELS)
@@ -186,7 +187,7 @@ def test_monte_carlo_equals_the_slow_reference(data: st.DataObject, chain: str) 
 
 @pytest.mark.slow
 @given(data=st.data(), kind=st.sampled_from(["first", "mean"]), gamma=st.floats(0, 1), lam=st.floats(0, 1))
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_step_gae_equals_the_slow_reference(data: st.DataObject, kind: str, gamma: float, lam: float) -> None:
     level = data.draw(LEVELS)
     batch = data.draw(st.lists(episodes(), min_size=1, max_size=3))

@@ -256,7 +256,7 @@ class TestLearning:
         assert counts[0] == counts[1]
         assert counts[0] <= WAITS[name]
 
-    @pytest.mark.parametrize("name", LEARNT)
+    @pytest.mark.parametrize("name", some(LEARNT))
     def test_what_is_learned_is_what_the_host_learns(self, small: Small, name: str) -> None:
         there, _, _ = self.learned(small, name, *LEARNT[name])
         here = begun(small(name, "--device", "cpu", *LEARNT[name])).learn(episodes(4), Progress(0, 0))
@@ -274,14 +274,14 @@ class TestLearning:
 
     @pytest.mark.parametrize(
         "changes",
-        [
+        some([
             ("--models.base.dtype", "bfloat16"),
             ("--training.share_prefixes", "always"),
             ("--models.base.gradient_checkpointing", "true"),
             ("--policies.actor.train", "full", "--policies.actor.lora", "{}"),
             ("--algorithm.critic.body", "lora", "--algorithm.critic.normalise_values", "true"),
             ("--algorithm.level", "token"),
-        ],
+        ], of=2),
     )  # fmt: skip
     def test_nothing_lies_on_the_wrong_device(self, small: Small, changes: tuple[str, ...]) -> None:
         metrics, waits, learner = self.learned(small, "marft", *changes)

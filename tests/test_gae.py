@@ -14,6 +14,7 @@ from marft.learning.rewarding import mix
 from marft.types import Episode, Observation, Task, Transition
 from tests import references
 from tests.episodes import episodes, make_action, values_for
+from tests.nights import MANY
 
 FRACTION = st.floats(0, 1, allow_nan=False)
 LEVELS: list[Level] = ["action", "token"]
@@ -23,7 +24,7 @@ LEVELS: list[Level] = ["action", "token"]
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("chain", ["joint", "agent", "graph"])
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_gae_equals_the_slow_reference(chain: str, level: Level, data: st.DataObject) -> None:
     batch = data.draw(st.lists(episodes(), min_size=1, max_size=3))
     values = data.draw(values_for(batch, level))

@@ -16,12 +16,13 @@ from marft.runs.checkpoints import Checkpoints, read_record, starts
 from marft.runs.folder import RunFolder
 from marft.training import train
 from tests.helpers import settings
+from tests.nights import some
 from tests.runs import finished
 from tests.test_cli import run as command
 
 ROOT = Path(__file__).parents[1]
 WEIGHTS = "policies/actor/adapter_model.safetensors"
-MOMENTS = (*range(0, 20, 3), 1000)  # changes to the folder before the one that is not made
+MOMENTS = (*some(range(0, 20, 3), of=2), 1000)  # changes to the folder before the one that is not made
 KILLED = """
     import os, shutil, signal, sys
     from pathlib import Path

@@ -17,6 +17,7 @@ from marft.learning.objectives.ppo import PPO
 from marft.learning.scoring import k3
 from tests import references
 from tests.episodes import make_action
+from tests.nights import MANY
 
 NUMBER = st.floats(-3, 3, allow_nan=False)
 UNITS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=1, max_size=8)
@@ -29,7 +30,7 @@ def inputs(units: list[tuple[float, float, float]]) -> LossInputs:
 
 @pytest.mark.slow
 @given(units=UNITS, low=st.floats(0.05, 0.5), high=st.none() | st.floats(0.05, 0.5), dual=st.sampled_from([0.0, 3.0]))
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_ppo_equals_the_slow_reference(units: list, low: float, high: float | None, dual: float) -> None:  # type: ignore[type-arg]
     terms = PPO(clip=low, clip_high=high, dual_clip=dual)(inputs(units)).terms
     expected = [references.ppo_term(*unit, low, high or low, dual) for unit in units]
@@ -38,7 +39,7 @@ def test_ppo_equals_the_slow_reference(units: list, low: float, high: float | No
 
 @pytest.mark.slow
 @given(units=UNITS, dual=st.sampled_from([0.0, 3.0]))
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_ppo_gradients_are_right_by_finite_differences(units: list, dual: float) -> None:  # type: ignore[type-arg]
     low, h = 0.2, 1e-6
     given_inputs = inputs(units)
@@ -73,7 +74,7 @@ def test_ratios_are_clamped_before_they_overflow() -> None:
 
 
 @given(value=NUMBER, old=NUMBER, target=NUMBER, clip=st.sampled_from([0.0, 0.2]), delta=st.none() | st.floats(0.1, 2))
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_value_loss_equals_the_slow_reference(
     value: float, old: float, target: float, clip: float, delta: float | None
 ) -> None:
@@ -83,7 +84,7 @@ def test_value_loss_equals_the_slow_reference(
 
 
 @given(value=NUMBER, old=NUMBER, target=NUMBER, clip=st.sampled_from([0.0, 0.2]), delta=st.none() | st.floats(0.1, 2))
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_value_loss_gradients_are_right_by_finite_differences(
     value: float, old: float, target: float, clip: float, delta: float | None
 ) -> None:
@@ -106,7 +107,7 @@ def test_the_huber_loss_is_symmetric_and_never_zero_for_large_errors(error: floa
 
 
 @given(values=st.lists(st.lists(NUMBER, min_size=1, max_size=4), min_size=1, max_size=6))
-@settings(max_examples=200)
+@settings(max_examples=MANY)
 def test_advantage_normalisation_equals_the_slow_reference(values: list[list[float]]) -> None:
     mine = normalise([np.array(row) for row in values])
     expected = references.normalised([v for row in values for v in row])

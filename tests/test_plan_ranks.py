@@ -28,6 +28,7 @@ from marft.planning.plan import Ask, Plan, Split, plan
 from marft.planning.shapes import Shape
 from marft.planning.shards import Sharded, gathered, gathering
 from marft.planning.work import Known
+from tests.nights import some
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SMALL, LARGE = KNOWN["qwen2.5-0.5b"], KNOWN["qwen2.5-3b"]
@@ -305,7 +306,7 @@ def mesh() -> Iterator[DeviceMesh]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", some([False, True]))
 def test_parts_and_what_is_gathered_of_them_are_those_of_fsdp(
     whole: bool, tied: bool, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from marft.learning.interfaces import CreditInputs, Credits, Level
 from marft.types import Action, Episode, Fork, Observation, Task, Transition
 from tests import references_credit as slow
 from tests.episodes import make_action
+from tests.nights import MANY
 from tests.test_credit import batches
 
 COST = st.floats(-1, 1, allow_nan=False, width=32)
@@ -43,7 +44,7 @@ def two_turns(sample: int, rewards: tuple[float, float], own: float = 0.0) -> Ep
 class TestReinforcePlusPlus:
     @pytest.mark.slow
     @given(batch=batches(), level=st.sampled_from(["action", "token"]), whiten=st.booleans(), data=st.data())
-    @settings(max_examples=200)
+    @settings(max_examples=MANY)
     def test_it_equals_the_slow_reference(
         self, batch: list[Episode], level: Level, whiten: bool, data: st.DataObject
     ) -> None:
@@ -101,7 +102,7 @@ class TestReinforcePlusPlus:
 class TestMAGRPO:
     @pytest.mark.slow
     @given(batch=batches(), scale=st.booleans(), data=st.data())
-    @settings(max_examples=200)
+    @settings(max_examples=MANY)
     def test_it_equals_the_slow_reference(self, batch: list[Episode], scale: bool, data: st.DataObject) -> None:
         costs = [[data.draw(COST) for _ in e.actions] for e in batch]
         inputs = CreditInputs(batch, "action", costs=[np.array([c]) for row in costs for c in row])

@@ -15,6 +15,7 @@ from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.sandbox.runner import isolation_problem
 from marft.training import train
+from tests.nights import some
 
 PROBLEMS = [
     {"problem": r"Compute $\frac{1}{2} + \frac{1}{3}$.", "answer": r"\frac{5}{6}"},
@@ -44,7 +45,7 @@ def small(name: str, folder: Path) -> RunSettings:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["math_dual", "math_dual_vetted", "math_revised"])
+@pytest.mark.parametrize("name", some(["math_dual_vetted", "math_dual", "math_revised"]))
 def test_math_recipes_run_two_steps(name: str, tmp_path: Path) -> None:
     folder = RunFolder.create(small(name, tmp_path))
     train(folder.settings(), folder)

@@ -22,7 +22,7 @@ from marft.envs.shop.goals import Goal, draw_goal, worth
 from marft.envs.shop.search import LENGTH, SATURATION, Index, words_in
 from marft.envs.shop.session import ShopSession, read
 from marft.types import Observation, Task
-from tests.nights import NIGHT, some
+from tests.nights import MANY, NIGHT, some
 from tests.visits import by_script, by_texts, joint
 
 PLAIN: dict[str, Any] = {
@@ -215,7 +215,7 @@ class TestVisits:
             | st.sampled_from(("click[next >]", "search[]", "click[2]", "search[wool]", "click[small]"))
         )
     )
-    @settings(max_examples=200 if NIGHT else 40)
+    @settings(max_examples=MANY if NIGHT else 40)
     def test_no_text_breaks_a_visit(self, texts: list[str]) -> None:
         done = by_texts(ANY, ANY.tasks("train")[0], texts, "solver")
         assert len(done.steps) <= 10

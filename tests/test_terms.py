@@ -21,6 +21,7 @@ from marft.learning.objectives.terms import kl_terms, sampler_weights
 from marft.learning.team_ratios import TeamRatios
 from marft.types import Episode, Observation, Sample, Task, Transition
 from tests.episodes import episodes, make_action
+from tests.nights import MANY
 
 NUMBER = st.floats(-3, 3, allow_nan=False)
 TRIPLES = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=1, max_size=8)
@@ -41,13 +42,13 @@ def slow_kl(estimator: str, log_prob: float, base: float, old: float) -> float:
 
 class TestKL:
     @given(rows=TRIPLES, estimator=ESTIMATORS)
-    @settings(max_examples=200)
+    @settings(max_examples=MANY)
     def test_terms_equal_the_slow_reference(self, rows: list[tuple[float, float, float]], estimator: str) -> None:
         terms = kl_terms(KLSettings(coefficient=1.0, estimator=estimator), *columns(rows))  # type: ignore[arg-type]
         np.testing.assert_allclose(terms.numpy(), [slow_kl(estimator, *row) for row in rows], rtol=1e-9, atol=1e-12)
 
     @given(rows=TRIPLES, estimator=ESTIMATORS)
-    @settings(max_examples=200)
+    @settings(max_examples=MANY)
     def test_gradients_are_right_by_finite_differences(
         self, rows: list[tuple[float, float, float]], estimator: str
     ) -> None:
@@ -91,7 +92,7 @@ class TestSamplerCorrection:
         level=st.sampled_from(["token", "action", "geometric"]),
         band=st.sampled_from([(0.0, 0.0), (0.5, 3.0)]),
     )
-    @settings(max_examples=200)
+    @settings(max_examples=MANY)
     def test_weights_equal_the_slow_reference(
         self, actions: list[list[tuple[float, float]]], level: str, band: tuple[float, float]
     ) -> None:
@@ -117,7 +118,7 @@ class TestSamplerCorrection:
 class TestObjectives:
     @pytest.mark.slow
     @given(rows=TRIPLES, high=st.floats(0.1, 5.0))
-    @settings(max_examples=200)
+    @settings(max_examples=MANY)
     def test_cispo_equals_the_slow_reference_and_clips_the_weight_alone(
         self, rows: list[tuple[float, float, float]], high: float
     ) -> None:
@@ -133,7 +134,7 @@ class TestObjectives:
         np.testing.assert_allclose(log_probs.grad.numpy(), slopes, rtol=1e-9, atol=1e-12)
 
     @given(rows=TRIPLES)
-    @settings(max_examples=200)
+    @settings(max_examples=MANY)
     def test_reinforce_equals_the_slow_reference_and_finite_differences(
         self, rows: list[tuple[float, float, float]]
     ) -> None:
@@ -172,7 +173,7 @@ class TestObjectives:
 
 class TestTeamRatios:
     @given(moves=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), NUMBER), max_size=8))
-    @settings(max_examples=200)
+    @settings(max_examples=MANY)
     def test_m_is_the_product_of_the_steps_ratios(self, moves: list[tuple[int, int, float]]) -> None:
         ratios = TeamRatios(limit=4.0)
         logs: dict[tuple[int, int], float] = {}
@@ -225,7 +226,7 @@ class TestRewards:
 
     @pytest.mark.slow
     @given(episode=episodes(), kind=st.sampled_from(["margin", "quality"]), weight=NUMBER)
-    @settings(max_examples=200)
+    @settings(max_examples=MANY)
     def test_shaping_equals_the_slow_reference(self, episode: Episode, kind: str, weight: float) -> None:
         grades: list[float] = []
         shaped = rewarding.shape([episode], kind, weight)[0]  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from marft.config.plugins import BUILT_IN
 from marft.vetting.check import check
 from marft.vetting.limits import Limits
 from marft.vetting.subject import Subject, of_recipe, subject_of
-from tests.nights import NIGHT
+from tests.nights import NIGHT, some
 
 GAMES = {"gymnasium": "tests.gym_games:Walk", "pettingzoo": "tests.gym_games:Nim"}  # somebody else's, worn by ours
 ELSEWHERE = {"toolsandbox", "verifiers"}  # play in a process of somebody else's package
@@ -44,7 +44,7 @@ def subject(name: str, folder: Path) -> Subject:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*BUILT_IN["environments"]} - ELSEWHERE))
+@pytest.mark.parametrize("name", some(sorted({*BUILT_IN["environments"]} - ELSEWHERE), of=2))
 def test_a_built_in_environment_passes_every_check(name: str, tmp_path: Path) -> None:
     report = check(subject(name, tmp_path), AT_NIGHT if NIGHT else BY_DAY)
     assert set(report.of("failure")) == KNOWN.get(name, set()), [
