@@ -133,7 +133,7 @@ class Imagining:
         return [
             f"step {step + 1}: the world model is wrong of real episodes before it has learned from them (it missed "
             f"{missed:.0%} of what came next, and rewards by {off:.2f}), and is switched off until it is right again; "
-            "nothing is imagined meanwhile. Where that comes again, let dyna.memory be longer, or take another dyna.model"
+            "nothing is imagined meanwhile. Where that comes again, set a longer dyna.memory, or another dyna.model"
         ]
 
     def _of_the_model(self, heard: Sequence[Heard]) -> dict[str, float]:
@@ -182,5 +182,3 @@ def _of_episodes(imagined: Sequence[Episode], kept: Sequence[Episode], learned: 
         found["imagined/reward"] = float(np.mean([episode.total_reward for episode in kept]))
         found["imagined/uncertainty"] = float(np.mean(steps))
     return found
-
-

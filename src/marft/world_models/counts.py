@@ -46,5 +46,3 @@ class Counted:
 
     def predict(self, situation: Situation, action: str) -> Prediction:
         return self.known.get((situation, action)) or Prediction()
-
-

@@ -95,8 +95,8 @@ class Fits(Protocol):
     """A world model as a recipe names it."""
 
     def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
-        """Fit it to what was lived, oldest first; to nothing at a run's beginning. The same steps and seed make the same
-        model: that is how a run goes on."""
+        """Fit it to what was lived, oldest first; to nothing at a run's beginning. The same steps and seed make the
+        same model: that is how a run goes on."""
         ...
 
 

@@ -1,13 +1,13 @@
 """Whether a world model is believed: what it says of real episodes before it has learned from them.
 
 For each real step the model gives every next observation x a probability p(x). If it is right, the true one is missed
-as often as the model itself expects: ``excess = Σ p(x)² − p(true)`` has mean 0, however much chance the world has in it,
-and it is 1 where a sure model is wrong. For the rewards of an episode, ``excess = (|Σ (r − E r)| − Σ E|r − E r|) / width``
-has a mean of at most 0.
+as often as the model itself expects: ``excess = Σ p(x)² − p(true)`` has mean 0, however much chance the world has in
+it, and it is 1 where a sure model is wrong. For the rewards of an episode
+``excess = (|Σ (r − E r)| − Σ E|r − E r|) / width`` has a mean of at most 0.
 
 A test bets that the mean excess is above a bound (:mod:`marft.betting`), and begins anew whenever its capital falls
 below 1: a detector of changes that sounds falsely once in 1/alarm observations at most, on average (an e-detector of
-CUSUM's form: Shin, Ramdas and Rinaldo 2023). A model that it sounds for is switched off; the same test the other way
+CUSUM's form: Shin et al. 2022). A model that it sounds for is switched off; the same test the other way
 round, on what it says from then on, switches it on again. (Which losses are bet on, and that a model may come back, is
 our own reading of what a model-based learner should watch.)
 """
@@ -116,5 +116,3 @@ def of_step(said: Prediction, following: str) -> tuple[float, float]:
 
 def _clipped(value: float) -> float:
     return float(np.clip(value, -1.0, 1.0))
-
-
