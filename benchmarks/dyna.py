@@ -35,7 +35,7 @@ from marft.world_models.interface import Lived, Outcome, Prediction, Situation, 
 EPISODES = 5120  # real ones of each run, at most
 WINDOW, ENOUGH = 64, 0.9
 FEW = ("--rollout.tasks_per_step", "1")
-IMAGINED = (*FEW, "--dyna.share", "0.75")
+IMAGINED = (*FEW, "--dyna.share", "0.75", "--dyna.horizon", "8")  # as long as real ones
 ARMS = {
     "recipe": (),
     "plain": FEW,

@@ -19,14 +19,12 @@ class DynaSettings(Settings):
     """A world model is fitted to the real episodes, and the team learns from episodes that are imagined with it, too.
     These are never counted as real ones, nor evaluated on."""
 
-    model: WorldModelPlugin  # the world model
+    model: WorldModelPlugin  # the world model; counts, where none is named
     share: Annotated[float, Field(ge=0, le=0.98)] = 0.5  # of the episodes that a step plays, how many are imagined
     warm_up: CountOrNone = 1  # first steps, which learn from real episodes alone
     ramp: CountOrNone = 0  # steps after those in which the share grows to what it is; 0: at once
     horizon: Count = 32  # environment steps of an imagined episode, at most; rollout.max_steps holds, too
-    cutoff: Fraction = (
-        0.2  # uncertainty of the model from which on an imagined episode is cut off, and not learned from
-    )
+    cutoff: Fraction = 0.2  # uncertainty of the model from which on an imagined episode is cut off, and left out
     # what imagined episodes begin with: what real ones begin with, or anything that was observed in one
     begins: Literal["first", "anywhere"] = "first"
     reads: Names = ()  # roles whose words the environment goes by; []: all
@@ -35,7 +33,7 @@ class DynaSettings(Settings):
     check: bool = True  # whether it is switched off where it is wrong of real episodes
     # how much more often than it expects itself the model may be wrong, on average; of rewards, as a share of how
     # far returns differ
-    bound: Fraction = 0.25
+    bound: Annotated[float, Field(ge=0, lt=1)] = 0.25
     alarm: Annotated[float, Field(gt=0, le=0.5)] = 1e-4  # real steps, or episodes, per false alarm: one over this
 
     @model_validator(mode="before")

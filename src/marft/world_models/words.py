@@ -9,6 +9,8 @@ from typing import Any
 from marft.types import Action, Episode, Observation
 from marft.world_models.interface import Lived, Outcome, Situation
 
+MARK = "\0"  # what the text of an observation of several parts begins with
+
 
 def observation_text(observation: Observation) -> str:
     """All of an observation as one text: as it is where everybody is shown the same and nothing else is said.
@@ -16,18 +18,19 @@ def observation_text(observation: Observation) -> str:
     >>> observation_text(Observation("Rain.")), observation_text(Observation("Rain.", turn=("cook",)))
     ('Rain.', '\\x00{"options": {}, "text": "Rain.", "turn": ["cook"], "views": {}}')
     """
-    if observation.text and not (observation.views or observation.turn or observation.options):
+    plain = observation.text and not observation.text.startswith(MARK)
+    if plain and not (observation.views or observation.turn or observation.options):
         return observation.text
     table = {
         "text": observation.text, "views": dict(observation.views), "turn": list(observation.turn),
         "options": {role: list(texts) for role, texts in observation.options.items()},
     }  # fmt: skip
-    return "\0" + json.dumps(table, ensure_ascii=False, sort_keys=True)
+    return MARK + json.dumps(table, ensure_ascii=False, sort_keys=True)
 
 
 def observation_of(text: str) -> Observation:
     """The observation that a text is of."""
-    if not text.startswith("\0"):
+    if not text.startswith(MARK):
         return Observation(text)
     table: dict[str, Any] = json.loads(text[1:])
     options = {role: tuple(texts) for role, texts in table["options"].items()}
