@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from marft.config.parts import EnvironmentPart
 from marft.game.environment import Split
@@ -11,7 +12,10 @@ from marft.types import JointAction, Observation, Step, Task
 
 
 class Coins(EnvironmentPart):
-    """Two steps; a step pays by the length of what is said, and by nothing else."""
+    """Two tosses, each foretold by an agent; heads pays."""
+
+    says_whose_turn: ClassVar[bool] = True
+    offers_options: ClassVar[bool] = True
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return [Task(f"{split}/{number}", "Say it.") for number in range(4)]
@@ -25,13 +29,16 @@ class Tossed:
     steps: int = 0
 
     async def reset(self) -> Observation:
-        return Observation("Say it.")
+        return self.shown()
 
     async def step(self, actions: JointAction) -> Step:
         self.steps += 1
-        said = actions.answer.text if actions.answer else ""
+        said = actions.actions[-1].text
         over = self.steps == 2
-        return Step(Observation("Again."), float(len(said) % 2), terminated=over, success=over or None)
+        return Step(self.shown(), float(said == "heads"), terminated=over, success=over or None)
+
+    def shown(self) -> Observation:
+        return Observation(f"Toss {self.steps}.", turn=("actor",), options={"actor": ("heads", "tails")})
 
     async def close(self) -> None:
         """Nothing is held."""

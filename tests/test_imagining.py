@@ -234,6 +234,8 @@ class TestRuns:
             "tiny", output, "--name", name, "--training.steps", str(steps), *overrides,
             dyna={"share": 0.5, "warm_up": 1, "cutoff": 1.0},
             algorithm={"name": "grpo"}, environment={"name": "tests.playing_imagined:Coins"},
+            team={"organization": "turns"}, policies={"actor": {"model": "base"}},
+            agents=[{"role": "actor", "policy": "actor", "sampling": {"max_new_tokens": 8}}],
         )  # fmt: skip
         folder = RunFolder.open(output / name) if resume else RunFolder.create(run)
         train(run, folder, resume=resume)
@@ -251,7 +253,9 @@ class TestRuns:
             assert {k: v for k, v in row.items() if not any(t in k for t in took)} == pytest.approx(
                 {k: v for k, v in other.items() if not any(t in k for t in took)}, nan_ok=True, rel=0, abs=0
             )
+        assert rows[0]["imagined/episodes"] == 0
         assert rows[-1]["imagined/episodes"] == 4
+        assert rows[-1]["imagined/share"] > 0
         for row, path in zip(rows, sorted(folder.episodes.glob("*.parquet")), strict=True):
             lived = read_episodes(path)
             assert row["episodes"] == len(lived) == 4

@@ -22,7 +22,7 @@ from marft.world_models.trust import Trust
 from marft.world_models.words import gone_on, lived_in, observation_of, observation_text
 from tests.episodes import make_action
 
-WORDS = st.text("ab \n\0é\"", max_size=3)
+WORDS = st.text('ab \n\0é"', max_size=3)
 
 
 def line(length: int = 6, seed: int = 0, steps: int = 300) -> list[Lived]:
