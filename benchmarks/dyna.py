@@ -5,10 +5,11 @@
 
 A step of the recipe plays 64 real episodes (``recipe``). The other arms play 16: alone (``plain``), each learned from
 in four steps (``replay``), beside 48 that are imagined and begin anywhere (``dyna``) or where real ones do
-(``dyna-first``), beside those and learned from in two steps (``dyna-replay``), and beside 48 imagined ones of a model that is corrupted once it has lived 600 steps, its rewards
-turned round and what follows shuffled: watched (``corrupted``), and believed all the same (``unwatched``). An arm is
-there where at least 90 % of its last 64 real episodes have crossed; they are the policies' own samples, as they are in
-training. Runs go on where they stopped. Writes results/dyna.json, .md and .svg.
+(``dyna-first``), beside those of ``dyna`` and learned from in two steps (``dyna-replay``), and beside 48 imagined ones
+of a model that is corrupted once it has lived 600 steps, its rewards turned round and what follows shuffled: watched
+(``corrupted``), and believed all the same (``unwatched``). An arm is there where at least 90 % of its last 64 real
+episodes have crossed; they are the policies' own samples, as they are in training. Runs go on where they stopped.
+Writes results/dyna.json, .md and .svg.
 """
 
 from __future__ import annotations
