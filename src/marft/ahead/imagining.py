@@ -25,7 +25,7 @@ from marft.seeds import derive_seed, generator
 from marft.types import Episode
 from marft.world_models.experience import Experience, Kept, read, write
 from marft.world_models.imagined import UNCERTAINTY, Imagined, flagged, was_cut
-from marft.world_models.interface import Fits, WorldModel
+from marft.world_models.interface import Fits, Situation, WorldModel
 from marft.world_models.trust import Heard, Trust, heard_of
 from marft.world_models.words import lived_in
 
@@ -96,7 +96,7 @@ class Imagining:
         """Play imagined episodes as the algorithm's credit asks for → all of them, flagged."""
         dyna, run = self._dyna, self._run
         count = dyna.tasks_at(step, run.rollout.tasks_per_step) if self.kept.trust.on else 0
-        begins = [one.situation for one in self.kept.experience.lived if one.first or dyna.begins == "anywhere"]
+        begins = _begins(self.kept.experience, dyna.begins == "anywhere")
         if not count or not begins:
             return []
         stream = f"imagined/{step}"
@@ -168,6 +168,14 @@ class Imagining:
 
     def close(self) -> None:
         self._gathering.close()
+
+
+def _begins(experience: Experience, anywhere: bool) -> list[Situation]:
+    """What imagined episodes may begin with: what real ones did, as often as they did; or all that was ever observed,
+    each once, for what lies near a goal is seldom seen."""
+    if anywhere:
+        return list(dict.fromkeys(one.situation for one in experience.lived))
+    return [one.situation for one in experience.lived if one.first]
 
 
 def _of_episodes(imagined: Sequence[Episode], kept: Sequence[Episode], learned: int) -> dict[str, float]:
