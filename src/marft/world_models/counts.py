@@ -10,7 +10,7 @@ import numpy as np
 from marft.config.parts import WorldModelPart
 from marft.config.settings import Few
 from marft.seeds import generator
-from marft.world_models.interface import Lived, Outcome, Prediction, Situation, disagreement, tallied
+from marft.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel, disagreement, tallied
 
 Asked = tuple[Situation, str]
 
@@ -24,7 +24,7 @@ class Counts(WorldModelPart):
 
     members: Few = 32  # of the ensemble
 
-    def fit(self, lived: Sequence[Lived], seed: int) -> Counted:
+    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
         """Count what was lived."""
         rows: dict[Asked, dict[Outcome, int]] = {}
         for (situation, action, outcome), count in tallied(lived).items():
