@@ -124,6 +124,11 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "log": "marft.memories.log:Log",
         "summary": "marft.memories.summary:Summary",
     },
+    "proposers": {
+        "edits": "marft.profiles.proposers.edits:Edits",
+        "evolution": "marft.profiles.proposers.evolution:Evolution",
+        "gradient": "marft.profiles.proposers.gradient:Gradient",
+    },
     "sinks": {
         "mlflow": "marft.sinks.mlflow:MLflow",
         "tensorboard": "marft.sinks.tensorboard:TensorBoard",

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.cluster import ClusterSettings
-from marft.config.consulting import ConsultingSettings, consulting_problems, helping
+from marft.config.consulting import ConsultingSettings, consulting_problems
 from marft.config.curriculum import CurriculumSettings
 from marft.config.guards import GuardSettings
 from marft.config.models import (
@@ -34,6 +34,7 @@ from marft.config.parts import (
     ToolPlugin,
 )
 from marft.config.pools import members_of, pool_problems
+from marft.config.profiles import ProfileSettings, beside, profile_problems
 from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings, did_you_mean
 from marft.config.sft import SftSettings
 from marft.config.shadow import ShadowSettings
@@ -128,6 +129,7 @@ class RunSettings(Settings):
     environment: EnvironmentPlugin  # what the team works on
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
     curriculum: CurriculumSettings | None = None  # how hard training tasks are, as the team gets better
+    profiles: ProfileSettings | None = None  # how agents' instructions are learned, in turn with weights
     algorithm: AlgorithmSettings  # how it learns
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
     engine: EnginePlugin  # who samples for policies that are here
@@ -170,7 +172,7 @@ class RunSettings(Settings):
             *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
             *size_problems(self), *_lag_problems(self), *side_problems(self), *turn_problems(self),
-            *pool_problems(self), *consulting_problems(self),
+            *pool_problems(self), *consulting_problems(self), *profile_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -266,7 +268,7 @@ def _missing_references(run: RunSettings) -> Iterable[str]:
     for name, policy in run.policies.items():
         if policy.model not in run.models:
             yield f"policies.{name}: no model is called {policy.model!r}{did_you_mean(policy.model, run.models)}"
-        if name not in helping(run) and not any(agent.policy == name for agent in run.agents):
+        if name not in beside(run) and not any(agent.policy == name for agent in run.agents):
             yield f"policies.{name}: no agent uses it; give it to an agent or remove it"
     for agent in run.agents:
         for tool in agent.tools:
@@ -354,7 +356,7 @@ def _unrewarded(run: RunSettings) -> Iterable[str]:
 
 
 def _teammate_text_problems(run: RunSettings) -> Iterable[str]:
-    remote = [name for name, policy in run.policies.items() if run.is_remote(policy.model) and name not in helping(run)]
+    remote = [name for name, policy in run.policies.items() if run.is_remote(policy.model) and name not in beside(run)]
     if run.algorithm.teammate_text.coefficient and remote:
         yield (
             f"algorithm.teammate_text: it asks how likely a teammate's text was to its author, and an endpoint "

@@ -28,8 +28,8 @@ from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 MARK = json.dumps({"format": FORMAT})  # the least that it says
 OWN = (
-    "checkpoints", "credit", "episodes", "evaluations", "graphs", "league", "metrics.jsonl", "replays", "rows",
-    "tensorboard", "worth",
+    "checkpoints", "credit", "episodes", "evaluations", "graphs", "league", "metrics.jsonl", "profiles.json", "replays",
+    "rows", "tensorboard", "worth",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from marft.export.loading import check_bases
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
+from marft.runs.stated import told_at
 from marft.serving.settings import Served
 
 
@@ -21,6 +22,7 @@ def loaded(served: Served) -> Iterator[LocalRollouts]:
     with LocalRollouts(served.run) as rollouts:
         if served.checkpoint is not None:
             load_policies(served.checkpoint, rollouts.models, dict.fromkeys(served.run.trained_policies))
+            rollouts.instruct(told_at(served.checkpoint))
         if served.export is not None:
             check_bases(served.export, rollouts.models.digests())
         rollouts.publish(0)
