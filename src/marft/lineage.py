@@ -1,4 +1,4 @@
-"""Where agents' instructions come from: every version that was tried, by whom it was made of what, and what it was worth.
+"""Where agents' instructions come from: every version that was tried, who made it of what, and what it was worth.
 
 Version 0 of an agent is the recipe's. A lineage only grows; of each agent one version is current.
 """

@@ -87,13 +87,15 @@ class Samplers:
             self.wait_for(self.engine.publish({name: self.models.policies[name]}, version))
 
     def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[Completion, int]:
-        """What a policy says to a question that is no agent's part of an episode, and how many tokens its prompt had.
+        """What a policy says to a question that is no agent's part of an episode, and the tokens of its prompt.
 
         Raises:
             PromptTooLongError: the question does not fit the model's context.
         """
         cut = Cut("nothing")
-        prompt = self.renderer.render(policy, Profile(key.agent), question, (), reserve=sampling.max_new_tokens, cut=cut)
+        prompt = self.renderer.render(
+            policy, Profile(key.agent), question, (), reserve=sampling.max_new_tokens, cut=cut
+        )
         return self.wait_for(self.engine.sample(policy, prompt, sampling, key)), len(prompt.ids)
 
     def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:

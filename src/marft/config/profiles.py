@@ -26,7 +26,8 @@ class ProfileSettings(Settings):
     proposer: ProposerPlugin  # where new instructions come from
     candidates: Annotated[int, Field(ge=1, le=256)] = 4  # proposals to an agent in a round
     split: Literal["validation", "train"] = "validation"  # whose tasks decide; never the test split's
-    tasks: Annotated[int, Field(ge=4, le=100_000)] = 64  # on which the best of the candidates is judged, new ones a round
+    # on which the best of the candidates is judged, new ones a round; it is chosen on half as many others
+    tasks: Annotated[int, Field(ge=4, le=100_000)] = 64
     mode: Literal["greedy", "sampled"] = "sampled"  # how agents sample there
     # the candidate is kept where its gain's interval is above 0, or where its gain is, and the interval is above
     # -tolerance

@@ -1,4 +1,4 @@
-"""Which of several candidates is best, by successive halving, and whether it is better, by a paired test on other tasks.
+"""Which of several candidates is best, by successive halving; and is it better? By a paired test on other tasks.
 
 Halving is that of Jamieson and Talwalkar 2016: many are played on few tasks, the better half on twice as many. What
 chose the best decides nothing more about it: it is tested on tasks that none was chosen by.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,6 +79,3 @@ def ranked(versions: Sequence[Version], current: Version) -> list[Version]:
     behind that were dropped early: our reading."""
     others = [version for version in versions if version.number != current.number]
     return [current, *sorted(others, key=lambda v: (-(v.worth.low if v.worth else 0.0), -v.number))]
-
-
-Counted = Callable[[int], None]  # is told how many tokens something took

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
@@ -14,7 +14,7 @@ from marft.game.game import Attempt, EpisodeFailedError
 from marft.game.rendering import PromptTooLongError
 from marft.lineage import Lineage, Version, Worth
 from marft.playing import Rollouts
-from marft.profiles.judging import Outcomes, halved, share, worth
+from marft.profiles.judging import Outcomes, halved, worth
 from marft.profiles.proposals import Asked, Proposal, Proposer, Told, ranked
 from marft.seeds import generator
 from marft.types import ActionKey, Completion, Episode, Sampling, Task
@@ -103,14 +103,14 @@ class _Turn:
         try:
             found = list(cast("Proposer", self.settings.proposer).propose(asked))
             problem = _problem(found, [version.number for version in versions])
-        except Exception as error:  # somebody else's code: it loses its own turn alone
+        except Exception as error:  # noqa: BLE001  somebody else's code: it loses its own turn alone
             problem = f"raised {described(error)}"
         if problem:
             self._note(f"proposer {self.settings.proposer.name!r} {problem}; nothing is tried")
             return []
         return list(self._usable(found, [version.instructions for version in versions]))[: self.settings.candidates]
 
-    def _usable(self, found: Iterable[Proposal], known: Sequence[str]) -> Iterable[Proposal]:
+    def _usable(self, found: Iterable[Proposal], known: Iterable[str]) -> Iterator[Proposal]:
         seen = set(known)
         for proposal in found:
             text = proposal.instructions.strip()
@@ -130,7 +130,7 @@ class _Turn:
         worths[best] = worth(known, self._outcomes(candidates[best], testing))
         kept = self._accepts(worths[best])
         if worths[best] is None:
-            self._note("of no task is it known whether it was solved (Step.success), so that no candidate can be judged")
+            self._note("of no task is it known whether it was solved (Step.success): no candidate can be judged")
         return [
             replace(one, worth=worths[place], accepted=kept and place == best) for place, one in enumerate(candidates)
         ]
@@ -196,7 +196,7 @@ def _problem(found: Sequence[object], numbers: Sequence[int]) -> str:
     return ""
 
 
-def _metrics(before: Lineage, after: Lineage) -> Mapping[str, float] | dict[str, float]:
+def _metrics(before: Lineage, after: Lineage) -> dict[str, float]:
     tried = after.versions[len(before.versions) :]
     accepted = [version for version in tried if version.accepted]
     gains = [version.worth.gain for version in accepted if version.worth]
@@ -211,6 +211,3 @@ def _metrics(before: Lineage, after: Lineage) -> Mapping[str, float] | dict[str,
 def versions_told(lineage: Lineage) -> dict[str, float]:
     """Which version each agent is told, as metrics."""
     return {f"agents/{role}/profile_version": float(number) for role, number in lineage.current.items()}
-
-
-__all__ = ["Instructs", "Tuner", "share", "tokens_of", "versions_told"]

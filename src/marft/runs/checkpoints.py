@@ -262,7 +262,9 @@ def read_record(path: Path) -> Record:
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
             raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
-        state = State(**written.model_dump(include={field.name for field in fields(State)} - {"curriculum", "profiles"}))
+        state = State(
+            **written.model_dump(include={field.name for field in fields(State)} - {"curriculum", "profiles"})
+        )
         state = replace(state, curriculum=written.standing(), profiles=written.lineage())
         if CHECKPOINT.fullmatch(path.name) and path.name != name_of(state.step):
             raise ValueError(f"{path} is the checkpoint of step {state.step}, under another's name")

@@ -20,9 +20,9 @@ from marft.export.loading import check_bases, settings_of
 from marft.export.manifest import TEAM, is_export, load_export
 from marft.game.game import Attempt
 from marft.runs.checkpoints import load_policies
-from marft.runs.stated import STATE, told_at
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
+from marft.runs.stated import STATE, told_at
 from marft.types import Episode
 
 if TYPE_CHECKING:

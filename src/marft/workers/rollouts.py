@@ -87,7 +87,7 @@ class WorkerRollouts:
         self.team = self._recipes_team().instructed(versions, before)
 
     def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[Completion, int]:
-        """What a policy says to a question that is no agent's part of an episode, and how many tokens its prompt had."""
+        """What a policy says to a question that is no agent's part of an episode, and the tokens of its prompt."""
         return self._samplers.ask(policy, question, sampling, key)
 
     def usage(self) -> dict[str, float]:

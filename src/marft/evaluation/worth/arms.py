@@ -169,8 +169,8 @@ class Player:
         self._loaded = dict(weights)
 
     def _instructions(self, weights: Mapping[str, str]) -> list[Version]:
-        """What each agent is told: what it was where its policy's weights are from; one whose policy never learned, what
-        it was at the last of the checkpoints that are played."""
+        """What each agent is told: what it was where its policy's weights are from; one whose policy never learned,
+        what it was at the last of the checkpoints that are played."""
         policies = {agent.role: agent.policy for agent in self.rollouts.run.agents}
         told = {name: {v.role: v for v in told_at(path)} for name, path in self._checkpoints.items()}
         last = max(weights.values(), key=lambda name: (self._checkpoints[name] is not None, name), default="")

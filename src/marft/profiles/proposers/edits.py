@@ -30,7 +30,7 @@ class Edits(ProposerPart):
     crossover: Fraction = 0.25  # share of proposals that are made of two of them
 
     def propose(self, asked: Asked) -> list[Proposal]:
-        known, found = {version.instructions for version in asked.versions}, list[Proposal]()
+        known, found = {"", *(version.instructions for version in asked.versions)}, list[Proposal]()
         for _ in range(TRIES * asked.count):
             proposal = self._drawn(asked)
             if len(found) < asked.count and proposal.instructions not in known:

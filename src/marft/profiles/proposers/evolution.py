@@ -23,7 +23,8 @@ CROSS = """\
 
 {second}
 
-Write instructions for {role} that take the best of both, and then change something in them that could be better. {reply}"""
+Write instructions for {role} that take the best of both, and then change something in them that could be better. \
+{reply}"""
 
 
 class Evolution(ProposerPart):

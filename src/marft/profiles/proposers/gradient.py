@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -25,8 +26,8 @@ Attempts that succeeded:
 
 {solved}
 
-Which faults of {role}'s instructions made attempts fail, and what of them served those that succeeded? Answer in a few \
-sentences."""
+Which faults of {role}'s instructions made attempts fail, and what of them served those that succeeded? Answer in a \
+few sentences."""
 REWRITE = """\
 You improve what one member of a team, {role}, is told. {material}
 
@@ -92,7 +93,7 @@ class Gradient(ProposerPart):
         return found
 
 
-def _some(asked: Asked, told: tuple[Told, ...] | list[Told], count: int) -> list[Told]:
+def _some(asked: Asked, told: Sequence[Told], count: int) -> list[Told]:
     """As many of the attempts as are read, drawn by the round."""
     chosen = asked.rng.permutation(len(told))[:count]
     return [told[int(place)] for place in sorted(chosen)]
