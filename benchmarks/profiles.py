@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import machine
 import numpy as np
 from matplotlib.figure import Figure
 from recording import parser_of, save_plot, save_rows, tidy
@@ -197,8 +196,8 @@ def table(rows: Sequence[Row], start: str) -> str:
     lines = [
         "# A wrong profile",
         "",
-        f"The demo team, told `{start}` instructions, over {len({row['seed'] for row in rows})} seed(s): success on held-"
-        f"out tasks, sampled. Hand-written instructions, untrained: {hand:.1%}.",
+        f"The demo team, told `{start}` instructions, over {len({row['seed'] for row in rows})} seed(s): success on "
+        f"held-out tasks, sampled. Hand-written instructions, untrained: {hand:.1%}.",
         "",
         "| arm | success, mean | by seed | share of the hand-written | tokens |",
         "| --- | --- | --- | --- | --- |",
@@ -225,7 +224,10 @@ def lineages(rows: Sequence[Row]) -> Iterator[str]:
         if not one["accepted"]:
             continue
         of = ", ".join(f"v{number}" for number in one["parents"])
-        told = worth and f"{worth['success']:.1%} | {worth['gain']:+.1%} ({worth['gain_low']:+.1%} to {worth['gain_high']:+.1%})"
+        told = (
+            worth
+            and f"{worth['success']:.1%} | {worth['gain']:+.1%} ({worth['gain_low']:+.1%} to {worth['gain_high']:+.1%})"
+        )
         text = one["instructions"].replace("|", "\\|")
         yield (
             f"| {one['role']} v{one['number']} | {of} | {one['how']} | {one['step']} | {told if worth else ' | '} "
