@@ -382,6 +382,7 @@ def played(keeping: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder
     return folder
 
 
+@pytest.mark.slow
 class TestRuns:
     def test_a_run_records_what_was_tried_and_told(self, played: RunFolder) -> None:
         lineage = LINEAGE.validate_json((played.path / "profiles.json").read_bytes())

@@ -129,7 +129,7 @@ def _go_on(
     draws: Draws,
     folder: RunFolder,
     observer: Observer,
-    tuner: Tuner | None,
+    tuner: Tuner | None = None,
 ) -> State:
     run = rollouts.run
     goes_back = run.guards.on_collapse == "return"
@@ -189,7 +189,7 @@ def _step(
     folder: RunFolder,
     observer: Observer,
     gauge: Gauge,
-    tuner: Tuner | None,
+    tuner: Tuner | None = None,
 ) -> tuple[State, dict[str, float]]:
     run, watch = rollouts.run, _Watch()
     gauge.begin()
