@@ -50,8 +50,8 @@ CATALOGUE: dict[str, list[Metric]] = {
                advice="far below one half: the learner has forgotten how to beat an earlier self; draw versions with "
                "choose = 'prioritised', or keep more of them (pool.size)"),
         Metric("league/hardest_step", "the hardest", "step at which that version joined", ".0f"),
-        Metric("profile_version", "instructions", "the version of its instructions that an agent is told from this step "
-               "on, where they are learned; 0 is the recipe's", ".0f", scopes=("agent",)),
+        Metric("profile_version", "instructions", "the version of its instructions that an agent is told after this "
+               "step, where they are learned; 0 is the recipe's", ".0f", scopes=("agent",)),
         Metric("profiles/tried", "tried", "instructions that were tried in a round", ".0f"),
         Metric("profiles/accepted", "accepted", "of these, those that agents are told from here on", ".0f"),
         Metric("profiles/gain", "gain", "what accepted instructions gained of held-out success over those before, mean",
