@@ -63,7 +63,8 @@ class Tuner:
         before, limit = lineage, self.settings.tokens
         for role in lineage.current:
             if limit and lineage.tokens >= limit:
-                self.note(f"step {step}: profiles.tokens = {limit} are taken; {role} and those after it keep theirs")
+                if before.tokens < limit:  # said once
+                    self.note(f"step {step}: profiles.tokens = {limit} are taken: from {role} on all keep theirs")
                 break
             lineage = _Turn(self, lineage, role, step).taken(episodes)
             self.rollouts.instruct(lineage.told())
