@@ -63,11 +63,11 @@ class Tuner:
         before, limit = lineage, self.settings.tokens
         for role in lineage.current:
             if limit and lineage.tokens >= limit:
-                if before.tokens < limit:  # said once
-                    self.note(f"step {step}: profiles.tokens = {limit} are taken: from {role} on all keep theirs")
                 break
             lineage = _Turn(self, lineage, role, step).taken(episodes)
             self.rollouts.instruct(lineage.told())
+        if before.tokens < limit <= lineage.tokens:
+            self.note(f"step {step}: profiles.tokens = {limit} are taken: nothing more is tried")
         lineage = replace(lineage, rounds=lineage.rounds + 1)
         return lineage, _metrics(before, lineage)
 
