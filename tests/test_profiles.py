@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.config.consulting import without_helpers
 from marft.config.parts import ProposerPart
 from marft.config.profiles import ProfileSettings
 from marft.config.run import RunSettings
@@ -26,6 +27,7 @@ from marft.profiles.proposers.evolution import Evolution
 from marft.profiles.proposers.gradient import Gradient
 from marft.profiles.tuning import Tuner
 from marft.runs.stated import LINEAGE
+from marft.serving.settings import served_table
 from marft.types import Action, ActionKey, Completion, Episode, Profile, Sampling, Task
 from tests.helpers import settings
 
@@ -335,6 +337,8 @@ class TestRecipes:
         )  # fmt: skip
         assert run.profiles is not None
         assert run.profiles.proposer.asks == ("asked",)
+        assert set(without_helpers(run).policies) == {"reasoner", "actor"}
+        assert served_table(run.model_dump(mode="json"))["policies"].keys() == {"reasoner", "actor"}
 
     def test_rounds_end_where_they_are_to(self) -> None:
         due = ProfileSettings(every=3, last=6, proposer=Edits(sentences=POOL)).due

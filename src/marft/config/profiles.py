@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from marft.config.consulting import helping
+from marft.config.consulting import proposing
 from marft.config.parts import ProposerPlugin
 from marft.config.pools import pools_of
 from marft.config.settings import Count, CountOrNone, Fraction, Names, Settings, did_you_mean
@@ -43,16 +43,6 @@ class ProfileSettings(Settings):
     def due(self, step: int) -> bool:
         """Whether there is a round after so many training steps."""
         return step % self.every == 0 and not (self.last and step > self.last)
-
-
-def proposing(run: RunSettings) -> set[str]:
-    """Policies that are asked for instructions."""
-    return set(run.profiles.proposer.asks) if run.profiles else set()
-
-
-def beside(run: RunSettings) -> set[str]:
-    """Policies that are asked for something else than to act: no agent needs to have them."""
-    return helping(run) | proposing(run)
 
 
 def profile_problems(run: RunSettings) -> Iterable[str]:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.cluster import ClusterSettings
-from marft.config.consulting import ConsultingSettings, consulting_problems
+from marft.config.consulting import ConsultingSettings, beside, consulting_problems
 from marft.config.curriculum import CurriculumSettings
 from marft.config.guards import GuardSettings
 from marft.config.models import (
@@ -34,7 +34,7 @@ from marft.config.parts import (
     ToolPlugin,
 )
 from marft.config.pools import members_of, pool_problems
-from marft.config.profiles import ProfileSettings, beside, profile_problems
+from marft.config.profiles import ProfileSettings, profile_problems
 from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings, did_you_mean
 from marft.config.sft import SftSettings
 from marft.config.shadow import ShadowSettings

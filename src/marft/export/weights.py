@@ -13,8 +13,8 @@ from peft import PeftModel
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
+from marft.config.consulting import beside
 from marft.config.models import ModelSettings, PolicySettings, local_model, readers
-from marft.config.profiles import beside
 from marft.config.run import RunSettings
 from marft.export.manifest import ModelEntry, PolicyEntry
 from marft.export.recipe import MODELS, POLICIES, Shipped
