@@ -19,6 +19,7 @@ from marft.game.agents import Agent
 from marft.game.game import Attempt
 from marft.game.team import Team
 from marft.lineage import Lineage, Version, Worth
+from marft.planning.work import work_of
 from marft.profiles.asking import instructions_in, mark_beside
 from marft.profiles.judging import halved, rungs, share, worth
 from marft.profiles.proposals import Asked, Proposal, Told, ranked
@@ -337,6 +338,7 @@ class TestRecipes:
         )  # fmt: skip
         assert run.profiles is not None
         assert run.profiles.proposer.asks == ("asked",)
+        assert [(one.name, one.actions > 0) for one in work_of(run).policies][-1] == ("asked", False)
         assert set(without_helpers(run).policies) == {"reasoner", "actor"}
         assert served_table(run.model_dump(mode="json"))["policies"].keys() == {"reasoner", "actor"}
 
