@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from marft.game.agents import Agent
 from marft.game.generation import Draft, ResponsePrefix, response_prefix_of
 from marft.learning.batching import make_samples
 from marft.learning.choice_scoring import scored_tokens
@@ -21,7 +22,7 @@ from marft.models.log_probs import token_scores
 from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 from marft.models.masked import PackedMasks, allowed
 from marft.segments import Restart
-from marft.types import Action, Completion, Episode, Prompt, Task
+from marft.types import Action, Completion, Episode, Profile, Prompt, Task
 from tests.episodes import make_action
 
 TOKENS, VOCABULARY = 23, 50
@@ -184,12 +185,15 @@ def test_what_a_teammate_was_forced_to_write_is_its_text_with_certainty() -> Non
     assert prefix.log_probs.tolist() == [0.0, -0.5, 0.0]
 
 
+AGENT = Agent(Profile("actor"), "p")
+
+
 class TestDrafts:
     def said(self, *turns: Completion) -> Action:
         draft = Draft(Prompt(np.array([7], np.int32)), ResponsePrefix())
         for turn in turns:
             draft.say(turn)
-        return draft.action(make_action().key, "p", "stop")
+        return draft.action(make_action().key, AGENT, "stop")
 
     def test_masks_and_log_probs_of_several_turns_keep_to_their_tokens(self) -> None:
         first = Completion(
@@ -207,7 +211,7 @@ class TestDrafts:
         draft = Draft(Prompt(np.array([7], np.int32)), ResponsePrefix(np.array([8, 9], np.int32), theirs, np.zeros(2)))
         said = np.array([4, 5], np.int32), np.array([0.0, -0.5], np.float32)
         draft.say(Completion(*said, "a", "stop", masks=Masks.of([1], [b"\x60"]), forced=(0,)))
-        action = draft.action(make_action().key, "p", "stop")
+        action = draft.action(make_action().key, AGENT, "stop")
         assert action.marks.tolist() == [Mark.TEAMMATE, Mark.TEAMMATE, Mark.FORCED, Mark.SAMPLED]
         assert action.masks
         assert action.masks.at.tolist() == [3]

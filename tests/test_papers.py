@@ -31,7 +31,7 @@ ANCHOR = re.compile(r"et al\.|\b(?:18|19|20)\d\d\b")
 NUMBER = re.compile(r"arxiv(?:\.org/(?:abs|pdf|html)/|[ :])(\d+\.\d+)", re.IGNORECASE)
 PARTS = {
     "credit": "credits", "objective": "objectives", "schedule": "schedules", "weight": "teammate_weights",
-    "environment": "environments", "team": "organizations", "tools": "tools", "store": "memories",
+    "environment": "environments", "team": "organizations", "tools": "tools", "store": "memories", "proposer": "proposers",
 }  # fmt: skip
 
 

@@ -16,10 +16,11 @@ from marft.game.loop_threads import LoopThreadPool
 from marft.game.rollout import as_it_is, play_all
 from marft.game.team import Team
 from marft.game_parts import GameParts, open_terms
+from marft.lineage import Version
 from marft.playing import Begun, added, nobody
 from marft.samplers import Samplers
 from marft.sandbox.runner import end_all
-from marft.types import Episode, TokenIds
+from marft.types import ActionKey, Completion, Episode, Sampling, TokenIds
 from marft.workers.rollouts import WorkerRollouts
 
 T = TypeVar("T")
@@ -78,6 +79,15 @@ class LocalRollouts:
     def publish_versions(self, versions: Mapping[str, int]) -> None:
         """These policies were given other weights, each of a step."""
         self._samplers.publish_versions(versions)
+
+    def instruct(self, versions: Sequence[Version]) -> None:
+        """What agents are told from here on, in the roles of these versions; in all others, what the recipe says."""
+        before = {agent.role: agent.instructions for agent in self.run.agents}
+        self.game = replace(self.game, team=self._parts.game.team.instructed(versions, before))
+
+    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[Completion, int]:
+        """What a policy says to a question that is no agent's part of an episode, and the tokens of its prompt."""
+        return self._samplers.ask(policy, question, sampling, key)
 
     def usage(self) -> dict[str, float]:
         """What sampling and scoring have taken so far, and threads that hang, by the name of a metric."""

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from typing import Protocol, TypeVar, cast
 
 from marft.config.plugins import BUILT_IN
-from marft.config.run import RunSettings, cannot_hold
+from marft.config.references import cannot_hold
+from marft.config.run import RunSettings
 from marft.endpoints.client import Endpoint
 from marft.engines.caller_thread import Background, CallerThreadExecutor
 from marft.engines.foreign import ForeignEngine
@@ -15,9 +16,10 @@ from marft.engines.remote import RemoteEngine, RemotePolicy
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.router import Router
 from marft.game.engine import Engine
+from marft.game.rendering import Cut
 from marft.models.pool import Models
 from marft.playing import Begun
-from marft.types import TokenIds
+from marft.types import ActionKey, Completion, Profile, Sampling, TokenIds
 
 T = TypeVar("T")
 ENGINE = ("sample", "choose", "external_wait", "publish", "settle", "version", "usage", "close")
@@ -84,6 +86,18 @@ class Samplers:
         """These policies were given other weights, each of a step."""
         for name, version in versions.items():
             self.wait_for(self.engine.publish({name: self.models.policies[name]}, version))
+
+    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[Completion, int]:
+        """What a policy says to a question that is no agent's part of an episode, and the tokens of its prompt.
+
+        Raises:
+            PromptTooLongError: the question does not fit the model's context.
+        """
+        cut = Cut("nothing")
+        prompt = self.renderer.render(
+            policy, Profile(key.agent), question, (), reserve=sampling.max_new_tokens, cut=cut
+        )
+        return self.wait_for(self.engine.sample(policy, prompt, sampling, key)), len(prompt.ids)
 
     def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""

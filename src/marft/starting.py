@@ -79,6 +79,13 @@ class Start:
         if self.resume:
             return restore(self.record, models, learner)
         load_policies(self.record.path, models, learner.optimizers)
+        for version in self.record.state.profiles.told() if self.record.state.profiles else ():
+            told = {agent.role: agent.instructions for agent in self.run.agents}
+            if told.get(version.role, version.instructions) != version.instructions:
+                self.note(
+                    f"agents.{version.role}.instructions: the weights learned with others, which this recipe does not "
+                    f"give: {version.instructions!r}"
+                )
         if learner.critic and not load_critic(self.record.path, learner):
             self.note("the checkpoint has no critic that fits; a new one starts from zero")
         return State()

@@ -36,6 +36,8 @@ from marft.learning.ledger import ActionCredit
 from marft.models.pool import Models
 from marft.observing import Observer, Silent
 from marft.playing import LOST, Rollouts
+from marft.profiles.stepping import advanced_profiles, open_tuner, told_anew
+from marft.profiles.tuning import Tuner
 from marft.ranks.learners import Learners, RanksLostError, open_learners
 from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
@@ -97,9 +99,11 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
         rollouts.publish(state.step)
         tasks = training_tasks(run)
         state = start.with_tasks(state, tasks)
+        tuner = open_tuner(rollouts, observer.note)
         begun = start.record.path if start.record and start.resume else None
         gathering = open_gathering(rollouts, tasks, state, begun)
         start.commit(state, rollouts.models, learners.kept)
+        state = told_anew(tuner, state, folder)
         told = definitions_of(rollouts.team)
         changed = note_of(folder.path, told)
         if changed:
@@ -111,7 +115,7 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
             closing(gathering),
         ):
             try:
-                return _go_on(rollouts, rollouts.models, learners, state, gathering, tasks, folder, watching)
+                return _go_on(rollouts, rollouts.models, learners, state, gathering, tasks, folder, watching, tuner)
             except RanksLostError as error:
                 return error
 
@@ -125,6 +129,7 @@ def _go_on(
     draws: Draws,
     folder: RunFolder,
     observer: Observer,
+    tuner: Tuner | None = None,
 ) -> State:
     run = rollouts.run
     goes_back = run.guards.on_collapse == "return"
@@ -140,7 +145,9 @@ def _go_on(
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
             known = set(state.set_aside)
-            state, metrics = _step(rollouts, learners, state, gathering, draws, folder, observer, gauge, sinks.note)
+            state, metrics = _step(
+                rollouts, learners, state, gathering, draws, folder, observer, gauge, sinks.note, tuner
+            )
             for task in state.set_aside.keys() - known:
                 sinks.note(f"task {task!r}: {state.set_aside[task]}")
             if run.evaluation.every and state.step % run.evaluation.every == 0:
@@ -162,6 +169,7 @@ def _go_on(
             if target:
                 state = returning.go_back(state, target, watch.cooled())
                 watch.go_back(target.state.step)
+                told_anew(tuner, state, folder)
                 rollouts.publish(state.step)
                 gathering.abandon(state)
             if due or stop or target:
@@ -184,6 +192,7 @@ def _step(
     observer: Observer,
     gauge: Gauge,
     note: Callable[[str], None],
+    tuner: Tuner | None = None,
 ) -> tuple[State, dict[str, float]]:
     run, watch = rollouts.run, _Watch()
     gauge.begin()
@@ -229,6 +238,10 @@ def _step(
         state, metrics = replace(state, curriculum=standing), metrics | found
     rollouts.publish(state.step)
     gathering.published(state)
+    if tuner:
+        with watch("profiles"):
+            state, found = advanced_profiles(tuner, state, episodes, folder)
+        metrics |= found
     with watch("recording"):
         every = run.training.record_episodes_every
         if every and state.step % every == 0:

@@ -108,13 +108,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """An agent's role: the paper's inst^i. ``answers`` marks the agent whose text is the team's answer."""
+    """An agent's role: the paper's inst^i. ``answers`` marks the agent whose text is the team's answer; ``version`` is
+    that of its instructions in their lineage, where they are learned, and 0 where they are the recipe's."""
 
     role: str
     instructions: str = ""
     guidance: str = ""
     answers: bool = False
     tools: tuple[Tool, ...] = ()
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,7 @@ class Action:
     masks: Masks | None = None  # what a grammar allowed for, where a token was sampled
     consultations: tuple[Consultation, ...] = ()  # of helpers, whose replies stand in the text
     wishes: str = ""  # what a client asked for that is only recorded, such as a seed: JSON
+    profile_version: int = 0  # of the agent's instructions, where they are learned
 
     @property
     def id(self) -> str:

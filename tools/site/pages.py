@@ -35,6 +35,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "rewards": ("[rewards]", "Reward terms"),
     "filters": ("[synthesis.filters]", "Filters"),
     "checks": ("rules.NAME", "Checks of a suite"),
+    "proposers": ("profiles.proposer", "Proposers"),
     "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),
     "memories": ("tools.NAME.store", "Memory systems"),

@@ -25,6 +25,7 @@ from marft.game.rendering import Message
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
 from marft.runs.folder import RunFolder
+from marft.runs.stated import told_at
 from marft.texts import one_line, visible
 from marft.types import Action, Episode, Observation
 
@@ -127,11 +128,12 @@ def play_live(
         screen.recorded = attempt.replay.actions if attempt.replay else ()
         if path is not None:
             load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
+            rollouts.instruct(told_at(path))
         rollouts.publish(0)
         screen.people = humans
-        for agent in run.agents:
-            if agent.role in humans and agent.instructions:
-                screen.seated(agent.role, agent.instructions)
+        for agent in rollouts.team.agents:
+            if agent.role in humans and agent.profile.instructions:
+                screen.seated(agent.role, agent.profile.instructions)
         person = HumanSampler(rollouts.game.renderer, screen.ask, rollouts.decode)
         seats = rollouts.engine.seating(dict.fromkeys(humans, person))
         game = replace(rollouts.game, engine=seats, watcher=screen)

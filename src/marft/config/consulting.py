@@ -104,15 +104,26 @@ def helping(run: RunSettings) -> set[str]:
     return {helper.policy for helper in run.consulting.helpers.values()} if run.consulting else set()
 
 
+def proposing(run: RunSettings) -> set[str]:
+    """Policies that are asked for instructions."""
+    return set(run.profiles.proposer.asks) if run.profiles else set()
+
+
+def beside(run: RunSettings) -> set[str]:
+    """Policies that are asked for something else than to act: no agent needs to have them."""
+    return helping(run) | proposing(run)
+
+
 def without_helpers(run: RunSettings) -> RunSettings:
-    """The recipe of a team that is on its own: without helpers, and what nobody else needs is not loaded for them."""
-    if run.consulting is None:
+    """The recipe of a team that is on its own: without helpers and whoever proposes instructions, and what nobody else
+    needs is not loaded for them."""
+    if run.consulting is None and run.profiles is None:
         return run
-    alone = helping(run) - {agent.policy for agent in run.agents}
+    alone = beside(run) - {agent.policy for agent in run.agents}
     policies = {name: policy for name, policy in run.policies.items() if name not in alone}
     idle = {run.policies[name].model for name in alone} - {policy.model for policy in policies.values()}
     models = {name: model for name, model in run.models.items() if name not in idle - readers(run.models)}
-    return run.model_copy(update={"consulting": None, "policies": policies, "models": models})
+    return run.model_copy(update={"consulting": None, "profiles": None, "policies": policies, "models": models})
 
 
 def consulting_problems(run: RunSettings) -> Iterable[str]:

@@ -156,6 +156,16 @@ class CheckPart(Plugin):
     did in an episode (:class:`marft.evaluation.safety.deeds.Deeds`): a sentence for each time."""
 
 
+class ProposerPart(Plugin):
+    """Base of proposers: where new instructions for an agent come from. ``propose`` is a pure function of what is known
+    (:class:`marft.profiles.proposals.Asked`), and of what a policy says that it asks."""
+
+    @property
+    def asks(self) -> Sequence[str]:
+        """Policies of the recipe that it asks; () where it asks none."""
+        return ()
+
+
 class MemoryPart(Plugin):
     """Base of memory systems. ``begin(count)`` makes an empty :class:`marft.memories.interface.Memory` that holds at
     most ``room`` bytes; ``count`` says how many tokens a text has."""
@@ -215,6 +225,7 @@ FilterPlugin = Annotated[SerializeAsAny[FilterPart], resolver("filters")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
 CheckPlugin = Annotated[SerializeAsAny[CheckPart], resolver("checks")]
 SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
+ProposerPlugin = Annotated[SerializeAsAny[ProposerPart], resolver("proposers")]
 MaybeMemoryPlugin = Annotated[SerializeAsAny[MemoryPart] | None, resolver("memories", optional=True)]
 MemoryPlugin = Annotated[SerializeAsAny[MemoryPart], resolver("memories")]
 WorldModelPlugin = Annotated[SerializeAsAny[WorldModelPart], resolver("world_models")]

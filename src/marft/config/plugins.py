@@ -128,6 +128,11 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "counts": "marft.world_models.counts:Counts",
         "regression": "marft.world_models.regression:Regression",
     },
+    "proposers": {
+        "edits": "marft.profiles.proposers.edits:Edits",
+        "evolution": "marft.profiles.proposers.evolution:Evolution",
+        "gradient": "marft.profiles.proposers.gradient:Gradient",
+    },
     "sinks": {
         "mlflow": "marft.sinks.mlflow:MLflow",
         "tensorboard": "marft.sinks.tensorboard:TensorBoard",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -12,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.cluster import ClusterSettings
-from marft.config.consulting import ConsultingSettings, consulting_problems, helping
+from marft.config.consulting import ConsultingSettings, consulting_problems
 from marft.config.curriculum import CurriculumSettings
 from marft.config.dyna import DynaSettings, dyna_problems
 from marft.config.guards import GuardSettings
@@ -21,10 +20,9 @@ from marft.config.models import (
     PolicySettings,
     placement_problems,
     rank_problems,
-    readers,
     remote_problems,
 )
-from marft.config.names import Name, RunName, collisions
+from marft.config.names import Name, RunName
 from marft.config.parts import (
     ChannelPlugin,
     EnginePlugin,
@@ -35,7 +33,9 @@ from marft.config.parts import (
     ToolPlugin,
 )
 from marft.config.pools import members_of, pool_problems
-from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings, did_you_mean
+from marft.config.profiles import ProfileSettings, profile_problems
+from marft.config.references import reference_problems
+from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings
 from marft.config.sft import SftSettings
 from marft.config.shadow import ShadowSettings
 from marft.config.sides import side_problems
@@ -43,8 +43,6 @@ from marft.config.sizes import size_problems
 from marft.config.synthesis import SynthesisSettings
 from marft.config.tracing import TracingSettings
 from marft.config.turns import turn_problems
-
-ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
 
 
 class RolloutSettings(Settings):
@@ -129,6 +127,7 @@ class RunSettings(Settings):
     environment: EnvironmentPlugin  # what the team works on
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
     curriculum: CurriculumSettings | None = None  # how hard training tasks are, as the team gets better
+    profiles: ProfileSettings | None = None  # how agents' instructions are learned, in turn with weights
     algorithm: AlgorithmSettings  # how it learns
     dyna: DynaSettings | None = None  # imagined episodes beside real ones
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
@@ -167,12 +166,11 @@ class RunSettings(Settings):
     @model_validator(mode="after")
     def _check_references(self) -> RunSettings:
         problems = [
-            *_alike(self), *_missing_references(self), *_team_problems(self), *_sampling_problems(self),
-            *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
-            *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
+            *reference_problems(self), *remote_problems(self.models, self.policies),
+            *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
-            *size_problems(self), *_lag_problems(self), *side_problems(self), *turn_problems(self),
-            *pool_problems(self), *consulting_problems(self), *dyna_problems(self),
+            *size_problems(self), *side_problems(self), *turn_problems(self), *pool_problems(self),
+            *consulting_problems(self), *dyna_problems(self), *profile_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -252,149 +250,3 @@ def idle_cluster(run: RunSettings) -> Iterable[str]:
             "workers (rollout.processes), ranks (training.ranks) and an engine apart (engine.kind = 'process' or "
             "'vllm')"
         )
-
-
-def _alike(run: RunSettings) -> Iterable[str]:
-    roles = dict.fromkeys(agent.role for agent in run.agents)
-    for kind, names in (("models", run.models), ("policies", run.policies), ("tools", run.tools), ("agents", roles)):
-        yield from collisions(kind, names)
-
-
-def _missing_references(run: RunSettings) -> Iterable[str]:
-    for agent in run.agents:
-        if agent.policy not in run.policies:
-            hint = did_you_mean(agent.policy, run.policies)
-            yield f"agents.{agent.role}: no policy is called {agent.policy!r}{hint}"
-    for name, policy in run.policies.items():
-        if policy.model not in run.models:
-            yield f"policies.{name}: no model is called {policy.model!r}{did_you_mean(policy.model, run.models)}"
-        if name not in helping(run) and not any(agent.policy == name for agent in run.agents):
-            yield f"policies.{name}: no agent uses it; give it to an agent or remove it"
-    for agent in run.agents:
-        for tool in agent.tools:
-            if tool not in run.tools and tool != ENVIRONMENT:
-                hint = did_you_mean(tool, run.tools) or f"; describe it under [tools.{tool}]"
-                yield f"agents.{agent.role}.tools: no tool is called {tool!r}{hint}"
-    if ENVIRONMENT in run.tools:
-        yield f"tools.{ENVIRONMENT}: that name stands for the tools that the environment itself brings; take another"
-    for name in run.tools:
-        if not any(name in agent.tools for agent in run.agents):
-            yield f"tools.{name}: no agent has it; name it in an agent's tools or remove it"
-    reading = readers(run.models)
-    for name in run.models:
-        if name not in reading and not any(policy.model == name for policy in run.policies.values()):
-            yield f"models.{name}: no policy uses it; give it to a policy or remove it"
-
-
-def _team_problems(run: RunSettings) -> Iterable[str]:
-    for role, count in Counter(agent.role for agent in run.agents).items():
-        if count > 1:
-            yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
-    if not any(agent.answers for agent in run.agents):
-        yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
-    for part in (run.environment, run.team, *run.rewards, run.algorithm.credit):
-        yield from part.problems([agent.role for agent in run.agents])
-    port = getattr(run.team, "port", 0)
-    if run.team.own_words and port and run.rollout.processes >= 2:
-        yield "team.port: one port cannot serve several rollout.processes; remove it, and each takes one that is free"
-    if run.team.own_words and run.channel.name != "raw":
-        yield f"channel: a program passes messages on itself, and {run.channel.name!r} would do nothing; remove it"
-    for agent in run.agents if run.team.own_words else ():
-        if agent.tools or agent.skills or agent.guidance or agent.memory != "none":
-            yield (
-                f"agents.{agent.role}: a program has tools, a memory and guidance of its own, and those of the recipe "
-                "would do nothing; remove them"
-            )
-
-
-def _group_problems(run: RunSettings) -> Iterable[str]:
-    credit, samples = run.algorithm.credit, run.rollout.samples_per_task
-    if credit.grouped_by == "task" and samples < 2:
-        yield (
-            f"rollout.samples_per_task: credit {credit.name!r} compares attempts at the same task, and a group of one "
-            "has no baseline; use at least 2, or a credit with a critic"
-        )
-    if run.algorithm.dynamic_sampling and samples < 2:
-        yield "rollout.samples_per_task: dynamic_sampling draws all-equal groups again; groups of one always are, use 2"
-
-
-def _lag_problems(run: RunSettings) -> Iterable[str]:
-    if run.rollout.max_policy_lag and not run.engine.apart:
-        yield (
-            f"rollout.max_policy_lag: engine {run.engine.name!r} samples with the learner's own weights, so nothing "
-            "can be sampled while they move; set engine.kind = 'process' (or 'vllm'), or max_policy_lag = 0"
-        )
-    correction, credit = run.algorithm.sampler_correction, run.algorithm.credit
-    chosen = "level" in correction.model_fields_set and not run.algorithm.objective.reads_pairs
-    if run.rollout.reuse > 1 and correction.level == "none" and chosen:
-        yield (
-            "rollout.reuse: what an older policy has sampled is weighed with pi_old/mu, and "
-            "algorithm.sampler_correction.level = 'none' weighs nothing; remove it, or set reuse = 1"
-        )
-    if run.rollout.reuse > 1 and hasattr(credit, "load_state_dict"):
-        yield (
-            f"rollout.reuse: credit {credit.name!r} remembers what episodes earned, and would count each of them "
-            "several times; set reuse = 1, or use another credit"
-        )
-
-
-def _length_problems(run: RunSettings) -> Iterable[str]:
-    critic = run.algorithm.critic
-    if critic.kind != "none" and critic.warmup_steps >= run.training.steps:
-        yield (
-            f"training.steps: all {run.training.steps} would go to the critic's warm-up "
-            f"(algorithm.critic.warmup_steps = {critic.warmup_steps}) and no policy would ever step; train longer"
-        )
-
-
-def _unrewarded(run: RunSettings) -> Iterable[str]:
-    if not run.environment.graded and not run.team.grades and not run.rewards:
-        yield (
-            "environment: nothing says what an answer is worth; name the column of the right ones (answer), a function "
-            "that grades (grading), or rewards ([[rewards]])"
-        )
-
-
-def _teammate_text_problems(run: RunSettings) -> Iterable[str]:
-    remote = [name for name, policy in run.policies.items() if run.is_remote(policy.model) and name not in helping(run)]
-    if run.algorithm.teammate_text.coefficient and remote:
-        yield (
-            f"algorithm.teammate_text: it asks how likely a teammate's text was to its author, and an endpoint "
-            f"(policies.{remote[0]}) does not say; set coefficient = 0"
-        )
-
-
-def _sampling_problems(run: RunSettings) -> Iterable[str]:
-    for agent in run.agents:
-        policy = run.policies.get(agent.policy)
-        if agent.sampling.held_to and policy is not None:
-            yield from _grammar_problems(run, agent, policy.model)
-        if policy is None or policy.train == "frozen":
-            continue
-        sampling = agent.sampling
-        if sampling.top_p != 1.0 or sampling.top_k != 0:
-            yield (
-                f"agents.{agent.role}.sampling: top_p and top_k change the distribution that policy {agent.policy!r} "
-                "is trained on; a policy in training samples by temperature alone, so remove them"
-            )
-        if sampling.temperature == 0:
-            yield f"agents.{agent.role}.sampling: temperature 0 never explores; use 1.0, or train = 'frozen'"
-
-
-def _grammar_problems(run: RunSettings, agent: AgentSettings, model: str) -> Iterable[str]:
-    kind = next(key for key in ("json_schema", "regex", "grammar") if getattr(agent.sampling, key))
-    where = f"agents.{agent.role}.sampling.{kind}"
-    why = cannot_hold(run, model)
-    if why:
-        yield f"{where}: {why}; remove it"
-    if kind == "json_schema" and (agent.tools or agent.skills):
-        yield f"{where}: every turn would be JSON of this schema, and its tools could never be called; remove either"
-
-
-def cannot_hold(run: RunSettings, model: str) -> str:
-    """Why what a model writes cannot be held to a grammar; "" where it can."""
-    if run.is_remote(model):
-        return f"model {model!r} is behind an endpoint, which cannot be held to a grammar"
-    if not run.engine.holds_grammars:
-        return f"engine {run.engine.name!r} cannot hold what it samples to a grammar (holds_grammars)"
-    return ""

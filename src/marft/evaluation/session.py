@@ -20,9 +20,10 @@ from marft.game.game import Attempt
 from marft.game.organizations.turns import Turns
 from marft.models.known import files_of, known, remember
 from marft.playing import Rollouts
-from marft.runs.checkpoints import STATE, Checkpoints, load_policies, verify
+from marft.runs.checkpoints import Checkpoints, load_policies, verify
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
+from marft.runs.stated import STATE, told_at
 from marft.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -270,12 +271,14 @@ def played_key(
 
 
 def put_in_place(rollouts: LocalRollouts | WorkerRollouts, path: Path | None) -> None:
-    """Load the weights of a checkpoint; None: those of the untuned base."""
+    """Load the weights of a checkpoint, and tell agents what they were told there; None: what an untuned base has, and
+    the recipe says."""
     trained = rollouts.run.trained_policies
     for policy in trained:
         rollouts.models.reset_policy(policy)
     if path is not None:
         load_policies(path, rollouts.models, dict.fromkeys(trained))
+    rollouts.instruct(told_at(path))
 
 
 def checkpoints_named(

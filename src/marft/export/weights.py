@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from marft.config.consulting import helping
+from marft.config.consulting import beside
 from marft.config.models import ModelSettings, PolicySettings, local_model, readers
 from marft.config.run import RunSettings
 from marft.export.manifest import ModelEntry, PolicyEntry
@@ -54,7 +54,7 @@ class Weights:
             ValueError: a model or an adapter cannot be read.
         """
         kept = self.shipped.table["policies"]
-        of_helpers = {self.run.policies[name].model for name in helping(self.run) if name not in kept}
+        of_helpers = {self.run.policies[name].model for name in beside(self.run) if name not in kept}
         for name, model in self.run.models.items():
             if name in of_helpers - readers(self.run.models) - {policy["model"] for policy in kept.values()}:
                 del self.shipped.table["models"][name]

@@ -52,6 +52,9 @@ def export_run(
     record = read_record(Checkpoints(folder, CheckpointSettings()).find(name))
     run = _recipe_of(record)
     recipe = tomllib.loads(to_toml(run))
+    learned = {told.role: told.instructions for told in (record.state.profiles.told() if record.state.profiles else ())}
+    for agent in recipe["agents"]:
+        agent["instructions"] = learned.get(agent["role"], agent["instructions"])
     out = shipped(recipe, Path(run.recipe_folder or "."))
     atomic.remove_abandoned(target.parent)
     with atomic.new_folder(target) as draft:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from marft.flows.improving import Failure
 from marft.flows.network import Node
 from marft.game.rendering import Cut
+from marft.profiles.asking import instructions_in, mark_beside, within
 from marft.rollouts import LocalRollouts
 from marft.types import ActionKey, Profile, Sampling
 
@@ -26,7 +26,6 @@ instruction to you.
 
 What should {node} be told, so that attempts like these succeed? Reply with its new instructions between \
 <instructions> and </instructions>, whole, and for tasks of this kind in general."""
-ANSWER = re.compile(r"<instructions>(.*?)</instructions>", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -57,24 +56,10 @@ class PolicyCritic:
 def question_of(node: Node, failures: Sequence[Failure]) -> str:
     """What a critic is asked. The mark is a word that stands in none of what others wrote."""
     told = [node.instructions, *(text for one in failures for text in (one.task, *(said for _, said in one.said)))]
-    number = 1
-    while any(f"mark{number}" in text for text in told):
-        number += 1
-    mark = f"mark{number}"
+    mark = mark_beside(told)
     shown = "\n\n".join(_shown(one, mark) for one in failures)
     return ASKED.format(mark=mark, node=node.name, instructions=node.instructions, failures=shown)
 
 
 def _shown(failure: Failure, mark: str) -> str:
-    said = "\n".join(f"<{name} {mark}>\n{text}\n</{name} {mark}>" for name, text in failure.said)
-    return f"<task {mark}>\n{failure.task}\n</task {mark}>\n{said}"
-
-
-def instructions_in(reply: str) -> str:
-    """What a critic proposes; "" where its reply has none.
-
-    >>> instructions_in("It forgets the unit. <instructions>Name the unit.</instructions>")
-    'Name the unit.'
-    """
-    found = ANSWER.search(reply)
-    return found[1].strip() if found else ""
+    return "\n".join([within("task", failure.task, mark), *(within(name, text, mark) for name, text in failure.said)])

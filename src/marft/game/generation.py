@@ -102,14 +102,14 @@ async def generate(
             room = renderer.context(agent.policy) - draft.length - len(quote.tokens)
             left = min(agent.sampling.max_new_tokens - draft.sampled, room)
             if left < 1:
-                return draft.action(key, agent.policy, "length")
+                return draft.action(key, agent, "length")
             draft.quote(before, quote)
             continue
         calls = _calls_in(renderer, agent, completion, begun)
         if not calls:
-            return draft.action(key, agent.policy, completion.finish)
+            return draft.action(key, agent, completion.finish)
         if rounds == limits.rounds:
-            return draft.action(key, agent.policy, "length")
+            return draft.action(key, agent, "length")
         answered = await belt.use(limits, calls)
         answered = [
             replace(c, output=renderer.clip(agent.policy, c.output, limits.output_tokens), round=rounds)
@@ -122,7 +122,7 @@ async def generate(
             agent.sampling.max_new_tokens - draft.sampled, renderer.context(agent.policy) - draft.length_with(heard)
         )
         if left < 1:
-            return draft.action(key, agent.policy, "length")
+            return draft.action(key, agent, "length")
         draft.hear(heard)
 
 
@@ -262,7 +262,7 @@ class Draft:
         self._marks.append(np.full(len(ids), mark, np.uint8))
         self._context.append(ids)
 
-    def action(self, key: ActionKey, policy: str, finish: Finish) -> Action:
+    def action(self, key: ActionKey, agent: Agent, finish: Finish) -> Action:
         tokens, marks = np.concatenate(self._tokens), np.concatenate(self._marks)
         forced = np.flatnonzero(marks == Mark.FORCED)
         if len(forced) and not (marks == Mark.SAMPLED).any():  # the last token stands for a decision
@@ -276,7 +276,8 @@ class Draft:
         begun = self.prefix.text if len(self._texts) == 1 else ""
         return Action(
             key=key,
-            policy=policy,
+            policy=agent.policy,
+            profile_version=agent.profile.version,
             index=0,
             sees=(),
             prompt=self.prompt.ids,
@@ -318,7 +319,7 @@ async def answer(
         read = completion.calls
         found = renderer.calls(agent.policy, completion.tokens, chat.tools) if read is None else read
         draft.calls += ([call for call in found if call.name][:1] or found) if chat.calls_once else found
-    action = replace(draft.action(key, agent.policy, completion.finish), wishes=chat.recorded())
+    action = replace(draft.action(key, agent, completion.finish), wishes=chat.recorded())
     if completion.alternatives:
         record.note_alternatives(action.id, completion.alternatives)
     return action
@@ -333,6 +334,7 @@ async def choose(
     return Action(
         key=key,
         policy=agent.policy,
+        profile_version=agent.profile.version,
         index=0,
         sees=(),
         prompt=prompt.ids,

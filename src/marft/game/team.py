@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast, runtime_checkable
 
@@ -13,6 +13,7 @@ from marft.game.channels.raw import Raw
 from marft.game.consulting import Consulting
 from marft.game.rendering import Channel, Cut
 from marft.game.tool_sources import ToolUse
+from marft.lineage import Version
 from marft.types import JointAction, Observation, Profile, Task
 
 Equip = Callable[[AgentSettings], tuple[Profile, ToolUse]]
@@ -89,5 +90,27 @@ class Team:
         agents = (replace(agent, policy=policies.get(agent.role, agent.policy)) for agent in self.agents)
         return replace(self, agents=tuple(agents))
 
+    def instructed(self, versions: Sequence[Version], before: Mapping[str, str]) -> Team:
+        """The team that is told something else in some of its roles. What skills have added to a profile stays.
+
+        Args:
+            versions: what they are told, at most one of a role.
+            before: the instructions that the recipe gives, by role; the team is the recipe's.
+        """
+        told = {version.role: version for version in versions}
+        agents = (
+            replace(agent, profile=_retold(agent.profile, told[agent.role], before[agent.role]))
+            if agent.role in told
+            else agent
+            for agent in self.agents
+        )
+        return replace(self, agents=tuple(agents)) if told else self
+
     def agent(self, role: str) -> Agent:
         return next(agent for agent in self.agents if agent.role == role)
+
+
+def _retold(profile: Profile, version: Version, before: str) -> Profile:
+    added = profile.instructions.removeprefix(before).removeprefix("\n\n" if before else "")
+    text = "\n\n".join(part for part in (version.instructions, added) if part)
+    return replace(profile, instructions=text, version=version.number)

@@ -50,6 +50,14 @@ CATALOGUE: dict[str, list[Metric]] = {
                advice="far below one half: the learner has forgotten how to beat an earlier self; draw versions with "
                "choose = 'prioritised', or keep more of them (pool.size)"),
         Metric("league/hardest_step", "the hardest", "step at which that version joined", ".0f"),
+        Metric("profile_version", "instructions", "the version of its instructions that an agent is told after this "
+               "step, where they are learned; 0 is the recipe's", ".0f", scopes=("agent",)),
+        Metric("profiles/tried", "tried", "instructions that were tried in a round", ".0f"),
+        Metric("profiles/accepted", "accepted", "of these, those that agents are told from here on", ".0f"),
+        Metric("profiles/gain", "gain", "what accepted instructions gained of held-out success over those before, mean",
+               "+.1%", better="higher"),
+        Metric("profiles/tokens", "tokens of rounds", "that a round's episodes and proposers took, those of prompts "
+               "included; they are in no other metric", ".0f", "tokens"),
         Metric("environment_steps", "environment steps", "steps of scored episodes", ".0f"),
         Metric("sampled_actions", "sampled actions", "actions sampled, forks included, what they replay once", ".0f"),
         Metric("actions", "actions", "actions of scored episodes", ".0f", scopes=BOTH),
@@ -336,7 +344,7 @@ CATALOGUE: dict[str, list[Metric]] = {
     ],
     "What it took": [
         Metric("seconds", "step seconds", "the whole step", ".1f", "s", better="lower"),
-        Metric("seconds/*", "seconds", "of one phase of a step: sampling, learning, recording", ".2f", "s",
+        Metric("seconds/*", "seconds", "of one phase of a step: sampling, learning, profiles, recording", ".2f", "s",
                better="lower"),
         Metric("credit_bytes", "credit", "size of what was recorded of the step's actions after credit", ".0f", "bytes",
                better="lower", advice="training.record_credit = false records none"),

@@ -144,7 +144,8 @@ def work_of(run: RunSettings, known: Known = Known()) -> Work:
         if consulting and helpers:
             asking = sum(acts[role] for role in consulting.roles(run)) * episodes
             actions += consulting.budget * asking * len(helpers) / len(consulting.helpers)
-        limit = max(one.sampling.max_new_tokens for one in (*agents, *helpers))
+        limits = [agent.sampling.max_new_tokens for agent in agents] + [one.sampling.max_new_tokens for one in helpers]
+        limit = max(limits, default=1)  # where there is none it proposes instructions, between steps
         members = members_of(run.policies, name)
         lora = members[0][1].lora
         adapted = policy.train == "lora" or bool(policy.adapter) or policy.pool is not None

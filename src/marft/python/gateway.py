@@ -132,11 +132,13 @@ class Gateway:
     def _serve(self, weights: Path | None) -> None:
         from marft.rollouts import LocalRollouts
         from marft.runs.checkpoints import load_policies
+        from marft.runs.stated import told_at
 
         try:
             with LocalRollouts(self.run) as rollouts:
                 if weights is not None:
                     load_policies(weights, rollouts.models, dict.fromkeys(self.run.trained_policies))
+                    rollouts.instruct(told_at(weights))
                 rollouts.publish(0)
                 rollouts.wait_for(self._until_closed(rollouts))
         except Exception as error:

@@ -14,17 +14,19 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, model_validator
+from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from marft import __version__, atomic
 from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.curriculum import Standing
+from marft.lineage import Lineage
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
+from marft.runs.stated import STATE, Written
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from marft.learning.keeping import Kept
     from marft.models.pool import Models
 
-RECIPE, STATE = "recipe.toml", "state.json"
+RECIPE = "recipe.toml"
 CRITIC, OPTIMIZER = "critic.safetensors", "optimizer.safetensors"
 CHECKPOINT, START = re.compile(r"step_\d{6,}"), re.compile(r"start_\d{1,9}")
 
@@ -52,53 +54,7 @@ class State:
     parts: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
     set_aside: Mapping[str, str] = field(default_factory=dict)  # tasks that are drawn no more, by id, and why
     curriculum: Standing | None = None  # which levels of difficulty are asked
-
-
-class _WrittenMark(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    length: NonNegativeInt
-    digest: str
-
-
-class _WrittenStanding(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    begins: list[NonNegativeInt]
-    hardest: list[NonNegativeInt]
-    solved: NonNegativeInt
-    tried: NonNegativeInt
-
-    @model_validator(mode="after")
-    def _goes_on(self) -> _WrittenStanding:
-        if not self.begins or len(self.begins) != len(self.hardest) or self.begins[0] or self.solved > self.tried:
-            raise ValueError("curriculum: stretches that are none of a run")
-        if sorted(set(self.begins)) != self.begins:
-            raise ValueError("curriculum: stretches that are in no order")
-        return self
-
-
-class _Written(BaseModel):
-    """What ``state.json`` holds, type by type: digests say that nothing was changed since, not who wrote it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    step: NonNegativeInt
-    environment_steps: NonNegativeInt
-    best_step: NonNegativeInt
-    best_score: float
-    tasks_drawn: NonNegativeInt
-    tasks: str
-    returns: NonNegativeInt
-    cooled: float
-    parts: dict[str, float]
-    set_aside: dict[str, str] = {}  # absent where none is
-    curriculum: _WrittenStanding | None = None
-    files: dict[str, str]
-    log: _WrittenMark
-    models: dict[str, str]
-    code: dict[str, str]
-    version: str
+    profiles: Lineage | None = None  # what agents are told, where that is learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +254,7 @@ def read_record(path: Path) -> Record:
             raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE} has no digest")
         if table.pop("digest") != _digest_of(table):
             raise ValueError(f"{path}: {STATE} is damaged")
-        written = _Written.model_validate(table)
+        written = Written.model_validate(table)
         files = written.files
         for name, digest in files.items():
             if not (path / name).is_file() or _digest(path / name) != digest:
@@ -306,10 +262,10 @@ def read_record(path: Path) -> Record:
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
             raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
-        state = State(**written.model_dump(include={field.name for field in fields(State)} - {"curriculum"}))
-        if (of := written.curriculum) is not None:
-            standing = Standing(tuple(of.begins), tuple(of.hardest), of.solved, of.tried)
-            state = replace(state, curriculum=standing)
+        state = State(
+            **written.model_dump(include={field.name for field in fields(State)} - {"curriculum", "profiles"})
+        )
+        state = replace(state, curriculum=written.standing(), profiles=written.lineage())
         if CHECKPOINT.fullmatch(path.name) and path.name != name_of(state.step):
             raise ValueError(f"{path} is the checkpoint of step {state.step}, under another's name")
         log = Mark(written.log.length, written.log.digest)

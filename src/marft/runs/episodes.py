@@ -30,6 +30,7 @@ ADDED = {
     "began",
     "answer",
     "imagined",
+    "profile_version",
 }  # columns that older files lack: there the field has its default
 TOGETHER = 1024  # rows of a group: what is read for one episode
 FORK = codec_of(Fork | None)

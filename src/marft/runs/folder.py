@@ -28,8 +28,8 @@ from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 MARK = json.dumps({"format": FORMAT})  # the least that it says
 OWN = (
-    "checkpoints", "credit", "episodes", "evaluations", "graphs", "imagined", "league", "metrics.jsonl", "replays",
-    "rows", "tensorboard", "worth",
+    "checkpoints", "credit", "episodes", "evaluations", "graphs", "imagined", "league", "metrics.jsonl",
+    "profiles.json", "replays", "rows", "tensorboard", "worth",
 )  # fmt: skip
 
 
@@ -281,12 +281,8 @@ class RunFolder:
 
     def saved_steps(self) -> list[Path]:
         """Folders of checkpoints, oldest first."""
-        found = [
-            path
-            for path in self.checkpoints.glob("step_*")
-            if path.name[5:].isdecimal() and path.is_dir() and not path.is_symlink()
-        ]
-        return sorted(found, key=lambda path: int(path.name[5:]))
+        paths = [path for path in self.checkpoints.glob("step_*") if path.name[5:].isdecimal()]
+        return sorted((path for path in paths if path.is_dir() and not path.is_symlink()), key=step_of)
 
     def recorded_steps(self) -> list[Path]:
         """Files of recorded episodes, oldest first."""

@@ -20,7 +20,7 @@ IN_CHECKPOINTS = re.compile(
 EVALUATION = r"[^/]+-(?:greedy|sampled)(?:-shuffled)?(?:-on-[\w.-]+)?"
 ON_SUITE = r"[^/]+-(?:greedy|sampled)-on-[\w.-]+?"
 IN_RUNS = re.compile(
-    r"(run\.json|tools\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
+    r"(run\.json|tools\.json|profiles\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
     r"|(episodes|credit|imagined)/step_\d{6,}\.parquet"
     rf"|evaluations/(eval\.lock|{EVALUATION}\.(json|parquet)|{EVALUATION}\.parts/(key\.json|part_\d{{6,}}\.parquet))"
     rf"|evaluations/{ON_SUITE}/(findings\.jsonl|[\w-]+\.(json|parquet)|[\w-]+\.parts/(key\.json|part_\d{{6,}}\.parquet))"

@@ -75,6 +75,8 @@ class Returning:
         if state.curriculum and record.state.curriculum:
             easier = taken_back(state.curriculum, record.state.curriculum, state.tasks_drawn)
             state = replace(state, curriculum=easier)
+        if state.profiles:
+            state = replace(state, profiles=state.profiles.back_to(record.state.profiles))
         if state.best_step > record.state.step:
             state = replace(state, **self._best_of(record))
         self._set_rates(state)

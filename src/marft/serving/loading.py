@@ -9,6 +9,7 @@ from marft.config.consulting import without_helpers
 from marft.export.loading import check_bases
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
+from marft.runs.stated import told_at
 from marft.serving.settings import Served
 
 
@@ -22,6 +23,7 @@ def loaded(served: Served) -> Iterator[LocalRollouts]:
     with LocalRollouts(without_helpers(served.run)) as rollouts:
         if served.checkpoint is not None:
             load_policies(served.checkpoint, rollouts.models, dict.fromkeys(served.run.trained_policies))
+            rollouts.instruct(told_at(served.checkpoint))
         if served.export is not None:
             check_bases(served.export, rollouts.models.digests())
         rollouts.publish(0)

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from marft.config.load import parse_recipe
 from marft.config.parts import EnvironmentPart
-from marft.config.run import ENVIRONMENT, CheckpointSettings, RunSettings
+from marft.config.references import ENVIRONMENT
+from marft.config.run import CheckpointSettings, RunSettings
 from marft.export.loading import recipe_of
 from marft.export.manifest import Export, is_export, load_export
 from marft.game.environment import Session, Split
@@ -81,6 +82,17 @@ def served(path: Path, checkpoint: str, overrides: Sequence[str] = (), trust_cod
     return Served(parse_recipe(table, overrides, str(path)), checkpoint=record.path)
 
 
+def _without_askers(table: dict[str, Any]) -> dict[str, Any]:
+    """The tables without policies that no agent acts with, and their models where nobody else has them: helpers, and
+    those that were asked for instructions."""
+    acting = {agent["policy"] for agent in table["agents"]}
+    policies = {name: policy for name, policy in table["policies"].items() if name in acting}
+    models = {policy["model"] for policy in policies.values()}
+    gone = {policy["model"] for name, policy in table["policies"].items() if name not in acting} - models
+    kept = {name: model for name, model in table["models"].items() if name not in gone}
+    return {**table, "policies": policies, "models": kept}
+
+
 def served_table(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The tables of a recipe for serving: requests are admitted as they come, and nothing is graded.
 
@@ -93,7 +105,7 @@ def served_table(recipe: Mapping[str, Any]) -> dict[str, Any]:
                 f"agents.{agent['role']}.tools: those of the environment belong to its sessions, and a team that is "
                 "served has none; export a team without them"
             )
-    table = {key: recipe[key] for key in ACTED_WITH if key in recipe}
+    table = _without_askers({key: recipe[key] for key in ACTED_WITH if key in recipe})
     rollout = recipe.get("rollout", {})
     table["rollout"] = {key: rollout[key] for key in ("timeout_seconds",) if key in rollout}
     table["environment"] = {"name": "marft.serving.settings:Questions"}

@@ -20,9 +20,10 @@ from marft.evaluation.session import BASE, PLAYS, find_checkpoint
 from marft.export.loading import check_bases, settings_of
 from marft.export.manifest import TEAM, is_export, load_export
 from marft.game.game import Attempt
-from marft.runs.checkpoints import STATE, load_policies
+from marft.runs.checkpoints import load_policies
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
+from marft.runs.stated import STATE, told_at
 from marft.types import Episode
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ def playing(teacher: Teacher) -> Iterator[Play]:
         teacher.check(models.digests())
         if teacher.weights is not None:
             load_policies(teacher.weights, models, dict.fromkeys(teacher.run.trained_policies))
+            rollouts.instruct(told_at(teacher.weights))
 
         def play(attempts: Sequence[Attempt]) -> list[Episode]:
             rollouts.publish(0)  # which forgets prompts that were read before: a part is the same whenever it is played

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Protocol, cast
 
 from marft.config.agents import AgentSettings
-from marft.config.run import ENVIRONMENT, RunSettings
+from marft.config.references import ENVIRONMENT
+from marft.config.run import RunSettings
 from marft.game.tool_sources import ToolSource, ToolUse
 from marft.tools.functions import SessionSource
 from marft.tools.skills import Skill, SkillSource, read_skill

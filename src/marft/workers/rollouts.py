@@ -14,10 +14,11 @@ from marft.game.game import Attempt
 from marft.game.rendering import Channel
 from marft.game.rollout import at_most
 from marft.game.team import Organization, Team
+from marft.lineage import Version
 from marft.playing import Begun, added, nobody
 from marft.processes.starting import Started, start_all
 from marft.samplers import Samplers
-from marft.types import Episode
+from marft.types import ActionKey, Completion, Episode, Sampling
 from marft.workers.crew import Crew
 from marft.workers.messages import Begin, pickled
 from marft.workers.program import worker_command
@@ -79,6 +80,15 @@ class WorkerRollouts:
     def publish_versions(self, versions: Mapping[str, int]) -> None:
         """These policies were given other weights, each of a step."""
         self._samplers.publish_versions(versions)
+
+    def instruct(self, versions: Sequence[Version]) -> None:
+        """What agents are told from here on, in the roles of these versions; in all others, what the recipe says."""
+        before = {agent.role: agent.instructions for agent in self.run.agents}
+        self.team = self._recipes_team().instructed(versions, before)
+
+    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[Completion, int]:
+        """What a policy says to a question that is no agent's part of an episode, and the tokens of its prompt."""
+        return self._samplers.ask(policy, question, sampling, key)
 
     def usage(self) -> dict[str, float]:
         """What sampling and scoring have taken so far, and what was lost, by the name of a metric."""

@@ -17,11 +17,13 @@ from marft.evaluation.worth.teams import alone, reseated, unheard
 from marft.forking.counterfactual import counterfactuals
 from marft.game.game import Attempt
 from marft.game.team import Team
+from marft.lineage import Version
 from marft.playing import nobody
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
 from marft.runs.code import digests_of_code
 from marft.runs.episodes import read_episodes, write_episodes
+from marft.runs.stated import told_at
 from marft.types import Episode, Task
 from marft.workers.rollouts import WorkerRollouts
 
@@ -161,9 +163,19 @@ class Player:
             path = self._checkpoints[weights[policy]]
             if path is not None:
                 load_policies(path, self.rollouts.models, {policy: None})
+        self.rollouts.instruct(self._instructions(weights))
         self._version += 1
         self.rollouts.publish(self._version)
         self._loaded = dict(weights)
+
+    def _instructions(self, weights: Mapping[str, str]) -> list[Version]:
+        """What each agent is told: what it was where its policy's weights are from; one whose policy never learned,
+        what it was at the last of the checkpoints that are played."""
+        policies = {agent.role: agent.policy for agent in self.rollouts.run.agents}
+        told = {name: {v.role: v for v in told_at(path)} for name, path in self._checkpoints.items()}
+        last = max(weights.values(), key=lambda name: (self._checkpoints[name] is not None, name), default="")
+        found = (told.get(weights.get(policy, last), {}).get(role) for role, policy in policies.items())
+        return [version for version in found if version is not None]
 
     def _once(
         self, arm: Arm, tasks: Sequence[Task], more: Mapping[str, object], play: Callable[[], list[Episode]]
@@ -188,6 +200,7 @@ class Player:
     def _digest(self, arm: Arm, tasks: Sequence[Task], more: Mapping[str, object]) -> str:
         weights = {policy: _digests(self._checkpoints[name], policy) for policy, name in sorted(arm.weights.items())}
         told = [arm.told(tasks), weights, digest_of(tasks), [task.id for task in tasks], more, self._settings]
+        told += [version.instructions for version in self._instructions(arm.weights)]
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

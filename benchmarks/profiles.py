@@ -1,0 +1,255 @@
+"""A wrong profile: does what agents are told come back, by learned instructions, by weights, or by both?
+
+    python benchmarks/profiles.py                  # three seeds of three arms; goes on where it stopped
+    python benchmarks/profiles.py --seeds 1 --tokens 200000
+    python benchmarks/profiles.py --start swapped  # each agent is told what the other one should be
+
+The demo team begins with instructions that say nothing. *profile*: rounds of `edits` over a pool of ten sentences, no
+weight changes. *weights*: MARFT alone. *both*: MARFT, with rounds in its first steps. All arms end with the first step
+or round after the same number of tokens, prompts included, candidates' episodes counted. Held to 500 test tasks, beside
+the hand-written and the wrong instructions with untrained weights. Writes results/profiles.json, .md and .svg.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from recording import parser_of, save_plot, save_rows, tidy
+
+from marft import atomic
+from marft.cli.commands import quieten
+from marft.config import RunSettings, load_recipe
+from marft.config.bundled import bundled
+from marft.envs.tasks import tasks_of
+from marft.evaluation.session import put_in_place
+from marft.game.game import Attempt
+from marft.lineage import Lineage, Version
+from marft.observing import Observer
+from marft.profiles.tuning import Tuner, tokens_of
+from marft.rollouts import LocalRollouts
+from marft.runs.folder import RunFolder
+from marft.runs.stated import LINEAGE
+from marft.training import train
+from marft.types import Episode, Task
+
+REASONER = ("You are the reasoner.", "Work out the first step and pass on what is left.")
+ACTOR = ("You are the actor.", r"Finish the work with the help of the message and put the answer in \boxed{}.")
+EMPTY = "You are a helpful assistant."
+POOL = (
+    *REASONER, *ACTOR, EMPTY, "Be brief.", "Think before you answer.", "Answer politely.", "Check your work.",
+    "Never guess.",
+)  # fmt: skip
+HAND = {"reasoner": " ".join(REASONER), "actor": " ".join(ACTOR)}
+STARTS = {
+    "empty": {"reasoner": EMPTY, "actor": EMPTY},
+    "swapped": {"reasoner": HAND["actor"], "actor": HAND["reasoner"]},
+}
+ARMS = ("profile", "weights", "both")
+PROFILES = {
+    "every": 5, "last": 20, "candidates": 8, "tasks": 64, "accept": "no worse",
+    "proposer": {"name": "edits", "sentences": list(POOL), "longest": 3},
+}  # fmt: skip
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--start", choices=tuple(STARTS), default="empty")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="that each arm takes")
+    arguments = parser.parse_args()
+    quieten()
+    bench = Bench(arguments.start, arguments.tokens, arguments.tasks, arguments.output)
+    rows = [bench.measured(arm, seed) for seed in range(arguments.seeds) for arm in ("untrained", *ARMS)]
+    name = "profiles" if arguments.start == "empty" else f"profiles_{arguments.start}"
+    save_rows(arguments.results, name, rows, table(rows, arguments.start))
+    save_plot(arguments.results, name, picture(rows))
+
+
+@dataclass(slots=True)
+class Counting(Observer):
+    """Counts what a run takes, and ends it."""
+
+    limit: int
+    tokens: int = 0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+    def episode(self, episode: Episode) -> None:
+        self.tokens += tokens_of([episode])
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+        self.tokens += int(metrics.get("profiles/tokens", 0))
+        self.curve.append((self.tokens, metrics["accuracy"]))
+
+    def wants_stop(self) -> bool:
+        return self.tokens >= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all arms have in common."""
+
+    start: str
+    tokens: int
+    tasks: int
+    output: Path
+
+    def measured(self, arm: str, seed: int) -> Row:
+        """An arm's row: read where it is kept, else measured, and kept."""
+        name = f"profiles-{self.start}-{arm}-{seed}"
+        path, settings = self.output / f"{name}.json", self.digest()
+        if path.is_file():
+            kept = json.loads(path.read_text())
+            if kept["settings"] != settings:
+                raise SystemExit(f"{path} was measured with other settings; delete it, or use another --output")
+            return dict(kept["row"])
+        began = time.perf_counter()
+        row = {"arm": arm, "seed": seed, **self._row(arm, seed, name)}
+        row["wall_seconds"] = time.perf_counter() - began
+        atomic.write_file(path, json.dumps({"settings": settings, "row": row}) + "\n")
+        print(f"{name}: {row['success']:.1%} ({row['wall_seconds']:.0f} s)", flush=True)
+        return row
+
+    def digest(self) -> str:
+        """What figures depend on."""
+        settings = (self.tokens, self.tasks, STARTS[self.start], PROFILES)
+        return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+
+    def recipe(self, seed: int, name: str, profiles: bool) -> RunSettings:
+        overrides = ["--name", name, "--output", str(self.output), "--seed", str(seed), "--training.steps", "100000"]
+        overrides += ["--sinks", "[]", "--training.record_episodes_every", "0", "--checkpoints.every", "100000"]
+        for number, text in enumerate(STARTS[self.start].values()):
+            overrides += [f"--agents.{number}.instructions", json.dumps(text)]
+        with_profiles = ["--profiles", _toml(PROFILES)] if profiles else []
+        return load_recipe(Path(str(bundled("demo"))), [*overrides, *with_profiles])
+
+    def _row(self, arm: str, seed: int, name: str) -> Row:
+        run = self.recipe(seed, name, profiles=arm in ("profile", "both"))
+        if arm == "untrained":
+            with LocalRollouts(run) as rollouts:
+                rollouts.publish(0)
+                wrong = self._success(rollouts)
+                rollouts.instruct([Version(role, 1, text) for role, text in HAND.items()])
+                return {"success": wrong, "hand": self._success(rollouts)}
+        if arm == "profile":
+            return self._by_rounds(run)
+        counting, folder = Counting(self.tokens), RunFolder(Path(run.output) / run.name)
+        train(run, folder, overwrite=folder.is_run(), observer=counting)
+        with LocalRollouts(run) as rollouts:
+            put_in_place(rollouts, folder.saved_steps()[-1])
+            rollouts.publish(1)
+            found = {"success": self._success(rollouts), "tokens": counting.tokens, "curve": counting.curve}
+        written = folder.path / "profiles.json"
+        return {**found, "lineage": json.loads(written.read_text()) if written.is_file() else None}
+
+    def _by_rounds(self, run: RunSettings) -> Row:
+        """Rounds alone, with weights as they are."""
+        assert run.profiles is not None
+        with LocalRollouts(run) as rollouts:
+            rollouts.publish(0)
+            tuner = Tuner(rollouts, run.profiles, tasks_of(run.environment, run.profiles.split))
+            lineage, curve = tuner.begun(), list[tuple[int, float]]()
+            while lineage.tokens < self.tokens:
+                lineage, _ = tuner.round(lineage, lineage.rounds + 1, ())
+                curve.append((lineage.tokens, self._now(lineage)))
+            rollouts.instruct(lineage.told())
+            success = self._success(rollouts)
+        return {
+            "success": success,
+            "tokens": lineage.tokens,
+            "curve": curve,
+            "lineage": json.loads(LINEAGE.dump_json(lineage)),
+        }
+
+    @staticmethod
+    def _now(lineage: Lineage) -> float:
+        """The success that was measured of the version that was accepted last; 0 before the first."""
+        accepted = [version for version in lineage.versions if version.accepted and version.worth]
+        return accepted[-1].worth.success if accepted and accepted[-1].worth else 0.0
+
+    def _success(self, rollouts: LocalRollouts) -> float:
+        """The share of test tasks that the team solves, sampled."""
+        tasks: Sequence[Task] = tasks_of(rollouts.run.environment, "test")[: self.tasks]
+        episodes = rollouts.play([Attempt(task, "test/sampled") for task in tasks])
+        return float(np.mean([bool(episode.success) for episode in episodes]))
+
+
+def _toml(value: object) -> str:
+    """A value as an inline table."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
+
+
+def table(rows: Sequence[Row], start: str) -> str:
+    hand = float(np.mean([row["hand"] for row in rows if row["arm"] == "untrained"]))
+    lines = [
+        "# A wrong profile",
+        "",
+        f"The demo team, told `{start}` instructions, over {len({row['seed'] for row in rows})} seed(s): success on "
+        f"held-out tasks, sampled. Hand-written instructions, untrained: {hand:.1%}.",
+        "",
+        "| arm | success, mean | by seed | share of the hand-written | tokens |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for arm in ("untrained", *ARMS):
+        of_arm = [row for row in rows if row["arm"] == arm]
+        success = [row["success"] for row in of_arm]
+        tokens = np.mean([row.get("tokens", 0) for row in of_arm])
+        by_seed = ", ".join(f"{one:.1%}" for one in success)
+        mean = float(np.mean(success))
+        lines.append(f"| {arm} | {mean:.1%} | {by_seed} | {mean / hand:.0%} | {tokens / 1e6:.2f} M |")
+    return "\n".join([*lines, "", *lineages(rows)]) + "\n"
+
+
+def lineages(rows: Sequence[Row]) -> Iterator[str]:
+    """What the first seed's `profile` arm accepted, in order."""
+    found = next(row["lineage"] for row in rows if row["arm"] == "profile")
+    yield "What was accepted, of the first seed without training:"
+    yield ""
+    yield "| version | of | how | round | success | gain, with its interval | instructions |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for one in found["versions"]:
+        worth = one["worth"]
+        if not one["accepted"]:
+            continue
+        of = ", ".join(f"v{number}" for number in one["parents"])
+        told = (
+            worth
+            and f"{worth['success']:.1%} | {worth['gain']:+.1%} ({worth['gain_low']:+.1%} to {worth['gain_high']:+.1%})"
+        )
+        text = one["instructions"].replace("|", "\\|")
+        yield (
+            f"| {one['role']} v{one['number']} | {of} | {one['how']} | {one['step']} | {told if worth else ' | '} "
+            f"| {text} |"
+        )
+
+
+def picture(rows: Sequence[Row]) -> Figure:
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for number, arm in enumerate(ARMS):
+        for row in (row for row in rows if row["arm"] == arm):
+            tokens, success = zip(*row["curve"], strict=True)
+            label = arm if row["seed"] == 0 else None
+            axes.plot(np.array(tokens) / 1e6, success, color=f"C{number}", label=label, linewidth=1.2, alpha=0.8)
+    hand = float(np.mean([row["hand"] for row in rows if row["arm"] == "untrained"]))
+    axes.axhline(hand, color="0.4", linestyle=":", label="hand-written, untrained")
+    axes.set(xlabel="tokens taken, million", ylabel="success", ylim=(0, 1))
+    axes.legend(frameon=False, fontsize=8)
+    tidy(axes)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

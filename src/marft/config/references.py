@@ -1,0 +1,173 @@
+"""What the parts of a recipe say of each other, and what of that does not go together, each with its remedy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from marft.config.consulting import beside
+from marft.config.models import readers
+from marft.config.names import collisions
+from marft.config.settings import did_you_mean
+
+if TYPE_CHECKING:
+    from marft.config.agents import AgentSettings
+    from marft.config.run import RunSettings
+
+ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
+
+
+def reference_problems(run: RunSettings) -> Iterable[str]:
+    """Names that nobody has, or that nobody uses; what agents, tools, credits and lengths ask of each other."""
+    for problems in (
+        _alike, _missing_references, _team_problems, _sampling_problems, _group_problems, _length_problems,
+        _teammate_text_problems, _unrewarded, _lag_problems,
+    ):  # fmt: skip
+        yield from problems(run)
+
+
+def _alike(run: RunSettings) -> Iterable[str]:
+    roles = dict.fromkeys(agent.role for agent in run.agents)
+    for kind, names in (("models", run.models), ("policies", run.policies), ("tools", run.tools), ("agents", roles)):
+        yield from collisions(kind, names)
+
+
+def _missing_references(run: RunSettings) -> Iterable[str]:
+    for agent in run.agents:
+        if agent.policy not in run.policies:
+            hint = did_you_mean(agent.policy, run.policies)
+            yield f"agents.{agent.role}: no policy is called {agent.policy!r}{hint}"
+    for name, policy in run.policies.items():
+        if policy.model not in run.models:
+            yield f"policies.{name}: no model is called {policy.model!r}{did_you_mean(policy.model, run.models)}"
+        if name not in beside(run) and not any(agent.policy == name for agent in run.agents):
+            yield f"policies.{name}: no agent uses it; give it to an agent or remove it"
+    for agent in run.agents:
+        for tool in agent.tools:
+            if tool not in run.tools and tool != ENVIRONMENT:
+                hint = did_you_mean(tool, run.tools) or f"; describe it under [tools.{tool}]"
+                yield f"agents.{agent.role}.tools: no tool is called {tool!r}{hint}"
+    if ENVIRONMENT in run.tools:
+        yield f"tools.{ENVIRONMENT}: that name stands for the tools that the environment itself brings; take another"
+    for name in run.tools:
+        if not any(name in agent.tools for agent in run.agents):
+            yield f"tools.{name}: no agent has it; name it in an agent's tools or remove it"
+    reading = readers(run.models)
+    for name in run.models:
+        if name not in reading and not any(policy.model == name for policy in run.policies.values()):
+            yield f"models.{name}: no policy uses it; give it to a policy or remove it"
+
+
+def _team_problems(run: RunSettings) -> Iterable[str]:
+    for role, count in Counter(agent.role for agent in run.agents).items():
+        if count > 1:
+            yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
+    if not any(agent.answers for agent in run.agents):
+        yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
+    for part in (run.environment, run.team, *run.rewards, run.algorithm.credit):
+        yield from part.problems([agent.role for agent in run.agents])
+    port = getattr(run.team, "port", 0)
+    if run.team.own_words and port and run.rollout.processes >= 2:
+        yield "team.port: one port cannot serve several rollout.processes; remove it, and each takes one that is free"
+    if run.team.own_words and run.channel.name != "raw":
+        yield f"channel: a program passes messages on itself, and {run.channel.name!r} would do nothing; remove it"
+    for agent in run.agents if run.team.own_words else ():
+        if agent.tools or agent.skills or agent.guidance or agent.memory != "none":
+            yield (
+                f"agents.{agent.role}: a program has tools, a memory and guidance of its own, and those of the recipe "
+                "would do nothing; remove them"
+            )
+
+
+def _group_problems(run: RunSettings) -> Iterable[str]:
+    credit, samples = run.algorithm.credit, run.rollout.samples_per_task
+    if credit.grouped_by == "task" and samples < 2:
+        yield (
+            f"rollout.samples_per_task: credit {credit.name!r} compares attempts at the same task, and a group of one "
+            "has no baseline; use at least 2, or a credit with a critic"
+        )
+    if run.algorithm.dynamic_sampling and samples < 2:
+        yield "rollout.samples_per_task: dynamic_sampling draws all-equal groups again; groups of one always are, use 2"
+
+
+def _lag_problems(run: RunSettings) -> Iterable[str]:
+    if run.rollout.max_policy_lag and not run.engine.apart:
+        yield (
+            f"rollout.max_policy_lag: engine {run.engine.name!r} samples with the learner's own weights, so nothing "
+            "can be sampled while they move; set engine.kind = 'process' (or 'vllm'), or max_policy_lag = 0"
+        )
+    correction, credit = run.algorithm.sampler_correction, run.algorithm.credit
+    chosen = "level" in correction.model_fields_set and not run.algorithm.objective.reads_pairs
+    if run.rollout.reuse > 1 and correction.level == "none" and chosen:
+        yield (
+            "rollout.reuse: what an older policy has sampled is weighed with pi_old/mu, and "
+            "algorithm.sampler_correction.level = 'none' weighs nothing; remove it, or set reuse = 1"
+        )
+    if run.rollout.reuse > 1 and hasattr(credit, "load_state_dict"):
+        yield (
+            f"rollout.reuse: credit {credit.name!r} remembers what episodes earned, and would count each of them "
+            "several times; set reuse = 1, or use another credit"
+        )
+
+
+def _length_problems(run: RunSettings) -> Iterable[str]:
+    critic = run.algorithm.critic
+    if critic.kind != "none" and critic.warmup_steps >= run.training.steps:
+        yield (
+            f"training.steps: all {run.training.steps} would go to the critic's warm-up "
+            f"(algorithm.critic.warmup_steps = {critic.warmup_steps}) and no policy would ever step; train longer"
+        )
+
+
+def _unrewarded(run: RunSettings) -> Iterable[str]:
+    if not run.environment.graded and not run.team.grades and not run.rewards:
+        yield (
+            "environment: nothing says what an answer is worth; name the column of the right ones (answer), a function "
+            "that grades (grading), or rewards ([[rewards]])"
+        )
+
+
+def _teammate_text_problems(run: RunSettings) -> Iterable[str]:
+    remote = [name for name, policy in run.policies.items() if run.is_remote(policy.model) and name not in beside(run)]
+    if run.algorithm.teammate_text.coefficient and remote:
+        yield (
+            f"algorithm.teammate_text: it asks how likely a teammate's text was to its author, and an endpoint "
+            f"(policies.{remote[0]}) does not say; set coefficient = 0"
+        )
+
+
+def _sampling_problems(run: RunSettings) -> Iterable[str]:
+    for agent in run.agents:
+        policy = run.policies.get(agent.policy)
+        if agent.sampling.held_to and policy is not None:
+            yield from _grammar_problems(run, agent, policy.model)
+        if policy is None or policy.train == "frozen":
+            continue
+        sampling = agent.sampling
+        if sampling.top_p != 1.0 or sampling.top_k != 0:
+            yield (
+                f"agents.{agent.role}.sampling: top_p and top_k change the distribution that policy {agent.policy!r} "
+                "is trained on; a policy in training samples by temperature alone, so remove them"
+            )
+        if sampling.temperature == 0:
+            yield f"agents.{agent.role}.sampling: temperature 0 never explores; use 1.0, or train = 'frozen'"
+
+
+def _grammar_problems(run: RunSettings, agent: AgentSettings, model: str) -> Iterable[str]:
+    kind = next(key for key in ("json_schema", "regex", "grammar") if getattr(agent.sampling, key))
+    where = f"agents.{agent.role}.sampling.{kind}"
+    why = cannot_hold(run, model)
+    if why:
+        yield f"{where}: {why}; remove it"
+    if kind == "json_schema" and (agent.tools or agent.skills):
+        yield f"{where}: every turn would be JSON of this schema, and its tools could never be called; remove either"
+
+
+def cannot_hold(run: RunSettings, model: str) -> str:
+    """Why what a model writes cannot be held to a grammar; "" where it can."""
+    if run.is_remote(model):
+        return f"model {model!r} is behind an endpoint, which cannot be held to a grammar"
+    if not run.engine.holds_grammars:
+        return f"engine {run.engine.name!r} cannot hold what it samples to a grammar (holds_grammars)"
+    return ""

@@ -1,0 +1,1 @@
+"""Where new instructions come from: one file a proposer."""
