@@ -380,16 +380,21 @@ class RunFolder:
         return path
 
     def read_evaluations(self, scenarios: bool = False) -> list[dict[str, object]]:
-        """All evaluations on held-out tasks, by name.
+        """All evaluations on held-out tasks, of the team as it was trained, by name.
 
         Args:
-            scenarios: those on sets of scenarios too.
+            scenarios: those on sets of scenarios, and of the team reorganized, too.
 
         Raises:
             ValueError: one cannot be read.
         """
         found = [read_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
-        return [evaluation for evaluation in found if scenarios or not evaluation.get("scenarios")]
+        return [evaluation for evaluation in found if scenarios or not _apart(evaluation)]
+
+
+def _apart(evaluation: Mapping[str, object]) -> bool:
+    """Whether an evaluation says nothing of held-out tasks, or of the team as it was trained."""
+    return bool(evaluation.get("scenarios") or evaluation.get("reorganized"))
 
 
 def step_of(path: Path) -> int:
