@@ -14,9 +14,11 @@ import marft
 from marft.config import RunSettings
 from marft.config.load import overrides_of_others
 from marft.config.reorganizing import Reorganization, changes_of_team, read_reorganization, reorganized
+from marft.evaluation.comparison import compared
 from marft.game.organizations.joining import closed_up
 from marft.runs.folder import RunFolder
-from tests.helpers import settings
+from tests.test_comparison import over, saved
+from tests.test_gates import BEFORE
 from tests.test_kept_evaluations import lengths
 from tests.test_scenarios import command
 
@@ -102,8 +104,8 @@ def test_a_team_without_an_organization_changes_the_trained_one_and_another_take
     run = chain("a", "b", team={"organization": "debate", "rounds": 3, "judge": "b"})
     same = reorganized(run, Reorganization("x", {"team": {"hears": "ring"}})).team.model_dump()
     assert (same["organization"], same["rounds"], same["judge"], same["hears"]) == ("debate", 3, "b", "ring")
-    other = reorganized(run, Reorganization("x", {"team": {"organization": "mixture"}}))
-    assert other.team.name == "mixture"
+    other = reorganized(run, Reorganization("x", {"team": {"organization": "parallel"}}))
+    assert other.team.name == "parallel"
 
 
 def test_it_is_known_by_what_it_asks_for_whatever_its_weights_are() -> None:
@@ -158,6 +160,68 @@ def test_overrides_of_other_tables_stay() -> None:
     assert overrides_of_others(words, ("team", "agents")) == ["--seed", "1", "--device", "cpu"]
 
 
-def pair(output: Path, *overrides: str) -> RunSettings:
-    """Two agents who are asked to say as much as the task's number."""
-    return lengths(output, *overrides)
+TREE = '[[agents]]\nrole = "first"\nlike = "reasoner"\n[[agents]]\nrole = "actor"\n[team]\norganization = "parallel"\n'
+SHORT = ("--checkpoint", "base", "--mode", "greedy", "--tasks", "3")
+
+
+def test_what_was_changed_is_recorded_and_kept_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, tree = RunFolder.create(lengths(tmp_path / "runs")), tmp_path / "tree.toml"
+    tree.write_text(TREE, encoding="utf-8")
+    assert command("eval", folder.path, *SHORT) == 0
+    before = (folder.evaluations / "base-greedy.json").read_bytes()
+    assert command("eval", folder.path, *SHORT, "--as", tree) == 0
+    assert "tree" in capsys.readouterr().out
+    assert command("eval", folder.path, *SHORT, "--team", "parallel") == 0
+    assert (folder.evaluations / "base-greedy.json").read_bytes() == before
+    assert len(folder.read_evaluations()) == 1, "what it did in another team is no evaluation of it as it was trained"
+    kept = {one["reorganized"]["name"]: one["reorganized"] for one in folder.read_evaluations(scenarios=True)[1:]}
+    unnamed = next(name for name in kept if name != "tree")
+    assert unnamed.startswith("parallel-")
+    assert (folder.evaluations / f"base-greedy-as-{unnamed}.parquet").is_file()
+    assert (kept["tree"]["added"], kept["tree"]["removed"]) == (["first"], ["reasoner"])
+    assert [seat["policy"] for seat in kept["tree"]["agents"]] == ["reasoner", "actor"]
+    found = marft.evaluate(folder.path, checkpoints="base", modes="greedy", tasks=3, reorganized=tree)
+    assert [one.reorganized for one in found] == [kept["tree"]]
+    capsys.readouterr()
+    assert command("eval", folder.path, *SHORT, "--as", tree) == 0
+    assert "1 of 1 evaluations were kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--as", "none.toml"), "cannot read the team of none.toml"),
+        (("--as", "x.toml", "--suite", "safety"), "--as: is of held-out tasks"),
+        (("--suite", "safety", "--team", "parallel"), "as the team that it was trained as"),
+    ],
+)
+def test_what_would_mix_teams_is_refused(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder.create(lengths(tmp_path / "runs"))
+    assert command("eval", folder.path, *words) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def evaluated(name: str = "", digest: str = "", **more: Any) -> dict[str, Any]:
+    team = {"name": name, "digest": digest or name} if name else {}
+    return saved(BEFORE, **({"reorganized": team} if team else {}), **more)
+
+
+def test_comparisons_name_the_team_and_never_mix_two_of_them() -> None:
+    as_tree = over([evaluated(), evaluated("tree")], [evaluated("tree")])
+    assert list(as_tree.changes) == ["greedy as tree"]
+    with pytest.raises(ValueError, match="runs/a as it was trained and runs/b as tree; .* --as tree"):
+        over([evaluated()], [evaluated("tree")])
+    with pytest.raises(ValueError, match="runs/a as tree and runs/b as tree"):
+        over([evaluated("tree", "1")], [evaluated("tree", "2")])
+
+
+def test_a_team_is_held_against_itself_as_another_where_that_is_asked_for() -> None:
+    both = [evaluated(), evaluated("tree"), evaluated("star")]
+    found = compared(both, both, ("runs/a", "runs/a"), after_as="tree")
+    assert list(found.changes) == ["greedy as tree"]
+    with pytest.raises(ValueError, match="runs/a was not evaluated as 'ring', but as star, tree"):
+        compared(both, both, ("runs/a", "runs/a"), after_as="ring")

@@ -163,7 +163,8 @@ def _known_as(evaluations: Sequence[Saved], name: str, run: str) -> list[Saved]:
 
 def _nothing_in_common(one: Mapping[Under, Saved], two: Mapping[Under, Saved], names: tuple[str, str]) -> str:
     teams = [sorted({_team(e) for e in side.values()} - {""}) for side in (one, two)]
-    if any(teams):
+    alike = {under._replace(team="") for under in one} & {under._replace(team="") for under in two}
+    if any(teams) and alike:
         said = [f"{name} as {', '.join(team) or 'it was trained'}" for name, team in zip(names, teams, strict=True)]
         return (
             f"not evaluated as the same team: {' and '.join(said)}; evaluate both --as the same file, or hold the "
