@@ -4,7 +4,7 @@
     python benchmarks/reorganization.py --only-table      # from what is there
 
 Teams of n agents on sums of n terms (studies/populations.py), trained as a chain in which each sees the message before
-its own, with the preset ``marft-team``, 60 steps of 32 episodes, as in large_teams.py. Then the same weights, untouched,
+its own, with the preset ``marft-team``, 60 steps of 32 episodes, as in large_teams.py. Then the same weights
 play as a star (the actor sees every reasoner, who see the task alone), a tree (each reasoner sees two others, the actor
 its root), a debate that the actor judges, a mixture of agents, with a reasoner fewer and one more, and as chains of 1
 to 24; seats beyond those that were trained are played by the trained reasoners in turns. So does the untuned base.

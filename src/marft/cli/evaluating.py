@@ -55,7 +55,12 @@ class Asked:
             raise ValueError(f"{said}: {self.scenarios} says what is played; leave out either")
         if self.fail_if and not self.suite:
             raise ValueError("--fail-if goes with --suite; two runs are held against each other by marft compare")
-        of_tasks = {"--as": self.organized, "--scenarios": self.scenarios, "--shuffle-messages": self.shuffled, "--by": self.by}
+        of_tasks = {
+            "--as": self.organized,
+            "--scenarios": self.scenarios,
+            "--shuffle-messages": self.shuffled,
+            "--by": self.by,
+        }
         other = next((option for option, value in of_tasks.items() if value), "")
         if self.suite and other:
             raise ValueError(f"{other} is of held-out tasks, and does not go with --suite; ask for one after the other")

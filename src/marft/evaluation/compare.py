@@ -12,6 +12,7 @@ from rich.text import Text
 
 from marft.evaluation.definitions import check_tools
 from marft.evaluation.intervals import mean_interval, paired_difference
+from marft.evaluation.trajectories.table import in_words
 from marft.runs.folder import RunFolder
 from marft.texts import one_line
 
@@ -196,7 +197,7 @@ def _paired(
 def passes_cells(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """pass@k, pass^k, avg@k of evaluations with several attempts at a task: checkpoint, mode, name, share, interval."""
     return [
-        (e["checkpoint"], e["mode"] + " shuffled" * e["shuffled_messages"], k, percent(share), between(ends, percent))
+        (e["checkpoint"], in_words(e), k, percent(share), between(ends, percent))
         for e in evaluations
         for k, (share, ends) in e.get("passes", {}).items()
     ]

@@ -34,10 +34,18 @@ class Row:
 
 def headings(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> list[str]:
     """What each of the evaluations is called; with ``targets``, on a line below what was evaluated."""
-    called = [f"{e['checkpoint']} {e['mode']}{' shuffled' if e['shuffled_messages'] else ''}" for e in evaluations]
+    called = [f"{e['checkpoint']} {in_words(e)}" for e in evaluations]
     if not targets:
         return called
     return [f"{one_line(e['target'])}\n{name}" for e, name in zip(evaluations, called, strict=True)]
+
+
+def in_words(evaluation: Mapping[str, Any]) -> str:
+    """How an evaluation was played: ``greedy shuffled as tree``."""
+    team = evaluation.get("reorganized", {}).get("name", "")
+    return (
+        evaluation["mode"] + " shuffled" * evaluation["shuffled_messages"] + (f" as {one_line(team)}" if team else "")
+    )
 
 
 def trajectory_rows(evaluations: Sequence[Mapping[str, Any]], elsewhere: Collection[str] = ELSEWHERE) -> list[Row]:
