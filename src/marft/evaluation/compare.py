@@ -12,7 +12,6 @@ from rich.text import Text
 
 from marft.evaluation.definitions import check_tools
 from marft.evaluation.intervals import mean_interval, paired_difference
-from marft.evaluation.trajectories.table import in_words
 from marft.runs.folder import RunFolder
 from marft.texts import one_line
 
@@ -201,6 +200,13 @@ def passes_cells(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, ..
         for e in evaluations
         for k, (share, ends) in e.get("passes", {}).items()
     ]
+
+
+def in_words(evaluation: Mapping[str, Any]) -> str:
+    """How an evaluation was played: ``greedy shuffled as tree``."""
+    team = evaluation.get("reorganized", {}).get("name", "")
+    said = evaluation["mode"] + " shuffled" * evaluation["shuffled_messages"]
+    return said + (f" as {team}" if team else "")
 
 
 def percent(value: float | None) -> str:

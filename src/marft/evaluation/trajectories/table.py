@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from marft.evaluation.compare import percent
+from marft.evaluation.compare import in_words, percent
 from marft.evaluation.trajectories.measures import MEASURES, over
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.metrics import find, known
@@ -38,14 +38,6 @@ def headings(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) ->
     if not targets:
         return called
     return [f"{one_line(e['target'])}\n{name}" for e, name in zip(evaluations, called, strict=True)]
-
-
-def in_words(evaluation: Mapping[str, Any]) -> str:
-    """How an evaluation was played: ``greedy shuffled as tree``."""
-    team = evaluation.get("reorganized", {}).get("name", "")
-    return (
-        evaluation["mode"] + " shuffled" * evaluation["shuffled_messages"] + (f" as {one_line(team)}" if team else "")
-    )
 
 
 def trajectory_rows(evaluations: Sequence[Mapping[str, Any]], elsewhere: Collection[str] = ELSEWHERE) -> list[Row]:
