@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,14 @@ THERE = ("tree", "debate")  # which teams are trained as, too
 Runs = Mapping[str, Mapping[str, Any]]
 
 
+@cache
+def roles_of(size: int) -> tuple[str, ...]:
+    return tuple(agent.role for agent in team_of(size, []).agents)
+
+
 def reasoners(size: int, count: int) -> list[dict[str, str]]:
     """Seats of ``count`` reasoners of a team of ``size``: the trained ones, then others like them, in turns."""
-    trained = [agent.role for agent in team_of(size, []).agents][:-1]
+    trained = roles_of(size)[:-1]
     return [
         {"role": trained[n]} if n < len(trained) else {"role": f"more_{n + 1}", "like": trained[n % len(trained)]}
         for n in range(count)
@@ -235,6 +241,9 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.results / f"{NAME}.json"
     runs: dict[str, Any] = dict(json.loads(path.read_text())["runs"]) if path.is_file() else {}
+    others = [k for k, one in runs.items() if (one["steps"], one["tasks"]) != (arguments.steps, arguments.tasks)]
+    if others and not arguments.only_table:
+        raise SystemExit(f"{path} holds {others[0]} of other steps or tasks; delete it, or use another --results")
     quieten()
     for seed in arguments.seeds if not arguments.only_table else ():
         for size in arguments.sizes:

@@ -18,6 +18,7 @@ from marft.config.reorganizing import Reorganization, changes_of_team, read_reor
 from marft.evaluation.comparison import compared
 from marft.game.organizations.joining import closed_up
 from marft.runs.folder import RunFolder
+from tests.nights import some
 from tests.test_comparison import over, saved
 from tests.test_gates import BEFORE
 from tests.test_kept_evaluations import lengths
@@ -230,3 +231,36 @@ def test_a_team_is_held_against_itself_as_another_where_that_is_asked_for() -> N
     assert list(found.changes) == ["greedy as tree"]
     with pytest.raises(ValueError, match="runs/a was not evaluated as 'ring', but as star, tree"):
         compared(both, both, ("runs/a", "runs/a"), after_as="ring")
+
+
+class TestTheBenchmark:
+    @pytest.fixture(autouse=True)
+    def benchmarks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+
+    def test_every_form_of_a_chain_can_play_and_trains_nothing_new(self) -> None:
+        import reorganization
+        from studies.populations import team_of
+
+        run = team_of(4, [])
+        for form, tables in some(list(reorganization.forms(4).items()), 4):
+            found = reorganized(run, Reorganization(form, tables))
+            assert {agent.policy for agent in found.agents} <= set(run.policies)
+            assert found.agents[-1].role == "actor"
+            assert "agents" not in tables or len(found.agents) == int(form.split()[0])
+
+    def test_a_row_is_of_the_seeds_that_both_sides_have(self) -> None:
+        import reorganization
+
+        def solved(*tasks: float) -> dict[str, float]:
+            return {f"t{n}": won for n, won in enumerate(tasks)}
+
+        runs = {
+            "4/chain/0": {"trained": solved(1, 1, 1, 1), "untuned": solved(0, 0, 1, 1)},
+            "4/star/0": {"trained": solved(1, 1, 0, 0), "untuned": solved(0, 0, 0, 0)},
+            "4/star/1": {"trained": solved(0, 0, 0, 0), "untuned": solved(0, 0, 0, 0)},
+        }
+        cells = reorganization.line(runs, "star", 4).strip("| ").split(" | ")
+        assert cells[:7] == ["4", "star", "1", "0.0%", "50.0%", "50.0% to 50.0%", "50%"]
+        assert cells[7].startswith("-50.0 (")
+        assert cells[8].startswith("+50.0 (")
