@@ -63,12 +63,12 @@ def reasoners(size: int, count: int) -> list[dict[str, str]]:
 
 
 def forms(size: int) -> dict[str, dict[str, Any]]:
-    """What a chain of ``size`` is used as, by name: the tables of another team."""
+    """What a chain of ``size`` is used as, by name: another team's tables. Of a pair star and tree are chains."""
     names = [seat["role"] for seat in reasoners(size, size - 1)]
     children = {one: names[2 * n + 1 : 2 * n + 3] for n, one in enumerate(names)}
+    graphs = {"star": {"actor": names}, "tree": {**children, "actor": names[:1]}} if len(names) > 1 else {}
     found: dict[str, dict[str, Any]] = {
-        "star": {"team": {"organization": "graph", "sees": {"actor": names}}},
-        "tree": {"team": {"organization": "graph", "sees": {**children, "actor": names[:1]}}},
+        **{name: {"team": {"organization": "graph", "sees": sees}} for name, sees in graphs.items()},
         "debate": {"team": {"organization": "debate", "judge": "actor"}},
         "mixture": {"team": {"organization": "mixture-of-agents"}},
     }
@@ -123,7 +123,7 @@ def measured(size: int, seed: int, runs: dict[str, Any], arguments: argparse.Nam
         if form_key(form, size, seed) not in runs:
             into = Reorganization(form, tables) if tables else None
             keep(form_key(form, size, seed), played(run, trained(run), into, arguments.tasks))
-    for form in THERE if arguments.there else ():
+    for form in [form for form in THERE if form in forms(size)] if arguments.there else ():
         key = form_key(form, size, seed, there=True)
         if key not in runs:
             own = run_of(form, size, seed, arguments)
