@@ -92,7 +92,7 @@ def rows_of(found: list[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--output", type=Path, default=Path("runs/safety"))
     parser.add_argument("--results", type=Path, default=RESULTS)

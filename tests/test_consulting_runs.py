@@ -12,7 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from marft.collection import attempts_at
-from marft.config.consulting import ConsultingSettings, HelperSettings
+from marft.config.consulting import ConsultingSettings, HelperSettings, without_helpers
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
 from marft.evaluation.session import evaluate_checkpoints
@@ -176,6 +176,19 @@ def test_what_is_asked_is_the_same_in_a_process_apart_and_after_a_stop(tmp_path:
     for rows in zip(*found, strict=True):
         assert len({(row["policy_loss"], row["reward"], row.get("consultations")) for row in rows}) == 1
     assert found[0][0]["consultations"] > 0
+
+
+def test_a_team_that_is_evaluated_has_no_helpers_loaded(tmp_path: Path) -> None:
+    """Nor what only they need; a policy that also acts stays, and so does its model."""
+    teacher = {"models.teacher": {"path": str(tmp_path / "is-not-there")}, "policies.helper.model": "teacher"}
+    run = helped(tmp_path, **teacher)
+    (found,) = evaluate_checkpoints(run, None, ("base",), ("greedy",), 2, False, lambda _=None: None)
+    assert found.tasks == 2
+    kinds = {"knowledge": {"policy": "helper"}, "verify": {"policy": "actor"}}
+    left = without_helpers(
+        helped(tmp_path, **teacher, **{"policies.actor.train": "frozen", "consulting.helpers": kinds})
+    )
+    assert ({*left.policies}, {*left.models}) == ({"reasoner", "actor"}, {*run.models} - {"teacher"})
 
 
 @pytest.mark.slow

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from marft.learning import update as update_module
+from marft.learning import minibatches as minibatches_module
 from marft.learning.batching import FixedLogProbs, minibatches
 from marft.learning.interfaces import Floats, LossInputs, LossOutput, Objective, UpdatePhase
 from marft.learning.metering import Meter
+from marft.learning.minibatches import Minibatch
 from marft.learning.objectives.cispo import CISPO
 from marft.learning.objectives.ppo import PPO
 from marft.learning.optimizers import PolicyOptimizer
@@ -69,7 +70,7 @@ class TestEpochs:
         samples = samples_of(episodes(6))
         plan = [minibatches(samples, 3, 0, 0, epoch) for epoch in range(2)]
         to_check = samples[:2]
-        looking._epochs(plan, looking.objective, to_check)
+        looking._epochs([[*map(Minibatch, parts)] for parts in plan], looking.objective, to_check)
         return looking, plan, to_check
 
     def test_every_minibatch_of_every_epoch_comes_in_order(self, tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ class TestAPhase:
             drawn.append((len(samples), *parts))
             return minibatches(samples, *parts)
 
-        monkeypatch.setattr(update_module, "minibatches", counted)
+        monkeypatch.setattr(minibatches_module, "minibatches", counted)
         update = update_of(tmp_path, "--algorithm.epochs", "2", "--algorithm.minibatches", "3", seed=11)
         update.run(UpdatePhase(("actor",)), samples_of(episodes(4)), step=7)
         assert drawn == [(4, 3, 11, 7, 0), (4, 3, 11, 7, 1)]

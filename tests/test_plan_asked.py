@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from marft.cli.main import app
 from marft.cli.planning import run_plan
 from marft.config import RunSettings, load_recipe, parse_recipe
+from marft.config.consulting import without_helpers
 from marft.config.models import ModelSettings
 from marft.planning.cards import card_named
 from marft.planning.configurations import find_shape
@@ -24,6 +25,7 @@ from marft.runs.folder import RunFolder
 from marft.types import Action, Episode, Fork, Observation, Task, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
+from tests.test_consulting_runs import helped
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -179,3 +181,22 @@ class TestRuns:
         assert said(Known(action=70))["lengths"] == [300, 70, 70]
         assert said(Known(environment_steps=3)) == {"lengths": [300, 40, 50], "actions": [12, 24], "waits": 9}
         assert said(Known(), 0.5)["waits"] == 1
+
+
+def test_what_helpers_answer_is_sampled_too(tmp_path: Path) -> None:
+    """Two kinds are asked alike: of 1.5 questions an action, half are the helper's of one kind."""
+    sampling = {"max_new_tokens": 40}
+    kinds = {
+        "knowledge": {"policy": "helper", "sampling": sampling},
+        "verify": {"policy": "actor", "sampling": sampling},
+    }
+    changes = {"consulting.helpers": kinds, "consulting.budget": 1.5, "policies.actor.train": "frozen"}
+    run = helped(tmp_path, **changes)
+    work = {policy.name: policy for policy in work_of(run).policies}
+    alone = {policy.name: policy for policy in work_of(without_helpers(run)).policies}
+    asking = alone["reasoner"].actions
+    assert work["reasoner"].actions == asking
+    assert work["helper"].actions == asking * 1.5 / 2
+    assert work["actor"].actions == alone["actor"].actions + asking * 1.5 / 2
+    assert work["helper"].lengths.longest == 40
+    assert "helper" not in alone

@@ -20,6 +20,7 @@ import pytest
 from marft.sandbox import jail, runner
 from marft.sandbox.runner import end_all, isolation_problem, run_python
 from marft.sandbox.settings import SandboxSettings
+from tests.helpers import until
 
 TRIALS = 40
 SLEEP = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(300)"
@@ -119,12 +120,12 @@ def test_a_keeper_that_is_killed_takes_its_jail_with_it() -> None:
     seen: list[int] = []
 
     def kill_the_keeper() -> None:
-        (process,) = runner._live
+        until(lambda: len(processes(lambda words: "_" * (MINE + 2) + "program.py" in words)) == 2)
         seen.extend(processes(lambda words: "_" * (MINE + 2) + "program.py" in words))
+        (process,) = runner._live
         process.kill()
 
-    timer = threading.Timer(1.0, kill_the_keeper)
-    timer.start()
+    threading.Thread(target=kill_the_keeper, daemon=True).start()
     assert run_python(SLEEP, SandboxSettings(seconds=30), files=named(MINE + 2)).outcome == "killed"
     assert len(seen) == 2
     assert not soon(lambda: processes(lambda words: "_" * (MINE + 2) + "program.py" in words))

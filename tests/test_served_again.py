@@ -107,7 +107,7 @@ class TestServedAgain:
         first = run(g, sample=2)
         run(g, stream="fork", sample=7, replay=self.replay(first, 2, stream="train/0", sample=2))
         seed = derive_seed(3, "tools", "train/0", "t0", 2)
-        assert Belt.made == [(g.tools, g.threads, g.engine, TASK, seed)] * 2
+        assert Belt.made == [(g.tools, g.threads, g.engine, TASK, seed, ())] * 2
 
     @pytest.mark.parametrize("answer", ["as before", "as before, and more than is read", "otherwise"])
     def test_recorded_calls_are_made_again_and_have_to_answer_the_same(

@@ -11,6 +11,7 @@ from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import SamplingSettings
+from marft.config.models import readers
 from marft.config.names import Role
 from marft.config.settings import Count, CountOrNone, Names, NotNegative, Settings, did_you_mean
 
@@ -101,6 +102,17 @@ class ConsultingSettings(Settings):
 def helping(run: RunSettings) -> set[str]:
     """Policies that answer questions."""
     return {helper.policy for helper in run.consulting.helpers.values()} if run.consulting else set()
+
+
+def without_helpers(run: RunSettings) -> RunSettings:
+    """The recipe of a team that is on its own: without helpers, and what nobody else needs is not loaded for them."""
+    if run.consulting is None:
+        return run
+    alone = helping(run) - {agent.policy for agent in run.agents}
+    policies = {name: policy for name, policy in run.policies.items() if name not in alone}
+    idle = {run.policies[name].model for name in alone} - {policy.model for policy in policies.values()}
+    models = {name: model for name, model in run.models.items() if name not in idle - readers(run.models)}
+    return run.model_copy(update={"consulting": None, "policies": policies, "models": models})
 
 
 def consulting_problems(run: RunSettings) -> Iterable[str]:

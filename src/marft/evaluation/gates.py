@@ -34,7 +34,7 @@ class Gate:
 
     >>> Gate.read("agents.coder.tool_error_rate > +2%")
     Gate(text='agents.coder.tool_error_rate > +2%', metric='agents/coder/tool_error_rate', below=False, limit=0.02, \
-relative=False, after=False, field='', value='')
+relative=False, after=False, field='', value='', bound=False)
 
     Args:
         metric: as ``metrics.jsonl`` names it.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marft import __version__
+from marft.config.consulting import without_helpers
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_of, tasks_of
 from marft.evaluation.definitions import Definitions, changes_of, definitions_of, in_short
@@ -119,7 +120,7 @@ def opened(run: RunSettings) -> LocalRollouts | WorkerRollouts:
     """What plays a run, and torch, which is imported here alone."""
     from marft.rollouts import open_rollouts
 
-    return open_rollouts(run)
+    return open_rollouts(without_helpers(run))
 
 
 def tasks_asked(run: RunSettings, tasks: int, scenarios: Scenarios | None) -> list[Task]:

@@ -131,14 +131,20 @@ class Known:
 
 def work_of(run: RunSettings, known: Known = Known()) -> Work:
     """What a step of a recipe has to do. What is not known is what its limits allow for: every action as long as it may
-    be, every episode as many steps as it may have."""
+    be, every episode as many steps as it may have. Helpers are counted while their budget is whole, all
+    kinds asked alike."""
     steps = known.environment_steps or float(run.environment.episode_limit or run.rollout.max_steps)
     episodes = run.rollout.tasks_per_step * run.rollout.samples_per_task
-    policies = []
+    acts = {agent.role: (known.actions or {}).get(agent.role, steps) for agent in run.agents}  # in an episode
+    consulting, policies = run.consulting, []
     for name, policy in run.policies.items():
         agents = [agent for agent in run.agents if agent.policy == name]
-        actions = sum((known.actions or {}).get(agent.role, steps) for agent in agents) * episodes
-        limit = max(agent.sampling.max_new_tokens for agent in agents)
+        helpers = [helper for helper in consulting.helpers.values() if helper.policy == name] if consulting else []
+        actions = sum(acts[agent.role] for agent in agents) * episodes
+        if consulting and helpers:
+            asking = sum(acts[role] for role in consulting.roles(run)) * episodes
+            actions += consulting.budget * asking * len(helpers) / len(consulting.helpers)
+        limit = max(one.sampling.max_new_tokens for one in (*agents, *helpers))
         members = members_of(run.policies, name)
         lora = members[0][1].lora
         adapted = policy.train == "lora" or bool(policy.adapter) or policy.pool is not None

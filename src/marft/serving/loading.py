@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from marft.config.consulting import without_helpers
 from marft.export.loading import check_bases
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
@@ -18,7 +19,7 @@ def loaded(served: Served) -> Iterator[LocalRollouts]:
     Raises:
         ValueError: it cannot be had, or is not what it was trained on.
     """
-    with LocalRollouts(served.run) as rollouts:
+    with LocalRollouts(without_helpers(served.run)) as rollouts:
         if served.checkpoint is not None:
             load_policies(served.checkpoint, rollouts.models, dict.fromkeys(served.run.trained_policies))
         if served.export is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marft import __version__
+from marft.config.consulting import without_helpers
 from marft.config.load import load_recipe, parse_recipe
 from marft.config.run import RunSettings
 from marft.envs.scripts import Script
@@ -150,7 +151,7 @@ def playing(teacher: Teacher) -> Iterator[Play]:
         return
     from marft.rollouts import open_rollouts
 
-    with open_rollouts(teacher.run) as rollouts:
+    with open_rollouts(without_helpers(teacher.run)) as rollouts:
         models: Models = rollouts.models
         teacher.check(models.digests())
         if teacher.weights is not None:

@@ -8,6 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
+from marft.config.consulting import without_helpers
 from marft.config.pools import LATER
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
@@ -91,7 +92,7 @@ def league_of(run: RunSettings, folder: RunFolder, matches: int, most: int, adva
     attempts = [
         attempt for pair in pairs for attempt in attempts_of(run, sides, tasks, [names[n] for n in pair], matches)
     ]
-    with open_rollouts(together(run, versions)) as rollouts:
+    with open_rollouts(without_helpers(together(run, versions))) as rollouts:
         episodes = rollouts.play(attempts, on_done=lambda _: advance())
     pairings = [
         pairing_of(pair, sides[0], episodes[number * matches : (number + 1) * matches])

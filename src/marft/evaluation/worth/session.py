@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from marft.config.consulting import without_helpers
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import Advance
@@ -91,7 +92,7 @@ def worth_of(
 
     found = Worth(folder.path.resolve().name, own, len(tasks), options.samples)
     kept = folder.worth / "arms"
-    with open_rollouts(run) as rollouts:
+    with open_rollouts(without_helpers(run)) as rollouts:
         player = Player(rollouts, paths, tasks, kept, advance, again=options.again)
         bench = Bench(
             run, options, player, Arm(weights, samples=options.samples), crossed,
@@ -187,7 +188,7 @@ def _against_run(
     """The single agent of another run, once the team's models have been let go."""
     path = find_checkpoint(run, folder, "last")
     assert path is not None
-    with open_rollouts(run) as rollouts:
+    with open_rollouts(without_helpers(run)) as rollouts:
         arm = Arm(dict.fromkeys(run.trained_policies, path.name))
         player = Player(rollouts, {path.name: path}, tasks, kept, bench.player.advance, again=bench.options.again)
         role = answering_role(run)
