@@ -132,6 +132,7 @@ def test_it_is_known_by_what_it_asks_for_whatever_its_weights_are() -> None:
         ({"team": "debate"}, "team is a table"),
         ({"agents": []}, "a list of tables, each with a role"),
         ({"agents": [{"like": "a"}]}, "a list of tables, each with a role"),
+        ({"agents": [{"role": "a", "like": ["a"]}]}, "a list of tables, each with a role"),
         ({"agents": seats("a", "bb")}, "agents.bb: nobody trained is called 'bb'"),
         ({"agents": seats("a", "b", d="z")}, "agents.d: nobody trained is called 'z'"),
         ({"agents": [{"role": "b", "instuctions": "?"}]}, "instuctions"),

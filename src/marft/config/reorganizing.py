@@ -131,7 +131,10 @@ def _shape(run: RunSettings) -> dict[str, Any]:
 
 
 def _is_seat(seat: object) -> bool:
-    return isinstance(seat, Mapping) and isinstance(seat.get("role"), str)
+    if not isinstance(seat, Mapping):
+        return False
+    role = seat.get("role")
+    return isinstance(role, str) and isinstance(seat.get(LIKE, role), str)
 
 
 def _seated(seat: Mapping[str, Any], trained: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
