@@ -201,7 +201,7 @@ def test_what_was_changed_is_recorded_and_kept_apart(tmp_path: Path, capsys: pyt
     ("words", "message"),
     [
         (("--as", "none.toml"), "cannot read the team of none.toml"),
-        (("--as", "x.toml", "--suite", "safety"), "--as: is of held-out tasks"),
+        (("--as", "x.toml", "--suite", "safety"), "--as is of held-out tasks"),
         (("--suite", "safety", "--team", "parallel"), "as the team that it was trained as"),
     ],
 )
