@@ -389,12 +389,7 @@ class RunFolder:
             ValueError: one cannot be read.
         """
         found = [read_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
-        return [evaluation for evaluation in found if scenarios or not _apart(evaluation)]
-
-
-def _apart(evaluation: Mapping[str, object]) -> bool:
-    """Whether an evaluation says nothing of held-out tasks, or of the team as it was trained."""
-    return bool(evaluation.get("scenarios") or evaluation.get("reorganized"))
+        return [one for one in found if scenarios or not (one.get("scenarios") or one.get("reorganized"))]
 
 
 def step_of(path: Path) -> int:
