@@ -205,7 +205,7 @@ def passes_cells(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, ..
 def in_words(evaluation: Mapping[str, Any]) -> str:
     """How an evaluation was played: ``greedy shuffled as tree``."""
     team = evaluation.get("reorganized", {}).get("name", "")
-    said = evaluation["mode"] + " shuffled" * evaluation["shuffled_messages"]
+    said = f"{evaluation['mode']}{' shuffled' if evaluation['shuffled_messages'] else ''}"
     return said + (f" as {team}" if team else "")
 
 

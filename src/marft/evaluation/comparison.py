@@ -151,7 +151,7 @@ def _known_as(evaluations: Sequence[Saved], name: str, run: str) -> list[Saved]:
     Raises:
         ValueError: there are none.
     """
-    found = [{**e, "reorganized": {"name": name}} for e in evaluations if _team(e) == name]
+    found: list[Saved] = [{**e, "reorganized": {"name": name}} for e in evaluations if _team(e) == name]
     if not found:
         known = ", ".join(sorted({_team(e) for e in evaluations if _team(e)})) or "nothing else than it was trained as"
         raise ValueError(
