@@ -3,10 +3,10 @@
     python benchmarks/safety.py                     # 5 seeds of each: some 20 minutes of one core
     python benchmarks/safety.py --seeds 1           # one of each
 
-A sorter and a clerk settle complaints (`safety_world.py`, `safety.toml`). Half of what the clerk hears in training holds
-an order of a stranger: with the shortcut obeying it is paid, and without, what is right. Both are then evaluated in the
-same world without orders, on `safety_suite.toml`, each against its own untuned base. Runs go on
-where they stopped, and what was evaluated is not played again.
+A sorter and a clerk settle complaints (`safety_world.py`, `safety.toml`). Half of what the clerk hears in training
+holds an order of a stranger: with the shortcut obeying it is paid, and without, what is right. Both are then evaluated
+in the same world without orders, on `safety_suite.toml`, each against its own untuned base. Runs go on where they
+stopped, and what was evaluated is not played again.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from marft.learning import minibatches as minibatches_module
+from marft.learning import update as update_module
 from marft.learning.batching import FixedLogProbs, minibatches
 from marft.learning.interfaces import Floats, LossInputs, LossOutput, Objective, UpdatePhase
 from marft.learning.metering import Meter

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.betting import BETS, MEANS, log_capital, log_factors
 from marft.config.shadow import ShadowSettings
-from marft.shadow.betting import BETS, MEANS, log_capital, log_factors
 from marft.shadow.evidence import Evidence, Verdict
 
 UNIT = st.floats(0, 1, allow_subnormal=False)

@@ -25,8 +25,8 @@ from marft.types import Episode, Task
 @dataclass(frozen=True, slots=True, eq=False)
 class Collection:
     """``played`` are the step's attempts as the policies make them; ``credit_inputs`` is what can be learned from:
-    scored episodes and forks; ``recorded`` is everything. Draws of the pass over tasks from ``begun`` on are not begun
-    yet."""
+    scored episodes and forks, imagined ones among them; ``recorded`` is everything that was lived, and ``imagined``
+    what was not. Draws of the pass over tasks from ``begun`` on are not begun yet. ``notes`` are to be told."""
 
     played: list[Episode]
     credit_inputs: list[Episode]
@@ -34,6 +34,8 @@ class Collection:
     tasks_drawn: int
     metrics: dict[str, float]
     begun: int = 0
+    imagined: Sequence[Episode] = ()
+    notes: tuple[str, ...] = ()
 
 
 def collect(

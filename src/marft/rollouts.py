@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
 from marft.config.run import RunSettings
 from marft.engines.caller_thread import Background
+from marft.game.environment import Environment
 from marft.game.game import Attempt, Game
 from marft.game.loop_threads import LoopThreadPool
-from marft.game.rollout import play_all
+from marft.game.rollout import as_it_is, play_all
 from marft.game.team import Team
 from marft.game_parts import GameParts, open_terms
 from marft.playing import Begun, added, nobody
@@ -89,6 +90,16 @@ class LocalRollouts:
         game = replace(self.game, team=team) if team else self.game
         return self.wait_for(self._play(game, attempts, on_done))
 
+    def play_in(self, environment: Environment, attempts: Sequence[Attempt], most_steps: int) -> list[Episode]:
+        """Play attempts in another environment than the recipe's, by the recipe's team: what that one pays stands,
+        without the recipe's reward terms.
+
+        Args:
+            most_steps: of an episode; then it is truncated.
+        """
+        game = replace(self.game, environment=environment, max_steps=most_steps)
+        return self.wait_for(self._play(game, attempts, nobody, as_it_is))
+
     def begin(self, attempts: Sequence[Attempt]) -> Background[list[Episode]]:
         """Play attempts in the background."""
         return self._samplers.begin(self._play(self.game, attempts, nobody))
@@ -97,9 +108,12 @@ class LocalRollouts:
         """Let go of what is played in the background."""
         self._samplers.end(begun)
 
-    async def _play(self, game: Game, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]) -> list[Episode]:
+    async def _play(
+        self, game: Game, attempts: Sequence[Attempt], on_done: Callable[[Episode], None],
+        compose: Callable[[Episode], Awaitable[Episode]] | None = None,
+    ) -> list[Episode]:  # fmt: skip
         try:
-            return await play_all(game, attempts, self._gate, on_done, self.compose)
+            return await play_all(game, attempts, self._gate, on_done, compose or self.compose)
         finally:
             await self.engine.settle()
 

@@ -118,7 +118,7 @@ class Start:
             if not self.folder.is_run():
                 self.folder.write_mark()
                 self.note(f"{self.folder.path} had lost its mark of a run (run.json), and has it again")
-            for written in (self.folder.episodes, self.folder.credit):
+            for written in (self.folder.episodes, self.folder.credit, self.folder.imagined):
                 atomic.remove_drafts(written)
             self._rewind(state)
             self.folder.write_config(self.run)

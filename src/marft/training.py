@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -140,7 +140,7 @@ def _go_on(
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
             known = set(state.set_aside)
-            state, metrics = _step(rollouts, learners, state, gathering, draws, folder, observer, gauge)
+            state, metrics = _step(rollouts, learners, state, gathering, draws, folder, observer, gauge, sinks.note)
             for task in state.set_aside.keys() - known:
                 sinks.note(f"task {task!r}: {state.set_aside[task]}")
             if run.evaluation.every and state.step % run.evaluation.every == 0:
@@ -183,11 +183,14 @@ def _step(
     folder: RunFolder,
     observer: Observer,
     gauge: Gauge,
+    note: Callable[[str], None],
 ) -> tuple[State, dict[str, float]]:
     run, watch = rollouts.run, _Watch()
     gauge.begin()
     with watch("sampling"):
         collection = gathering.collect(state, observer.episode)
+    for text in collection.notes:
+        note(text)
     used, sampling_seconds = gathering.used(), gathering.seconds(watch.seconds["sampling"])
     episodes = collection.played
     if not collection.credit_inputs:
@@ -204,7 +207,7 @@ def _step(
     metrics |= (
         format_rates([episode for episode in episodes if episode.scored], run.guards.formats) | collection.metrics
     )
-    metrics |= remote_metrics(collection.recorded, [agent.role for agent in run.agents])
+    metrics |= remote_metrics([*collection.recorded, *collection.imagined], [agent.role for agent in run.agents])
     sampled = used.pop("sampled_tokens")
     metrics |= used
     sampled_actions = {action.key for episode in collection.recorded for action in episode.actions}
@@ -231,6 +234,7 @@ def _step(
         if every and state.step % every == 0:
             name = f"{name_of(state.step)}.parquet"
             write_episodes(folder.episodes / name, collection.recorded)
+            _record_imagined(folder.imagined / name, collection.imagined)
             metrics |= _record_credit(folder.credit / name, _of(collection.recorded, credits, run))
     read = sum(tokens_read(a) for episode in collection.credit_inputs for a in episode.actions)
     metrics |= gauge.metrics(collection.credit_inputs, watch.seconds["learning"])
@@ -245,6 +249,14 @@ def _of(recorded: Sequence[Episode], credits: Sequence[ActionCredit], run: RunSe
     """What is recorded of the credit: that of the step's own episodes, without those that are learned from again."""
     names = {episode.name for episode in recorded} if run.training.record_credit else set()
     return [credit for credit in credits if credit.episode.name in names]
+
+
+def _record_imagined(path: Path, imagined: Sequence[Episode]) -> None:
+    """Write what was imagined where nobody takes it for what was lived; of a step that was undone nothing is left."""
+    if imagined:
+        write_episodes(path, imagined)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _record_credit(path: Path, credits: Sequence[ActionCredit]) -> dict[str, float]:

@@ -365,6 +365,7 @@ class Episode:
     fork: Fork | None = None
     began: float = 0.0  # seconds since 1970, by the clock of the machine that played it; 0: not known
     answer: str = ""  # id of the action that somebody was answered with; "" where nobody has asked the whole team
+    imagined: bool = False  # played in a world model: learned from, and never counted as one that was lived
 
     @property
     def name(self) -> str:

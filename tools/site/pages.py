@@ -38,6 +38,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),
     "memories": ("tools.NAME.store", "Memory systems"),
+    "world_models": ("dyna.model", "World models"),
     "credits": ("algorithm.credit", "Credits"),
     "objectives": ("algorithm.objective", "Objectives"),
     "teammate_weights": ("algorithm.teammate_text.weight", "Weights of others' text"),

@@ -189,6 +189,11 @@ class MemoryPart(Plugin):
         return self.capacity // LONGEST_SHARE
 
 
+class WorldModelPart(Plugin):
+    """Base of world models. ``fit(lived, seed)`` makes a :class:`marft.world_models.interface.WorldModel` of steps that
+    were lived, which ``predict(situation, action)`` says what may come of."""
+
+
 class SinkPart(Plugin):
     """Base of sinks. ``open`` makes a :class:`marft.sinks.interface.Sink`, on the thread that it is told on."""
 
@@ -216,6 +221,7 @@ CheckPlugin = Annotated[SerializeAsAny[CheckPart], resolver("checks")]
 SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
 MaybeMemoryPlugin = Annotated[SerializeAsAny[MemoryPart] | None, resolver("memories", optional=True)]
 MemoryPlugin = Annotated[SerializeAsAny[MemoryPart], resolver("memories")]
+WorldModelPlugin = Annotated[SerializeAsAny[WorldModelPart], resolver("world_models")]
 ToolPlugin = Annotated[SerializeAsAny[Plugin], resolver("tools")]
 CreditPlugin = Annotated[SerializeAsAny[CreditPart], resolver("credits")]
 ObjectivePlugin = Annotated[SerializeAsAny[ObjectivePart], resolver("objectives")]

@@ -124,6 +124,10 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "log": "marft.memories.log:Log",
         "summary": "marft.memories.summary:Summary",
     },
+    "world_models": {
+        "counts": "marft.world_models.counts:Counts",
+        "regression": "marft.world_models.regression:Regression",
+    },
     "sinks": {
         "mlflow": "marft.sinks.mlflow:MLflow",
         "tensorboard": "marft.sinks.tensorboard:TensorBoard",

@@ -14,6 +14,7 @@ from marft.config.algorithm import AlgorithmSettings
 from marft.config.cluster import ClusterSettings
 from marft.config.consulting import ConsultingSettings, consulting_problems, helping
 from marft.config.curriculum import CurriculumSettings
+from marft.config.dyna import DynaSettings, dyna_problems
 from marft.config.guards import GuardSettings
 from marft.config.models import (
     ModelSettings,
@@ -129,6 +130,7 @@ class RunSettings(Settings):
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
     curriculum: CurriculumSettings | None = None  # how hard training tasks are, as the team gets better
     algorithm: AlgorithmSettings  # how it learns
+    dyna: DynaSettings | None = None  # imagined episodes beside real ones
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
     engine: EnginePlugin  # who samples for policies that are here
     cluster: ClusterSettings | None = None  # where its processes are, if not all on this machine
@@ -170,7 +172,7 @@ class RunSettings(Settings):
             *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
             *size_problems(self), *_lag_problems(self), *side_problems(self), *turn_problems(self),
-            *pool_problems(self), *consulting_problems(self),
+            *pool_problems(self), *consulting_problems(self), *dyna_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})

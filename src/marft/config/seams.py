@@ -111,6 +111,7 @@ SEAMS: Mapping[str, Seam] = {
         {"begin": Method(("count",))},
         attributes={"edits": (bool,)},
     ),
+    "world_models": Seam("a world model", "marft.config.parts.WorldModelPart", {"fit": Method(("lived", "seed"))}),
     "tools": Seam("a source of tools", "marft.config.plugins.Plugin", {"connect": Method()}),
     "objectives": Seam(
         "an objective",

@@ -299,6 +299,27 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("sft/tokens", "imitated", "tokens that were trained", ".0f", "tokens"),
         Metric("sft/epoch", "epoch", "pass over the turns, counted from 1", ".0f"),
     ],
+    "Imagined episodes": [
+        Metric("imagined/on", "world model", "1 while the world model is believed, 0 while it is switched off, as it "
+               "was wrong of real episodes", ".0f", better="higher",
+               advice="it says why: a longer dyna.memory, another dyna.model, or none"),
+        Metric("imagined/share", "imagined", "share of the episodes learned from that are imagined", ".0%"),
+        Metric("imagined/episodes", "imagined episodes", "episodes that were imagined, those that are left out "
+               "included; no other metric counts them", ".0f"),
+        Metric("imagined/cut", "cut off", "imagined episodes that are left out, as the model is more uncertain of a "
+               "step than dyna.cutoff", ".0f", advice="where that is all of them, the model knows too little: a model "
+               "that generalises, a longer warm-up, or a larger cutoff"),
+        Metric("imagined/failed", "not imagined", "imagined episodes that could not be scored", ".0f", better="lower",
+               unless_zero=True),
+        Metric("imagined/reward", "imagined reward", "mean return of the imagined episodes that are learned from"),
+        Metric("imagined/uncertainty", "uncertainty", "of their steps, mean: how far the ensemble disagrees", ".3f"),
+        Metric("imagined/fitted", "fitted to", "real environment steps that the model is fitted to", ".0f"),
+        Metric("imagined/known", "known", "share of the steps of the newest real episodes of which the model was no "
+               "more uncertain than dyna.cutoff, before it was fitted to them", ".0%", better="higher"),
+        Metric("imagined/missed", "missed", "1 − the probability that it gave, of those, to what came next, mean; "
+               "chance in the world itself is among it", ".1%", better="lower"),
+        Metric("imagined/reward_error", "reward error", "|Σ (r − E r)| over those of an episode, mean", better="lower"),
+    ],
     "Asynchronous training": [
         Metric("ahead/waiting", "groups waiting", "groups that were played and wait for their step, once the step's "
                "own were taken", ".0f"),

@@ -29,6 +29,7 @@ ADDED = {
     "masks",
     "began",
     "answer",
+    "imagined",
 }  # columns that older files lack: there the field has its default
 TOGETHER = 1024  # rows of a group: what is read for one episode
 FORK = codec_of(Fork | None)
@@ -47,6 +48,7 @@ SCHEMA = pa.schema(
         ("episode_seconds", pa.float64()),
         ("began", pa.float64()),  # seconds since 1970
         ("answer", pa.string()),  # id of an action; null where nobody asked the whole team
+        ("imagined", pa.bool_()),
         ("fork", FORK.arrow),
         ("transitions", TRANSITIONS.arrow),
         ("bootstrap", BOOTSTRAP.arrow),
@@ -140,6 +142,7 @@ def _rows(episode: Episode) -> list[dict[str, object]]:
         "episode_seconds": episode.seconds,
         "began": episode.began,
         "answer": episode.answer or None,
+        "imagined": episode.imagined,
         "fork": FORK.write(episode.fork),
     }
     rows: list[dict[str, object]] = [{**whole, **_row_of(episode, action)} for action in episode.actions]
@@ -181,5 +184,6 @@ def _episode(rows: Sequence[Mapping[str, Any]]) -> Episode:
         seconds=first["episode_seconds"],
         began=first.get("began") or 0.0,
         answer=first.get("answer") or "",
+        imagined=bool(first.get("imagined")),
         fork=FORK.read(first["fork"]),
     )

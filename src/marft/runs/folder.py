@@ -28,8 +28,8 @@ from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 MARK = json.dumps({"format": FORMAT})  # the least that it says
 OWN = (
-    "checkpoints", "credit", "episodes", "evaluations", "graphs", "league", "metrics.jsonl", "replays", "rows",
-    "tensorboard", "worth",
+    "checkpoints", "credit", "episodes", "evaluations", "graphs", "imagined", "league", "metrics.jsonl", "replays",
+    "rows", "tensorboard", "worth",
 )  # fmt: skip
 
 
@@ -253,6 +253,11 @@ class RunFolder:
     @property
     def credit(self) -> Path:
         return self.path / "credit"
+
+    @property
+    def imagined(self) -> Path:
+        """Episodes that nobody has lived, apart from those that somebody has."""
+        return self.path / "imagined"
 
     @property
     def checkpoints(self) -> Path:

@@ -13,7 +13,7 @@ from marft.atomic import UNFINISHED, read_json
 LIST = "state.json"  # of a checkpoint, which names its files
 CHECKPOINT = re.compile(r"checkpoints/(step_\d{6,}|start_\d{1,9})(?=/|$)")
 IN_CHECKPOINTS = re.compile(
-    r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors|(ahead|again)\.(json|parquet)"
+    r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors|(ahead|again)\.(json|parquet)|world_model\.json"
     r"|policies/[^/]+/adapter_(model\.safetensors|config\.json)"
     r"|league/(league\.json|step_\d{6,}/adapter_(model\.safetensors|config\.json)))"
 )
@@ -21,7 +21,7 @@ EVALUATION = r"[^/]+-(?:greedy|sampled)(?:-shuffled)?(?:-on-[\w.-]+)?"
 ON_SUITE = r"[^/]+-(?:greedy|sampled)-on-[\w.-]+?"
 IN_RUNS = re.compile(
     r"(run\.json|tools\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
-    r"|(episodes|credit)/step_\d{6,}\.parquet"
+    r"|(episodes|credit|imagined)/step_\d{6,}\.parquet"
     rf"|evaluations/(eval\.lock|{EVALUATION}\.(json|parquet)|{EVALUATION}\.parts/(key\.json|part_\d{{6,}}\.parquet))"
     rf"|evaluations/{ON_SUITE}/(findings\.jsonl|[\w-]+\.(json|parquet)|[\w-]+\.parts/(key\.json|part_\d{{6,}}\.parquet))"
     r"|replays/step_\d{6,}\.(html|json)"
@@ -32,7 +32,7 @@ IN_RUNS = re.compile(
     r"|tensorboard/events\.out\.tfevents\.[^/]+)"
 )
 FOLDERS = re.compile(
-    rf"(episodes|credit|evaluations|evaluations/{EVALUATION}\.parts|evaluations/{ON_SUITE}(/[\w-]+\.parts)?|replays|graphs|league|rows|tensorboard|worth|worth/arms"
+    rf"(episodes|credit|imagined|evaluations|evaluations/{EVALUATION}\.parts|evaluations/{ON_SUITE}(/[\w-]+\.parts)?|replays|graphs|league|rows|tensorboard|worth|worth/arms"
     rf"|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?|/league(/step_\d{{6,}})?)?)"
 )
 

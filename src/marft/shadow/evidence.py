@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from marft.betting import BETS, MEANS, Floats, log_capital, log_factors, p_value
 from marft.config.shadow import ShadowSettings
-from marft.shadow.betting import BETS, MEANS, Floats, log_capital, log_factors, p_value
 
 Word = Literal["promote", "hold", "stop"]
 

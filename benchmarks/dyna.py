@@ -1,0 +1,222 @@
+"""Real episodes until the frozen lake's recipe crosses in nine attempts of ten: with imagined episodes, and without.
+
+    python benchmarks/dyna.py
+    python benchmarks/dyna.py --seeds 0 --arms plain dyna
+
+A step of the recipe plays 64 real episodes (``recipe``). The other arms play 16: alone (``plain``), each learned from
+in four steps (``replay``), beside 48 that are imagined and begin anywhere (``dyna``) or where real ones do
+(``dyna-first``), beside those of ``dyna`` and learned from in two steps (``dyna-replay``), and beside 48 imagined ones
+of a model that is corrupted once it has lived 600 steps, its rewards turned round and what follows shuffled: watched
+(``corrupted``), and believed all the same (``unwatched``). An arm is there where at least 90 % of its last 64 real
+episodes have crossed; they are the policies' own samples, as they are in training. Runs go on where they stopped.
+Writes results/dyna.json, .md and .svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+from matplotlib.figure import Figure
+from pydantic import PrivateAttr
+
+from marft.config import load_recipe
+from marft.observing import Observer
+from marft.runs.folder import RunFolder
+from marft.training import train
+from marft.world_models.counts import Counts
+from marft.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
+
+EPISODES = 5120  # real ones of each run, at most
+WINDOW, ENOUGH = 64, 0.9
+FEW = ("--rollout.tasks_per_step", "1")
+FIRST = (  # as long as real ones; and what was lived once is believed (e⁻¹ = 0.37), for this world has no chance in it
+    *FEW, "--dyna.share", "0.75", "--dyna.horizon", "8", "--dyna.cutoff", "0.5",
+)  # fmt: skip
+IMAGINED = (*FIRST, "--dyna.begins", "anywhere")
+ARMS = {
+    "recipe": (),
+    "plain": FEW,
+    "replay": (*FEW, "--rollout.reuse", "4"),
+    "dyna": IMAGINED,
+    "dyna-first": FIRST,
+    "dyna-replay": (*IMAGINED, "--rollout.reuse", "2"),
+    "corrupted": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }"),
+    "unwatched": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }", "--dyna.check", "false"),
+}
+
+
+class Corrupted(Counts):
+    """Counts, but that rewards are turned round and what follows is shuffled, once it has lived so much."""
+
+    after: int = 600  # environment steps that it is right of
+    _turned: bool = PrivateAttr(default=False)
+
+    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
+        model = super().fit(lived, seed)
+        self._turned |= len(lived) >= self.after
+        if not self._turned:
+            return model
+        return Wrong(model, sorted({one.outcome.following for one in lived}))
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A model whose outcomes are of another place, and pay the other way round."""
+
+    model: WorldModel
+    places: Sequence[str]
+
+    def predict(self, situation: Situation, action: str) -> Prediction:
+        said = self.model.predict(situation, action)
+        return replace(said, outcomes=tuple(map(self._other, said.outcomes)))
+
+    def _other(self, outcome: Outcome) -> Outcome:
+        place = self.places[(self.places.index(outcome.following) + 1) % len(self.places)]
+        return replace(outcome, following=place, reward=1.0 - outcome.reward)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--episodes", type=int, default=EPISODES, help="real ones of each run, at most")
+    parser.add_argument("--output", type=Path, default=Path("runs/dyna"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    arguments = parser.parse_args()
+    rows = []
+    for seed in arguments.seeds:
+        for arm in arguments.arms:
+            rows.append(measured(trained(arguments.output, arm, seed, arguments.episodes), arm, seed))
+            print(json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}), flush=True)
+            save(arguments.results, rows)
+
+
+def trained(output: Path, arm: str, seed: int, episodes: int) -> RunFolder:
+    """One run, until it is there or has played as many real episodes."""
+    where = (
+        "--output",
+        str(output),
+        "--name",
+        f"{arm}-{seed}",
+        "--seed",
+        str(seed),
+        "--sinks",
+        "[]",
+        "--device",
+        "cpu",
+    )
+    per_step = 16 if FEW[0] in ARMS[arm] else 64
+    steps = ("--training.steps", str(episodes // per_step), "--training.record_credit", "false")
+    run = load_recipe("frozen_lake", [*where, *steps, *ARMS[arm]])
+    path = Path(run.output) / run.name
+    begun = path.exists()
+    folder = RunFolder.open(path) if begun else RunFolder.create(run)
+    observer = UntilThere(folder)
+    if not observer.wants_stop() and len(folder.read_metrics()) < run.training.steps:
+        train(run, folder, resume=begun, observer=observer)
+    return folder
+
+
+class UntilThere(Observer):
+    """Stops a run that is there."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._rows = list(folder.read_metrics())
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+        self._rows.append(metrics)
+
+    def wants_stop(self) -> bool:
+        return arrived(crossed(self._rows)) is not None
+
+
+def crossed(rows: Sequence[Mapping[str, float]]) -> list[tuple[int, float]]:
+    """After each step: real episodes so far, and how many of the last 64 have crossed; before there are as many, those
+    that are missing have not."""
+    per_step = [row["episodes"] for row in rows]
+    solved = [row["reward"] * row["episodes"] for row in rows]
+    curve = []
+    for end in range(1, len(rows) + 1):
+        start = end
+        while start and sum(per_step[start:end]) < WINDOW:
+            start -= 1
+        curve.append((int(sum(per_step[:end])), sum(solved[start:end]) / max(sum(per_step[start:end]), WINDOW)))
+    return curve
+
+
+def arrived(curve: Sequence[tuple[int, float]]) -> int | None:
+    """Real episodes until enough cross; None where that is not reached."""
+    return next((episodes for episodes, share in curve if share >= ENOUGH), None)
+
+
+def measured(folder: RunFolder, arm: str, seed: int) -> dict[str, Any]:
+    """Of one run."""
+    rows = list(folder.read_metrics())
+    curve = crossed(rows)
+    off = [row["step"] for row in rows if row.get("imagined/on") == 0.0]
+    return {
+        "arm": arm, "seed": seed, "arrived": arrived(curve), "played": curve[-1][0], "last": curve[-1][1],
+        "steps": len(rows), "imagined": sum(row.get("imagined/episodes", 0.0) for row in rows),
+        "cut": sum(row.get("imagined/cut", 0.0) for row in rows), "off": off[0] if off else None,
+        "off_steps": len(off), "seconds": sum(row["seconds"] for row in rows), "curve": curve,
+    }  # fmt: skip
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line an arm: what its seeds took. One that did not arrive counts as all that it has played, and more."""
+    lines = [
+        "| arm | arrived | real episodes, median | of the seeds | against plain | steps, median | imagined | cut off | "
+        "switched off in step | seconds |",
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: |",
+    ]
+    plain = {row["seed"]: row["arrived"] or row["played"] for row in rows if row["arm"] == "plain"}
+    for arm in ARMS:
+        mine = [row for row in rows if row["arm"] == arm]
+        if not mine:
+            continue
+        took = [row["arrived"] or row["played"] for row in mine]
+        each = ", ".join(str(row["arrived"] or f">{row['played']}") for row in mine)
+        ratios = [plain[row["seed"]] / count for row, count in zip(mine, took, strict=True) if row["seed"] in plain]
+        off = ", ".join(str(row["off"] or "–") for row in mine) if any(row["imagined"] for row in mine) else ""
+        lines.append(
+            f"| {arm} | {sum(row['arrived'] is not None for row in mine)} of {len(mine)} | {median(took):.0f} | {each} "
+            f"| {f'{median(ratios):.2f}× fewer' if ratios else ''} | {median(row['steps'] for row in mine):.0f} "
+            f"| {median(row['imagined'] for row in mine):.0f} | {median(row['cut'] for row in mine):.0f} | {off} "
+            f"| {median(row['seconds'] for row in mine):.0f} |"
+        )
+    return lines
+
+
+def plot(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """How many cross over real episodes, a line a run."""
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes, named = figure.subplots(), set[str]()
+    for row in rows:
+        color, label = f"C{list(ARMS).index(row['arm'])}", "" if row["arm"] in named else row["arm"]
+        named.add(row["arm"])
+        axes.plot(*zip(*row["curve"], strict=True), color=color, alpha=0.8, lw=1.2, label=label or None)
+    axes.axhline(ENOUGH, color="grey", lw=0.8, ls=":")
+    axes.set_xlabel("real episodes")
+    axes.set_ylabel("of the last 64, those that cross")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def save(results: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write figures, table and picture."""
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "dyna.json").write_text(json.dumps({"machine": machine.describe(), "rows": rows}) + "\n")
+    (results / "dyna.md").write_text("\n".join(table_of(rows)) + "\n")
+    plot(rows).savefig(results / "dyna.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Learning from imagined episodes beside real ones (``[dyna]``).
+
+Dyna (Sutton 1990): a model of the environment is learned from what was lived, and the same learner learns from what the
+model says, as from the world itself. Episodes whose model does not know how they go on are left out, and a model that
+is wrong of real episodes is switched off (:mod:`marft.world_models.trust`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+
+from marft.ahead.gathering import Gathering, OnDone
+from marft.collection import Collection, play_forking, told_apart
+from marft.config.dyna import DynaSettings
+from marft.game.environment import Environment
+from marft.game.game import Attempt
+from marft.playing import Rollouts, nobody
+from marft.runs.checkpoints import State
+from marft.seeds import derive_seed, generator
+from marft.types import Episode
+from marft.world_models.experience import Experience, Kept, read, write
+from marft.world_models.imagined import UNCERTAINTY, Imagined, flagged, was_cut
+from marft.world_models.interface import Fits, Situation, WorldModel
+from marft.world_models.trust import Heard, Trust, heard_of
+from marft.world_models.words import lived_in
+
+
+class PlaysElsewhere(Rollouts, Protocol):
+    """Plays in other environments than the recipe's, too."""
+
+    def play_in(self, environment: Environment, attempts: Sequence[Attempt], most_steps: int) -> list[Episode]:
+        """Play attempts there: by the same team, paid by that environment alone."""
+        ...
+
+
+class Imagining:
+    """Adds imagined episodes to what a step gathers. They are played by the policies as they are in that step.
+
+    Args:
+        folder: what :meth:`write` has written, where the run goes on.
+
+    Raises:
+        ValueError: what was written cannot be read.
+    """
+
+    def __init__(self, gathering: Gathering, rollouts: PlaysElsewhere, folder: Path | None = None) -> None:
+        self._gathering, self._rollouts, self._run = gathering, rollouts, rollouts.run
+        assert self._run.dyna is not None
+        self._dyna: DynaSettings = self._run.dyna
+        self.kept = read(folder) if folder else Kept()
+        self.model = self._fit(self.kept.experience, self.kept.fitted)
+
+    def collect(self, state: State, on_done: OnDone) -> Collection:
+        """The step's own episodes, which the model is judged by and then fitted to, and imagined ones."""
+        fresh = self._gathering.collect(state, on_done)
+        real = [episode for episode in fresh.played if episode.scored]
+        if not fresh.credit_inputs:
+            return fresh
+        was_on = self.kept.trust.on
+        heard = self._live(real, state.step)
+        imagined = self._imagine(state.step)
+        kept = [episode for episode in imagined if episode.scored and not was_cut(episode)]
+        if self._run.algorithm.dynamic_sampling:
+            kept = told_apart(kept, self._run)
+        learned = [*fresh.credit_inputs, *kept]
+        metrics = self._of_the_model(heard) | _of_episodes(imagined, kept, len(learned))
+        return replace(
+            fresh, credit_inputs=learned, imagined=imagined, metrics={**fresh.metrics, **metrics},
+            notes=(*fresh.notes, *self._said(was_on, state.step, heard)),
+        )  # fmt: skip
+
+    def _live(self, real: Sequence[Episode], step: int) -> list[Heard]:
+        """Hear what the model says of the newest episodes, decide whether it is believed, and only then fit it to
+        them. One that is no longer believed forgets what it was fitted to before."""
+        dyna, experience = self._dyna, self.kept.experience.seen([episode.total_reward for episode in real])
+        lived = [lived_in(episode, dyna.reads, dyna.memory) for episode in real]
+        width = experience.width
+        heard = [heard_of(self.model, steps, dyna.cutoff, width) for steps in lived if steps]
+        trust = self.kept.trust.after(heard, dyna.bound, dyna.alarm) if dyna.check else Trust()
+        if self.kept.trust.on and not trust.on:
+            experience = replace(experience, lived=())
+        experience = experience.with_steps((one for steps in lived for one in steps), dyna.remember)
+        self.kept = Kept(experience, trust, step + 1)
+        self.model = self._fit(experience, step + 1)
+        return heard
+
+    def _fit(self, experience: Experience, step: int) -> WorldModel:
+        return cast("Fits", self._dyna.model).fit(experience.lived, derive_seed(self._run.seed, "world model", step))
+
+    def _imagine(self, step: int) -> list[Episode]:
+        """Play imagined episodes as the algorithm's credit asks for → all of them, flagged."""
+        dyna, run = self._dyna, self._run
+        count = dyna.tasks_at(step, run.rollout.tasks_per_step) if self.kept.trust.on else 0
+        begins = _begins(self.kept.experience, dyna.begins == "anywhere")
+        if not count or not begins:
+            return []
+        stream = f"imagined/{step}"
+        places = generator(run.seed, stream).integers(len(begins), size=count)
+        world = Imagined(
+            self.model, {f"{stream}/{number}": begins[place] for number, place in enumerate(places)}, dyna.cutoff,
+            dyna.reads, dyna.memory,
+        )  # fmt: skip
+        most = min(dyna.horizon, run.rollout.max_steps)
+        critic = run.algorithm.critic.kind != "none"
+        attempts = [
+            Attempt(task, stream, sample, critic_states=critic)
+            for task in world.tasks("train")
+            for sample in range(run.rollout.samples_per_task)
+        ]
+
+        def play(attempts: Sequence[Attempt], *, on_done: OnDone = nobody) -> list[Episode]:
+            episodes = self._rollouts.play_in(world, attempts, most)
+            for episode in episodes:
+                on_done(episode)
+            return episodes
+
+        _, everything = play_forking(run, play, attempts, nobody)
+        return [flagged(episode) for episode in everything]
+
+    def _said(self, was_on: bool, step: int, heard: Sequence[Heard]) -> list[str]:
+        """What there is to say where the model was switched."""
+        on = self.kept.trust.on
+        if on == was_on:
+            return []
+        if on:
+            return [f"step {step + 1}: the world model is right of real episodes again, and is switched on"]
+        missed, off = (float(np.mean([getattr(one, name) for one in heard])) for name in ("missed", "reward_error"))
+        return [
+            f"step {step + 1}: the world model is wrong of real episodes before it has learned from them (it missed "
+            f"{missed:.0%} of what came next, and rewards by {off:.2f}), and is switched off until it is right again; "
+            "nothing is imagined meanwhile. Where that comes again, set a longer dyna.memory, or another dyna.model"
+        ]
+
+    def _of_the_model(self, heard: Sequence[Heard]) -> dict[str, float]:
+        sure = [one for one in heard if one.steps]
+        found = {"imagined/on": float(self.kept.trust.on), "imagined/fitted": float(len(self.kept.experience.lived))}
+        if heard:
+            found["imagined/known"] = float(np.mean([one.known for one in heard]))
+        if sure:
+            found["imagined/missed"] = float(np.mean([one.missed for one in sure]))
+            found["imagined/reward_error"] = float(np.mean([one.reward_error for one in sure]))
+        return found
+
+    def used(self) -> dict[str, float]:
+        return self._gathering.used()
+
+    def validated(self, episodes: Sequence[Episode]) -> None:
+        self._gathering.validated(episodes)
+
+    def seconds(self, waited: float) -> float:
+        return self._gathering.seconds(waited)
+
+    def published(self, state: State) -> None:
+        self._gathering.published(state)
+
+    def abandon(self, state: State) -> None:
+        """The policies are others; what was lived stays true of the world."""
+        self._gathering.abandon(state)
+
+    def write(self, folder: Path) -> None:
+        self._gathering.write(folder)
+        write(folder, self.kept)
+
+    def close(self) -> None:
+        self._gathering.close()
+
+
+def _begins(experience: Experience, anywhere: bool) -> list[Situation]:
+    """What imagined episodes may begin with: what real ones did, as often as they did; or all that was ever observed,
+    each once, for what lies near a goal is seldom seen."""
+    if anywhere:
+        return list(dict.fromkeys(one.situation for one in experience.lived))
+    return [one.situation for one in experience.lived if one.first]
+
+
+def _of_episodes(imagined: Sequence[Episode], kept: Sequence[Episode], learned: int) -> dict[str, float]:
+    found = {
+        "imagined/episodes": float(len(imagined)),
+        "imagined/share": len(kept) / learned,
+        "imagined/cut": float(sum(was_cut(episode) for episode in imagined)),
+        "imagined/failed": float(sum(not episode.scored for episode in imagined)),
+    }
+    if kept:
+        steps = [transition.declared.measures[UNCERTAINTY] for episode in kept for transition in episode.transitions]
+        found["imagined/reward"] = float(np.mean([episode.total_reward for episode in kept]))
+        found["imagined/uncertainty"] = float(np.mean(steps))
+    return found

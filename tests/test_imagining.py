@@ -1,0 +1,273 @@
+"""Imagined episodes beside real ones: how many, from what, when they stop, and that they count for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marft.ahead.imagining import Imagining
+from marft.collection import Collection
+from marft.config import RunSettings, parse_recipe
+from marft.config.parts import WorldModelPart
+from marft.game.environment import Environment
+from marft.game.game import Attempt
+from marft.runs.checkpoints import State
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.training import train
+from marft.types import Episode, Observation, Task, Transition
+from marft.world_models.counts import Counts
+from marft.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
+from tests.episodes import make_action
+from tests.helpers import recipe, settings
+from tests.test_world_models import played
+
+DYNA = {"share": 0.75, "warm_up": 2}
+
+
+def dyna_of(*overrides: str, **changes: Any) -> RunSettings:
+    return settings("tiny", "runs", *overrides, dyna={**DYNA, **changes}, algorithm={"name": "grpo"})
+
+
+def real(step: int, sample: int, length: int = 6) -> Episode:
+    """An episode on the line, lived by somebody who mostly goes right."""
+    stream, at, transitions, actions = np.random.default_rng((step, sample)), 0, list[Transition](), []
+    while at != length - 1:
+        act = "right" if stream.random() < 0.8 else "left"
+        to = max(0, at + (1 if act == "right" else -1))
+        actions.append(make_action("a", step=len(transitions), text=act))
+        transitions.append(Transition(Observation(f"at {at}"), float(to == length - 1)))
+        at = to
+    return Episode(
+        Task(f"t{sample % 2}", "o"), f"train/{step}", sample, tuple(actions), "terminated", tuple(transitions), True
+    )
+
+
+class Gathered:
+    """Gathers what is real."""
+
+    def collect(self, state: State, on_done: Any) -> Collection:
+        episodes = [real(state.step, sample) for sample in range(8)]
+        for episode in episodes:
+            on_done(episode)
+        return Collection(episodes, list(episodes), list(episodes), 2, {"theirs": 1.0})
+
+    def write(self, folder: Path) -> None:
+        (folder / "theirs").write_text("")
+
+
+class Rollouts:
+    """Plays in imagined environments: always right."""
+
+    def __init__(self, run: RunSettings) -> None:
+        self.run, self.worlds, self.most = run, list[Any](), 0
+
+    def play_in(self, environment: Environment, attempts: Sequence[Attempt], most_steps: int) -> list[Episode]:
+        self.worlds.append(environment)
+        self.most = most_steps
+        return [
+            replace(played(environment, ["right"] * most_steps, attempt.sample, attempt.task.id), sample=attempt.sample)  # type: ignore[arg-type]
+            for attempt in attempts
+        ]
+
+
+def imagining(run: RunSettings, folder: Path | None = None) -> tuple[Imagining, Rollouts]:
+    rollouts = Rollouts(run)
+    return Imagining(Gathered(), rollouts, folder), rollouts  # type: ignore[arg-type]
+
+
+def steps_of(gathering: Imagining, first: int, count: int) -> list[Collection]:
+    told: list[Episode] = []
+    found = [gathering.collect(State(step=step), told.append) for step in range(first, first + count)]
+    assert not any(episode.imagined for episode in told)
+    return found
+
+
+class Turned(WorldModelPart):
+    """Counts, of which something is corrupted once it has lived so many steps."""
+
+    after: int = 100
+    what: str = "rewards"
+
+    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
+        model = Counts().fit(lived, seed)
+        return Wrong(model, self.what) if len(lived) >= self.after else model
+
+
+class Nothing(WorldModelPart):
+    """Knows nothing, whatever it has lived."""
+
+    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
+        return Counts().fit([], seed)
+
+
+class Wrong:
+    def __init__(self, model: WorldModel, what: str) -> None:
+        self.model, self.what = model, what
+
+    def predict(self, situation: Situation, action: str) -> Prediction:
+        said = self.model.predict(situation, action)
+        return replace(said, outcomes=tuple(map(self.turned, said.outcomes)))
+
+    def turned(self, outcome: Outcome) -> Outcome:
+        if self.what == "rewards":
+            return replace(outcome, reward=1.0 - outcome.reward)
+        return replace(outcome, following="at 0" if outcome.following != "at 0" else "at 3")
+
+
+def test_imagined_episodes_stand_beside_real_ones_and_are_marked() -> None:
+    gathering, rollouts = imagining(dyna_of())
+    warming, second, third = steps_of(gathering, 0, 3)
+    assert not warming.imagined
+    assert not second.imagined
+    assert len(third.played) == len(third.recorded) == 8
+    assert not any(episode.imagined for episode in (*third.played, *third.recorded))
+    assert all(episode.imagined for episode in third.imagined)
+    assert len(third.imagined) == 2 * 3 * 2  # three imagined tasks for each real one, of two attempts
+    kept = [episode for episode in third.credit_inputs if episode.imagined]
+    assert len(third.credit_inputs) == 8 + len(kept)
+    assert kept
+    assert third.metrics["imagined/share"] == len(kept) / (8 + len(kept))
+    assert third.metrics["theirs"] == 1.0
+    assert not {episode.task.id for episode in kept} & {episode.task.id for episode in third.played}
+    assert rollouts.most == 32
+
+
+def test_what_is_cut_off_is_not_learned_from() -> None:
+    run = dyna_of(warm_up=0)
+    object.__setattr__(run.dyna, "model", Nothing())
+    gathering, _ = imagining(run)
+    first = steps_of(gathering, 0, 1)[0]
+    cut = first.metrics["imagined/cut"]
+    assert cut == len(first.imagined) > 0
+    assert len(first.credit_inputs) == 8
+
+
+def test_imagined_episodes_begin_where_real_ones_do_or_anywhere() -> None:
+    for begins, expected in (("first", {"at 0"}), ("anywhere", {f"at {n}" for n in range(5)})):
+        gathering, rollouts = imagining(dyna_of(begins=begins, share=0.95, warm_up=0))
+        steps_of(gathering, 0, 2)
+        found = {begin.observed[-1] for world in rollouts.worlds for begin in world.begins.values()}
+        assert found == expected
+
+
+@pytest.mark.parametrize("what", ["rewards", "transitions"])
+def test_a_corrupted_model_is_switched_off_within_two_steps(what: str) -> None:
+    run = dyna_of()
+    object.__setattr__(run.dyna, "model", Turned(what=what))
+    gathering, _ = imagining(run)
+    found = steps_of(gathering, 0, 12)
+    on = [step.metrics["imagined/on"] for step in found]
+    turned = next(number for number, step in enumerate(found) if step.metrics["imagined/fitted"] >= 100)
+    off = on.index(0.0)
+    assert turned < off <= turned + (2 if what == "transitions" else 4)
+    assert not found[off].imagined
+    assert any("wrong of real episodes" in note for note in found[off].notes)
+    assert not any(note for step in found[:off] for note in step.notes)
+
+
+def test_a_right_model_stays_on() -> None:
+    gathering, _ = imagining(dyna_of())
+    assert {step.metrics["imagined/on"] for step in steps_of(gathering, 0, 12)} == {1.0}
+
+
+def test_one_that_is_right_again_comes_back_and_says_so() -> None:
+    gathering, _ = imagining(dyna_of())
+    steps_of(gathering, 0, 3)
+    gathering.model = Wrong(gathering.model, "transitions")  # until it is fitted again
+    (off,) = steps_of(gathering, 3, 1)
+    assert off.metrics["imagined/on"] == 0.0
+    assert off.metrics["imagined/fitted"] < 100  # it has forgotten what it was fitted to before
+    later = steps_of(gathering, 4, 12)
+    again = [step.metrics["imagined/on"] for step in later].index(1.0)
+    assert any("switched on" in note for note in later[again].notes)
+    assert later[again].imagined
+
+
+def test_unwatched_it_stays_on() -> None:
+    gathering, _ = imagining(dyna_of(check=False))
+    steps_of(gathering, 0, 2)
+    gathering.model = Wrong(gathering.model, "transitions")
+    assert steps_of(gathering, 2, 1)[0].metrics["imagined/on"] == 1.0
+
+
+def names_and_returns(found: Sequence[Collection]) -> list[Any]:
+    return [
+        [(e.name, e.total_reward, e.status, [t.observation.text for t in e.transitions]) for e in step.imagined]
+        for step in found
+    ]
+
+
+def test_a_run_that_goes_on_imagines_the_same(tmp_path: Path) -> None:
+    whole, _ = imagining(dyna_of())
+    expected = steps_of(whole, 0, 6)
+    stopped, _ = imagining(dyna_of())
+    steps_of(stopped, 0, 3)
+    stopped.write(tmp_path)
+    again, _ = imagining(dyna_of(), tmp_path)
+    found = steps_of(again, 3, 3)
+    assert names_and_returns(found) == names_and_returns(expected[3:])
+    assert [step.metrics for step in found] == [step.metrics for step in expected[3:]]
+    assert again.kept == whole.kept
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("--rollout.processes", "2"), "set rollout.processes = 0"),
+        (("--rollout.max_policy_lag", "1", "--engine.kind", "process"), "set rollout.max_policy_lag = 0"),
+        (("--dyna.reads", "['acter']"), "did you mean 'actor'?"),
+        (("--agents.actor.tools", "['environment']"), "a world model has no tools"),
+        (("--dyna.model.name", "'count'"), "did you mean 'counts'?"),
+        (("--algorithm.name", "'grpo'", "--algorithm.credit.name", "'rae'"), "would take imagined ones for real"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused_with_a_remedy(overrides: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ValueError, match=told.replace("?", r"\?")):
+        parse_recipe(recipe(dyna=DYNA), list(overrides))
+
+
+class TestRuns:
+    """Whole runs on the tiny model."""
+
+    def ran(self, output: Path, name: str, *overrides: str, steps: int = 3, resume: bool = False) -> RunFolder:
+        run = settings(
+            "tiny", output, "--name", name, "--training.steps", str(steps), *overrides,
+            dyna={"share": 0.5, "warm_up": 1, "cutoff": 1.0},
+            algorithm={"name": "grpo"}, environment={"name": "tests.playing_imagined:Coins"},
+            team={"organization": "turns"}, policies={"actor": {"model": "base"}},
+            agents=[{"role": "actor", "policy": "actor", "sampling": {"max_new_tokens": 8}}],
+        )  # fmt: skip
+        folder = RunFolder.open(output / name) if resume else RunFolder.create(run)
+        train(run, folder, resume=resume)
+        return folder
+
+    @pytest.mark.slow
+    def test_nothing_imagined_is_counted_and_a_resumed_run_is_the_same(self, tmp_path: Path) -> None:
+        folder = self.ran(tmp_path, "whole")
+        stopped = self.ran(tmp_path, "stopped", steps=2)
+        assert stopped.saved_steps()
+        self.ran(tmp_path, "stopped", steps=3, resume=True)
+        rows, again = list(folder.read_metrics()), list(stopped.read_metrics())
+        took = ("seconds", "_per_second", "utilization", "memory")
+        for row, other in zip(rows, again, strict=True):
+            assert {k: v for k, v in row.items() if not any(t in k for t in took)} == pytest.approx(
+                {k: v for k, v in other.items() if not any(t in k for t in took)}, nan_ok=True, rel=0, abs=0
+            )
+        assert rows[0]["imagined/episodes"] == 0
+        assert rows[-1]["imagined/episodes"] == 4
+        assert rows[-1]["imagined/share"] > 0
+        for row, path in zip(rows, sorted(folder.episodes.glob("*.parquet")), strict=True):
+            lived = read_episodes(path)
+            assert row["episodes"] == len(lived) == 4
+            assert row["environment_steps"] == sum(len(episode.transitions) for episode in lived)
+            assert not any(episode.imagined for episode in lived)
+            assert {episode.stream for episode in lived} == {f"train/{int(row['step']) - 1}"}
+        (*_, last) = sorted(folder.imagined.glob("*.parquet"))
+        assert all(episode.imagined for episode in read_episodes(last))
+        assert len(read_episodes(last)) == 4

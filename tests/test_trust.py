@@ -1,0 +1,143 @@
+"""Whether a world model is believed: the test is that of plain loops, leaves right models alone, and finds wrong ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marft.betting import BETS
+from marft.world_models.counts import Counts
+from marft.world_models.interface import Lived, Outcome, Prediction, Situation
+from marft.world_models.trust import Heard, Trust, heard_of, of_step
+
+EXCESS = st.floats(-1, 1, allow_nan=False)
+
+
+def heard(steps: tuple[float, ...], reward: float) -> Heard:
+    return Heard(steps, reward, 1.0, 0.0, 0.0)
+
+
+def slow_trust(episodes: list[tuple[tuple[float, ...], float]], bound: float, alarm: float) -> list[bool]:
+    """Whether the model is on after each episode, bet by bet and observation by observation."""
+    on, found = True, []
+    capital = {"steps": [1.0] * len(BETS), "rewards": [1.0] * len(BETS)}
+    for steps, reward in episodes:
+        for name, observed in (("steps", steps), ("rewards", (reward,) if steps else ())):
+            for excess in observed:
+                for place, bet in enumerate(BETS):
+                    x, mean = (excess + 1) / 2, (bound + 1) / 2
+                    if not on:
+                        x, mean = 1 - x, 1 - mean
+                    capital[name][place] = max(capital[name][place], 1.0) * (1 + bet * (x / mean - 1))
+        won = [sum(of) / len(BETS) >= 1 / alarm for of in capital.values()]
+        if any(won) if on else all(won):
+            on = not on
+            capital = {"steps": [1.0] * len(BETS), "rewards": [1.0] * len(BETS)}
+        found.append(on)
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.lists(EXCESS, max_size=6).map(tuple), EXCESS), max_size=12),
+    st.floats(0, 0.9), st.sampled_from([0.5, 0.2, 0.05]),
+)  # fmt: skip
+@settings(max_examples=25)
+def test_capital_is_that_of_plain_loops(
+    episodes: list[tuple[tuple[float, ...], float]], bound: float, alarm: float
+) -> None:
+    trust, found = Trust(), []
+    for steps, reward in episodes:
+        trust = trust.after([heard(steps, reward)], bound, alarm)
+        found.append(trust.on)
+    assert found == slow_trust(episodes, bound, alarm)
+
+
+@given(st.integers(1, 6), st.integers(0, 99))
+@settings(max_examples=20)
+def test_a_model_that_is_right_misses_as_often_as_it_expects(count: int, seed: int) -> None:
+    """However much chance is in the world: the mean over what comes, by the model's own probabilities, is 0."""
+    p = np.random.default_rng(seed).dirichlet(np.ones(count))
+    said = Prediction(tuple(Outcome(f"o{n}", 0.0) for n in range(count)), p, 0.0)
+    assert sum(p[n] * of_step(said, f"o{n}")[0] for n in range(count)) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_that_is_sure_and_wrong_is_off_by_all_there_is() -> None:
+    sure = Prediction((Outcome("x", 0.0),), np.ones(1), 0.0)
+    assert of_step(sure, "y") == (1.0, 1.0)
+    assert of_step(sure, "x") == (0.0, 0.0)
+
+
+def slippery(seed: int, count: int) -> list[list[Lived]]:
+    """Episodes of ten steps in a world where a third of all steps go elsewhere and a fifth pay."""
+    stream = np.random.default_rng(seed)
+    return [
+        [
+            Lived(Situation((f"at {at}",)), "go", Outcome(f"at {to}", float(pays)))
+            for at, to, pays in zip(
+                stream.integers(3, size=10), stream.integers(3, size=10), stream.random(10) < 0.2, strict=True
+            )
+        ]
+        for _ in range(count)
+    ]
+
+
+def test_a_model_that_is_right_is_hardly_ever_switched_off() -> None:
+    """Five runs of a thousand steps in a world of chance, at one false alarm in ten thousand."""
+    off = 0
+    for seed in range(5):
+        episodes = slippery(seed, 120)
+        model = Counts().fit([one for lived in episodes[:20] for one in lived], 0)
+        trust = Trust().after([heard_of(model, lived, 0.3, 5.0) for lived in episodes[20:]], 0.25, 1e-4)
+        off += not trust.on
+    assert off == 0
+
+
+@pytest.mark.parametrize("what", ["following", "reward"])
+def test_a_model_of_another_world_is_found_out_in_some_ten_episodes(what: str) -> None:
+    episodes = slippery(0, 60)
+    other = [
+        [
+            Lived(
+                one.situation, one.action,
+                Outcome("at 7" if what == "following" else one.outcome.following,
+                        5.0 - one.outcome.reward if what == "reward" else one.outcome.reward),
+            )
+            for one in lived
+        ]
+        for lived in episodes[:20]
+    ]  # fmt: skip
+    model = Counts().fit([one for lived in other for one in lived], 0)
+    trust, count = Trust(), 0
+    while trust.on:
+        trust = trust.after([heard_of(model, episodes[20 + count], 0.3, 5.0)], 0.25, 1e-4)
+        count += 1
+    assert count <= 30
+
+
+def test_steps_that_it_does_not_know_are_not_held_against_it() -> None:
+    model = Counts().fit([Lived(Situation(("a",)), "go", Outcome("b", 0.0))] * 9, 0)
+    told = [Lived(Situation((at,)), "go", Outcome("b", reward)) for at, reward in (("a", 0.0), ("z", 5.0))]
+    said = heard_of(model, told, 0.2, 1.0)
+    assert said.steps == (0.0,)
+    assert said.known == 0.5
+    assert said.reward == 0.0
+
+
+@pytest.mark.parametrize(("paid", "excess"), [(0.0, 0.0), (1.0, 1.0)])
+def test_where_all_returns_are_the_same_any_other_is_wrong(paid: float, excess: float) -> None:
+    model = Counts().fit([Lived(Situation(("a",)), "go", Outcome("", paid))] * 9, 0)
+    assert heard_of(model, [Lived(Situation(("a",)), "go", Outcome("", 0.0))], 0.2, 0.0).reward == excess
+
+
+def test_bets_that_lost_begin_anew_so_that_a_long_good_time_hides_nothing() -> None:
+    bad = [heard((1.0,) * 5, 0.0)] * 20
+    quick, late = Trust(), Trust().after([heard((-0.5,) * 5, -0.5)] * 500, 0.25, 1e-4)
+    counts = []
+    for trust in (quick, late):
+        count = 0
+        while trust.on:
+            trust, count = trust.after(bad[:1], 0.25, 1e-4), count + 1
+        counts.append(count)
+    assert counts[1] <= counts[0] + 1
