@@ -21,6 +21,7 @@ from marft.cli.main import app
 from marft.cli.options import overrides_of
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.plugins import BUILT_IN
+from marft.config.reorganizing import LIKE, TABLES, Reorganization, reorganized
 from marft.evaluation.safety.suite import SuiteSettings
 from marft.examples import plugins
 from marft.runs.folder import RunFolder
@@ -71,10 +72,20 @@ def test_every_recipe_is_accepted(block: Block, tmp_path: Path, monkeypatch: pyt
     if set(table) <= set(SuiteSettings.model_fields):
         SuiteSettings.model_validate(table)
         return
+    if set(table) <= set(TABLES) and any(LIKE in agent for agent in table.get("agents", ())):
+        reorganized(trained_for(table["agents"]), Reorganization("shown", table))
+        return
     whole = {"agents", "policies", "models"} & set(table)
     parse_recipe(
         {**recipe(), **table} if not whole else {"name": "shown", "environment": recipe()["environment"], **table}
     )
+
+
+def trained_for(seats: list[dict[str, str]]) -> RunSettings:
+    """A chain of the agents that seats of another team are like."""
+    roles = dict.fromkeys(seat.get(LIKE, seat["role"]) for seat in seats)
+    agents = [{"role": role, "policy": "one", "answers": role == [*roles][-1]} for role in roles]
+    return parse_recipe({**recipe(), "policies": {"one": {"model": "base"}}, "agents": agents})
 
 
 @pytest.mark.parametrize("block", list(blocks("sh")), ids=lambda block: block.place)

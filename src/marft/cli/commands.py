@@ -173,25 +173,28 @@ def compare(
     junit: Path | None = None,
     markdown: Path | None = None,
     other_tools: bool = False,
+    after_as: str = "",
 ) -> bool:
     """``marft compare`` → whether no gate failed."""
-    if gates or by or junit or markdown:
-        return _changed(paths, gates, by, junit, markdown, other_tools)
+    if gates or by or junit or markdown or after_as:
+        return _changed(paths, gates, by, junit, markdown, other_tools, after_as)
     for table in comparison_tables([RunFolder.open(path) for path in paths], other_tools):
         console.print(table)
     return True
 
 
 def _changed(
-    paths: Sequence[Path], gates: Sequence[str], by: str, junit: Path | None, markdown: Path | None, other_tools: bool
-) -> bool:
+    paths: Sequence[Path], gates: Sequence[str], by: str, junit: Path | None, markdown: Path | None, other_tools: bool,
+    after_as: str,
+) -> bool:  # fmt: skip
     from marft.evaluation.changes import changes_table
     from marft.evaluation.comparison import compared, saved_in
 
     if len(paths) != 2:
-        raise ValueError("gates, cohorts and their files are of two runs: marft compare BEFORE AFTER")
+        raise ValueError("gates, cohorts, their files and --as are of two runs: marft compare BEFORE AFTER")
     before, after = (saved_in(RunFolder.open(path)) for path in paths)
-    found = compared(before, after, (str(paths[0]), str(paths[1])), gates, by, other_tools=other_tools)
+    names = (str(paths[0]), str(paths[1]))
+    found = compared(before, after, names, gates, by, other_tools=other_tools, after_as=after_as)
     for label, some in found.changes.items():
         console.print(changes_table(some, label), "")
         if found.turned[label].sentence:

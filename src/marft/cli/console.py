@@ -62,9 +62,11 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -
     known = any(row["accuracy"] is not None for row in rows)
     unknown = known and any(row["unknown"] for row in rows)
     failed = any(row["failed"] for row in rows)
+    teams = any(row.get("reorganized") for row in rows)
     columns = [
         *([("target", "left")] if targets else []),
-        ("checkpoint", "left"), ("mode", "left"), ("messages", "left"), ("tasks", "right"),
+        ("checkpoint", "left"), *([("as", "left")] if teams else []),
+        ("mode", "left"), ("messages", "left"), ("tasks", "right"),
         *([("accuracy", "right"), ("95 % interval", "left")] if known else []),
         *([("success unknown", "right")] if unknown else []),
         ("reward", "right"), ("95 % interval", "left"), *([("could not be scored", "right")] if failed else []),
@@ -76,7 +78,8 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -
     for row in rows:
         messages = "shuffled" if row["shuffled_messages"] else "own"
         named = [row["target"]] if targets else []
-        cells = [*named, row["checkpoint"], row["mode"], messages, str(row["tasks"])]
+        team = [row.get("reorganized", {}).get("name", "trained")] if teams else []
+        cells = [*named, row["checkpoint"], *team, row["mode"], messages, str(row["tasks"])]
         if known:
             cells += [percent(row["accuracy"]), between(row["interval"], percent)]
         if unknown:

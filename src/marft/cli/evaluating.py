@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +11,8 @@ from marft.cli.commands import bar, console, quieten
 from marft.cli.console import evaluation_table, passes_table
 from marft.cli.errors import beside
 from marft.cli.output import How, Output, output
-from marft.config.load import load_recipe, to_toml
+from marft.config.load import keys_of, load_recipe, overrides_of_others, to_toml
+from marft.config.reorganizing import TABLES, changes_of_team, read_reorganization, reorganized
 from marft.config.run import RunSettings
 from marft.runs.folder import RunFolder
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 EVALUATED = "evaluated"  # the folder, among runs, of evaluations of what is no run
 TOLD = (  # of an evaluation, to programs
     "target", "checkpoint", "mode", "split", "shuffled_messages", "tasks", "attempts", "failed", "unknown", "accuracy",
-    "interval", "passes", "reward", "reward_interval", "metrics",
+    "interval", "passes", "reward", "reward_interval", "metrics", "reorganized",
 )  # fmt: skip
 
 
@@ -41,6 +42,7 @@ class Asked:
     by: str = ""  # a field of the tasks, by which metrics are shown too
     suite: Path | None = None
     fail_if: Sequence[str] = ()  # gates, beside the suite's
+    organized: Path | None = None  # another team for the trained agents
 
     def check(self) -> None:
         """
@@ -53,7 +55,12 @@ class Asked:
             raise ValueError(f"{said}: {self.scenarios} says what is played; leave out either")
         if self.fail_if and not self.suite:
             raise ValueError("--fail-if goes with --suite; two runs are held against each other by marft compare")
-        of_tasks = {"--scenarios": self.scenarios, "--shuffle-messages": self.shuffled, "--by": self.by}
+        of_tasks = {
+            "--as": self.organized,
+            "--scenarios": self.scenarios,
+            "--shuffle-messages": self.shuffled,
+            "--by": self.by,
+        }
         other = next((option for option, value in of_tasks.items() if value), "")
         if self.suite and other:
             raise ValueError(f"{other} is of held-out tasks, and does not go with --suite; ask for one after the other")
@@ -66,6 +73,7 @@ class Target:
     Args:
         kept: the folder in which its evaluations are kept.
         called: what its base is called; "" where that is an untuned one.
+        reorganized: what of the team is another than it was trained as.
         check: sees what the models are known by before anything is played.
     """
 
@@ -74,6 +82,7 @@ class Target:
     checkpoints: Sequence[str]
     kept: RunFolder
     called: str = ""
+    reorganized: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Mapping[str, str]], None] = lambda _: None
 
 
@@ -142,9 +151,13 @@ def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:
         from marft.export.manifest import load_export
 
         export = load_export(path)
-        run = settings_of(export, overrides, asked.trust_code)
+        others = overrides_of_others(overrides, (*TABLES, "policies"))  # what was left out of it is given so
+        run, changed = _in_another(
+            lambda: settings_of(export, others, asked.trust_code),
+            settings_of(export, overrides, asked.trust_code), overrides, asked,
+        )  # fmt: skip
         return Target(
-            run, None, ["base"], _kept(run, path.resolve().name), export.manifest.checkpoint.name,
+            run, None, ["base"], _kept(run, path.resolve().name), export.manifest.checkpoint.name, changed,
             lambda digests: check_bases(export, digests),
         )  # fmt: skip
     checkpoints = asked.checkpoints
@@ -153,9 +166,28 @@ def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:
     if path.is_dir():
         folder = RunFolder.open(path)
         beside(folder.path)
-        return Target(folder.settings_in_place(overrides), folder, checkpoints, folder)
-    run = load_recipe(path, overrides)
-    return Target(run, None, ["base"], _kept(run, run.name))
+        run, changed = _in_another(folder.settings_in_place, folder.settings_in_place(overrides), overrides, asked)
+        return Target(run, folder, checkpoints, folder, reorganized=changed)
+    whole = load_recipe(path, overrides)
+    run, changed = _in_another(lambda: whole, whole, [], asked)
+    return Target(run, None, ["base"], _kept(run, run.name), reorganized=changed)
+
+
+def _in_another(
+    trained: Callable[[], RunSettings], run: RunSettings, overrides: Sequence[str], asked: Asked
+) -> tuple[RunSettings, dict[str, Any]]:
+    """A run in the team that is asked for → and what of it is another than it was trained as.
+
+    Args:
+        run: with these overrides.
+
+    Raises:
+        ValueError: there is no such team, it cannot play, or is the one that there is.
+    """
+    into = read_reorganization(asked.organized) if asked.organized else None
+    played = reorganized(run, into) if into else run
+    touched = into is not None or any(key.partition(".")[0] in TABLES for key in keys_of(overrides))
+    return played, changes_of_team(trained(), played, into) if touched else {}
 
 
 def scenarios(
@@ -194,7 +226,7 @@ def _evaluated(target: Target, asked: Asked, scenarios: Scenarios | None, out: O
             run, target.folder, target.checkpoints, modes, asked.tasks or run.evaluation.tasks, asked.shuffled, advance,
             out.note, target.check,
             attempts=asked.attempts or run.evaluation.attempts, scenarios=scenarios,
-            keeping=Keeping(target.kept.evaluations, asked.again),
+            keeping=Keeping(target.kept.evaluations, asked.again), reorganized=target.reorganized,
         )  # fmt: skip
     keep_recipe(target, out.note)
     return [replace(result, checkpoint=target.called) if target.called else result for result in results]

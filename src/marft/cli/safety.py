@@ -34,6 +34,9 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
     """Every target on the suite, a table of rates, and a verdict for each checkpoint → whether none was refused."""
     asked.check()
     targets = [target_of(path, overrides, asked) for path in paths]
+    changed = [path for path, target in zip(paths, targets, strict=True) if target.reorganized]
+    if changed:
+        raise ValueError(f"--suite judges {changed[0]} as the team that it was trained as; leave out what changes that")
     quieten()
     from marft.evaluation.safety.promotion import promotions
     from marft.evaluation.safety.suite import check_gate, read_suite

@@ -194,6 +194,22 @@ def keys_of(overrides: Sequence[str]) -> list[str]:
     return [".".join(key) for key, _ in _pairs(overrides)]
 
 
+def overrides_of_others(overrides: Sequence[str], tables: Sequence[str]) -> list[str]:
+    """Overrides but for those of some tables.
+
+    >>> overrides_of_others(["--team.sees", "all", "--seed=3"], ["team"])
+    ['--seed=3']
+    """
+    kept, words = list[str](), list(overrides)
+    while words:
+        word = words.pop(0)
+        value = [] if "=" in word else words[:1]
+        words = words[len(value) :]
+        if word[2:].partition("=")[0].partition(".")[0] not in tables:
+            kept += [word, *value]
+    return kept
+
+
 def tables_of(overrides: Sequence[str]) -> dict[str, object]:
     """Overrides as tables.
 

@@ -99,6 +99,10 @@ class OrganizationPart(Plugin):
         """
         return ""
 
+    def without(self, roles: Sequence[str]) -> OrganizationPart:  # noqa: ARG002
+        """The same organization once agents are gone: who saw one of them sees whom that one saw."""
+        return self
+
 
 class CreditPart(Plugin):
     """Base of credits."""

@@ -196,10 +196,17 @@ def _paired(
 def passes_cells(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """pass@k, pass^k, avg@k of evaluations with several attempts at a task: checkpoint, mode, name, share, interval."""
     return [
-        (e["checkpoint"], e["mode"] + " shuffled" * e["shuffled_messages"], k, percent(share), between(ends, percent))
+        (e["checkpoint"], in_words(e), k, percent(share), between(ends, percent))
         for e in evaluations
         for k, (share, ends) in e.get("passes", {}).items()
     ]
+
+
+def in_words(evaluation: Mapping[str, Any]) -> str:
+    """How an evaluation was played: ``greedy shuffled as tree``."""
+    team = evaluation.get("reorganized", {}).get("name", "")
+    said = f"{evaluation['mode']}{' shuffled' if evaluation['shuffled_messages'] else ''}"
+    return said + (f" as {team}" if team else "")
 
 
 def percent(value: float | None) -> str:

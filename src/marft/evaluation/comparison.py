@@ -19,10 +19,12 @@ Saved = Mapping[str, Any]  # an evaluation
 
 
 class Under(NamedTuple):
-    """What was played: a mode, and the digest of a set of scenarios; "" for held-out tasks."""
+    """What was played: a mode, the digest of a set of scenarios, "" for held-out tasks, and that of what of the team is
+    another than it was trained as, "" where nothing is."""
 
     mode: str
     scenarios: str = ""
+    team: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,7 +75,7 @@ class Comparison:
 
 def compared(
     before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str], gates: Sequence[str] = (), by: str = "",
-    *, other_tools: bool = False,
+    *, other_tools: bool = False, after_as: str = "",
 ) -> Comparison:  # fmt: skip
     """Two sets of evaluations, as they were saved: in each mode, and on each set of scenarios, that both have, the last
     checkpoint of each; its base, where no other was evaluated.
@@ -83,12 +85,16 @@ def compared(
         gates: what may not be.
         by: a field of tasks, by which what changed is shown too.
         other_tools: they may have been played with other definitions of tools.
+        after_as: what the team after was reorganized as, against the one before as it was trained. Without it a team
+            is held against one that was reorganized in the same way alone.
 
     Raises:
         ValueError: there is nothing that both were evaluated on, a task or a tool of theirs is not the same, or a gate
             or a field is none.
     """
     _check_evaluated(before, after, names)
+    if after_as:
+        before, after = [e for e in before if not e.get("reorganized")], _known_as(after, after_as, names[1])
     pairs = _pairs(before, after, names)
     for pair in pairs.values():
         if not other_tools:
@@ -114,7 +120,7 @@ def _pairs(before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, st
     both = sorted(one.keys() & two.keys())
     if not both:
         raise ValueError(_nothing_in_common(one, two, names))
-    pairs = {_label(one[under]): (one[under], two[under]) for under in both}
+    pairs = {_label(two[under]): (one[under], two[under]) for under in both}
     if not any(before.get("measured") and after.get("measured") for before, after in pairs.values()):
         raise ValueError(_nothing_in_common(one, two, names))
     for pair in pairs.values():
@@ -131,10 +137,40 @@ def _last(evaluations: Sequence[Saved]) -> dict[Under, Saved]:
         return name != "base", bool(one.get("measured")), len(name), name
 
     ordered = sorted((e for e in evaluations if not e["shuffled_messages"]), key=place)
-    return {Under(e["mode"], e.get("scenarios", {}).get("digest", "")): e for e in ordered}
+    return {_under(e): e for e in ordered}
+
+
+def _under(evaluation: Saved) -> Under:
+    scenarios, team = (evaluation.get(key, {}).get("digest", "") for key in ("scenarios", "reorganized"))
+    return Under(evaluation["mode"], scenarios, team)
+
+
+def _known_as(evaluations: Sequence[Saved], name: str, run: str) -> list[Saved]:
+    """Those of a team that was reorganized as ``name``, to be held against others.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found: list[Saved] = [{**e, "reorganized": {"name": name}} for e in evaluations if _team(e) == name]
+    if not found:
+        known = ", ".join(sorted({_team(e) for e in evaluations if _team(e)})) or "nothing else than it was trained as"
+        raise ValueError(
+            f"{run} was not evaluated as {name!r}, but as {known}; evaluate it:  marft eval {shlex.quote(run)} --as "
+            f"{shlex.quote(name + '.toml')}"
+        )
+    return found
 
 
 def _nothing_in_common(one: Mapping[Under, Saved], two: Mapping[Under, Saved], names: tuple[str, str]) -> str:
+    teams = [sorted({_team(e) for e in side.values()} - {""}) for side in (one, two)]
+    alike = {under._replace(team="") for under in one} & {under._replace(team="") for under in two}
+    if any(teams) and alike:
+        said = [f"{name} as {', '.join(team) or 'it was trained'}" for name, team in zip(names, teams, strict=True)]
+        return (
+            f"not evaluated as the same team: {' and '.join(said)}; evaluate both --as the same file, or hold the "
+            f"second against the first as it was trained:  marft compare {' '.join(map(shlex.quote, names))} --as "
+            f"{shlex.quote((teams[1] or teams[0])[0])}"
+        )
     sets = [sorted({_on(e) for e in side.values() if e.get("scenarios")}) for side in (one, two)]
     if any(sets):
         said = [f"{name} on {', '.join(on) or 'no set of scenarios'}" for name, on in zip(names, sets, strict=True)]
@@ -183,7 +219,13 @@ def _check_tasks(before: Saved, after: Saved, names: tuple[str, str]) -> None:
 
 def _label(evaluation: Saved) -> str:
     on = evaluation.get("scenarios", {}).get("name", "")
-    return str(evaluation["mode"]) + (f" on {on}" if on else "")
+    team = _team(evaluation)
+    return str(evaluation["mode"]) + (f" on {on}" if on else "") + (f" as {team}" if team else "")
+
+
+def _team(evaluation: Saved) -> str:
+    """What a team was reorganized as; "" where it is as it was trained."""
+    return str(evaluation.get("reorganized", {}).get("name", ""))
 
 
 def _on(evaluation: Saved) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 from marft.envs.tasks import digest_of
 from marft.evaluation.cohorts import fields_of
@@ -62,6 +62,8 @@ class Evaluation:
     tasks apart, ``prompts`` a digest of each task, ``passes`` are pass@k, pass^k and avg@k, each with its interval,
     ``key`` is a digest of all that decided what was played, and ``scenarios`` the set that was played, by name and
     digest.
+    ``reorganized`` is what of the team is another than it was trained as, under ``name`` and ``digest``
+    (:mod:`marft.config.reorganizing`); {} where nothing is.
     ``tools`` is what agents were told of their tools (:mod:`marft.evaluation.definitions`); None where nobody knows.
 
     ``interval`` is Wilson's, of tasks, not attempts (:func:`marft.evaluation.shares.clustered`); ``reward_interval`` is
@@ -91,11 +93,13 @@ class Evaluation:
     key: str = field(default="", repr=False)
     scenarios: Mapping[str, str] = field(default_factory=dict)
     tools: Definitions | None = field(default=None, repr=False)
+    reorganized: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The file's name: ``<checkpoint>-<mode>``."""
-        return name_of(self.checkpoint, self.mode, self.shuffled_messages, self.scenarios.get("name", ""))
+        scenarios, team = self.scenarios.get("name", ""), self.reorganized.get("name", "")
+        return name_of(self.checkpoint, self.mode, self.shuffled_messages, scenarios, team)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -106,9 +110,11 @@ class Evaluation:
         return asdict(self)
 
 
-def name_of(checkpoint: str, mode: Mode, shuffled: bool, scenarios: str = "") -> str:
-    """What an evaluation's files are called: ``<checkpoint>-<mode>``, ``-shuffled``, ``-on-<scenarios>``."""
-    return f"{checkpoint}-{mode}" + ("-shuffled" if shuffled else "") + (f"-on-{scenarios}" if scenarios else "")
+def name_of(checkpoint: str, mode: Mode, shuffled: bool, scenarios: str = "", team: str = "") -> str:
+    """What an evaluation's files are called: ``<checkpoint>-<mode>``, ``-shuffled``, ``-on-<scenarios>``,
+    ``-as-<team>``."""
+    name = f"{checkpoint}-{mode}" + ("-shuffled" if shuffled else "")
+    return name + (f"-on-{scenarios}" if scenarios else "") + (f"-as-{team}" if team else "")
 
 
 def evaluate(

@@ -64,6 +64,7 @@ def evaluate_checkpoints(
     attempts: int = 1,
     keeping: Keeping | None = None,
     scenarios: Scenarios | None = None,
+    reorganized: Mapping[str, Any] = {},
 ) -> list[Evaluation]:
     """Evaluate each checkpoint in each mode, once, by however many names it was asked for. Where all of it is kept, and
     models are read from the files that they were read from before, none is loaded, and nothing is written.
@@ -76,6 +77,7 @@ def evaluate_checkpoints(
         attempts: at each task.
         keeping: None plays everything, and keeps nothing.
         scenarios: in the place of modes, tasks and attempts.
+        reorganized: what of the run's team is another than it was trained as, which its evaluations say.
 
     Raises:
         ValueError: a checkpoint is not there or damaged, the test split is empty, messages were to be shuffled of
@@ -95,7 +97,7 @@ def evaluate_checkpoints(
     chosen = tasks_asked(run, tasks, scenarios)
     asked = [(name, mode) for name in paths for mode in modes]
     advance(len(asked) * (1 + shuffled_too) * len(chosen) * attempts)
-    table = _Table(run, {}, paths, chosen, attempts, keeping, scenarios, advance, note)
+    table = _Table(run, {}, paths, chosen, attempts, keeping, scenarios, advance, note, reorganized)
     files = files_of(run)
     digests = known(run, files)
     results = table.all_kept(digests, asked, shuffled_too) if digests else None
@@ -147,6 +149,7 @@ class _Table:
     scenarios: Scenarios | None
     advance: Advance
     note: Callable[[str], None]
+    reorganized: Mapping[str, Any]
     kept: list[str] = field(default_factory=list)  # names of what was read instead of played
 
     def all_kept(
@@ -234,11 +237,13 @@ class _Table:
         roles, shuffled = [agent.role for agent in self.run.agents], donors is not None
         found = summed(roles, name, mode, episodes, split=self._split, shuffled=shuffled, attempts=self.attempts)
         about = {"name": self.scenarios.name, "digest": self.scenarios.digest} if self.scenarios else {}
-        return replace(found, key=self._key(name, mode, shuffled), scenarios=about)
+        key = self._key(name, mode, shuffled)
+        return replace(found, key=key, scenarios=about, reorganized=self.reorganized)
 
     def _place(self, name: str, mode: Mode, shuffled: bool) -> Place:
         assert self.keeping is not None
-        called = name_of(name, mode, shuffled, self.scenarios.name if self.scenarios else "")
+        scenarios, team = self.scenarios.name if self.scenarios else "", self.reorganized.get("name", "")
+        called = name_of(name, mode, shuffled, scenarios, team)
         return Place(self.keeping.folder, called, self._key(name, mode, shuffled), self.note)
 
     def _key(self, name: str, mode: Mode, shuffled: bool) -> str:

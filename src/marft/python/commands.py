@@ -29,6 +29,7 @@ from marft.python.asked import (
     names_in,
     things_in,
 )
+from marft.python.reorganizing import in_another_team
 from marft.python.run import Run
 from marft.runs.folder import RunFolder
 from marft.runs.going_on import resumed_or_started
@@ -158,6 +159,7 @@ def evaluate(
     recipe: Recipe | Run, changes: Changes = (), /, *, checkpoints: str | Sequence[str] = ("base", "last"),
     modes: Mode | Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False, attempts: int = 0,
     scenarios: str | Path | None = None, again: bool = False,
+    reorganized: str | Path | Mapping[str, Any] | None = None,
     program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> list[Evaluation]:  # fmt: skip
     """Evaluate checkpoints of a run, and its untuned base, on held-out tasks. Of a recipe it is the base alone.
@@ -173,6 +175,7 @@ def evaluate(
         attempts: at each task, 0: as the recipe says; with several, pass@k.
         scenarios: exactly those of this file, in the place of modes, tasks and attempts.
         again: play anew what is kept from before.
+        reorganized: the trained agents in another team, a file or its tables (docs: reorganization), with a ``name``.
         program: the team is this function, as in :func:`train`.
 
     Raises:
@@ -188,6 +191,7 @@ def evaluate(
         if modes or tasks or attempts:
             raise ValueError("scenarios say what is played; leave out modes, tasks and attempts")
     settings, folder = run_of(recipe, changes, given, _with(program, more))
+    settings, changed = in_another_team(settings, folder, reorganized)
     with in_words():
         from marft.evaluation.evaluate import modes_in
         from marft.evaluation.scenarios import read_scenarios
@@ -198,13 +202,13 @@ def evaluate(
             tasks or settings.evaluation.tasks, bool(shuffle_messages), lambda _=None: None,
             attempts=attempts or settings.evaluation.attempts,
             keeping=Keeping(folder.evaluations, bool(again)) if folder else None,
-            scenarios=read_scenarios(Path(scenarios)) if scenarios is not None else None,
+            scenarios=read_scenarios(Path(scenarios)) if scenarios is not None else None, reorganized=changed,
         )  # fmt: skip
 
 
 def compare(
     before: Run | str | Path | Sequence[Evaluation], after: Run | str | Path | Sequence[Evaluation], /, *,
-    fail_if: str | Sequence[str] = (), by: str = "", other_tools: bool = False,
+    fail_if: str | Sequence[str] = (), by: str = "", other_tools: bool = False, after_as: str = "",
 ) -> Comparison:  # fmt: skip
     """Hold one evaluated team against another, on the tasks that both were evaluated on.
 
@@ -214,6 +218,7 @@ def compare(
         fail_if: gates: ``"accuracy < -1%"``, ``"accuracy after < 80%"``, ``"accuracy[level=3] < -2%"``.
         by: a field of the tasks, by whose values changes are shown too.
         other_tools: agents may have been told other things of their tools.
+        after_as: what the team after was reorganized as; the one before is as it was trained.
 
     Raises:
         ValueError: they were evaluated on nothing that both have, on other tasks of the same names, or with other
@@ -223,7 +228,8 @@ def compare(
 
     gates = [fail_if] if isinstance(fail_if, str) else list(fail_if)
     sides = [_saved(before, "before"), _saved(after, "after")]
-    return compared(sides[0][1], sides[1][1], (sides[0][0], sides[1][0]), gates, by, other_tools=other_tools)
+    names = (sides[0][0], sides[1][0])
+    return compared(sides[0][1], sides[1][1], names, gates, by, other_tools=other_tools, after_as=after_as)
 
 
 def _saved(side: Run | str | Path | Sequence[Evaluation], name: str) -> tuple[str, list[Mapping[str, Any]]]:

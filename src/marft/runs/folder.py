@@ -381,16 +381,16 @@ class RunFolder:
         return path
 
     def read_evaluations(self, scenarios: bool = False) -> list[dict[str, object]]:
-        """All evaluations on held-out tasks, by name.
+        """All evaluations on held-out tasks, of the team as it was trained, by name.
 
         Args:
-            scenarios: those on sets of scenarios too.
+            scenarios: those on sets of scenarios, and of the team reorganized, too.
 
         Raises:
             ValueError: one cannot be read.
         """
         found = [read_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
-        return [evaluation for evaluation in found if scenarios or not evaluation.get("scenarios")]
+        return [one for one in found if scenarios or not (one.get("scenarios") or one.get("reorganized"))]
 
 
 def step_of(path: Path) -> int:

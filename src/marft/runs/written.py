@@ -63,6 +63,7 @@ class _Evaluated(_Whole):
     rewards: dict[str, float] = {}
     examples: list[dict[str, Any]] = []
     tools: dict[str, dict[str, dict[str, Any]]] | None = None
+    reorganized: dict[str, Any] = {}
 
 
 def read_recipe(path: Path) -> WrittenRecipe:

@@ -37,6 +37,9 @@ def evaluate(
     fail_if: Annotated[
         list[str] | None, typer.Option(help='With --suite, beside its gates: "attack_success bound > +5%"; repeat it.')
     ] = None,
+    organized: Annotated[
+        Path | None, typer.Option("--as", help="The trained agents in the team of this file: other seats, handoffs.")
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Play anew what is kept from before.")] = False,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
@@ -55,7 +58,8 @@ def evaluate(
     paths, overrides = options.targets_of(context, targets)
     names = [name.strip() for name in checkpoint.split(",")]
     asked = evaluating.Asked(
-        names, mode, tasks, attempts, shuffle_messages, again, scenarios, trust_code, by, suite, fail_if or ()
+        names, mode, tasks, attempts, shuffle_messages, again, scenarios, trust_code, by, suite, fail_if or (),
+        organized,
     )  # fmt: skip
     if suite is None:
         evaluating.evaluate(paths, overrides, asked, how)
@@ -116,6 +120,9 @@ def compare(
     other_tools: Annotated[
         bool, typer.Option("--other-tools", help="Also where agents were told other things of their tools.")
     ] = False,
+    after_as: Annotated[
+        str, typer.Option("--as", help="Of two runs: the second as the team of this name, evaluated with --as.")
+    ] = "",
 ) -> None:
     """Show evaluated runs side by side.
 
@@ -123,7 +130,7 @@ def compare(
     """
     from marft.cli import commands
 
-    if not commands.compare(runs, fail_if or [], by, junit, markdown, other_tools):
+    if not commands.compare(runs, fail_if or [], by, junit, markdown, other_tools, after_as):
         raise typer.Exit(1)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from marft.evaluation.compare import percent
+from marft.evaluation.compare import in_words, percent
 from marft.evaluation.trajectories.measures import MEASURES, over
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.metrics import find, known
@@ -34,7 +34,7 @@ class Row:
 
 def headings(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> list[str]:
     """What each of the evaluations is called; with ``targets``, on a line below what was evaluated."""
-    called = [f"{e['checkpoint']} {e['mode']}{' shuffled' if e['shuffled_messages'] else ''}" for e in evaluations]
+    called = [f"{e['checkpoint']} {in_words(e)}" for e in evaluations]
     if not targets:
         return called
     return [f"{one_line(e['target'])}\n{name}" for e, name in zip(evaluations, called, strict=True)]

@@ -10,7 +10,7 @@ from pydantic import Strict
 from marft.config.parts import OrganizationPart
 from marft.config.settings import Few, did_you_mean
 from marft.game.agents import Agents
-from marft.game.organizations.joining import majority, together
+from marft.game.organizations.joining import closed_up, majority, together
 from marft.types import Action, JointAction, Observation
 
 Neighbours = dict[str, Annotated[tuple[str, ...], Strict(False)]]
@@ -46,6 +46,11 @@ class Debate(OrganizationPart):
     def answering_role(self, answering: Sequence[str]) -> str:  # noqa: ARG002
         """The judge."""
         return self.judge
+
+    def without(self, roles: Sequence[str]) -> Debate:
+        """Who heard one that is gone hears whom that one heard; without a judge they vote."""
+        hears = closed_up(self.hears, roles) if isinstance(self.hears, dict) else self.hears
+        return self.model_copy(update={"hears": hears, "judge": "" if self.judge in roles else self.judge})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         speakers = [seat for seat in agents if seat.role != self.judge]

@@ -12,7 +12,7 @@ from pydantic import Strict
 from marft.config.parts import OrganizationPart
 from marft.config.settings import did_you_mean
 from marft.game.agents import Agents, Seat
-from marft.game.organizations.joining import together
+from marft.game.organizations.joining import closed_up, together
 from marft.types import Action, JointAction, Observation
 
 
@@ -45,6 +45,10 @@ class Graph(OrganizationPart):
     def answering_role(self, answering: Sequence[str]) -> str:
         """The only one that answers."""
         return answering[0] if len(answering) == 1 else ""
+
+    def without(self, roles: Sequence[str]) -> Graph:
+        """Who saw one that is gone sees whom that one saw."""
+        return self.model_copy(update={"sees": closed_up(self.sees, roles)})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         acting: dict[str, asyncio.Task[Action]] = {}

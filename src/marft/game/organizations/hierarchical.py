@@ -44,6 +44,10 @@ class Hierarchical(OrganizationPart):
         """The one that puts the pieces together, where it does nothing else."""
         return "" if answering[-1] in (self.planner, *self.workers) else answering[-1]
 
+    def without(self, roles: Sequence[str]) -> Hierarchical:
+        """The workers that are left do all items."""
+        return self.model_copy(update={"workers": tuple(role for role in self.workers if role not in roles)})
+
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         plan = await agents[self.planner](observation)
         parts = sub_tasks(plan.message)[: self.most]

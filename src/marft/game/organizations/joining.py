@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 from marft.game.agents import Agents, Seat
 from marft.game.answers import find_answer
@@ -19,6 +19,21 @@ async def together(*calls: Awaitable[Action]) -> list[Action]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def closed_up(sees: Mapping[str, Sequence[str]], gone: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Whom each sees once agents are gone: in the place of one of them, whom that one saw.
+
+    >>> closed_up({"b": ("a",), "c": ("b",)}, ["b"])
+    {'c': ('a',)}
+    """
+    found = {role: tuple(seen) for role, seen in sees.items()}
+    for role in gone:
+        through = found.pop(role, ())
+        for agent, seen in found.items():
+            closed = [other for one in seen for other in (through if one == role else (one,))]
+            found[agent] = tuple(dict.fromkeys(other for other in closed if other not in (agent, role)))
+    return found
 
 
 def majority(actions: Sequence[Action]) -> Action:

@@ -1,0 +1,258 @@
+"""Trained as a chain, used as something else: what do agents keep in another organization, and with fewer or more?
+
+    python benchmarks/reorganization.py                   # what is not there yet; it goes on where it stopped
+    python benchmarks/reorganization.py --only-table      # from what is there
+
+Teams of n agents on sums of n terms (studies/populations.py), trained as a chain in which each sees the message before
+its own, with the preset ``marft-team``, 60 steps of 32 episodes, as in large_teams.py. Then the same weights
+play as a star (the actor sees every reasoner, who see the task alone), a tree (each reasoner sees two others, the actor
+its root), a debate that the actor judges, a mixture of agents, with a reasoner fewer and one more, and as chains of 1
+to 24; seats beyond those that were trained are played by the trained reasoners in turns. So does the untuned base.
+Teams of the same size are also trained as a tree and as a debate from the beginning.
+
+All play the same held-out tasks, sampled as in training. Differences are paired by task, each over all seeds
+(evaluation/bootstrap.py); the range over seeds stands beside them. Writes results/reorganization.json, .md and .svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from recording import tidy
+from studies.populations import team_of
+
+from marft import atomic
+from marft.cli.commands import quieten
+from marft.config import RunSettings, to_toml
+from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
+from marft.evaluation.bootstrap import Difference, paired
+from marft.evaluation.session import BASE, Keeping, evaluate_checkpoints
+from marft.evaluation.trajectories.ratio import Ratio
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+NAME = "reorganization"
+SIZES = (4, 2)
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # agents of a chain
+CHAIN = "chain"
+THERE = ("tree", "debate")  # which teams are trained as, too
+Runs = Mapping[str, Mapping[str, Any]]
+
+
+@cache
+def roles_of(size: int) -> tuple[str, ...]:
+    return tuple(agent.role for agent in team_of(size, []).agents)
+
+
+def reasoners(size: int, count: int) -> list[dict[str, str]]:
+    """Seats of ``count`` reasoners of a team of ``size``: the trained ones, then others like them, in turns."""
+    trained = roles_of(size)[:-1]
+    return [
+        {"role": trained[n]} if n < len(trained) else {"role": f"more_{n + 1}", "like": trained[n % len(trained)]}
+        for n in range(count)
+    ]
+
+
+def forms(size: int) -> dict[str, dict[str, Any]]:
+    """What a chain of ``size`` is used as, by name: another team's tables. Of a pair star and tree are chains."""
+    names = [seat["role"] for seat in reasoners(size, size - 1)]
+    children = {one: names[2 * n + 1 : 2 * n + 3] for n, one in enumerate(names)}
+    graphs = {"star": {"actor": names}, "tree": {**children, "actor": names[:1]}} if len(names) > 1 else {}
+    found: dict[str, dict[str, Any]] = {
+        **{name: {"team": {"organization": "graph", "sees": sees}} for name, sees in graphs.items()},
+        "debate": {"team": {"organization": "debate", "judge": "actor"}},
+        "mixture": {"team": {"organization": "mixture-of-agents"}},
+    }
+    for count in COUNTS:
+        if count != size:
+            found[f"{count} agents"] = {"agents": [*reasoners(size, count - 1), {"role": "actor"}]}
+    return found
+
+
+def run_of(form: str, size: int, seed: int, arguments: argparse.Namespace) -> RunSettings:
+    """The recipe of a team that is trained as a form."""
+    words = ["--algorithm.name", "marft-team", "--training.steps", str(arguments.steps), "--seed", str(seed)]
+    words += ["--output", str(arguments.output / NAME), "--name", f"{form}-{size}-{seed}"]
+    run = team_of(size, words)
+    return run if form == CHAIN else reorganized(run, Reorganization(form, forms(size)[form]))
+
+
+def trained(run: RunSettings) -> RunFolder:
+    """The run, trained to its end from wherever it stands."""
+    folder = RunFolder(Path(run.output) / run.name)
+    started = folder.config.exists()
+    if started and folder.config.read_text(encoding="utf-8") != to_toml(run):
+        raise SystemExit(f"{folder.path} was trained with other settings; delete it, or use another --output")
+    train(run, folder if started else RunFolder.create(run), resume=started)
+    return folder
+
+
+def played(run: RunSettings, folder: RunFolder, into: Reorganization | None, tasks: int) -> dict[str, dict[str, float]]:
+    """Who solved which task: the base and the last checkpoint, as they were trained or in another team."""
+    team = reorganized(run, into) if into else run
+    found = evaluate_checkpoints(
+        team, folder, (BASE, "last"), ("sampled",), tasks, False, lambda _=None: None,
+        keeping=Keeping(folder.evaluations), reorganized=changes_of_team(run, team, into),
+    )  # fmt: skip
+    return {
+        "untuned" if one.checkpoint == BASE else "trained": {task: float(won) for task, won in one.outcomes.items()}
+        for one in found
+    }
+
+
+def measured(size: int, seed: int, runs: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Everything of a size and a seed that is not there yet, kept as it comes."""
+
+    def keep(key: str, found: Mapping[str, Any]) -> None:
+        runs[key] = {"steps": arguments.steps, "tasks": arguments.tasks, **found}
+        whole = {"machine": machine.describe(), "runs": dict(sorted(runs.items()))}
+        atomic.write_file(arguments.results / f"{NAME}.json", json.dumps(whole, indent=1) + "\n")
+        print(f"{key}: {mean(runs[key].get('untuned', {})):.1%} → {mean(runs[key]['trained']):.1%}", flush=True)
+
+    run = run_of(CHAIN, size, seed, arguments)
+    for form, tables in {CHAIN: {}, **forms(size)}.items():
+        if form_key(form, size, seed) not in runs:
+            into = Reorganization(form, tables) if tables else None
+            keep(form_key(form, size, seed), played(run, trained(run), into, arguments.tasks))
+    for form in [form for form in THERE if form in forms(size)] if arguments.there else ():
+        key = form_key(form, size, seed, there=True)
+        if key not in runs:
+            own = run_of(form, size, seed, arguments)
+            keep(key, played(own, trained(own), None, arguments.tasks))
+
+
+def form_key(form: str, size: int, seed: int, there: bool = False) -> str:
+    return f"{size}/{form}{' from the beginning' if there else ''}/{seed}"
+
+
+def mean(outcomes: Mapping[str, float]) -> float:
+    return float(np.mean([*outcomes.values()])) if outcomes else float("nan")
+
+
+def pooled(runs: Runs, keys: Sequence[str], when: str) -> dict[str, Ratio]:
+    """By task, how many of the seeds' teams solved it."""
+    found: dict[str, list[float]] = {}
+    for key in keys:
+        for task, won in runs[key][when].items():
+            found.setdefault(task, []).append(won)
+    return {task: Ratio(sum(each), float(len(each))) for task, each in found.items()}
+
+
+def against(runs: Runs, after: Sequence[str], before: Sequence[str], when: str) -> Difference | None:
+    """What teams solve more than others on the same tasks, over the seeds that both have."""
+    return paired(pooled(runs, before, when), pooled(runs, after, "trained"))
+
+
+def points(difference: Difference | None) -> str:
+    """``+12.0 (+8.1 to +15.9)``, in points."""
+    if difference is None:
+        return ""
+    ends = difference.interval
+    return f"{100 * difference.gain:+.1f}" + (f" ({100 * ends[0]:+.1f} to {100 * ends[1]:+.1f})" if ends else "")
+
+
+def seeds_of(runs: Runs, form: str, size: int, there: bool = False) -> list[int]:
+    return [seed for seed in range(100) if form_key(form, size, seed, there) in runs]
+
+
+def line(runs: Runs, form: str, size: int) -> str:
+    """A form's row: the share solved by the trained chain's agents, and that against three others."""
+    seeds = [seed for seed in seeds_of(runs, form, size) if form_key(CHAIN, size, seed) in runs]
+    here = [form_key(form, size, seed) for seed in seeds]
+    chain = [form_key(CHAIN, size, seed) for seed in seeds]
+    after, untuned = (float(np.mean([mean(runs[key][when]) for key in here])) for when in ("trained", "untuned"))
+    kept = after / float(np.mean([mean(runs[key]["trained"]) for key in chain]))
+    each = [mean(runs[key]["trained"]) for key in here]
+    both = [seed for seed in seeds_of(runs, form, size, there=True) if seed in seeds]
+    there = against(
+        runs, [form_key(form, size, seed) for seed in both], [form_key(form, size, seed, True) for seed in both],
+        "trained",
+    )  # fmt: skip
+    cells = [
+        f"{size}", form, f"{len(seeds)}", f"{untuned:.1%}", f"{after:.1%}", f"{min(each):.1%} to {max(each):.1%}",
+        f"{kept:.0%}", points(against(runs, here, chain, "trained")) if form != CHAIN else "",
+        points(against(runs, here, here, "untuned")), points(there),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def table(runs: Runs) -> str:
+    titles = [
+        "trained as a chain of", "used as", "seeds", "untuned, used so", "trained, used so", "seeds from … to", "kept",
+        "against the chain, points (95 %)", "against untuned", "against trained so from the beginning",
+    ]  # fmt: skip
+    lines = [f"| {' | '.join(titles)} |", "| ---: | --- |" + " ---: |" * (len(titles) - 2)]
+    for size in SIZES:
+        lines += [line(runs, form, size) for form in (CHAIN, *forms(size)) if seeds_of(runs, form, size)]
+    steps = sorted({(run["steps"], run["tasks"]) for run in runs.values()})
+    said = "; ".join(f"{some} steps of training, {tasks} held-out tasks" for some, tasks in steps)
+    return "\n".join(lines) + f"\n\n{said}.\n"
+
+
+def plot(runs: Runs) -> Figure:
+    """The share solved by the number of agents in the chain, trained and untuned, and by what else it is used as."""
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    chains, others = figure.subplots(1, 2, sharey=True)
+    for colour, size in zip(("C0", "C1"), SIZES, strict=True):
+        for when, style in (("trained", "-o"), ("untuned", "--")):
+            found = {n: shares(runs, CHAIN if n == size else f"{n} agents", size, when) for n in COUNTS}
+            some = {n: shares_ for n, shares_ in found.items() if shares_}
+            label = f"chain of {size}, {when}"
+            chains.plot([*some], [np.mean(each) for each in some.values()], style, color=colour, label=label, ms=3)
+        names = [CHAIN, "star", "tree", "debate", "mixture"]
+        for place, form in enumerate(names):
+            each = shares(runs, form, size, "trained")
+            others.plot([place] * len(each), each, "o", color=colour, alpha=0.7)
+    chains.set_xscale("log", base=2)
+    chains.set_xticks(COUNTS, [str(n) for n in COUNTS])
+    chains.set_xlabel("agents that play", fontsize=9)
+    others.set_xticks(range(5), names)
+    others.set_xlabel("what the trained chain is used as, a dot a seed", fontsize=9)
+    chains.set_ylabel("held-out tasks solved", fontsize=9)
+    chains.legend(frameon=False, fontsize=8)
+    tidy(chains)
+    tidy(others)
+    return figure
+
+
+def shares(runs: Runs, form: str, size: int, when: str) -> list[float]:
+    return [mean(runs[form_key(form, size, seed)][when]) for seed in seeds_of(runs, form, size)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--tasks", type=int, default=200, help="held-out tasks of each evaluation")
+    parser.add_argument("--no-there", dest="there", action="store_false", help="train chains alone")
+    parser.add_argument("--output", type=Path, default=Path("runs"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    parser.add_argument("--only-table", action="store_true", help="of what has been measured")
+    arguments = parser.parse_args()
+    path = arguments.results / f"{NAME}.json"
+    runs: dict[str, Any] = dict(json.loads(path.read_text())["runs"]) if path.is_file() else {}
+    others = [k for k, one in runs.items() if (one["steps"], one["tasks"]) != (arguments.steps, arguments.tasks)]
+    if others and not arguments.only_table:
+        raise SystemExit(f"{path} holds {others[0]} of other steps or tasks; delete it, or use another --results")
+    quieten()
+    for seed in arguments.seeds if not arguments.only_table else ():
+        for size in arguments.sizes:
+            measured(size, seed, runs, arguments)
+    path.with_suffix(".md").write_text(table(runs), encoding="utf-8")
+    with rc_context({"svg.hashsalt": NAME}):
+        plot(runs).savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""A trained team's agents in another team: other seats, another organization, the same weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from marft.config.consulting import helping
+from marft.config.load import parse_recipe
+from marft.config.models import readers
+from marft.config.names import check_run_name
+from marft.config.run import RunSettings
+from marft.config.settings import did_you_mean
+
+TABLES = ("agents", "team", "channel")
+LIKE = "like"  # of a seat: the trained agent that it begins as; by default the one of its own role
+SHORT = 6  # hexadecimal digits that tell changes without a name apart
+
+
+@dataclass(frozen=True, slots=True)
+class Reorganization:
+    """What becomes of a team.
+
+    Args:
+        name: evaluations bear it.
+        tables: ``agents`` are the seats, each as the trained agent of its role or the one that it is ``like``, with
+            what else it says; without it all of them stay. ``team`` and ``channel`` as in a recipe: a ``team`` without
+            an ``organization`` changes keys of the trained one.
+    """
+
+    name: str
+    tables: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            check_run_name(self.name)
+        except PydanticCustomError as error:
+            raise ValueError(f"a team cannot be called {self.name!r}, for evaluations bear it: {error}") from None
+        for key, value in self.tables.items():
+            if key not in TABLES:
+                raise ValueError(f"{self.name}: {key} is no part of a team{did_you_mean(str(key), TABLES)}")
+            if key != "agents" and not isinstance(value, Mapping):
+                raise ValueError(f"{self.name}: {key} is a table, as in a recipe")
+        seats = self.tables.get("agents", [{"role": ""}])
+        if not isinstance(seats, Sequence) or not seats or not all(_is_seat(seat) for seat in seats):
+            raise ValueError(f'{self.name}: agents is a list of tables, each with a role: [[agents]] role = "actor"')
+        if not self.tables:
+            raise ValueError(f"{self.name} changes nothing: give it [[agents]], [team] or [channel]")
+
+
+def read_reorganization(path: str | Path) -> Reorganization:
+    """Read a file of one; it is called as the file is.
+
+    Raises:
+        ValueError: there is none, or it is none.
+    """
+    path = Path(path)
+    try:
+        return Reorganization(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"cannot read the team of {path}: {error}") from error
+
+
+def reorganized(run: RunSettings, into: Reorganization) -> RunSettings:
+    """The run with its agents in another team. What no agent of it uses any more is left out; where the organization
+    stays, handoffs of agents that are gone are closed up.
+
+    Raises:
+        ValueError: a seat is like nobody, or such a team cannot play.
+    """
+    table = run.model_dump(mode="json", exclude_none=True)
+    trained = {agent["role"]: agent for agent in table["agents"]}
+    seats = [_seated(seat, trained, into.name) for seat in into.tables.get("agents", [{"role": r} for r in trained])]
+    if len(seats) == 1:
+        seats[0]["answers"] = True
+    roles = [seat["role"] for seat in seats]
+    gone = [role for role in trained if role not in roles]
+    team = into.tables.get("team", {})
+    own = table["team"]["organization"]
+    if team.get("organization", own) == own:
+        closed = run.model_copy(update={"team": run.team.without(gone)}) if gone else run
+        team = {**closed.model_dump(mode="json", include={"team"}, exclude_none=True)["team"], **team}
+    table |= {"agents": seats, "team": dict(team)}
+    if "channel" in into.tables:
+        table["channel"] = dict(into.tables["channel"])
+    _leave_out_idle(table, run)
+    return parse_recipe(table, source=f"{run.name} as {into.name}", given=run.given.values())
+
+
+def changes_of_team(trained: RunSettings, played: RunSettings, into: Reorganization | None) -> dict[str, Any]:
+    """What of a team is another than it was trained as, for the record of its evaluations; {} where nothing is.
+
+    Args:
+        into: what was asked for by a file; None: by settings alone, and it is called by its organization.
+
+    Raises:
+        ValueError: the file changes nothing.
+    """
+    before, after = _shape(trained), _shape(played)
+    if before == after:
+        if into is not None:
+            raise ValueError(f"{into.name} is the team of {trained.name} as it is; leave it out")
+        return {}
+    asked = {"asked": into.tables if into else {}, **after}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+    was, now = ([agent.role for agent in run.agents] for run in (trained, played))
+    return {
+        "name": into.name if into else f"{after['team']['organization'].replace(':', '.')}-{digest[:SHORT]}",
+        "digest": digest, "organization": [before["team"]["organization"], after["team"]["organization"]],
+        "added": [role for role in now if role not in was], "removed": [role for role in was if role not in now],
+        **after,
+    }  # fmt: skip
+
+
+def _shape(run: RunSettings) -> dict[str, Any]:
+    """Who sits where, and who acts when, seeing what."""
+    parts = run.model_dump(mode="json", include={"team", "channel"}, exclude_none=True)
+    agents = [{"role": agent.role, "policy": agent.policy, "answers": agent.answers} for agent in run.agents]
+    return {**parts, "agents": agents}
+
+
+def _is_seat(seat: object) -> bool:
+    if not isinstance(seat, Mapping):
+        return False
+    role = seat.get("role")
+    return isinstance(role, str) and isinstance(seat.get(LIKE, role), str)
+
+
+def _seated(seat: Mapping[str, Any], trained: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """An agent's table, with that of the trained one that it begins as under its own."""
+    source = seat.get(LIKE, seat["role"])
+    if source not in trained:
+        said = f"nobody trained is called {source!r}{did_you_mean(str(source), trained)}"
+        raise ValueError(f'{name}: agents.{seat["role"]}: {said}; say whom it plays as: like = "{next(iter(trained))}"')
+    return {**trained[source], **{key: value for key, value in seat.items() if key != LIKE}}
+
+
+def _leave_out_idle(table: dict[str, Any], run: RunSettings) -> None:
+    """Take out policies, tools and models that nobody uses any more."""
+    policies = {seat["policy"] for seat in table["agents"]} | helping(run)
+    tools = {tool for seat in table["agents"] for tool in seat.get("tools", ())}
+    table["policies"] = {name: policy for name, policy in table["policies"].items() if name in policies}
+    table["tools"] = {name: tool for name, tool in table.get("tools", {}).items() if name in tools}
+    models = {policy["model"] for policy in table["policies"].values()} | readers(run.models)
+    table["models"] = {name: model for name, model in table["models"].items() if name in models}
