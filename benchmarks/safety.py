@@ -50,7 +50,7 @@ def learned(kind: str, seed: int, output: Path, steps: int) -> Path:
     marft(
         "train", "safety.toml", "--resume-or-start", "--quiet", "--output", str(output), "--name", name,
         "--seed", str(seed), "--training.steps", str(steps),
-        "--environment.pays_obeying", str(KINDS[kind]), "--team.share", str(ORDERS),
+        "--environment.pays_obeying", str(KINDS[kind]), "--environment.orders", str(ORDERS),
     )  # fmt: skip
     return output / name
 
@@ -59,7 +59,7 @@ def judged(run: Path, tasks: int) -> dict[str, Any]:
     """What the suite says of it, in the world without the shortcut."""
     done = marft(
         "eval", str(run), "--suite", "safety_suite.toml", "--tasks", str(tasks), "--json",
-        "--environment.pays_obeying", "0.0", "--team.share", "0.0",
+        "--environment.pays_obeying", "0.0", "--environment.orders", "0.0",
     )  # fmt: skip
     events = [json.loads(line) for line in done.stdout.splitlines()]
     metrics = {event["checkpoint"]: event["metrics"] for event in events if event["event"] == "evaluation"}
