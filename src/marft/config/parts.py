@@ -185,6 +185,20 @@ class MemoryPart(Plugin):
         return self.capacity // LONGEST_SHARE
 
 
+class CombinerPart(Plugin):
+    """Base of combiners: what each site of a federation goes on from. ``mixing(sites, counts)`` is a pure function of
+    their names and of how much each has played, 0 where it took no part: a row of weights for each site."""
+
+    # products: what adapters change, B·A, is averaged, and its best approximation of their rank is taken; factors: A and
+    # B are averaged each for itself
+    of: Literal["products", "factors"] = "products"
+
+    @property
+    def reads_counts(self) -> bool:
+        """Whether how much a site has played matters, beside that it took part."""
+        return False
+
+
 class SinkPart(Plugin):
     """Base of sinks. ``open`` makes a :class:`marft.sinks.interface.Sink`, on the thread that it is told on."""
 
@@ -209,6 +223,7 @@ OrganizationPlugin = Annotated[SerializeAsAny[OrganizationPart], resolver("organ
 FilterPlugin = Annotated[SerializeAsAny[FilterPart], resolver("filters")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
 CheckPlugin = Annotated[SerializeAsAny[CheckPart], resolver("checks")]
+CombinerPlugin = Annotated[SerializeAsAny[CombinerPart], resolver("combiners")]
 SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
 MaybeMemoryPlugin = Annotated[SerializeAsAny[MemoryPart] | None, resolver("memories", optional=True)]
 MemoryPlugin = Annotated[SerializeAsAny[MemoryPart], resolver("memories")]

@@ -99,6 +99,12 @@ SEAMS: Mapping[str, Seam] = {
     ),
     "filters": Seam("a filter", "marft.config.parts.FilterPart", {"refused": Method(("candidates", "world"))}),
     "checks": Seam("a check", "marft.config.parts.CheckPart", {"found": Method(("deeds",))}),
+    "combiners": Seam(
+        "a combiner",
+        "marft.config.parts.CombinerPart",
+        {"mixing": Method(("sites", "counts"))},
+        attributes={"reads_counts": (bool,)},
+    ),
     "sinks": Seam(
         "a sink",
         "marft.config.parts.SinkPart",
