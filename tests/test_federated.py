@@ -46,7 +46,9 @@ weights_of_sites = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(lambd
 @given(weights_of_sites, st.integers(0, 100), st.integers(1, 6))
 def test_the_average_of_products_is_the_nearest_of_its_rank(weights: list[float], seed: int, rank: int) -> None:
     sites = [adapter(seed + at, rank) for at in range(len(weights))]
-    a, b = product_of_rank([s[f"{LAYER}.lora_A.weight"] for s in sites], [s[f"{LAYER}.lora_B.weight"] for s in sites], weights)
+    a, b = product_of_rank(
+        [s[f"{LAYER}.lora_A.weight"] for s in sites], [s[f"{LAYER}.lora_B.weight"] for s in sites], weights
+    )
     whole = np.zeros((5, 7))
     for site, weight in zip(sites, weights, strict=True):  # the slow reference: the matrix itself, and what SVD leaves
         whole += weight * change(site).numpy()
@@ -58,7 +60,10 @@ def test_the_average_of_factors_is_not_that_of_products() -> None:
     sites = [adapter(0), adapter(1)]
     of_factors, of_products = (mixed(sites, [0.5, 0.5], of) for of in ("factors", "products"))  # type: ignore[arg-type]
     wanted = (change(sites[0]) + change(sites[1])) / 2
-    assert torch.allclose(of_factors[f"{LAYER}.lora_A.weight"], (sites[0][f"{LAYER}.lora_A.weight"] + sites[1][f"{LAYER}.lora_A.weight"]) / 2)
+    assert torch.allclose(
+        of_factors[f"{LAYER}.lora_A.weight"],
+        (sites[0][f"{LAYER}.lora_A.weight"] + sites[1][f"{LAYER}.lora_A.weight"]) / 2,
+    )
     assert (change(of_products) - wanted).norm() < 0.9 * (change(of_factors) - wanted).norm()
 
 
@@ -143,7 +148,8 @@ def test_what_leaves_has_changed_by_no_more_than_the_clip(clip: float, seed: int
 def test_noise_is_as_wide_as_it_says_and_of_its_round_and_site_alone() -> None:
     before = {"a": torch.zeros(200, 200)}
     one, again, other, elsewhere = (
-        hidden(before, before, 2.0, 1.5, seed, stream)[0]["a"] for seed, stream in [(7, "1"), (7, "1"), (7, "2"), (8, "1")]
+        hidden(before, before, 2.0, 1.5, seed, stream)[0]["a"]
+        for seed, stream in [(7, "1"), (7, "1"), (7, "2"), (8, "1")]
     )
     assert float(one.std()) == pytest.approx(3.0, rel=0.02)
     assert torch.equal(one, again)
@@ -210,7 +216,10 @@ TWO = 'sites = { north = { recipe = "demo" }, south = { recipe = "demo" } }\n'
         ('sites = { north = { recipe = "demo" } }', "at least 2"),
         (TWO + "at_least = 3", "at_least: 3 of 2"),
         (TWO + "privacy = { noise = 1.0 }", "set clip"),
-        (TWO + 'privacy = { noise = 1.0, clip = 1.0 }\ncombine = { name = "average", weight = "tokens" }', "weight = 'equally'"),
+        (
+            TWO + 'privacy = { noise = 1.0, clip = 1.0 }\ncombine = { name = "average", weight = "tokens" }',
+            "weight = 'equally'",
+        ),
         (TWO + 'combine = { name = "gossip", graph = "edges" }', "nothing of 'north' ever reaches 'south'"),
         (TWO + 'combine = { name = "gossip", graph = "edges", edges = [["north", "sout"]] }', "did you mean 'south'"),
         (TWO + 'combine = { name = "gossip", edges = [["north", "south"]] }', "set graph = 'edges'"),

@@ -50,6 +50,8 @@ def _tell(out: Output, one: Round, rounds: int) -> None:
     spent = "" if one.epsilon is None else f"  ε {one.epsilon:.3g}"
     before, after = one.apart
     if out.how == "":
-        out.say(f"round {one.round}/{rounds}  changes: {changed or 'not told'}  apart {before:.3g} → {after:.3g}{spent}")
+        out.say(
+            f"round {one.round}/{rounds}  changes: {changed or 'not told'}  apart {before:.3g} → {after:.3g}{spent}"
+        )
     for site, why in one.left_out.items():
         out.say(Text(f"round {one.round}: went on without {site}, which {why}", style="yellow"))

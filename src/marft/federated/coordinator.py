@@ -90,14 +90,12 @@ def _begun(settings: FederationSettings, history: History, links: Mapping[str, L
     except (SiteLostError, ValueError) as error:
         raise RunError(f"site {first!r}, whose adapters all begin with: {error}") from None
     sites = list(links)
-    found = Round(0, sites, {}, {}, dict.fromkeys(sites, 0), {}, (0.0, 0.0), _spent(settings, 0), {})
+    found = Round(0, sites, {}, {}, dict.fromkeys(sites, 0), {}, [0.0, 0.0], _spent(settings, 0), {})
     history.write(found, {}, [files])
     return found
 
 
-def _round(
-    settings: FederationSettings, history: History, links: Mapping[str, Link], before: Sequence[Round]
-) -> Round:
+def _round(settings: FederationSettings, history: History, links: Mapping[str, Link], before: Sequence[Round]) -> Round:
     number, given = before[-1].round + 1, history.given(before[-1])
     heard = _ask(settings, links, number, settings.steps, given)
     _needed(settings, heard, f"were heard from in round {number}")
@@ -110,7 +108,7 @@ def _round(
     results = [_combined(settings, [adapters[site] for site in sites], row) for row in distinct]
     goes_on = [distinct.index(row) for row in rows]
     norms = {site: update.about["norm"] for site, update in heard.updates.items() if "norm" in update.about}
-    apart = (_apart(list(adapters.values())), _apart([results[at] for at in goes_on]))
+    apart = [_apart(list(adapters.values())), _apart([results[at] for at in goes_on])]
     found = Round(
         number, list(heard.updates), heard.lost, dict(zip(sites, rows, strict=True)),
         dict(zip(sites, goes_on, strict=True)), norms, apart, _spent(settings, number), bases,
@@ -213,7 +211,9 @@ def _combined(settings: FederationSettings, adapters: Sequence[Adapters], row: S
 
 def _apart(sites: Sequence[Adapters]) -> float:
     """How far apart sites are, over the adapters of all policies."""
-    whole: list[Tensors] = [{f"{p}/{n}": t for p, tensors in each.items() for n, t in tensors.items()} for each in sites]
+    whole: list[Tensors] = [
+        {f"{p}/{n}": t for p, tensors in each.items() for n, t in tensors.items()} for each in sites
+    ]
     return distance(whole)
 
 

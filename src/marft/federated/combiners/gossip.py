@@ -14,14 +14,16 @@ Edge = Annotated[tuple[str, str], Strict(False)]
 
 
 class Gossip(CombinerPart):
-    """Consensus by the Metropolis weights of Xiao, Boyd and Lall 2005: over a connected graph all sites come to the
+    """Consensus by the Metropolis weights of Xiao et al. 2005: over a connected graph all sites come to the
     average of all, as fast as the graph's spectral gap says, and no site needs to know more than its neighbours.
 
     Where a site takes no part in a round, the others mix without it, and it goes on from what it has.
     """
 
     graph: Literal["ring", "line", "star", "complete", "edges"] = "ring"  # by the order of the sites; star: the first
-    edges: Annotated[tuple[Edge, ...], Strict(False), Field(max_length=10_000)] = ()  # of graph = "edges": pairs of sites
+    edges: Annotated[
+        tuple[Edge, ...], Strict(False), Field(max_length=10_000)
+    ] = ()  # of graph = "edges": pairs of sites
 
     def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
         """A row of weights for each site: symmetric, and doubly stochastic. It matters who took part, not how much."""
