@@ -2,8 +2,8 @@
 
     python benchmarks/federated.py --seeds 0 1 2       # goes on where it stopped; hours of one core a seed
 
-The demo's team and sums, as many episodes and steps for everybody: 30 steps of 16 tasks with four attempts each, or of 4
-tasks on each of four sites, in rounds of 5. Sites have the same kinds of tasks (skew 0), half of them of one kind of
+The demo's team and sums, as many episodes and steps for everybody: 30 steps of 16 tasks with four attempts each, or of
+4 tasks on each of four sites, in rounds of 5. Sites have the same kinds of tasks (skew 0), half of them of one kind of
 their own (0.5), or one kind alone (1), and average products or factors of their adapters, gossip on a ring, or learn
 alone. All teams are evaluated on the same held-out tasks of all kinds; where sites end with teams of their own, the
 mean over them. Writes results/federated.json and .md.
@@ -84,19 +84,19 @@ def kept(given: argparse.Namespace, arm: str, skew: float, seed: int) -> dict[st
     return found
 
 
-def changes_of(given: argparse.Namespace, tasks_per_step: int) -> dict[str, Any]:
+def changes_of(tasks_per_step: int) -> dict[str, Any]:
     """What every run here has in common."""
     params = {"min_terms": 3, "max_terms": 3, "min_digits": 2, "max_digits": 2}  # the demo's
     return {
-        "environment": {"name": "federated_world:Dealt", "dataset": "chain_sum", "params": params}, "recipe_folder": str(HERE), "threads": 1,
-        "sinks": [], "rollout.tasks_per_step": tasks_per_step, "training.record_episodes_every": 0,
+        "environment": {"name": "federated_world:Dealt", "dataset": "chain_sum", "params": params},
+        "recipe_folder": str(HERE), "threads": 1, "sinks": [], "rollout.tasks_per_step": tasks_per_step, "training.record_episodes_every": 0,
     }  # fmt: skip
 
 
 def pooled(given: argparse.Namespace, name: str, seed: int) -> list[float]:
     """One run that has all tasks."""
     own = {"name": name, "output": str(given.output), "seed": seed, "training.steps": given.rounds * given.steps}
-    run = load_recipe("demo", changes={**changes_of(given, given.tasks_per_step), **own})
+    run = load_recipe("demo", changes={**changes_of(given.tasks_per_step), **own})
     folder = RunFolder(given.output / name)
     resume, _, overwrite = resumed_or_started(folder, None)
     train(run, folder, resume=resume, overwrite=overwrite)
@@ -113,7 +113,7 @@ def federated(given: argparse.Namespace, name: str, arm: str, skew: float, seed:
 
 def federation(given: argparse.Namespace, name: str, arm: str, skew: float, seed: int) -> FederationSettings:
     """Its settings."""
-    shared = changes_of(given, given.tasks_per_step // len(SITES))
+    shared = changes_of(given.tasks_per_step // len(SITES))
     sites = {
         site: {"recipe": "demo",
                "changes": {**shared, "environment": {**shared["environment"], "site": at, "skew": skew}}}

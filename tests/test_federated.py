@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from marft.config.federation import load_federation, refuse_other
+from marft.engines.apart.frames import LENGTHS, packed, unpacked
 from marft.federated.combiners.alone import Alone
 from marft.federated.combiners.average import Average
 from marft.federated.combiners.gossip import Gossip
@@ -21,7 +22,6 @@ from marft.federated.mixing import Adapter, distance, mixed, product_of_rank
 from marft.federated.parcels import files_with, opened, read_folder, weights_of, write_folder
 from marft.federated.privacy import epsilon, hidden, norm_of
 from marft.federated.words import KINDS, Asked, Update, data_of, files_of
-from marft.engines.apart.frames import LENGTHS, packed, unpacked
 from marft.models.adapters import CONFIG, WEIGHTS, read_lora_settings
 
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -174,7 +174,7 @@ def folder_of(place: Path, one: Adapter) -> Path:
 def test_numbers_leave_and_no_words(tmp_path: Path) -> None:
     files = files_with(*read_folder(folder_of(tmp_path / "adapters", adapter(0))))
     assert not any(word in data for word in (b"secret", b"private") for data in files.values())
-    adapters, configs = opened(files)
+    adapters, _ = opened(files)
     assert all(torch.equal(adapters["actor"][name], tensor) for name, tensor in adapter(0).items())
     write_folder(tmp_path / "arrived", files)
     assert read_lora_settings(tmp_path / "arrived" / "actor").alpha == 4.0
@@ -201,7 +201,7 @@ def test_what_is_no_adapter_is_refused_where_it_arrives(tmp_path: Path, name: st
 def test_files_pass_through_a_frame_as_they_are() -> None:
     for files in ({}, {"a": b"", "b": b"123"}):
         frame = packed(Asked(1, 2, *data_of(files)))
-        length, size = LENGTHS.unpack(frame[: LENGTHS.size])
+        _, size = LENGTHS.unpack(frame[: LENGTHS.size])
         assert files_of(unpacked(frame[LENGTHS.size :], size, KINDS)) == files
     with pytest.raises(ValueError, match="files of 2 bytes in 3"):
         files_of(Update(1, {}, {"a": 2}, data_of({"a": b"123"})[1]))

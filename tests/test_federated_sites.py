@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, name_of, read_record
 from marft.runs.receiving import make_whole, receive
 from tests.helpers import settings
-from tests.nights import some
-from tests.runs import finished
+from tests.nights import NIGHT, some
+from tests.runs import contents, finished
 
 RECIPE = """
 name = "own"
@@ -127,6 +128,30 @@ def test_what_a_site_learns_from_is_nowhere_else(tmp_path: Path) -> None:
     assert sent == {"actor/adapter_model.safetensors", "actor/adapter_config.json", "about"}
     its_own = [json.loads(line) for line in (tmp_path / "north" / "own" / "sent.jsonl").read_text().splitlines()]
     assert [row["digest"] for row in its_own] == [row["digest"] for row in rows if row["from"] == "north"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="six federations: make nightly")
+def test_a_federation_that_is_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    ends = []
+    for kills in ((), (1, 4, 9, 14, 19)):  # lines of the ledger at which all of it is killed
+        place = tmp_path / str(len(kills))
+        tables = "\n".join(
+            f'[sites.{name}]\nrecipe = "{site_in(place / name, name)}/recipe.toml"' for name in ("north", "south")
+        )
+        (place / "both.toml").write_text(f'rounds = 2\nsteps = 2\noutput = "{place}"\n{tables}\n')
+        command = [sys.executable, "-m", "marft", "federate", str(place / "both.toml"), "--quiet"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        ledger = place / "both" / "ledger.jsonl"
+        for lines in (*kills, 10**6):
+            again = ["--resume"] if (place / "both" / "federation.json").exists() else []
+            with subprocess.Popen([*command, *again], env=environment) as process:
+                while process.poll() is None and (not ledger.exists() or len(ledger.read_bytes().splitlines()) < lines):
+                    time.sleep(0.05)
+                process.kill()
+        assert process.returncode == 0
+        ends.append(contents(place / "both" / "rounds" / "round_000002"))
+    assert ends[0] == ends[1]
 
 
 def below(process: int) -> Iterator[int]:

@@ -10,7 +10,6 @@ from threading import Event
 from typing import Any
 
 import pytest
-import torch
 
 from marft.config.federation import FederationSettings, parse_federation
 from marft.errors import RunError
@@ -175,7 +174,7 @@ def test_there_is_one_federation_in_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leave out --resume"):
         federate(settings(), tmp_path, resume=True)
     federate(settings(), tmp_path)
-    with pytest.raises(ValueError, match="in .* already"):
+    with pytest.raises(ValueError, match="already; go on with it"):
         federate(settings(), tmp_path)
     with pytest.raises(ValueError, match="steps is another"):
         federate(settings(steps=9), tmp_path, resume=True)
@@ -241,4 +240,5 @@ def test_rounds_read_back_as_they_were_written(tmp_path: Path) -> None:
     federate(settings(), tmp_path)
     one = History(tmp_path).rounds()[-1]
     assert json.loads(json.dumps(dataclasses.asdict(one))) == dataclasses.asdict(one)
-    assert torch.tensor(one.apart[1]).item() == 0
+    assert one.apart[0] > 0.1
+    assert one.apart[1] == pytest.approx(0, abs=1e-9)

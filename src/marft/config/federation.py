@@ -23,9 +23,8 @@ class SiteSettings(Settings):
 
     recipe: Filled  # a file, beside the federation's or anywhere; or the name of a bundled recipe
     changes: Plain = {}  # of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }
-    folder: Annotated[str, Field(pattern=r"^[^\x00]*$")] = (
-        ""  # all that is the site's; "": sites/NAME in the federation's
-    )
+    # all that is the site's; "": sites/NAME in the federation's
+    folder: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""
 
 
 class PrivacySettings(Settings):

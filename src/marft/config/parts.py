@@ -189,8 +189,8 @@ class CombinerPart(Plugin):
     """Base of combiners: what each site of a federation goes on from. ``mixing(sites, counts)`` is a pure function of
     their names and of how much each has played, 0 where it took no part: a row of weights for each site."""
 
-    # products: what adapters change, B·A, is averaged, and its best approximation of their rank is taken; factors: A and
-    # B are averaged each for itself
+    # products: what adapters change, B·A, is averaged, and its best approximation of their rank is taken; factors: A
+    # and B are averaged each for itself
     of: Literal["products", "factors"] = "products"
 
     @property

@@ -106,8 +106,8 @@ class Place:
             atomic.write_file(self.journal, json.dumps(asdict(begun)) + "\n")
         if step < begun.since:
             raise ValueError(
-                f"{self.run.checkpoints}: the checkpoint of step {begun.since}, from which round {round_} began, is gone "
-                "or damaged; put it back"
+                f"{self.run.checkpoints}: the checkpoint of step {begun.since}, from which round {round_} began, is "
+                "gone or damaged; put it back"
             )
         if newest is None:
             write_folder(self.start, {name: (self.given / name).read_bytes() for name in files})
