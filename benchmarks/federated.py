@@ -89,7 +89,8 @@ def changes_of(tasks_per_step: int) -> dict[str, Any]:
     params = {"min_terms": 3, "max_terms": 3, "min_digits": 2, "max_digits": 2}  # the demo's
     return {
         "environment": {"name": "federated_world:Dealt", "dataset": "chain_sum", "params": params},
-        "recipe_folder": str(HERE), "threads": 1, "sinks": [], "rollout.tasks_per_step": tasks_per_step, "training.record_episodes_every": 0,
+        "recipe_folder": str(HERE), "threads": 1, "sinks": [],
+        "rollout.tasks_per_step": tasks_per_step, "training.record_episodes_every": 0,
     }  # fmt: skip
 
 
