@@ -29,7 +29,7 @@ class Dealt(ReasoningGym):
 
     def tasks(self, split: Split) -> list[Task]:
         """Those of the site."""
-        found = super().tasks(split)
+        found = list(super().tasks(split))
         return found if split != "train" or self.site < 0 else dealt(found, self.skew)[self.site]
 
 

@@ -43,6 +43,7 @@ class Learner:
     asked: list[tuple[str, int, int]] = []
     silent: set[str] = set()
     lost: dict[str, str] = {}
+    lost_in = 2
     other: dict[str, Any] = {}
 
     def __init__(self, name: str, settings: FederationSettings, folder: Path, ledger: Ledger) -> None:
@@ -53,7 +54,7 @@ class Learner:
         if self.name in self.silent and round_ == 2:
             self.ended.wait()
             raise SiteLostError("was ended")
-        if self.name in self.lost and round_ == 2:
+        if self.name in self.lost and round_ == self.lost_in:
             raise SiteLostError(self.lost[self.name])
         if not files:
             return Update(0, {}, *data_of(files_with({"actor": adapter(0)}, CONFIGURATION)))
@@ -81,7 +82,7 @@ class Learner:
 @pytest.fixture(autouse=True)
 def learners(monkeypatch: pytest.MonkeyPatch) -> type[Learner]:
     monkeypatch.setattr(coordinator, "Link", Learner)
-    for name, value in {"asked": [], "silent": set(), "lost": {}, "other": {}}.items():
+    for name, value in {"asked": [], "silent": set(), "lost": {}, "lost_in": 2, "other": {}}.items():
         monkeypatch.setattr(Learner, name, value)
     return Learner
 
@@ -159,6 +160,7 @@ def test_too_few_sites_end_it_by_name_and_it_goes_on(tmp_path: Path, learners: t
     ("other", "said"),
     [
         ({"models": {"actor": "another"}}, "'south' learns on other base models"),
+        ({"episodes": "many"}, "'south' says 'many' where its episodes are asked for"),
         ({"sends": adapter(0, rank=3)}, "'south' has a 'actor' of other layers or ranks"),
     ],
 )
@@ -167,7 +169,7 @@ def test_what_cannot_be_averaged_is_refused_by_the_sites_name(
 ) -> None:
     learners.other = other
     with pytest.raises(ValueError, match=said):
-        federate(settings(), tmp_path)
+        federate(settings(combine={"name": "average", "weight": "episodes"}), tmp_path)
 
 
 def test_there_is_one_federation_in_a_folder(tmp_path: Path) -> None:
@@ -178,6 +180,22 @@ def test_there_is_one_federation_in_a_folder(tmp_path: Path) -> None:
         federate(settings(), tmp_path)
     with pytest.raises(ValueError, match="steps is another"):
         federate(settings(steps=9), tmp_path, resume=True)
+
+
+def test_nobody_elses_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds thesis\.txt, which no federation wrote"):
+        federate(settings(), tmp_path)
+
+
+def test_a_site_that_misses_the_end_is_named_and_given_it_later(tmp_path: Path, learners: type[Learner]) -> None:
+    notes: list[str] = []
+    learners.lost, learners.lost_in = {"east": "was killed"}, 4
+    federate(settings(at_least=2), tmp_path, note=notes.append)
+    assert notes == ["east was not given what came of the last round, for it was killed; --resume gives it again"]
+    learners.lost = {}
+    federate(settings(at_least=2), tmp_path, resume=True, note=notes.append)
+    assert len(notes) == 1
 
 
 def test_adapters_of_old_rounds_go_and_what_is_known_of_them_stays(tmp_path: Path) -> None:

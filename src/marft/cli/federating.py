@@ -30,15 +30,13 @@ def federate(path: Path, resume: bool, dry_run: bool, how: How) -> None:
         quieten()
         from marft.federated.coordinator import federate as run_federation
 
-        rounds = run_federation(settings, folder, resume=resume, tell=lambda one: _tell(out, one, settings.rounds))
+        rounds = run_federation(
+            settings, folder, resume=resume, tell=lambda one: _tell(out, one, settings.rounds), note=out.note
+        )
         out.tell("done", rounds=rounds[-1].round, federation=folder)
-        out.say(f"{rounds[-1].round} rounds. Each site has its run, e.g.:  marft eval {_first(folder, path)}")
-
-
-def _first(folder: Path, path: Path) -> Path:
-    settings = load_federation(path)
-    name, site = next(iter(settings.sites.items()))
-    return Path(site.folder or folder / "sites" / name) / "run"
+        name, site = next(iter(settings.sites.items()))
+        run = Path(site.folder or folder / "sites" / name) / "run"
+        out.say(f"{rounds[-1].round} rounds. Each site has its run, that of {name}:  marft eval {run}")
 
 
 def _tell(out: Output, one: Round, rounds: int) -> None:

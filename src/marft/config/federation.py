@@ -67,7 +67,7 @@ class FederationSettings(Settings):
         problems = []
         if self.at_least > len(self.sites):
             problems.append(f"at_least: {self.at_least} of {len(self.sites)} sites cannot be waited for; lower it")
-        if self.privacy.noise and self.combine.reads_counts:
+        if self.privacy.noise and self.combine.counted:
             problems.append(
                 "combine: it weighs sites by what they have played, which would leave them without noise; set "
                 "weight = 'equally'"

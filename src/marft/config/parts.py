@@ -194,9 +194,9 @@ class CombinerPart(Plugin):
     of: Literal["products", "factors"] = "products"
 
     @property
-    def reads_counts(self) -> bool:
-        """Whether how much a site has played matters, beside that it took part."""
-        return False
+    def counted(self) -> Literal["", "episodes", "tokens"]:
+        """What of a site's round is counted; "": that it took part alone."""
+        return ""
 
 
 class SinkPart(Plugin):

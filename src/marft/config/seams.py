@@ -103,7 +103,7 @@ SEAMS: Mapping[str, Seam] = {
         "a combiner",
         "marft.config.parts.CombinerPart",
         {"mixing": Method(("sites", "counts"))},
-        attributes={"reads_counts": (bool,)},
+        attributes={"counted": ("", "episodes", "tokens")},
     ),
     "sinks": Seam(
         "a sink",

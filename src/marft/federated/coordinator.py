@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from typing import Protocol, cast
 
 from marft.config.federation import FederationSettings
 from marft.errors import RunError
-from marft.federated.history import History, Round
+from marft.federated.history import LOCK, History, Round
 from marft.federated.ledger import Ledger
 from marft.federated.link import BEGINNING, Link, SiteLostError
 from marft.federated.mixing import distance, mixed
@@ -47,7 +48,7 @@ class Heard:
 
 def federate(
     settings: FederationSettings, folder: Path, *, resume: bool = False,
-    tell: Callable[[Round], None] = lambda _: None,
+    tell: Callable[[Round], None] = lambda _: None, note: Callable[[str], None] = lambda _: None,
 ) -> list[Round]:  # fmt: skip
     """Have sites learn together for all rounds → what is known of each.
 
@@ -55,6 +56,7 @@ def federate(
         folder: of the federation.
         resume: go on after the last round that is over.
         tell: is told of each round that is over, while the sites' processes are still there.
+        note: is told what else whoever waits should know.
 
     Raises:
         ValueError: there is nothing to go on with, or somebody else's in the place; or sites cannot be combined.
@@ -62,7 +64,7 @@ def federate(
     """
     history = History(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.held(folder / "federation.lock", "or give this federation another name"), ExitStack() as open_:
+    with lock.held(folder / LOCK, "or give this federation another name"), ExitStack() as open_:
         history.begin(settings, resume)
         ledger = Ledger(history.ledger)
         links = {
@@ -77,7 +79,10 @@ def federate(
             history.let_go(rounds[-1].round, settings.keep_last)
             tell(rounds[-1])
         given = history.given(rounds[-1])
-        _needed(settings, _ask(settings, links, settings.rounds + 1, 0, given), "were given the last average")
+        heard = _ask(settings, links, settings.rounds + 1, 0, given)
+        _needed(settings, heard, "were given what came of the last round")
+        for site, why in heard.lost.items():
+            note(f"{site} was not given what came of the last round, for it {why}; --resume gives it again")
         return rounds
 
 
@@ -102,7 +107,7 @@ def _round(settings: FederationSettings, history: History, links: Mapping[str, L
     sites = list(links)
     sent = {site: files_of(update) for site, update in heard.updates.items()}
     adapters, configs, bases = _held_together(sent, given, heard, before[-1].bases)
-    counts = [_count(settings, heard.updates.get(site)) for site in sites]
+    counts = [_count(settings, site, heard.updates.get(site)) for site in sites]
     rows = cast("Combiner", settings.combine).mixing(sites, counts)
     distinct = [row for at, row in enumerate(rows) if row not in rows[:at]]
     results = [_combined(settings, [adapters[site] for site in sites], row) for row in distinct]
@@ -195,12 +200,19 @@ def _held_together(
     return found, configs, bases
 
 
-def _count(settings: FederationSettings, update: Update | None) -> float:
-    if update is None:
-        return 0.0
-    if not settings.combine.reads_counts:
-        return 1.0
-    return float(update.about[getattr(settings.combine, "weight", "episodes")])
+def _count(settings: FederationSettings, site: str, update: Update | None) -> float:
+    """How much a site has played; 0 where it took no part.
+
+    Raises:
+        ValueError: it does not say so.
+    """
+    counted = settings.combine.counted
+    if update is None or not counted:
+        return float(update is not None)
+    count = update.about.get(counted)
+    if not isinstance(count, int | float) or not 0 < count < math.inf:
+        raise ValueError(f"site {site!r} says {count!r} where its {counted} are asked for")
+    return float(count)
 
 
 def _combined(settings: FederationSettings, adapters: Sequence[Adapters], row: Sequence[float]) -> Adapters:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -16,6 +15,8 @@ from marft.config.federation import FederationSettings, refuse_other
 
 FORMAT = "a federation of MARFT, 1"
 MARK, SETTINGS, ROUND = "federation.json", "federation.toml", "round.json"
+LOCK = "federation.lock"
+BEFORE = (LOCK, "sites")  # what may be there before a federation is
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,11 @@ class History:
         if resume:
             refuse_other(json.loads((self.path / MARK).read_text(encoding="utf-8"))["settings"], table)
             atomic.remove_unfinished(self.path / "rounds")
-        atomic.write_file(self.path / SETTINGS, tomli_w.dumps(table))
+        foreign = [file.name for file in self.path.iterdir() if file.name not in BEFORE and not atomic.is_draft(file)]
+        if foreign and not there:
+            raise ValueError(f"{self.path} holds {foreign[0]}, which no federation wrote; set another name or output")
         atomic.write_file(self.path / MARK, json.dumps({"format": FORMAT, "settings": table}, indent=2) + "\n")
+        atomic.write_file(self.path / SETTINGS, tomli_w.dumps(table))
 
     def folder(self, number: int) -> Path:
         return self.path / "rounds" / f"round_{number:06d}"
@@ -112,10 +116,6 @@ class History:
         for number in range(max(0, last - keep + 1)):
             for kind in ("sent", "given"):
                 shutil.rmtree(self.folder(number) / kind, ignore_errors=True)
-
-    def facts(self) -> list[dict[str, Any]]:
-        """Rounds as tables."""
-        return [asdict(one) for one in self.rounds()]
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -34,7 +34,7 @@ class Link:
             {"name": name, "folder": str(folder), "recipe": site.recipe, "changes": site.changes},
             {
                 "seed": settings.seed, "steps": settings.rounds * settings.steps, "clip": settings.privacy.clip,
-                "noise": settings.privacy.noise, "counts": settings.combine.reads_counts,
+                "noise": settings.privacy.noise, "counts": bool(settings.combine.counted),
             },
         )  # fmt: skip
         self._child: Child | None = None

@@ -52,7 +52,7 @@ class Failed:
     round: int
 
 
-KINDS = {kind.__name__: kind for kind in (About, Asked, Update, Failed)}
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (About, Asked, Update, Failed)}
 
 
 def data_of(files: Files) -> tuple[dict[str, int], Numbers]:

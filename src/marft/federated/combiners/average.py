@@ -15,8 +15,8 @@ class Average(CombinerPart):
     weight: Literal["episodes", "tokens", "equally"] = "equally"
 
     @property
-    def reads_counts(self) -> bool:
-        return self.weight != "equally"
+    def counted(self) -> Literal["", "episodes", "tokens"]:
+        return "" if self.weight == "equally" else self.weight
 
     def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
         """A row of weights for each site: all of them the same, in proportion to the counts."""
