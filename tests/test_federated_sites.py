@@ -58,7 +58,7 @@ name = "grpo"
 
 [rollout]
 tasks_per_step = 2
-samples_per_task = 2
+samples_per_task = 4
 """
 PARTS = """
 from pathlib import Path
@@ -72,7 +72,7 @@ def multiply(a: int, b: int) -> str:
 
 
 def grade(row, text):
-    return float(len(text) % 2 and bool(DOCUMENT))
+    return len(text) % 7 / 7 + 0 * len(DOCUMENT)
 """
 KINDS = ("task", "tool", "document")
 
@@ -164,7 +164,10 @@ def below(process: int) -> Iterator[int]:
 
 def site_of(process: int) -> str:
     """Whose log a process speaks to."""
-    log = Path(f"/proc/{process}/fd/1").readlink()
+    try:
+        log = Path(f"/proc/{process}/fd/1").readlink()
+    except OSError:  # it has let go of it, or has gone
+        return ""
     return log.parent.parent.name if log.name == "site.log" else ""
 
 
@@ -190,48 +193,40 @@ def found_in(process: int, wanted: dict[str, str]) -> set[str]:
     return found
 
 
-def about(folder: Path, **changes: object) -> About:
-    federation = {"seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": True, **changes}
-    return About(
-        {"name": "north", "folder": str(folder), "recipe": str(folder.parent / "recipe.toml"), "changes": {}},
-        federation,
-    )
+def site(folder: Path, recipe: Path) -> Site:
+    federation = {"seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": True}
+    own = {"name": "north", "folder": str(folder), "recipe": str(recipe), "changes": {}}
+    return Site(About(own, federation), Place(folder))
 
 
-def asked(round_: int, files: dict[str, bytes], steps: int = 2) -> Asked:
-    return Asked(round_, steps, *data_of(files))
-
-
-def rounds_of(folder: Path) -> list[dict[str, bytes]]:
-    """A site alone, for two rounds: what it sends, and is given back."""
-    files = files_of(Site(about(folder), Place(folder)).beginning())
-    found = [files]
-    for round_ in (1, 2):
-        answer = Site(about(folder), Place(folder)).learned(asked(round_, files))
-        assert answer.about["episodes"] == 8
-        files = files_of(answer)
-        found.append(files)
-    return found
+def asked(round_: int, files: dict[str, bytes]) -> Asked:
+    return Asked(round_, 2, *data_of(files))
 
 
 @pytest.mark.slow
-def test_a_site_that_is_killed_anywhere_sends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = rounds_of(site_in(tmp_path / "whole", "north") / "own")
-    assert len({tuple(sorted(files.items())) for files in whole}) == 3  # it learns
-    folder = site_in(tmp_path / "killed", "north") / "own"
-    monkeypatch.syspath_prepend(str(tmp_path / "whole"))
+def test_a_site_that_is_killed_anywhere_sends_the_same(tmp_path: Path) -> None:
+    recipe = site_in(tmp_path / "one", "killed") / "recipe.toml"
+    whole = [files_of(site(tmp_path / "whole", recipe).beginning())]
+    for round_ in (1, 2):
+        answer = site(tmp_path / "whole", recipe).learned(asked(round_, whole[-1]))
+        assert answer.about["episodes"] == 16
+        whole.append(files_of(answer))
+    assert whole[0] != whole[1] != whole[2]  # it learns
+    folder = tmp_path / "killed"
     for round_ in (0, 1, 2):
-        for moment in (*some(range(1, 40, 6), of=4), 1000):
+        for moment in (*some(range(1, 40, 6), of=4), 1000):  # changes to folders before the one that is not made
             child = os.fork()
             if child == 0:
-                dying_after(moment)
-                site = Site(about(folder), Place(folder))
-                _ = site.learned(asked(round_, whole[round_ - 1])) if round_ else site.beginning()
-                os._exit(0)
-            _, status = os.waitpid(child, 0)
-            assert os.WIFSIGNALED(status) == (moment < 1000) or os.WEXITSTATUS(status) == 0
-    again = Site(about(folder), Place(folder)).learned(asked(2, whole[1]))
-    assert files_of(again) == whole[2]
+                status = 1
+                try:
+                    dying_after(moment)
+                    one = site(folder, recipe)
+                    _ = one.learned(asked(round_, whole[round_ - 1])) if round_ else one.beginning()
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL)
+    assert files_of(site(folder, recipe).learned(asked(2, whole[1]))) == whole[2]
 
 
 def dying_after(left: int) -> None:
@@ -278,11 +273,10 @@ def test_a_site_says_what_it_misses(tmp_path: Path) -> None:
 
 
 def test_adapters_alone_leave_a_site(tmp_path: Path) -> None:
-    folder = site_in(tmp_path / "north", "north") / "own"
-    recipe = folder.parent / "recipe.toml"
+    recipe = site_in(tmp_path / "full", "full") / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("lora = { rank = 2, alpha = 4 }", 'train = "full"'))
     with pytest.raises(ValueError, match="adapters alone leave a site"):
-        Site(about(folder), Place(folder)).recipe()
+        site(tmp_path / "own", recipe).recipe()
 
 
 def test_the_key_of_its_noise_is_drawn_once(tmp_path: Path) -> None:
