@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -99,15 +100,17 @@ def test_what_a_site_learns_from_is_nowhere_else(tmp_path: Path) -> None:
     tables = "\n".join(
         f'[sites.{name}]\nrecipe = "{folder}/recipe.toml"\nfolder = "{folder}/own"' for name, folder in sites.items()
     )
-    (tmp_path / "both.toml").write_text(f'rounds = 2\nsteps = 1\noutput = "{tmp_path}/runs"\n{tables}\n')
+    (tmp_path / "both.toml").write_text(f'rounds = 3\nsteps = 1\noutput = "{tmp_path}/runs"\n{tables}\n')
     command = [sys.executable, "-m", "marft", "federate", str(tmp_path / "both.toml"), "--json"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         rounds = (line for line in process.stdout if json.loads(line)["event"] == "round")
         assert list(zip("12", rounds, strict=False))[-1][0] == "2"  # south has been given what north has learned
-        of = {"coordinator": process.pid, **{site_of(pid): pid for pid in below(process.pid) if site_of(pid)}}
-        seen = {who: {name: found_in(pid, words(name)) for name in sites} for who, pid in of.items()}
+        with stopped([process.pid]):
+            of = {"coordinator": process.pid, **{site_of(pid): pid for pid in below(process.pid) if site_of(pid)}}
+            with stopped([of[name] for name in sites]):
+                seen = {who: {name: found_in(pid, words(name)) for name in sites} for who, pid in of.items()}
         said = process.stdout.read()
         assert process.wait() == 0, said
     assert seen["north"]["north"] == seen["south"]["south"] == set(KINDS)  # it would be found
@@ -171,25 +174,28 @@ def site_of(process: int) -> str:
     return log.parent.parent.name if log.name == "site.log" else ""
 
 
-def found_in(process: int, wanted: dict[str, str]) -> set[str]:
-    """Which words stand in the memory of a process that somebody may have written to."""
-    found = set()
-    os.kill(process, signal.SIGSTOP)
+@contextmanager
+def stopped(processes: list[int]) -> Iterator[None]:
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
     try:
-        with Path(f"/proc/{process}/mem").open("rb", buffering=0) as memory:
-            for line in Path(f"/proc/{process}/maps").read_text().splitlines():
-                where, rights, *_ = line.split()
-                if not rights.startswith("rw"):
-                    continue
-                start, end = (int(place, 16) for place in where.split("-"))
-                try:
-                    memory.seek(start)
-                    held = memory.read(end - start)
-                except (OSError, ValueError, OverflowError):
-                    continue
-                found |= {kind for kind, word in wanted.items() if word.encode() in held}
+        yield
     finally:
-        os.kill(process, signal.SIGCONT)
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+
+
+def found_in(process: int, wanted: dict[str, str]) -> set[str]:
+    """Which words stand in what a process has in its memory, but for files that it only reads."""
+    found = set()
+    with Path(f"/proc/{process}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+            where, rights, *_ = line.split()
+            if rights.startswith("rw"):
+                start, end = (int(place, 16) for place in where.split("-"))
+                memory.seek(start)
+                held = memory.read(end - start)
+                found |= {kind for kind, word in wanted.items() if word.encode() in held}
     return found
 
 
