@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -114,13 +114,8 @@ def test_what_a_site_learns_from_is_nowhere_else(tmp_path: Path) -> None:
         said = process.stdout.read()
         assert process.wait() == 0, said
     assert seen["north"]["north"] == seen["south"]["south"] == set(KINDS)  # it would be found
-    assert (
-        seen["north"]["south"]
-        == seen["south"]["north"]
-        == seen["coordinator"]["north"]
-        == seen["coordinator"]["south"]
-        == set()
-    )
+    assert not seen["north"]["south"] | seen["south"]["north"]
+    assert not seen["coordinator"]["north"] | seen["coordinator"]["south"]
     for name, other in (("north", tmp_path / "south"), ("south", tmp_path / "north")):
         for file in [*other.rglob("*"), *(tmp_path / "runs").rglob("*")]:
             held = file.read_bytes() if file.is_file() else b""
@@ -194,8 +189,9 @@ def found_in(process: int, wanted: dict[str, str]) -> set[str]:
             if rights.startswith("rw"):
                 start, end = (int(place, 16) for place in where.split("-"))
                 memory.seek(start)
-                held = memory.read(end - start)
-                found |= {kind for kind, word in wanted.items() if word.encode() in held}
+                with suppress(OSError):  # a device's, which nobody can read
+                    held = memory.read(end - start)
+                    found |= {kind for kind, word in wanted.items() if word.encode() in held}
     return found
 
 
