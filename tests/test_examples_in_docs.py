@@ -20,6 +20,7 @@ from marft.cli.errors import DEBUG
 from marft.cli.main import app
 from marft.cli.options import overrides_of
 from marft.config import RunSettings, load_recipe, parse_recipe
+from marft.config.federation import parse_federation
 from marft.config.plugins import BUILT_IN
 from marft.config.reorganizing import LIKE, TABLES, Reorganization, reorganized
 from marft.evaluation.safety.suite import SuiteSettings
@@ -68,6 +69,10 @@ def test_every_recipe_is_accepted(block: Block, tmp_path: Path, monkeypatch: pyt
     if set(table) <= set(NO_RECIPE):
         groups = table["project"]["entry-points"]
         assert {group.removeprefix("marft.") for group in groups} <= set(BUILT_IN)
+        return
+    if {"sites", "combine", "privacy"} & set(table):
+        sites = {name: {"recipe": "demo"} for name in ("north", "south")}
+        parse_federation({"name": "shown", "sites": sites, **table}, block.place, tmp_path)
         return
     if set(table) <= set(SuiteSettings.model_fields):
         SuiteSettings.model_validate(table)

@@ -17,7 +17,8 @@ from papers import page as papers_page
 
 from marft.algorithms import ABOUT
 from marft.config.algorithm import AlgorithmSettings
-from marft.config.parts import MemoryPart
+from marft.config.federation import FederationSettings
+from marft.config.parts import CombinerPart, MemoryPart
 from marft.config.plugins import BUILT_IN, TAGS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.settings import Settings
@@ -36,6 +37,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "filters": ("[synthesis.filters]", "Filters"),
     "checks": ("rules.NAME", "Checks of a suite"),
     "proposers": ("profiles.proposer", "Proposers"),
+    "combiners": ("combine", "Combiners of a federation"),
     "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),
     "memories": ("tools.NAME.store", "Memory systems"),
@@ -45,8 +47,12 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "teammate_weights": ("algorithm.teammate_text.weight", "Weights of others' text"),
     "schedules": ("algorithm.schedule", "Schedules"),
 }
-SHARED: Mapping[str, type[Settings]] = {"memories": MemoryPart, "rewards": Term}  # kinds whose parts share keys
-NAMED = {"models": "models.NAME", "policies": "policies.NAME", "attacks": "attacks.NAME"}
+SHARED: Mapping[str, type[Settings]] = {
+    "combiners": CombinerPart,
+    "memories": MemoryPart,
+    "rewards": Term,
+}  # kinds whose parts share keys
+NAMED = {"models": "models.NAME", "policies": "policies.NAME", "attacks": "attacks.NAME", "sites": "sites.NAME"}
 
 
 def pages() -> Mapping[str, str]:
@@ -100,6 +106,14 @@ def settings() -> str:
     ]
     for heading, cls in _tables(SuiteSettings, ""):
         lines += _section(f"### A suite: `[{heading}]`" if heading else "### A suite: at the top", cls)
+    lines += [
+        "",
+        "## A federation",
+        "",
+        "What the file of `marft federate` holds ([federated](federated.md)).",
+    ]
+    for heading, cls in _tables(FederationSettings, ""):
+        lines += _section(f"### A federation: `[{heading}]`" if heading else "### A federation: at the top", cls)
     lines += ["", "## Gradings", "", "`grading` of the environment `table`: a name, or a table with a name."]
     for name, cls in GRADINGS.items():
         lines += _section(f"### Gradings: {name}", cls, without=("name",))

@@ -204,6 +204,20 @@ class WorldModelPart(Plugin):
     were lived, which ``predict(situation, action)`` says what may come of."""
 
 
+class CombinerPart(Plugin):
+    """Base of combiners: what each site of a federation goes on from. ``mixing(sites, counts)`` is a pure function of
+    their names and of how much each has played, 0 where it took no part: a row of weights for each site."""
+
+    # products: what adapters change, B·A, is averaged, and its best approximation of their rank is taken; factors: A
+    # and B are averaged each for itself
+    of: Literal["products", "factors"] = "products"
+
+    @property
+    def counted(self) -> Literal["", "episodes", "tokens"]:
+        """What of a site's round is counted; "": that it took part alone."""
+        return ""
+
+
 class SinkPart(Plugin):
     """Base of sinks. ``open`` makes a :class:`marft.sinks.interface.Sink`, on the thread that it is told on."""
 
@@ -228,6 +242,7 @@ OrganizationPlugin = Annotated[SerializeAsAny[OrganizationPart], resolver("organ
 FilterPlugin = Annotated[SerializeAsAny[FilterPart], resolver("filters")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
 CheckPlugin = Annotated[SerializeAsAny[CheckPart], resolver("checks")]
+CombinerPlugin = Annotated[SerializeAsAny[CombinerPart], resolver("combiners")]
 SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
 ProposerPlugin = Annotated[SerializeAsAny[ProposerPart], resolver("proposers")]
 MaybeMemoryPlugin = Annotated[SerializeAsAny[MemoryPart] | None, resolver("memories", optional=True)]

@@ -110,6 +110,11 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "leaks": "marft.evaluation.safety.checks.leaks:Leaks",
         "says": "marft.evaluation.safety.checks.says:Says",
     },
+    "combiners": {
+        "alone": "marft.federated.combiners.alone:Alone",
+        "average": "marft.federated.combiners.average:Average",
+        "gossip": "marft.federated.combiners.gossip:Gossip",
+    },
     "filters": {
         "duplicates": "marft.synthesis.filters.duplicates:Duplicates",
         "handoffs": "marft.synthesis.filters.handoffs:Handoffs",

@@ -100,6 +100,12 @@ SEAMS: Mapping[str, Seam] = {
     "filters": Seam("a filter", "marft.config.parts.FilterPart", {"refused": Method(("candidates", "world"))}),
     "checks": Seam("a check", "marft.config.parts.CheckPart", {"found": Method(("deeds",))}),
     "proposers": Seam("a proposer", "marft.config.parts.ProposerPart", {"propose": Method(("asked",))}),
+    "combiners": Seam(
+        "a combiner",
+        "marft.config.parts.CombinerPart",
+        {"mixing": Method(("sites", "counts"))},
+        attributes={"counted": ("", "episodes", "tokens")},
+    ),
     "sinks": Seam(
         "a sink",
         "marft.config.parts.SinkPart",

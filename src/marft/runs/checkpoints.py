@@ -139,11 +139,11 @@ class Checkpoints:
             save_file(_contiguous(learner.optimizer_state()), draft / OPTIMIZER)
             (draft / RECIPE).write_text(to_toml(run), encoding="utf-8")
             beside(draft)
-            files = {file.relative_to(draft).as_posix(): _digest(file) for file in _files(draft)}
+            files = {file.relative_to(draft).as_posix(): digest_of_file(file) for file in _files(draft)}
             known = {"models": models.digests(), "code": digests_of_code(run), "version": __version__}
             about = {"files": files, "log": asdict(log), **known}
             table = {**asdict(replace(state, parts=learner.state_dict())), **about}
-            (draft / STATE).write_text(json.dumps({**table, "digest": _digest_of(table)}, indent=2) + "\n")
+            (draft / STATE).write_text(json.dumps({**table, "digest": digest_of_table(table)}, indent=2) + "\n")
 
     def newest(self) -> tuple[Record | None, list[str]]:
         """The newest whole checkpoint, and what is wrong with those after it. None where no checkpoint was written.
@@ -252,12 +252,12 @@ def read_record(path: Path) -> Record:
         table = atomic.read_json(path / STATE)
         if "digest" not in table:
             raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE} has no digest")
-        if table.pop("digest") != _digest_of(table):
+        if table.pop("digest") != digest_of_table(table):
             raise ValueError(f"{path}: {STATE} is damaged")
         written = Written.model_validate(table)
         files = written.files
         for name, digest in files.items():
-            if not (path / name).is_file() or _digest(path / name) != digest:
+            if not (path / name).is_file() or digest_of_file(path / name) != digest:
                 raise ValueError(f"{path}: {name} is damaged")
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
@@ -347,10 +347,10 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
-def _digest_of(table: Mapping[str, object]) -> str:
+def digest_of_table(table: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-def _digest(path: Path) -> str:
+def digest_of_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -154,3 +154,20 @@ def score(
     of_traces.score(
         recipe, options.overrides_of(context, recipe), traces or [], role or [], overwrite, output.how(quiet, as_json)
     )
+
+
+@app.command()
+def federate(
+    federation: Annotated[Path, typer.Argument(help="A TOML file of sites, each with a recipe of its own.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round that is over.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file; start nothing.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the teams of several sites together.
+
+    Each site learns from its own tasks, in a process and a folder of its own. Adapters leave it, and nothing else.
+    """
+    from marft.cli import federating, output
+
+    federating.federate(federation, resume, dry_run, output.how(quiet, as_json))

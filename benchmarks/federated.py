@@ -1,0 +1,155 @@
+"""How much is lost where four sites keep their tasks and pass on adapters alone, beside one run that has all tasks.
+
+    python benchmarks/federated.py --seeds 0 1 2       # goes on where it stopped; hours of one core a seed
+
+The demo's team and sums, as many episodes and steps for everybody: 30 steps of 16 tasks with four attempts each, or of
+4 tasks on each of four sites, in rounds of 5. Sites have the same kinds of tasks (skew 0), half of them of one kind of
+their own (0.5), or one kind alone (1), and average products or factors of their adapters, gossip on a ring, or learn
+alone. All teams are evaluated on the same held-out tasks of all kinds; where sites end with teams of their own, the
+mean over them. Writes results/federated.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import machine
+
+from marft import atomic
+from marft.cli.commands import quieten
+from marft.config import load_recipe
+from marft.config.federation import FederationSettings, parse_federation
+from marft.evaluation.session import Keeping, evaluate_checkpoints
+from marft.federated.coordinator import federate
+from marft.federated.history import MARK
+from marft.runs.folder import RunFolder
+from marft.runs.going_on import resumed_or_started
+from marft.training import train
+
+HERE = Path(__file__).parent
+SITES = ("north", "east", "south", "west")
+ARMS: Mapping[str, dict[str, Any]] = {
+    "average of products": {"name": "average", "of": "products"},
+    "average of factors": {"name": "average", "of": "factors"},
+    "gossip on a ring": {"name": "gossip", "graph": "ring"},
+    "alone": {"name": "alone"},
+}
+POOLED = "pooled"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--skews", type=float, nargs="+", default=[0.0, 0.5, 1.0])
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, POOLED], default=[POOLED, *ARMS])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5, help="of a round")
+    parser.add_argument("--tasks-per-step", type=int, default=16, help="of all sites together")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out ones")
+    parser.add_argument("--output", type=Path, default=Path("runs/federated"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS, help="where the table is written")
+    given = parser.parse_args()
+    quieten()
+    rows = [
+        row
+        for seed in given.seeds
+        for arm in given.arms
+        for skew in (given.skews if arm != POOLED else [0.0])
+        for row in [kept(given, arm, skew, seed)]
+    ]
+    given.results.mkdir(parents=True, exist_ok=True)
+    setting = {key: getattr(given, key) for key in ("rounds", "steps", "tasks_per_step", "tasks")}
+    text = json.dumps({"machine": machine.describe(), **setting, "rows": rows}, indent=1) + "\n"
+    (given.results / "federated.json").write_text(text, encoding="utf-8")
+    lines = "\n".join(table(rows)) + "\n"
+    (given.results / "federated.md").write_text(lines, encoding="utf-8")
+    print(lines)
+
+
+def kept(given: argparse.Namespace, arm: str, skew: float, seed: int) -> dict[str, Any]:
+    """What an arm comes to, played once."""
+    name = f"{arm.replace(' ', '-')}-{skew:g}-{seed}"
+    file = given.output / f"{name}.json"
+    if not file.is_file():
+        accuracies = pooled(given, name, seed) if arm == POOLED else federated(given, name, arm, skew, seed)
+        row = {"arm": arm, "skew": skew, "seed": seed, "accuracies": accuracies, "accuracy": fmean(accuracies)}
+        atomic.write_file(file, json.dumps(row))
+        print(f"{arm}, skew {skew:g}, seed {seed}: {row['accuracy']:.3f}", flush=True)
+    found: dict[str, Any] = atomic.read_json(file)
+    return found
+
+
+def changes_of(tasks_per_step: int) -> dict[str, Any]:
+    """What every run here has in common."""
+    params = {"min_terms": 3, "max_terms": 3, "min_digits": 2, "max_digits": 2}  # the demo's
+    return {
+        "environment": {"name": "federated_world:Dealt", "dataset": "chain_sum", "params": params},
+        "recipe_folder": str(HERE), "threads": 1, "sinks": [],
+        "rollout.tasks_per_step": tasks_per_step, "training.record_episodes_every": 0,
+    }  # fmt: skip
+
+
+def pooled(given: argparse.Namespace, name: str, seed: int) -> list[float]:
+    """One run that has all tasks."""
+    own = {"name": name, "output": str(given.output), "seed": seed, "training.steps": given.rounds * given.steps}
+    run = load_recipe("demo", changes={**changes_of(given.tasks_per_step), **own})
+    folder = RunFolder(given.output / name)
+    resume, _, overwrite = resumed_or_started(folder, None)
+    train(run, folder, resume=resume, overwrite=overwrite)
+    return [accuracy(folder, given.tasks)]
+
+
+def federated(given: argparse.Namespace, name: str, arm: str, skew: float, seed: int) -> list[float]:
+    """Four sites."""
+    settings, folder = federation(given, name, arm, skew, seed), given.output / name
+    federate(settings, folder, resume=(folder / MARK).is_file())
+    sites = SITES if ARMS[arm]["name"] != "average" else SITES[:1]  # after an average all have the same team
+    return [accuracy(RunFolder(folder / "sites" / site / "run"), given.tasks) for site in sites]
+
+
+def federation(given: argparse.Namespace, name: str, arm: str, skew: float, seed: int) -> FederationSettings:
+    """Its settings."""
+    shared = changes_of(given.tasks_per_step // len(SITES))
+    sites = {
+        site: {"recipe": "demo",
+               "changes": {**shared, "environment": {**shared["environment"], "site": at, "skew": skew}}}
+        for at, site in enumerate(SITES)
+    }  # fmt: skip
+    own = {"rounds": given.rounds, "steps": given.steps, "seed": seed, "combine": ARMS[arm], "sites": sites}
+    return parse_federation({"name": name, "output": str(given.output), **own}, name, HERE)
+
+
+def accuracy(folder: RunFolder, tasks: int) -> float:
+    """The share of held-out tasks that a run's newest team solves, sampled."""
+    (found,) = evaluate_checkpoints(
+        folder.settings(), folder, ("last",), ("sampled",), tasks, False, lambda _=None: None,
+        keeping=Keeping(folder.evaluations),
+    )  # fmt: skip
+    assert found.accuracy is not None
+    return found.accuracy
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each arm, a column for each skew: the mean over seeds, and the least and the most.
+
+    >>> table([{"arm": "pooled", "skew": 0.0, "seed": 0, "accuracy": 0.9}])[-1]
+    '| pooled | 90.0 % (90.0 to 90.0) |'
+    """
+    skews = sorted({row["skew"] for row in rows})
+    lines = [f"| | {' | '.join(f'skew {skew:g}' for skew in skews)} |", f"| --- |{' ---: |' * len(skews)}"]
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        cells = []
+        for skew in skews:
+            found = [100 * row["accuracy"] for row in rows if row["arm"] == arm and row["skew"] == skew]
+            cells.append(f"{fmean(found):.1f} % ({min(found):.1f} to {max(found):.1f})" if found else "")
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()

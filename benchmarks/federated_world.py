@@ -1,0 +1,50 @@
+"""The demo's sums, of which a site has a part: all kinds alike, or rather one kind of its own.
+
+Four kinds: by the two signs of ``a ± b ± c``. Held-out tasks are of all kinds, the same for everybody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from marft.config.settings import Fraction
+from marft.envs.reasoning_gym import ReasoningGym
+from marft.game.environment import Split
+from marft.types import Task
+
+KINDS = ("++", "+-", "-+", "--")
+SIGNS = re.compile(r"(?<=\d) ([+-]) (?=\d|-)")
+GOLDEN = 0.6180339887498949
+
+
+class Dealt(ReasoningGym):
+    """Training tasks that are dealt to four sites; no task is two sites'."""
+
+    site: Annotated[int, Field(ge=-1, le=3)] = -1  # whose; -1: all of them
+    skew: Fraction = 0.0  # the share of tasks that go to the site of their kind; the others are dealt in turn
+
+    def tasks(self, split: Split) -> list[Task]:
+        """Those of the site."""
+        found = list(super().tasks(split))
+        return found if split != "train" or self.site < 0 else dealt(found, self.skew)[self.site]
+
+
+def kind_of(task: Task) -> str:
+    """
+    >>> kind_of(Task("1", "State the final answer: 12 + 34 - 56 =", {}))
+    '+-'
+    """
+    return "".join(SIGNS.findall(task.prompt))
+
+
+def dealt(tasks: Sequence[Task], skew: float) -> list[list[Task]]:
+    """The tasks of each site."""
+    sites: list[list[Task]] = [[] for _ in KINDS]
+    for number, task in enumerate(tasks):
+        own = (number * GOLDEN) % 1 < skew  # evenly spread over the tasks
+        sites[KINDS.index(kind_of(task)) if own else number % len(KINDS)].append(task)
+    return sites

@@ -1,0 +1,1 @@
+"""Sites that learn together and keep what they learn from: adapters leave them, and nothing else."""

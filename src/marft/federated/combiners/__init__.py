@@ -1,0 +1,1 @@
+"""What each site of a federation goes on from: one class a file."""

@@ -1,0 +1,234 @@
+"""The rounds of a federation: ask every site, combine what came, give it back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Protocol, cast
+
+from marft.config.federation import FederationSettings
+from marft.errors import RunError
+from marft.federated.history import LOCK, History, Round
+from marft.federated.ledger import Ledger
+from marft.federated.link import BEGINNING, Link, SiteLostError
+from marft.federated.mixing import distance, mixed
+from marft.federated.parcels import Adapters, Tensors, differences, files_with, opened
+from marft.federated.privacy import epsilon
+from marft.federated.words import Update, files_of
+from marft.runs import lock
+
+Files = Mapping[str, bytes]
+
+
+class Combiner(Protocol):
+    """What ``[combine]`` names."""
+
+    def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
+        """For each site a row of what all weigh in what it goes on from.
+
+        Args:
+            counts: how much each has played, 1 where that is not asked for; 0: it took no part, and what stands for it
+                is what it was given last.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What came of a round's questions."""
+
+    updates: Mapping[str, Update]
+    lost: Mapping[str, str]  # the others, and why
+
+
+def federate(
+    settings: FederationSettings, folder: Path, *, resume: bool = False,
+    tell: Callable[[Round], None] = lambda _: None, note: Callable[[str], None] = lambda _: None,
+) -> list[Round]:  # fmt: skip
+    """Have sites learn together for all rounds → what is known of each.
+
+    Args:
+        folder: of the federation.
+        resume: go on after the last round that is over.
+        tell: is told of each round that is over, while the sites' processes are still there.
+        note: is told what else whoever waits should know.
+
+    Raises:
+        ValueError: there is nothing to go on with, or somebody else's in the place; or sites cannot be combined.
+        RunError: too few sites were heard from. What is over is kept.
+    """
+    history = History(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock.held(folder / LOCK, "or give this federation another name"), ExitStack() as open_:
+        history.begin(settings, resume)
+        ledger = Ledger(history.ledger)
+        links = {
+            name: Link(name, settings, Path(site.folder or (folder / "sites" / name).absolute()), ledger)
+            for name, site in settings.sites.items()
+        }
+        for link in links.values():
+            open_.callback(link.close)
+        rounds = history.rounds() or [_begun(settings, history, links)]
+        while rounds[-1].round < settings.rounds:
+            rounds.append(_round(settings, history, links, rounds))
+            history.let_go(rounds[-1].round, settings.keep_last)
+            tell(rounds[-1])
+        given = history.given(rounds[-1])
+        heard = _ask(settings, links, settings.rounds + 1, 0, given)
+        _needed(settings, heard, "were given what came of the last round")
+        for site, why in heard.lost.items():
+            note(f"{site} was not given what came of the last round, for it {why}; --resume gives it again")
+        return rounds
+
+
+def _begun(settings: FederationSettings, history: History, links: Mapping[str, Link]) -> Round:
+    """All sites begin with the adapters of the first."""
+    first = next(iter(links))
+    try:
+        files = files_of(links[first].ask(BEGINNING, 0, {}))
+        opened(files)
+    except (SiteLostError, ValueError) as error:
+        raise RunError(f"site {first!r}, whose adapters all begin with: {error}") from None
+    sites = list(links)
+    found = Round(0, sites, {}, {}, dict.fromkeys(sites, 0), {}, [0.0, 0.0], _spent(settings, 0), {})
+    history.write(found, {}, [files])
+    return found
+
+
+def _round(settings: FederationSettings, history: History, links: Mapping[str, Link], before: Sequence[Round]) -> Round:
+    number, given = before[-1].round + 1, history.given(before[-1])
+    heard = _ask(settings, links, number, settings.steps, given)
+    _needed(settings, heard, f"were heard from in round {number}")
+    sites = list(links)
+    sent = {site: files_of(update) for site, update in heard.updates.items()}
+    adapters, configs, bases = _held_together(sent, given, heard, before[-1].bases)
+    counts = [_count(settings, site, heard.updates.get(site)) for site in sites]
+    rows = cast("Combiner", settings.combine).mixing(sites, counts)
+    distinct = [row for at, row in enumerate(rows) if row not in rows[:at]]
+    results = [_combined(settings, [adapters[site] for site in sites], row) for row in distinct]
+    goes_on = [distinct.index(row) for row in rows]
+    norms = {site: update.about["norm"] for site, update in heard.updates.items() if "norm" in update.about}
+    apart = [_apart(list(adapters.values())), _apart([results[at] for at in goes_on])]
+    found = Round(
+        number, list(heard.updates), heard.lost, dict(zip(sites, rows, strict=True)),
+        dict(zip(sites, goes_on, strict=True)), norms, apart, _spent(settings, number), bases,
+    )  # fmt: skip
+    history.write(found, sent, [files_with(result, configs) for result in results])
+    return found
+
+
+def _ask(
+    settings: FederationSettings, links: Mapping[str, Link], number: int, steps: int, given: Mapping[str, Files]
+) -> Heard:
+    """Ask all sites at once, and wait as long as the federation's patience says."""
+    updates, lost = dict[str, Update](), dict[str, str]()
+    began = monotonic()
+    with ThreadPoolExecutor(len(links)) as threads:
+        for link in links.values():
+            link.again()
+        asked: dict[Future[Update], str] = {
+            threads.submit(link.ask, number, steps, given[name]): name for name, link in links.items()
+        }
+        open_ = set(asked)
+        try:
+            while open_:
+                left = settings.patience_seconds - (monotonic() - began) if settings.patience_seconds else None
+                done, open_ = wait(open_, None if left is None else max(left, 0), FIRST_COMPLETED)
+                for one in done:
+                    try:
+                        updates[asked[one]] = one.result()
+                    except SiteLostError as error:
+                        lost[asked[one]] = str(error)
+                if not done:
+                    break
+        finally:
+            for one in open_:
+                links[asked[one]].leave_out()
+    lost |= {asked[one]: f"did not answer in {settings.patience_seconds:g} s" for one in open_}
+    order = list(links)
+    return Heard({name: updates[name] for name in order if name in updates},
+                 {name: lost[name] for name in order if name in lost})  # fmt: skip
+
+
+def _needed(settings: FederationSettings, heard: Heard, what: str) -> None:
+    """
+    Raises:
+        RunError: too few sites answered.
+    """
+    if len(heard.updates) < settings.needed:
+        why = "; ".join(f"{site} {reason}" for site, reason in heard.lost.items())
+        raise RunError(
+            f"{len(heard.updates)} of {len(settings.sites)} sites {what}, and at_least asks for {settings.needed}: "
+            f"{why}. What is over is kept: go on with --resume"
+        )
+
+
+def _held_together(
+    sent: Mapping[str, Files], given: Mapping[str, Files], heard: Heard, bases: Mapping[str, str]
+) -> tuple[dict[str, Adapters], Files, Mapping[str, str]]:
+    """Adapters of all sites, what they were given standing for those that took no part; configurations of the first.
+
+    Raises:
+        ValueError: a site sent what cannot be combined with the others'; the message names it.
+    """
+    found, configs = dict[str, Adapters](), None
+    first = None
+    for site, before in given.items():
+        try:
+            adapters, theirs = opened(sent.get(site, before))
+        except ValueError as error:
+            raise ValueError(f"site {site!r} sent {error}") from None
+        if first is None or configs is None:
+            first, configs = adapters, theirs
+        for difference in differences(configs, first, theirs, adapters):
+            raise ValueError(f"site {site!r} {difference}")
+        found[site] = adapters
+    for site, update in heard.updates.items():
+        here = update.about.get("models", {})
+        bases = bases or here
+        if here != bases:
+            raise ValueError(
+                f"site {site!r} learns on other base models, tokenizers or chat templates than the others: adapters of "
+                "different ones mean nothing together; give it the same"
+            )
+    assert configs is not None
+    return found, configs, bases
+
+
+def _count(settings: FederationSettings, site: str, update: Update | None) -> float:
+    """How much a site has played; 0 where it took no part.
+
+    Raises:
+        ValueError: it does not say so.
+    """
+    counted = settings.combine.counted
+    if update is None or not counted:
+        return float(update is not None)
+    count = update.about.get(counted)
+    if not isinstance(count, int | float) or not 0 < count < math.inf:
+        raise ValueError(f"site {site!r} says {count!r} where its {counted} are asked for")
+    return float(count)
+
+
+def _combined(settings: FederationSettings, adapters: Sequence[Adapters], row: Sequence[float]) -> Adapters:
+    return {
+        policy: mixed([each[policy] for each in adapters], row, settings.combine.of) for policy in sorted(adapters[0])
+    }
+
+
+def _apart(sites: Sequence[Adapters]) -> float:
+    """How far apart sites are, over the adapters of all policies."""
+    whole: list[Tensors] = [
+        {f"{p}/{n}": t for p, tensors in each.items() for n, t in tensors.items()} for each in sites
+    ]
+    return distance(whole)
+
+
+def _spent(settings: FederationSettings, rounds: int) -> float | None:
+    privacy = settings.privacy
+    return epsilon(rounds, privacy.noise, privacy.delta) if privacy.noise else None

@@ -1,0 +1,124 @@
+"""What a site has of its own: a run, what it was given last, and where in which round it is."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from marft import atomic
+from marft.config.run import CheckpointSettings
+from marft.federated.parcels import write_folder
+from marft.runs.checkpoints import Checkpoints, Record, name_of
+from marft.runs.folder import RunFolder
+from marft.runs.receiving import make_whole, receive
+
+RUN = "run"  # the name of its run, whose folder is in the site's
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The round that a site is in: what it was given stands for its weights at step ``since``."""
+
+    round: int
+    since: int
+    until: int  # the step at which it sends
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folder of a site.
+
+    ::
+
+        run/           its run, as `marft train` writes it
+        start/         adapters that the run began with
+        given/         adapters that it was given last
+        round.json     where it is
+        sent.jsonl     what has left it
+        noise.key      what its noise is drawn with; nobody else's to know
+        site.log       what it has said
+    """
+
+    path: Path
+
+    @property
+    def run(self) -> RunFolder:
+        return RunFolder(self.path / RUN)
+
+    @property
+    def start(self) -> Path:
+        return self.path / "start"
+
+    @property
+    def given(self) -> Path:
+        return self.path / "given"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "round.json"
+
+    @property
+    def sent(self) -> Path:
+        return self.path / "sent.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "site.log"
+
+    def begun(self) -> Begun | None:
+        """The round that it is in.
+
+        Raises:
+            ValueError: what says so is damaged.
+        """
+        if not self.journal.is_file():
+            return None
+        try:
+            return Begun(**atomic.read_json(self.journal))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.journal} is damaged: {error}; take the site's folder from a backup") from error
+
+    def newest(self) -> Record | None:
+        """The newest checkpoint of its run."""
+        if not self.run.is_run():
+            return None
+        if (begun := self.begun()) is not None:
+            make_whole(self.run.checkpoints / name_of(begun.since))
+        return Checkpoints(self.run, CheckpointSettings()).newest()[0]
+
+    def begin(self, round_: int, steps: int, files: Mapping[str, bytes]) -> Begun:
+        """Begin a round, or go on with it: what was given is in its place, however often this is stopped.
+
+        Args:
+            files: the adapters that are given, as they arrived.
+
+        Raises:
+            ValueError: what the round began from is gone.
+        """
+        newest, begun = self.newest(), self.begun()
+        step = newest.state.step if newest else 0
+        if begun is None or begun.round != round_:
+            write_folder(self.given, files)
+            begun = Begun(round_, step, step + steps)
+            atomic.write_file(self.journal, json.dumps(asdict(begun)) + "\n")
+        if step < begun.since:
+            raise ValueError(
+                f"{self.run.checkpoints}: the checkpoint of step {begun.since}, from which round {round_} began, is "
+                "gone or damaged; put it back"
+            )
+        if newest is None:
+            write_folder(self.start, {name: (self.given / name).read_bytes() for name in files})
+        elif step == begun.since:
+            receive(newest, {policy.name: policy for policy in sorted(self.given.iterdir())})
+        return begun
+
+    def noise_seed(self) -> int:
+        """What its noise is drawn with: drawn once from the system, so that a round that is done again is the same."""
+        key = self.path / "noise.key"
+        if not key.is_file():
+            atomic.write_file(key, f"{secrets.randbits(63)}\n")
+            key.chmod(0o600)
+        return int(key.read_text(encoding="ascii"))

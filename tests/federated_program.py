@@ -1,0 +1,35 @@
+"""What stands for a site in tests of those who ask it: it answers with what it was given, ends, or says nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from marft.federated.words import Asked, Failed, Update, data_of, files_of, receive, send
+
+
+def main(descriptor: int) -> None:
+    with socket.socket(fileno=descriptor) as end:
+        about = receive(end)
+        does, place = about.site["recipe"], Path(about.site["folder"])
+        while True:
+            try:
+                asked = receive(end)
+            except EOFError:
+                return
+            assert isinstance(asked, Asked)
+            send(end, _answer(does, place, asked))
+
+
+def _answer(does: str, place: Path, asked: Asked) -> Update | Failed:
+    if does == "hangs":
+        time.sleep(600)
+    if does == "fails":
+        return Failed(asked.round)
+    times = place.with_suffix(".times")
+    times.write_text(times.read_text() + "." if times.exists() else ".")
+    if does == "ends" or (does == "ends once" and times.read_text() == "."):
+        os._exit(3)
+    return Update(asked.round, {"models": {}}, *data_of(files_of(asked)))

@@ -1,0 +1,243 @@
+"""Sites that learn together: what is averaged, what graph they gossip over, what leaves them and what hides in it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from marft.config.federation import load_federation, refuse_other
+from marft.engines.apart.frames import LENGTHS, packed, unpacked
+from marft.federated.combiners.alone import Alone
+from marft.federated.combiners.average import Average
+from marft.federated.combiners.gossip import Gossip
+from marft.federated.mixing import Adapter, distance, mixed, product_of_rank
+from marft.federated.parcels import files_with, opened, read_folder, weights_of, write_folder
+from marft.federated.privacy import epsilon, hidden, norm_of
+from marft.federated.words import KINDS, Asked, Update, data_of, files_of
+from marft.models.adapters import CONFIG, WEIGHTS, read_lora_settings
+
+LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
+SITES = ("north", "south", "east", "west", "middle")
+
+
+def adapter(seed: int, rank: int = 2, width: int = 7, out: int = 5) -> Adapter:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        f"{LAYER}.lora_A.weight": torch.randn(rank, width, generator=generator),
+        f"{LAYER}.lora_B.weight": torch.randn(out, rank, generator=generator),
+    }
+
+
+def change(one: Adapter) -> Tensor:
+    return one[f"{LAYER}.lora_B.weight"].double() @ one[f"{LAYER}.lora_A.weight"].double()
+
+
+weights_of_sites = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(lambda w: [one / sum(w) for one in w])
+
+
+@given(weights_of_sites, st.integers(0, 100), st.integers(1, 6))
+def test_the_average_of_products_is_the_nearest_of_its_rank(weights: list[float], seed: int, rank: int) -> None:
+    sites = [adapter(seed + at, rank) for at in range(len(weights))]
+    a, b = product_of_rank(
+        [s[f"{LAYER}.lora_A.weight"] for s in sites], [s[f"{LAYER}.lora_B.weight"] for s in sites], weights
+    )
+    whole = np.zeros((5, 7))
+    for site, weight in zip(sites, weights, strict=True):  # the slow reference: the matrix itself, and what SVD leaves
+        whole += weight * change(site).numpy()
+    lost = np.linalg.svd(whole, compute_uv=False)[rank:]
+    assert np.linalg.norm((b @ a).numpy() - whole) == pytest.approx(math.sqrt(float((lost**2).sum())), abs=1e-6)
+
+
+def test_the_average_of_factors_is_not_that_of_products() -> None:
+    sites = [adapter(0), adapter(1)]
+    of_factors, of_products = (mixed(sites, [0.5, 0.5], of) for of in ("factors", "products"))  # type: ignore[arg-type]
+    wanted = (change(sites[0]) + change(sites[1])) / 2
+    assert torch.allclose(
+        of_factors[f"{LAYER}.lora_A.weight"],
+        (sites[0][f"{LAYER}.lora_A.weight"] + sites[1][f"{LAYER}.lora_A.weight"]) / 2,
+    )
+    assert (change(of_products) - wanted).norm() < 0.9 * (change(of_factors) - wanted).norm()
+
+
+def test_where_all_have_the_same_a_both_averages_change_the_same() -> None:
+    sites = [adapter(0), {**adapter(1), f"{LAYER}.lora_A.weight": adapter(0)[f"{LAYER}.lora_A.weight"]}]
+    of_factors, of_products = (mixed(sites, [0.25, 0.75], of) for of in ("factors", "products"))  # type: ignore[arg-type]
+    assert torch.allclose(change(of_factors), change(of_products), atol=1e-5)
+
+
+def test_factors_of_a_product_lie_near_the_sites_own() -> None:
+    site = adapter(3, rank=2, width=64)
+    near = {name: tensor + 0.01 * adapter(4, 2, 64)[name] for name, tensor in site.items()}
+    found = mixed([site, near], [0.5, 0.5], "products")
+    a, before = found[f"{LAYER}.lora_A.weight"], site[f"{LAYER}.lora_A.weight"]
+    assert float((a * before).sum() / a.norm() / before.norm()) > 0.97
+    assert float(a.norm()) == pytest.approx(float(before.norm()), rel=0.02)
+
+
+def test_adapters_that_change_nothing_yet_are_averaged_to_nothing() -> None:
+    sites = [{**adapter(at), f"{LAYER}.lora_B.weight": torch.zeros(5, 2)} for at in range(2)]
+    found = mixed(sites, [0.5, 0.5], "products")
+    assert not found[f"{LAYER}.lora_B.weight"].any()
+    assert found[f"{LAYER}.lora_A.weight"].norm() > 0.1
+
+
+def test_a_site_that_goes_on_from_its_own_keeps_it_to_the_bit() -> None:
+    sites = [adapter(0), adapter(1)]
+    assert all(torch.equal(tensor, sites[1][name]) for name, tensor in mixed(sites, [0, 1], "products").items())
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=5).filter(any))
+def test_an_average_weighs_by_what_was_played(counts: list[int]) -> None:
+    rows = Average(weight="episodes").mixing(SITES[: len(counts)], counts)
+    assert all(row == [count / sum(counts) for count in counts] for row in rows)
+
+
+@given(st.sampled_from(["ring", "line", "star", "complete"]), st.integers(2, 5), st.integers(0, 31))
+def test_gossip_keeps_the_mean_and_every_connected_graph_comes_to_it(graph: str, count: int, away: int) -> None:
+    sites = SITES[:count]
+    counts = [float(not away >> at & 1) for at in range(count)]
+    mixing = np.array(Gossip(graph=graph).mixing(sites, counts))  # type: ignore[arg-type]
+    assert np.allclose(mixing, mixing.T)
+    assert np.allclose(mixing.sum(0), 1)
+    assert (mixing >= -1e-12).all()
+    assert all(mixing[at, at] == 1 for at in range(count) if not counts[at])
+    mixing = np.array(Gossip(graph=graph).mixing(sites, [1.0] * count))  # type: ignore[arg-type]
+    values = np.sort(np.abs(np.linalg.eigvalsh(mixing)))
+    assert values[-2] < 1  # the spectral gap
+    start = np.arange(count, dtype=float) ** 2
+    apart = np.linalg.norm(start - start.mean())
+    for times in range(1, 30):
+        start = mixing @ start
+        assert np.linalg.norm(start - start.mean()) <= values[-2] ** times * apart + 1e-9
+    assert start.mean() == pytest.approx((np.arange(count) ** 2).mean())
+
+
+def test_metropolis_weights_of_a_line_are_those_known_by_hand() -> None:
+    rows = Gossip(graph="line").mixing(("a", "b", "c"), [1, 1, 1])
+    assert np.allclose(rows, [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
+
+
+def test_alone_nothing_is_exchanged() -> None:
+    assert Alone().mixing(("a", "b"), [1, 0]) == [[1, 0], [0, 1]]
+
+
+def test_distance_is_the_spread_of_sites() -> None:
+    one = adapter(0)
+    assert distance([one, one]) == 0
+    moved = {name: tensor + 1 for name, tensor in one.items()}
+    assert distance([one, moved]) == pytest.approx(math.sqrt(2 * 7 + 5 * 2) / 2, rel=1e-5)
+
+
+@given(st.floats(0.01, 100), st.integers(0, 20))
+def test_what_leaves_has_changed_by_no_more_than_the_clip(clip: float, seed: int) -> None:
+    before, after = adapter(0), adapter(seed)
+    leaving, norm = hidden(before, after, clip, 0.0, 0, "1")
+    moved = norm_of({name: leaving[name].double() - before[name].double() for name in before})
+    assert norm == pytest.approx(norm_of({name: after[name].double() - before[name].double() for name in before}))
+    assert moved == pytest.approx(min(norm, clip), rel=1e-4, abs=1e-5)
+
+
+def test_noise_is_as_wide_as_it_says_and_of_its_round_and_site_alone() -> None:
+    before = {"a": torch.zeros(200, 200)}
+    one, again, other, elsewhere = (
+        hidden(before, before, 2.0, 1.5, seed, stream)[0]["a"]
+        for seed, stream in [(7, "1"), (7, "1"), (7, "2"), (8, "1")]
+    )
+    assert float(one.std()) == pytest.approx(3.0, rel=0.02)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, elsewhere)
+
+
+@given(st.integers(1, 200), st.floats(0.3, 30), st.floats(1e-9, 0.1))
+def test_epsilon_is_the_least_over_all_orders(rounds: int, noise: float, delta: float) -> None:
+    orders = 1 + np.logspace(-4, 5, 20_000)
+    slow = (rounds * orders / (2 * noise**2) + math.log(1 / delta) / (orders - 1)).min()
+    assert epsilon(rounds, noise, delta) == pytest.approx(slow, rel=1e-5)
+
+
+def folder_of(place: Path, one: Adapter) -> Path:
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM",
+              "base_model_name_or_path": "/home/secret/model", "revision": "private"}  # fmt: skip
+    write_folder(place, {f"actor/{WEIGHTS}": weights_of(one), f"actor/{CONFIG}": json.dumps(config).encode()})
+    return place
+
+
+def test_numbers_leave_and_no_words(tmp_path: Path) -> None:
+    files = files_with(*read_folder(folder_of(tmp_path / "adapters", adapter(0))))
+    assert not any(word in data for word in (b"secret", b"private") for data in files.values())
+    adapters, _ = opened(files)
+    assert all(torch.equal(adapters["actor"][name], tensor) for name, tensor in adapter(0).items())
+    write_folder(tmp_path / "arrived", files)
+    assert read_lora_settings(tmp_path / "arrived" / "actor").alpha == 4.0
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("../actor", b"", "no adapter's"),
+        (f"actor/{WEIGHTS}", b"pickled", "cannot be read"),
+        (f"actor/{WEIGHTS}", weights_of({"words": torch.zeros(2, 2)}), "no adapter's: 'words'"),
+        (f"actor/{WEIGHTS}", weights_of({f"{LAYER}.lora_A.weight": torch.full((2, 2), math.nan)}), "no number"),
+        (f"actor/{WEIGHTS}", weights_of(adapter(0)).replace(b"pt", b"pw"), "more than its numbers"),
+        (f"actor/{CONFIG}", b'{"note": "a canary"}', "no configuration"),
+        (f"actor/{CONFIG}", b"[", "no configuration"),
+    ],
+)  # fmt: skip
+def test_what_is_no_adapter_is_refused_where_it_arrives(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    files = files_with(*read_folder(folder_of(tmp_path / "adapters", adapter(0))))
+    with pytest.raises(ValueError, match=said):
+        opened({**files, name: data})
+
+
+def test_files_pass_through_a_frame_as_they_are() -> None:
+    for files in ({}, {"a": b"", "b": b"123"}):
+        frame = packed(Asked(1, 2, *data_of(files)))
+        _, size = LENGTHS.unpack(frame[: LENGTHS.size])
+        assert files_of(unpacked(frame[LENGTHS.size :], size, KINDS)) == files
+    with pytest.raises(ValueError, match="files of 2 bytes in 3"):
+        files_of(Update(1, {}, {"a": 2}, data_of({"a": b"123"})[1]))
+
+
+TWO = 'sites = { north = { recipe = "demo" }, south = { recipe = "demo" } }\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('sites = { north = { recipe = "demo" } }', "at least 2"),
+        (TWO + "at_least = 3", "at_least: 3 of 2"),
+        (TWO + "privacy = { noise = 1.0 }", "set clip"),
+        (
+            TWO + 'privacy = { noise = 1.0, clip = 1.0 }\ncombine = { name = "average", weight = "tokens" }',
+            "weight = 'equally'",
+        ),
+        (TWO + 'combine = { name = "gossip", graph = "edges" }', "nothing of 'north' ever reaches 'south'"),
+        (TWO + 'combine = { name = "gossip", graph = "edges", edges = [["north", "sout"]] }', "did you mean 'south'"),
+        (TWO + 'combine = { name = "gossip", edges = [["north", "south"]] }', "set graph = 'edges'"),
+        (TWO + 'combine = { name = "averge" }', "did you mean 'average'"),
+        (TWO + "round = 3", "did you mean 'rounds'"),
+        ('sites = { a = { recipe = "demo", folder = "x" }, b = { recipe = "demo", folder = "x" } }', "the same folder"),
+        ("rounds = [", "not valid TOML"),
+    ],
+)
+def test_a_federation_that_cannot_be_says_why(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "two.toml").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        load_federation(tmp_path / "two.toml")
+
+
+def test_a_federation_goes_on_with_what_shaped_it(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(TWO)
+    table = load_federation(tmp_path / "two.toml").model_dump(mode="json")
+    refuse_other(table, {**table, "rounds": 20})
+    with pytest.raises(ValueError, match="but steps is another"):
+        refuse_other(table, {**table, "steps": 20})

@@ -1,0 +1,292 @@
+"""Sites in processes of their own: what one learns from is nowhere at another, and a kill anywhere changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from marft.federated.place import Begun, Place
+from marft.federated.site import Site
+from marft.federated.words import About, Asked, Update, data_of, files_of
+from marft.rollouts import LocalRollouts
+from marft.runs.checkpoints import Checkpoints, name_of, read_record
+from marft.runs.receiving import make_whole, receive
+from tests.helpers import settings
+from tests.nights import NIGHT, some
+from tests.runs import contents, finished
+
+RECIPE = """
+name = "own"
+threads = 1
+sinks = []
+
+[models.base]
+path = "tiny-tools"
+
+[policies.actor]
+model = "base"
+lora = { rank = 2, alpha = 4 }
+
+[tools.multiply]
+name = "function"
+call = "SITE_parts:multiply"
+
+[[agents]]
+role = "actor"
+policy = "actor"
+instructions = 'You are the calculator. Work out the product and put it in \\\\boxed{}.'
+answers = true
+tools = ["multiply"]
+tool_use = { rounds = 1 }
+sampling = { max_new_tokens = 24 }
+
+[environment]
+name = "table"
+path = "tasks.csv"
+grading = "SITE_parts:grade"
+
+[algorithm]
+name = "grpo"
+
+[rollout]
+tasks_per_step = 2
+samples_per_task = 4
+"""
+PARTS = """
+from pathlib import Path
+
+DOCUMENT = Path(__file__).with_name("document.txt").read_text()
+
+
+def multiply(a: int, b: int) -> str:
+    \"\"\"Multiply two numbers.\"\"\"
+    return "TOOL-WORD " + str(a * b)
+
+
+def grade(row, text):
+    return len(text) % 7 / 7 + 0 * len(DOCUMENT)
+"""
+KINDS = ("task", "tool", "document")
+
+
+def words(site: str) -> dict[str, str]:
+    """What stands in a site's tasks, in what its tool answers, and in its document."""
+    return {kind: f"{site}{kind}canary{len(kind) * 7919}" for kind in KINDS}
+
+
+def site_in(folder: Path, site: str) -> Path:
+    """A site's own folder, with its recipe and all that is private."""
+    folder.mkdir(parents=True)
+    rows = [f'"{words(site)["task"]}: {n} times {n + 3}?",{n * (n + 3)}' for n in range(40)]
+    (folder / "tasks.csv").write_text("\n".join(["question,answer", *rows]) + "\n")
+    (folder / "document.txt").write_text(words(site)["document"])
+    (folder / f"{site}_parts.py").write_text(PARTS.replace("TOOL-WORD", words(site)["tool"]))
+    (folder / "recipe.toml").write_text(RECIPE.replace("SITE", site))
+    return folder
+
+
+@pytest.mark.slow
+def test_what_a_site_learns_from_is_nowhere_else(tmp_path: Path) -> None:
+    sites = {name: site_in(tmp_path / name, name) for name in ("north", "south")}
+    tables = "\n".join(
+        f'[sites.{name}]\nrecipe = "{folder}/recipe.toml"\nfolder = "{folder}/own"' for name, folder in sites.items()
+    )
+    (tmp_path / "both.toml").write_text(f'rounds = 3\nsteps = 1\noutput = "{tmp_path}/runs"\n{tables}\n')
+    command = [sys.executable, "-m", "marft", "federate", str(tmp_path / "both.toml"), "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        rounds = (line for line in process.stdout if json.loads(line)["event"] == "round")
+        assert list(zip("12", rounds, strict=False))[-1][0] == "2"  # south has been given what north has learned
+        with stopped([process.pid]):
+            of = {"coordinator": process.pid, **{site_of(pid): pid for pid in below(process.pid) if site_of(pid)}}
+            with stopped([of[name] for name in sites]):
+                seen = {who: {name: found_in(pid, words(name)) for name in sites} for who, pid in of.items()}
+        said = process.stdout.read()
+        assert process.wait() == 0, said
+    assert seen["north"]["north"] == seen["south"]["south"] == set(KINDS)  # it would be found
+    assert not seen["north"]["south"] | seen["south"]["north"]
+    assert not seen["coordinator"]["north"] | seen["coordinator"]["south"]
+    for name, other in (("north", tmp_path / "south"), ("south", tmp_path / "north")):
+        for file in [*other.rglob("*"), *(tmp_path / "runs").rglob("*")]:
+            held = file.read_bytes() if file.is_file() else b""
+            assert not any(word.encode() in held for word in words(name).values()), file
+        assert words(name)["task"] not in said
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "both" / "ledger.jsonl").read_text().splitlines()]
+    sent = {row["file"] for row in rows if row["from"] == "north"}
+    assert sent == {"actor/adapter_model.safetensors", "actor/adapter_config.json", "about"}
+    its_own = [json.loads(line) for line in (tmp_path / "north" / "own" / "sent.jsonl").read_text().splitlines()]
+    assert [row["digest"] for row in its_own] == [row["digest"] for row in rows if row["from"] == "north"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="six federations: make nightly")
+def test_a_federation_that_is_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    ends = []
+    for kills in ((), (1, 4, 9, 14, 19)):  # lines of the ledger at which all of it is killed
+        place = tmp_path / str(len(kills))
+        tables = "\n".join(
+            f'[sites.{name}]\nrecipe = "{site_in(place / name, name)}/recipe.toml"' for name in ("north", "south")
+        )
+        (place / "both.toml").write_text(f'rounds = 2\nsteps = 2\noutput = "{place}"\n{tables}\n')
+        command = [sys.executable, "-m", "marft", "federate", str(place / "both.toml"), "--quiet"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        ledger = place / "both" / "ledger.jsonl"
+        for lines in (*kills, 10**6):
+            again = ["--resume"] if (place / "both" / "federation.json").exists() else []
+            with subprocess.Popen([*command, *again], env=environment) as process:
+                while process.poll() is None and (not ledger.exists() or len(ledger.read_bytes().splitlines()) < lines):
+                    time.sleep(0.05)
+                process.kill()
+        assert process.returncode == 0
+        ends.append(contents(place / "both" / "rounds" / "round_000002"))
+    assert ends[0] == ends[1]
+
+
+def below(process: int) -> Iterator[int]:
+    """The processes that a process has started, and those that they have."""
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        for child in map(int, (thread / "children").read_text().split()):
+            yield child
+            yield from below(child)
+
+
+def site_of(process: int) -> str:
+    """Whose log a process speaks to."""
+    try:
+        log = Path(f"/proc/{process}/fd/1").readlink()
+    except OSError:  # it has let go of it, or has gone
+        return ""
+    return log.parent.parent.name if log.name == "site.log" else ""
+
+
+@contextmanager
+def stopped(processes: list[int]) -> Iterator[None]:
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+
+
+def found_in(process: int, wanted: dict[str, str]) -> set[str]:
+    """Which words stand in what a process has in its memory, but for files that it only reads."""
+    found = set()
+    with Path(f"/proc/{process}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+            where, rights, *_ = line.split()
+            if rights.startswith("rw"):
+                start, end = (int(place, 16) for place in where.split("-"))
+                memory.seek(start)
+                with suppress(OSError):  # a device's, which nobody can read
+                    held = memory.read(end - start)
+                    found |= {kind for kind, word in wanted.items() if word.encode() in held}
+    return found
+
+
+def site(folder: Path, recipe: Path) -> Site:
+    federation = {"seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": True}
+    own = {"name": "north", "folder": str(folder), "recipe": str(recipe), "changes": {}}
+    return Site(About(own, federation), Place(folder))
+
+
+def asked(round_: int, files: dict[str, bytes]) -> Asked:
+    return Asked(round_, 2, *data_of(files))
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_anywhere_sends_the_same(tmp_path: Path) -> None:
+    recipe = site_in(tmp_path / "one", "killed") / "recipe.toml"
+    whole = [files_of(site(tmp_path / "whole", recipe).beginning())]
+    for round_ in (1, 2):
+        answer = site(tmp_path / "whole", recipe).learned(asked(round_, whole[-1]))
+        assert answer.about["episodes"] == 16
+        whole.append(files_of(answer))
+    assert whole[0] != whole[1] != whole[2]  # it learns
+    folder = tmp_path / "killed"
+    for round_ in (0, 1, 2):
+        for moment in (*some(range(1, 40, 6), of=4), 1000):  # changes to folders before the one that is not made
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    dying_after(moment)
+                    one = site(folder, recipe)
+                    _ = one.learned(asked(round_, whole[round_ - 1])) if round_ else one.beginning()
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL)
+    assert files_of(site(folder, recipe).learned(asked(2, whole[1]))) == whole[2]
+
+
+def dying_after(left: int) -> None:
+    """This process is killed before it changes a folder once more than so often."""
+
+    def look(event: str, arguments: object) -> None:
+        nonlocal left
+        if event in {"os.remove", "os.rename", "os.rmdir"}:
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_receives_adapters_and_stays_one(tmp_path: Path) -> None:
+    LocalRollouts(settings()).close()
+    run, folder = finished(tmp_path)
+    path = folder.checkpoints / name_of(2)
+    other = folder.checkpoints / name_of(1) / "policies"
+    record = read_record(path)
+    receive(record, {policy.name: policy for policy in other.iterdir()})
+    received = read_record(path)
+    for policy in other.iterdir():
+        name = "adapter_model.safetensors"
+        assert (path / "policies" / policy.name / name).read_bytes() == (policy / name).read_bytes()
+    assert (received.state.step, received.log, received.models) == (record.state.step, record.log, record.models)
+    before = folder.checkpoints / ".unfinished-0123456789abcdef-before"
+    path.rename(before)  # as a crash leaves it, between two names
+    make_whole(path)
+    assert Checkpoints(folder, run.checkpoints).newest()[0] == received
+
+
+def test_a_site_says_what_it_misses(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.journal.write_text(json.dumps({"round": 2, "since": 4, "until": 6}))
+    assert place.begun() == Begun(2, 4, 6)
+    with pytest.raises(ValueError, match="checkpoint of step 4, from which round 2 began, is gone"):
+        place.begin(2, 2, {})
+    place.journal.write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        place.begun()
+
+
+def test_adapters_alone_leave_a_site(tmp_path: Path) -> None:
+    recipe = site_in(tmp_path / "full", "full") / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("lora = { rank = 2, alpha = 4 }", 'train = "full"'))
+    with pytest.raises(ValueError, match="adapters alone leave a site"):
+        site(tmp_path / "own", recipe).recipe()
+
+
+def test_the_key_of_its_noise_is_drawn_once(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert place.noise_seed() == place.noise_seed() != Place(tmp_path / "other").noise_seed()
+    assert (tmp_path / "noise.key").stat().st_mode & 0o77 == 0
+
+
+def test_updates_are_messages_of_files() -> None:
+    files = {"a": b"1", "b": b""}
+    assert files_of(Update(1, {}, *data_of(files))) == files

@@ -1,0 +1,262 @@
+"""The rounds of a federation: who is asked, who is left out, what is kept, and where it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from marft.config.federation import FederationSettings, parse_federation
+from marft.errors import RunError
+from marft.federated import coordinator, link
+from marft.federated.coordinator import federate
+from marft.federated.history import History, Round
+from marft.federated.ledger import Ledger
+from marft.federated.link import Link, SiteLostError
+from marft.federated.mixing import mixed
+from marft.federated.parcels import FIXED, files_with, opened, weights_of
+from marft.federated.words import Update, data_of
+from marft.models.adapters import CONFIG, WEIGHTS
+from tests.runs import contents
+from tests.test_federated import adapter
+
+CONFIGURATION = {
+    f"actor/{CONFIG}": json.dumps(
+        {**FIXED, "peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "target_modules": ["q_proj"]}
+    ).encode()
+}
+
+
+def settings(**changes: Any) -> FederationSettings:
+    sites = {name: {"recipe": name} for name in ("north", "south", "east")}
+    return parse_federation({"name": "test", "sites": sites, "rounds": 3, **changes}, "test", Path())
+
+
+class Learner:
+    """A site without a process: each round moves its numbers by ones of its own."""
+
+    asked: list[tuple[str, int, int]] = []
+    silent: set[str] = set()
+    lost: dict[str, str] = {}
+    lost_in = 2
+    other: dict[str, Any] = {}
+
+    def __init__(self, name: str, settings: FederationSettings, folder: Path, ledger: Ledger) -> None:
+        self.name, self.settings, self.ended = name, settings, Event()
+
+    def ask(self, round_: int, steps: int, files: Mapping[str, bytes]) -> Update:
+        self.asked.append((self.name, round_, steps))
+        if self.name in self.silent and round_ == 2:
+            self.ended.wait()
+            raise SiteLostError("was ended")
+        if self.name in self.lost and round_ == self.lost_in:
+            raise SiteLostError(self.lost[self.name])
+        if not files:
+            return Update(0, {}, *data_of(files_with({"actor": adapter(0)}, CONFIGURATION)))
+        adapters, _ = opened(files)
+        moved = {
+            name: tensor + 0.1 * adapter(sum(self.name.encode()) + round_)[name]
+            for name, tensor in adapters["actor"].items()
+        }
+        about = {"models": {"actor": "base"}, "norm": 1.0, "episodes": len(self.name), "tokens": 9}
+        about |= self.other if self.name == "south" else {}
+        return Update(
+            round_, about, *data_of(files_with({"actor": about.pop("sends", moved)}, CONFIGURATION) if steps else {})
+        )
+
+    def leave_out(self) -> None:
+        self.ended.set()
+
+    def again(self) -> None:
+        self.ended.clear()
+
+    def close(self) -> None:
+        self.ended.set()
+
+
+@pytest.fixture(autouse=True)
+def learners(monkeypatch: pytest.MonkeyPatch) -> type[Learner]:
+    monkeypatch.setattr(coordinator, "Link", Learner)
+    for name, value in {"asked": [], "silent": set(), "lost": {}, "lost_in": 2, "other": {}}.items():
+        monkeypatch.setattr(Learner, name, value)
+    return Learner
+
+
+def stopping_after(number: int) -> Any:
+    def tell(one: Round) -> None:
+        if one.round == number:
+            raise KeyboardInterrupt
+
+    return tell
+
+
+def last(folder: Path) -> dict[str, bytes]:
+    return contents(History(folder).folder(3))
+
+
+@pytest.mark.parametrize("combine", ["average", "gossip", "alone"])
+def test_a_federation_that_was_stopped_equals_one_that_never_was(tmp_path: Path, combine: str) -> None:
+    whole = federate(settings(combine={"name": combine}), tmp_path / "whole")
+    for round_ in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            federate(
+                settings(combine={"name": combine}),
+                tmp_path / "stopped",
+                resume=round_ > 1,
+                tell=stopping_after(round_),
+            )
+    assert federate(settings(combine={"name": combine}), tmp_path / "stopped", resume=True) == whole
+    assert last(tmp_path / "stopped") == last(tmp_path / "whole")
+
+
+def test_all_begin_with_the_adapters_of_the_first_and_end_with_the_average(
+    tmp_path: Path, learners: type[Learner]
+) -> None:
+    federate(settings(combine={"name": "average", "weight": "episodes", "of": "factors"}), tmp_path)
+    assert learners.asked[0] == ("north", 0, 0)
+    assert {asked for asked in learners.asked if asked[1] == 4} == {(name, 4, 0) for name in ("north", "south", "east")}
+    history = History(tmp_path)
+    sent = {site: opened({n.removeprefix(f"sent/{site}/"): d for n, d in last(tmp_path).items() if n.startswith(f"sent/{site}/")})[0]
+            for site in ("north", "south", "east")}  # fmt: skip
+    wanted = mixed([each["actor"] for each in sent.values()], [5 / 14, 5 / 14, 4 / 14], "factors")
+    given = history.given(history.rounds()[-1])
+    assert all(files[f"actor/{WEIGHTS}"] == weights_of(wanted) for files in given.values())
+
+
+def test_a_site_that_does_not_answer_is_named_and_left_out_and_comes_back(
+    tmp_path: Path, learners: type[Learner]
+) -> None:
+    learners.silent = {"south"}
+    rounds = federate(settings(at_least=2, patience_seconds=0.2), tmp_path)
+    assert rounds[2].left_out == {"south": "did not answer in 0.2 s"}
+    assert list(rounds[2].took_part) == ["north", "east"]
+    assert rounds[2].mixing["south"] == [0.5, 0.0, 0.5]  # it goes on from the average of the others
+    assert list(rounds[3].took_part) == ["north", "south", "east"]
+
+
+def test_gossip_goes_on_around_a_site_that_is_lost(tmp_path: Path, learners: type[Learner]) -> None:
+    learners.lost = {"south": "was killed"}
+    rounds = federate(settings(at_least=2, combine={"name": "gossip", "graph": "line"}), tmp_path)
+    assert rounds[2].left_out == {"south": "was killed"}
+    assert rounds[2].mixing["south"] == [0.0, 1.0, 0.0]
+
+
+def test_too_few_sites_end_it_by_name_and_it_goes_on(tmp_path: Path, learners: type[Learner]) -> None:
+    learners.lost = {"south": "was killed (SIGKILL), 3 times", "east": "cannot"}
+    with pytest.raises(
+        RunError, match=r"1 of 3 sites were heard from in round 2, and at_least asks for 2: south was killed"
+    ):
+        federate(settings(at_least=2), tmp_path)
+    learners.lost = {}
+    assert [one.round for one in federate(settings(at_least=2), tmp_path, resume=True)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"models": {"actor": "another"}}, "'south' learns on other base models"),
+        ({"episodes": "many"}, "'south' says 'many' where its episodes are asked for"),
+        ({"sends": adapter(0, rank=3)}, "'south' has a 'actor' of other layers or ranks"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused_by_the_sites_name(
+    tmp_path: Path, learners: type[Learner], other: dict[str, Any], said: str
+) -> None:
+    learners.other = other
+    with pytest.raises(ValueError, match=said):
+        federate(settings(combine={"name": "average", "weight": "episodes"}), tmp_path)
+
+
+def test_there_is_one_federation_in_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leave out --resume"):
+        federate(settings(), tmp_path, resume=True)
+    federate(settings(), tmp_path)
+    with pytest.raises(ValueError, match="already; go on with it"):
+        federate(settings(), tmp_path)
+    with pytest.raises(ValueError, match="steps is another"):
+        federate(settings(steps=9), tmp_path, resume=True)
+
+
+def test_nobody_elses_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds thesis\.txt, which no federation wrote"):
+        federate(settings(), tmp_path)
+
+
+def test_a_site_that_misses_the_end_is_named_and_given_it_later(tmp_path: Path, learners: type[Learner]) -> None:
+    notes: list[str] = []
+    learners.lost, learners.lost_in = {"east": "was killed"}, 4
+    federate(settings(at_least=2), tmp_path, note=notes.append)
+    assert notes == ["east was not given what came of the last round, for it was killed; --resume gives it again"]
+    learners.lost = {}
+    federate(settings(at_least=2), tmp_path, resume=True, note=notes.append)
+    assert len(notes) == 1
+
+
+def test_adapters_of_old_rounds_go_and_what_is_known_of_them_stays(tmp_path: Path) -> None:
+    federate(settings(keep_last=1), tmp_path)
+    history = History(tmp_path)
+    assert [one.round for one in history.rounds()] == [0, 1, 2, 3]
+    assert [(history.folder(number) / "given").is_dir() for number in range(4)] == [False, False, False, True]
+
+
+def test_noise_is_accounted_for(tmp_path: Path) -> None:
+    rounds = federate(settings(privacy={"clip": 1.0, "noise": 2.0}), tmp_path)
+    assert rounds[0].epsilon == 0
+    assert rounds[1].epsilon is not None
+    assert rounds[3].epsilon is not None
+    assert 0 < rounds[1].epsilon < rounds[3].epsilon
+
+
+@pytest.mark.slow
+class TestAProcess:
+    @pytest.fixture
+    def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+        real = link.python_here
+        monkeypatch.setattr(link, "python_here", lambda _, descriptor: real("tests.federated_program", descriptor))
+
+        def ask(does: str) -> Link:
+            changed = settings(tries=2)
+            sites = {**changed.sites, "north": changed.sites["north"].model_copy(update={"recipe": does})}
+            return Link(
+                "north",
+                changed.model_copy(update={"sites": sites}),
+                tmp_path / "north",
+                Ledger(tmp_path / "ledger.jsonl"),
+            )
+
+        return ask
+
+    def test_that_ends_is_started_again_and_all_that_passed_is_in_the_ledger(self, asked: Any, tmp_path: Path) -> None:
+        one = asked("ends once")
+        try:
+            assert one.ask(1, 1, {"a": b"123"}).files == {"a": 3}
+        finally:
+            one.close()
+        rows = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+        assert [(row["from"], row["to"], row["file"], row["bytes"]) for row in rows] == [
+            ("coordinator", "north", "a", 3), ("coordinator", "north", "a", 3), ("north", "coordinator", "a", 3),
+            ("north", "coordinator", "about", 14),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("does", "said"), [("ends", "exit status 3.*, 2 times"), ("fails", "cannot; .*site.log says why")]
+    )
+    def test_that_cannot_is_told(self, asked: Any, does: str, said: str) -> None:
+        one = asked(does)
+        with pytest.raises(SiteLostError, match=said):
+            one.ask(1, 1, {"a": b"123"})
+        one.close()
+
+
+def test_rounds_read_back_as_they_were_written(tmp_path: Path) -> None:
+    federate(settings(), tmp_path)
+    one = History(tmp_path).rounds()[-1]
+    assert json.loads(json.dumps(dataclasses.asdict(one))) == dataclasses.asdict(one)
+    assert one.apart[0] > 0.1
+    assert one.apart[1] == pytest.approx(0, abs=1e-9)
