@@ -54,6 +54,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--only-table", action="store_true", help="of the runs that have been made")
     arguments = parser.parse_args()
     output = arguments.output / "aipo"
     made = {which: output / which for which in WARM_UP}
@@ -70,6 +71,8 @@ def main() -> None:
         for seed in range(arguments.seeds)
         for arm in arguments.arms
     ]  # fmt: skip
+    if arguments.only_table:
+        jobs = [job for job in jobs if job.path.exists()]
     rows = measure(jobs, arguments.workers, describe)
     rows = [{**row, "own_tokens": own_tokens(job.run)} for job, row in zip(jobs, rows, strict=True)]
     save_rows(arguments.results, "aipo", rows, table(rows))
@@ -148,9 +151,9 @@ def describe(row: Row) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
-        "| arm | solved before, sampled | after, without helpers: sampled | 95 % interval over seeds | greedy | "
-        "tokens of its own | questions |",
-        "| --- | ---: | ---: | --- | ---: | ---: | ---: |",
+        "| arm | seeds | solved before, sampled | after, without helpers: sampled | 95 % interval over seeds | "
+        "greedy | tokens of its own | questions |",
+        "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
     ]
     for case in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == case]
@@ -159,8 +162,9 @@ def table(rows: Sequence[Row]) -> str:
             (when, mode): np.mean([r[when][mode] for r in mine]) for when in ("before", "after") for mode in MODES
         }
         lines.append(
-            f"| {case} | {solved['before', 'sampled']:.1%} | {solved['after', 'sampled']:.1%} | {interval(mine)} | "
-            f"{solved['after', 'greedy']:.1%} | {np.mean([row['own_tokens'] for row in mine]):,.0f} | {asked:,.0f} |"
+            f"| {case} | {len(mine)} | {solved['before', 'sampled']:.1%} | {solved['after', 'sampled']:.1%} | "
+            f"{interval(mine)} | {solved['after', 'greedy']:.1%} | "
+            f"{np.mean([row['own_tokens'] for row in mine]):,.0f} | {asked:,.0f} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from marft import atomic
 from marft.models.adapters import WEIGHTS
-from marft.runs.checkpoints import STATE, Record, digest_of_file, digest_of_table
+from marft.runs.checkpoints import Record, digest_of_file, digest_of_table
+from marft.runs.stated import STATE
 
 
 def receive(record: Record, adapters: Mapping[str, Path]) -> None:
