@@ -103,6 +103,8 @@ class FakeRollouts:
 
     def publish(self, version: int) -> None: ...
 
+    def instruct(self, told: object) -> None: ...
+
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
     ) -> list[Episode]:

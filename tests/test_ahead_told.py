@@ -74,7 +74,9 @@ def test_a_step_publishes_its_policies_and_then_more_is_begun_with_those(tmp_pat
     rollouts.set_aside["t9"] = "it ended its workers"
     for _ in range(3):
         playing = cast("Rollouts", rollouts)
-        state, metrics = training._step(playing, LEARNERS, state, gathering, Draws(run, TASKS), folder, Silent(), GAUGE)
+        state, metrics = training._step(
+            playing, LEARNERS, state, gathering, Draws(run, TASKS), folder, Silent(), GAUGE, print
+        )
     assert versions(rollouts) == [0, 0, 1, 2, 3]
     assert (state.step, state.tasks_drawn, state.set_aside) == (3, 6, {"t9": "it ended its workers"})
     assert (metrics["policy_lag"], metrics["policy_lag_max"]) == (1.0, 1.0)

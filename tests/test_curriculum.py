@@ -21,8 +21,9 @@ from marft.drawing import Draws, advanced
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.errors import RunError
 from marft.playing import Rollouts
-from marft.runs.checkpoints import State, _WrittenStanding
+from marft.runs.checkpoints import State
 from marft.runs.folder import RunFolder
+from marft.runs.stated import WrittenStanding
 from marft.training import train
 from marft.types import Episode, Task
 from tests.helpers import settings
@@ -180,7 +181,7 @@ class TestDrawing:
     )
     def test_a_standing_that_no_run_has_is_refused(self, table: dict[str, Any]) -> None:
         with pytest.raises(ValidationError, match="curriculum: stretches that are"):
-            _WrittenStanding.model_validate({"solved": 0, "tried": 1, **table})
+            WrittenStanding.model_validate({"solved": 0, "tried": 1, **table})
 
     def test_levels_that_are_all_set_aside_are_said(self) -> None:
         aside = {task.id: "it ended its workers" for task in TASKS if task.data["level"] == 1}

@@ -32,6 +32,7 @@ NUMBER = re.compile(r"arxiv(?:\.org/(?:abs|pdf|html)/|[ :])(\d+\.\d+)", re.IGNOR
 PARTS = {
     "credit": "credits", "objective": "objectives", "schedule": "schedules", "weight": "teammate_weights",
     "environment": "environments", "team": "organizations", "tools": "tools", "store": "memories", "proposer": "proposers",
+    "model": "world_models",
 }  # fmt: skip
 
 

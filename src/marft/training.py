@@ -17,7 +17,7 @@ from pathlib import Path
 
 from marft.ahead.gathering import Gathering
 from marft.ahead.opening import open_gathering
-from marft.collection import training_tasks
+from marft.collection import Collection, training_tasks
 from marft.config.run import RunSettings, idle_cluster
 from marft.drawing import Draws, advanced
 from marft.envs.tasks import tasks_of
@@ -212,15 +212,8 @@ def _step(
             f"step {state.step + 1}: no agent was asked in any of {len(episodes)} episodes: nothing can be learned "
             "from; a program of yours asks them at the addresses that it is given (clients[role].base_url)"
         )
-    metrics = episode_metrics(episodes, [agent.role for agent in run.agents], rollouts.version)
-    metrics |= (
-        format_rates([episode for episode in episodes if episode.scored], run.guards.formats) | collection.metrics
-    )
-    metrics |= remote_metrics([*collection.recorded, *collection.imagined], [agent.role for agent in run.agents])
     sampled = used.pop("sampled_tokens")
-    metrics |= used
-    sampled_actions = {action.key for episode in collection.recorded for action in episode.actions}
-    metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, what they replay counted once
+    metrics = _metrics_of_play(rollouts, collection) | used
     with watch("learning"):
         credits: list[ActionCredit] = []
         progress = Progress(state.step, state.environment_steps)
@@ -256,6 +249,17 @@ def _step(
         "tokens_per_second/learning": read / watch.seconds["learning"],
         "episodes_per_second": len(episodes) / watch.total(),
     }
+
+
+def _metrics_of_play(rollouts: Rollouts, collection: Collection) -> dict[str, float]:
+    """What a step's episodes come to before anything is learned from them."""
+    roles, episodes = [agent.role for agent in rollouts.run.agents], collection.played
+    metrics = episode_metrics(episodes, roles, rollouts.version)
+    metrics |= format_rates([episode for episode in episodes if episode.scored], rollouts.run.guards.formats)
+    metrics |= collection.metrics | remote_metrics([*collection.recorded, *collection.imagined], roles)
+    sampled_actions = {action.key for episode in collection.recorded for action in episode.actions}
+    metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, what they replay counted once
+    return metrics
 
 
 def _of(recorded: Sequence[Episode], credits: Sequence[ActionCredit], run: RunSettings) -> list[ActionCredit]:
