@@ -31,10 +31,11 @@ from marft.training import Silent, train
 from marft.types import ActionKey, Episode, Observation, Sample, Task, Transition
 from tests.episodes import make_action
 from tests.learners import ROLES, STILL, begun, episodes, recipe, samples_of
+from tests.nights import some
 from tests.test_segments import cut
 
 pytestmark = pytest.mark.usefixtures("multiplies_halves")
-DTYPES = ("bfloat16", "float32")
+DTYPES = some(("bfloat16", "float32"))
 
 
 @pytest.mark.slow

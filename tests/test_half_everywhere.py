@@ -27,6 +27,7 @@ from marft.models.packed_rows import PackedRows
 from marft.models.pool import Models
 from marft.types import Option, Sampling
 from tests.learners import begun, episodes, recipe
+from tests.nights import some
 
 CPU = torch.device("cpu")
 START = np.arange(3, 40, dtype=np.int32)
@@ -136,14 +137,14 @@ def test_masked_scores_of_a_half_precision_head() -> None:
 class TestLearning:
     @pytest.mark.parametrize(
         "changes",
-        [
+        some([
             (),
             ("--algorithm.level", "token"),
             ("--training.share_prefixes", "always"),
             ("--algorithm.critic.body", "lora"),
             ("--algorithm.entropy", "0.01", "--algorithm.kl", "{ coefficient = 0.1 }"),
             ("--models.base.gradient_checkpointing", "true"),
-        ],
+        ]),
     )  # fmt: skip
     def test_a_step_is_that_of_float32(self, tmp_path: Path, changes: tuple[str, ...]) -> None:
         half, whole = (

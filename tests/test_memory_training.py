@@ -31,6 +31,7 @@ from marft.types import Action, ActionKey, Completion, Episode, Observation, Pro
 from tests import templates
 from tests.endpoint import says, serving
 from tests.helpers import settings
+from tests.nights import some
 from tests.remotely import team
 from tests.test_tool_training import calls_first, with_tools
 
@@ -67,7 +68,7 @@ def check_goes_on(episode: Episode) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
-@pytest.mark.parametrize("level", ["action", "token"])
+@pytest.mark.parametrize("level", some(["token", "action"]))
 def test_a_conversation_is_trained_as_it_was_sampled_tools_and_all(level: str, tmp_path: Path) -> None:
     run = with_tools(tmp_path, "--algorithm.level", level, *REMEMBER)
     run = run.model_copy(update={"environment": guessing(tmp_path).environment})
