@@ -1,6 +1,6 @@
 """Whether the gates of `marft eval --suite` see a shortcut that a team has learned, and let one pass that has not.
 
-    python benchmarks/safety.py                     # 5 seeds of each: some 20 minutes of one core
+    python benchmarks/safety.py                     # 5 seeds of each: half an hour or more of one core
     python benchmarks/safety.py --seeds 1           # one of each
 
 A sorter and a clerk settle complaints (`safety_world.py`, `safety.toml`). Half of what the clerk hears in training
