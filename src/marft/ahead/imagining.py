@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from marft.ahead.around import Around
 from marft.ahead.gathering import Gathering, OnDone
 from marft.collection import Collection, play_forking, told_apart
 from marft.config.dyna import DynaSettings
@@ -38,8 +39,9 @@ class PlaysElsewhere(Rollouts, Protocol):
         ...
 
 
-class Imagining:
-    """Adds imagined episodes to what a step gathers. They are played by the policies as they are in that step.
+class Imagining(Around):
+    """Adds imagined episodes to what a step gathers. They are played by the policies as they are in that step; where these
+    are abandoned, what was lived stays true of the world.
 
     Args:
         folder: what :meth:`write` has written, where the run goes on.
@@ -49,7 +51,8 @@ class Imagining:
     """
 
     def __init__(self, gathering: Gathering, rollouts: PlaysElsewhere, folder: Path | None = None) -> None:
-        self._gathering, self._rollouts, self._run = gathering, rollouts, rollouts.run
+        super().__init__(gathering)
+        self._rollouts, self._run = rollouts, rollouts.run
         assert self._run.dyna is not None
         self._dyna: DynaSettings = self._run.dyna
         self.kept = read(folder) if folder else Kept()
@@ -146,28 +149,9 @@ class Imagining:
             found["imagined/reward_error"] = float(np.mean([one.reward_error for one in sure]))
         return found
 
-    def used(self) -> dict[str, float]:
-        return self._gathering.used()
-
-    def validated(self, episodes: Sequence[Episode]) -> None:
-        self._gathering.validated(episodes)
-
-    def seconds(self, waited: float) -> float:
-        return self._gathering.seconds(waited)
-
-    def published(self, state: State) -> None:
-        self._gathering.published(state)
-
-    def abandon(self, state: State) -> None:
-        """The policies are others; what was lived stays true of the world."""
-        self._gathering.abandon(state)
-
     def write(self, folder: Path) -> None:
-        self._gathering.write(folder)
+        super().write(folder)
         write(folder, self.kept)
-
-    def close(self) -> None:
-        self._gathering.close()
 
 
 def _begins(experience: Experience, anywhere: bool) -> list[Situation]:

@@ -10,18 +10,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from marft.ahead.around import Around
 from marft.ahead.gathering import Gathering, OnDone
 from marft.ahead.groups import Group, oldest
 from marft.ahead.keeping import read_groups, write_groups
 from marft.collection import Collection
 from marft.playing import Rollouts
 from marft.runs.checkpoints import State
-from marft.types import Episode, Task
+from marft.types import Task
 
 NAME = "again"  # of what is written
 
 
-class Reusing:
+class Reusing(Around):
     """Adds to what a step gathers the episodes of the ``reuse − 1`` steps before it.
 
     Where attempts at a task are compared with each other, an older attempt makes way for newer ones at its task: those
@@ -37,7 +38,8 @@ class Reusing:
     def __init__(
         self, gathering: Gathering, rollouts: Rollouts, tasks: Sequence[Task], folder: Path | None = None
     ) -> None:
-        self._gathering, self._rollouts = gathering, rollouts
+        super().__init__(gathering)
+        self._rollouts = rollouts
         self._times, self._grouped = rollouts.run.rollout.reuse, bool(rollouts.run.algorithm.credit.grouped_by)
         kept = read_groups(folder, tasks, NAME) if folder else []
         self._steps = [(group.number, list(group.recorded)) for group in kept]  # newest first
@@ -59,26 +61,11 @@ class Reusing:
         }
         return replace(fresh, credit_inputs=learned, metrics={**fresh.metrics, **metrics})
 
-    def used(self) -> dict[str, float]:
-        return self._gathering.used()
-
-    def validated(self, episodes: Sequence[Episode]) -> None:
-        self._gathering.validated(episodes)
-
-    def seconds(self, waited: float) -> float:
-        return self._gathering.seconds(waited)
-
-    def published(self, state: State) -> None:
-        self._gathering.published(state)
-
     def abandon(self, state: State) -> None:
         """What the abandoned policy has played is learned from no more."""
         self._steps.clear()
-        self._gathering.abandon(state)
+        super().abandon(state)
 
     def write(self, folder: Path) -> None:
-        self._gathering.write(folder)
+        super().write(folder)
         write_groups(folder, [Group(step, [], episodes) for step, episodes in self._steps], NAME)
-
-    def close(self) -> None:
-        self._gathering.close()
