@@ -40,8 +40,8 @@ class PlaysElsewhere(Rollouts, Protocol):
 
 
 class Imagining(Around):
-    """Adds imagined episodes to what a step gathers. They are played by the policies as they are in that step; where these
-    are abandoned, what was lived stays true of the world.
+    """Adds imagined episodes to what a step gathers. They are played by the policies as they are in that step; where
+    these are abandoned, what was lived stays true of the world.
 
     Args:
         folder: what :meth:`write` has written, where the run goes on.
