@@ -1,0 +1,278 @@
+"""What agents should say to each other: six ways of passing messages on, in two teams, before and after training.
+
+    python benchmarks/pact.py                                    # three seeds of twelve arms; goes on where it stopped
+    python benchmarks/pact.py --seeds 1 --strategies raw rules
+    python benchmarks/pact.py --only-table                       # from what is there
+
+Readers tell an answerer, who has seen nothing, what became of a thing and where people are (`whereabouts.py`): one
+after another, or with split evidence. What they say is passed on as it is (*raw*), the newest message alone (*last*),
+as a scribe sums it up (*summary*), as what was done without where things stand (*structured*), or as PACT's record of
+both (arXiv:2606.05304), which rules find in the text (*rules*) or a scribe writes (*model*). Scribes are agents of the
+team: their tokens count, and they are trained. Writes results/pact.json, .md and .svg.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice, product
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from recording import parser_of, save_plot, save_rows, tidy
+from warming import BATCH, digest, warm_up
+from whereabouts import ANSWERER, DID, FIELDS, INSTRUCTIONS, READERS, SCRIBES, Reading
+
+from marft import atomic
+from marft.cli.commands import quieten
+from marft.config.load import parse_recipe
+from marft.config.models import ModelSettings
+from marft.config.run import RunSettings
+from marft.engines.renderer import ChatRenderer
+from marft.evaluation.intervals import wilson
+from marft.evaluation.session import BASE, evaluate_checkpoints
+from marft.models.formats import load_format
+from marft.runs.folder import RunFolder
+from marft.scripted import ScriptedTeam, Spoken
+from marft.training import train
+
+BASE_MODEL = "tiny-memory"
+WARM_UP, FLAWLESS, SKILL, EPISODES = 900, 0.6, 0.65, 150  # steps; share of them; then so well; a team, and skill
+STEPS = 20
+STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+    "raw": {"name": "raw"},
+    "last": {"name": "last"},
+    "summary": {"name": "raw"},
+    "structured": {"name": "record", "fields": {DID: FIELDS[DID]}, "otherwise": "nothing"},
+    "rules": {"name": "record", "fields": FIELDS, "otherwise": "nothing"},
+    "model": {"name": "raw"},
+}
+WRITTEN = {"summary": "summary", "model": "record"}  # by scribes, who are told so
+WHEN = ("before", "after")
+KINDS = {"Where is": "where it is", "Who bought": "who bought it"}
+
+
+@dataclass
+class Row:
+    """A turn as token ids; the model learns what it says itself."""
+
+    ids: list[int]
+    learnt: list[bool]
+
+
+def recipe(topology: str, strategy: str, seed: int, model: str, output: Path) -> RunSettings:
+    """The recipe of one arm."""
+    readers, scribed = READERS[topology], strategy in WRITTEN
+    heard = [SCRIBES[reader] if scribed else reader for reader in readers]
+    sees = {ANSWERER: heard} | ({readers[1]: heard[:1]} if topology == "pipeline" else {})
+    told = dict.fromkeys(readers, ("reader", INSTRUCTIONS["reader"], 112))
+    if scribed:
+        sees |= {SCRIBES[reader]: [reader] for reader in readers}
+        told |= {SCRIBES[reader]: ("scribe", INSTRUCTIONS[WRITTEN[strategy]], 64) for reader in readers}
+    told[ANSWERER] = ("answerer", INSTRUCTIONS["answerer"], 32)
+    return parse_recipe(
+        {
+            "name": f"{topology}-{strategy}-{seed}", "seed": seed, "output": str(output),
+            "models": {"base": {"path": model}},
+            "policies": {
+                policy: {"model": "base", "lora": {"rank": 8, "alpha": 16}}
+                for policy in dict.fromkeys(policy for policy, _, _ in told.values())
+            },
+            "agents": [
+                {
+                    "role": role, "policy": policy, "instructions": text, "answers": role == ANSWERER,
+                    "sampling": {"max_new_tokens": longest},
+                }
+                for role, (policy, text, longest) in told.items()
+            ],
+            "team": {"organization": "graph", "sees": sees}, "channel": STRATEGIES[strategy],
+            "environment": {"name": "whereabouts:Whereabouts", "topology": topology},
+            "algorithm": {"name": "marft", "level": "action", "optimizer": {"learning_rate": 5e-4}},
+            "rollout": {"tasks_per_step": 16, "samples_per_task": 4}, "training": {"steps": STEPS},
+        }
+    )  # fmt: skip
+
+
+def demonstrations(renderer: ChatRenderer) -> Callable[[], Row]:
+    """Turns of all twelve teams as a script plays them, first without slips."""
+    flawless, mixed = ([*turns(renderer, skill)] for skill in (1.0, SKILL))
+    random, made = Random(0), 0
+
+    def one() -> Row:
+        nonlocal made
+        made += 1
+        return random.choice(flawless if made <= FLAWLESS * WARM_UP * BATCH else mixed)
+
+    return one
+
+
+def turns(renderer: ChatRenderer, skill: float) -> Iterator[Row]:
+    """What is said in some episodes of each team, on tasks that are in no split."""
+    format = load_format(ModelSettings(path=BASE_MODEL))
+    tokenizer, stop = renderer.formats[""].tokenizer, renderer.formats[""].stop_ids[0]
+    for topology, strategy in product(READERS, STRATEGIES):
+        spoken: list[Spoken] = []
+        run = recipe(topology, strategy, 0, BASE_MODEL, Path())
+        world: Any = run.environment
+        with ScriptedTeam(run, Reading(skill), {"base": format}, heard=spoken.append) as team:
+            tasks = list(islice(world.demonstrations(), EPISODES))
+            assert all(episode.scored for episode in team.play(tasks))
+        for one in spoken:
+            chat: Any = [*map(dict, one.chat)]
+            text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+            prompt, said = tokenizer([text, one.line.text], add_special_tokens=False)["input_ids"]
+            yield Row([*prompt, *said, stop], [False] * len(prompt) + [True] * (len(said) + 1))
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--only-table", action="store_true", help="of the runs that have been made")
+    arguments = parser.parse_args()
+    output = arguments.output / "pact"
+    model = output / "model"
+    if not model.exists():
+        output.mkdir(parents=True, exist_ok=True)
+        warm_up(model, ModelSettings(path=BASE_MODEL), demonstrations, WARM_UP)
+    quieten()
+    rows = []
+    for seed, topology, strategy in product(range(arguments.seeds), READERS, arguments.strategies):
+        path = output / f"{topology}-{strategy}-{seed}.json"
+        if path.is_file():
+            rows.append(atomic.read_json(path))
+        elif not arguments.only_table:
+            run = recipe(topology, strategy, seed, str(model), output)
+            rows.append({"topology": topology, "strategy": strategy, **measured(run, arguments.tasks, digest(model))})
+            atomic.write_file(path, json.dumps(rows[-1]) + "\n")
+            shares = ", ".join(f"{when} {share(rows[-1][when], KINDS):.1%}" for when in WHEN)
+            print(f"{run.name}: {shares} ({rows[-1]['wall_seconds']:.0f} s)", flush=True)
+    save_rows(arguments.results, "pact", rows, "\n".join([*table(rows), "", *by_kind(rows)]) + "\n")
+    save_plot(arguments.results, "pact", front(rows))
+
+
+def measured(run: RunSettings, tasks: int, checkpoint: str) -> dict[str, Any]:
+    """A run to its end, and what it solves of held-out tasks, by what was asked, before and after."""
+    began, folder = time.perf_counter(), RunFolder(Path(run.output) / run.name)
+    started = folder.is_run()
+    train(run, folder if started else RunFolder.create(run), resume=started)
+    seconds = time.perf_counter() - began
+    evaluations = evaluate_checkpoints(run, folder, ("last",), ("sampled",), tasks, False, lambda _=None: None)
+    world: Any = run.environment
+    kinds = {task.id: task.data["kind"] for task in world.tasks("test")}
+    row: dict[str, Any] = {"seed": run.seed, "checkpoint": checkpoint, "wall_seconds": seconds}
+    for one in evaluations:
+        of = Counter(kinds[task] for task in one.outcomes)
+        right = Counter(kinds[task] for task, outcome in one.outcomes.items() if outcome)
+        row[WHEN[one.checkpoint != BASE]] = {
+            "kinds": {kind: [right[kind], of[kind]] for kind in KINDS},
+            **{name: one.metrics[name] for name in ("cost_tokens", "message_tokens")},
+        }
+    return row
+
+
+def share(found: Mapping[str, Any], kinds: Iterable[str]) -> float:
+    """Of tasks of these kinds, those that were solved."""
+    right, of = (sum(found["kinds"][kind][place] for kind in kinds) for place in (0, 1))
+    return float(right / of)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each arm: what it solves and what that takes, before and after."""
+    yield "| team | messages | could solve, % | before, % | after, % | each seed, % | tokens an episode | of messages |"
+    yield "| --- | --- | ---: | ---: | --- | --- | --- | --- |"
+    for topology, strategy, mine in arms(rows):
+        right, of = (sum(row["after"]["kinds"][kind][n] for row in mine for kind in KINDS) for n in (0, 1))
+        low, high = wilson(right, of)
+        before, after = (100 * np.mean([share(row[when], KINDS) for row in mine]) for when in WHEN)
+        each = ", ".join(f"{100 * share(row['after'], KINDS):.0f}" for row in mine)
+        spent = [
+            " → ".join(f"{np.mean([row[when][name] for row in mine]):.0f}" for when in WHEN)
+            for name in ("cost_tokens", "message_tokens")
+        ]
+        can = 100 * share(ceiling(topology, strategy), KINDS)
+        cells = [
+            topology,
+            strategy,
+            f"{can:.0f}",
+            f"{before:.1f}",
+            f"{after:.1f} ({100 * low:.1f} to {100 * high:.1f})",
+        ]
+        yield f"| {' | '.join([*cells, each, *spent])} |"
+
+
+def by_kind(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each arm: what it solves of each kind of question, after training, and what a flawless team would."""
+    yield f"| team | messages | {' | '.join(f'{name}, %' for name in KINDS.values())} |"
+    yield "| --- | --- |" + " --- |" * len(KINDS)
+    for topology, strategy, mine in arms(rows):
+        cells = []
+        for kind in KINDS:
+            before, after = (100 * np.mean([share(row[when], [kind]) for row in mine]) for when in WHEN)
+            cells.append(f"{before:.0f} → {after:.0f} of {100 * share(ceiling(topology, strategy), [kind]):.0f}")
+        yield f"| {' | '.join([topology, strategy, *cells])} |"
+
+
+def arms(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
+    """Each arm's rows, by seed."""
+    for topology, strategy in product(READERS, STRATEGIES):
+        mine = [row for row in rows if (row["topology"], row["strategy"]) == (topology, strategy)]
+        if mine:
+            yield topology, strategy, mine
+
+
+@cache
+def ceiling(topology: str, strategy: str, tasks: int = 500) -> dict[str, Any]:
+    """What a script solves that reads, writes and answers without slips: what the messages can carry."""
+    run = recipe(topology, strategy, 0, BASE_MODEL, Path())
+    world: Any = run.environment
+    kinds = {kind: [0, 0] for kind in KINDS}
+    with ScriptedTeam(run, Reading(1.0), {"base": load_format(ModelSettings(path=BASE_MODEL))}) as team:
+        for episode in team.play(world.tasks("test")[:tasks]):
+            kinds[episode.task.data["kind"]][0] += bool(episode.success)
+            kinds[episode.task.data["kind"]][1] += 1
+    return {"kinds": kinds}
+
+
+def front(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Accuracy over tokens: a colour for each way, from before to after, and the front of what was reached."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for axes, topology in zip(figure.subplots(1, len(READERS), sharey=True), READERS, strict=True):
+        reached = []
+        for number, strategy in enumerate(STRATEGIES):
+            mine = [row for row in rows if (row["topology"], row["strategy"]) == (topology, strategy)]
+            if not mine:
+                continue
+            ends = [
+                (
+                    np.mean([row[when]["cost_tokens"] for row in mine]),
+                    np.mean([share(row[when], KINDS) for row in mine]),
+                )
+                for when in WHEN
+            ]
+            reached.append(ends[1])
+            axes.annotate("", ends[1], ends[0], arrowprops={"arrowstyle": "->", "color": f"C{number}", "alpha": 0.5})
+            axes.plot(*ends[0], "o", color=f"C{number}", fillstyle="none")
+            axes.plot(*ends[1], "o", color=f"C{number}", label=strategy)
+            seeds = [(row["after"]["cost_tokens"], share(row["after"], KINDS)) for row in mine]
+            axes.plot(*zip(*seeds, strict=True), ".", color=f"C{number}", alpha=0.5)
+        best = [one for one in sorted(reached) if all(one[1] > other[1] for other in reached if other[0] < one[0])]
+        axes.plot(*zip(*best, strict=True), color="0.6", lw=1, ls="--", zorder=0)
+        axes.set_title(topology, fontsize=10, loc="left")
+        axes.set_xlabel("tokens read and written in an episode")
+        axes.set_ylim(0, 1)
+        tidy(axes)
+    figure.axes[0].set_ylabel("questions answered, held out")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Where is the lamp? What happened stands in several hands, and one who has seen none of it answers.
+
+    one part      Ann is in Rome. Cal is in Oslo. Eve likes rice. Cal bought the lamp. Eve is in Lima.
+    the other     Cal gave Eve the lamp. Ann's cat is red. Eve is in Bern now.
+    the question  Where is the lamp?  (Bern)   or   Who bought the lamp?  (Cal)
+
+In a *pipeline* the first reader has the beginning and the second the rest, with what the first one said. With *split
+evidence* one reader has what became of things and the other where people are, and neither hears the other. A reader
+says what it read and how things stand; a scribe, where there is one, says it again in other words. Nothing is computed:
+things are looked up, and what changed takes the place of what was. Who bought a thing stands in no state of affairs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from marft.envs.drawn import Drawing, Drawn
+from marft.envs.scripts import Cue
+from marft.envs.single_turn import Grade, SingleTurn
+from marft.types import Observation, Task
+
+PEOPLE = ("Ann", "Bea", "Cal", "Dan", "Eve", "Fay", "Gus", "Hal")
+PLACES = ("Rome", "Oslo", "Lima", "Bern", "Cairo", "Delhi", "Kyoto", "Paris")
+THINGS = ("hat", "lamp", "boat", "book", "chair", "clock")
+FOODS = ("rice", "soup", "bread", "cake", "fruit", "pasta")
+READERS = {"pipeline": ("first", "second"), "split": ("keeper", "watcher")}
+SCRIBES = {reader: f"{reader}_scribe" for readers in READERS.values() for reader in readers}
+ANSWERER = "answerer"
+INSTRUCTIONS = {
+    "reader": "You are a reader. Say what you read, and how things stand.",
+    "summary": "You are a scribe. Sum up what matters.",
+    "record": "You are a scribe. Make a record of it.",
+    "answerer": "You are the answerer. Answer the question.",
+}
+DID, NOW = "did", "now"  # fields of a record
+FIELDS = {DID: r"(\w+ (?:bought|gave) [^.;\n]+)[.;]", NOW: r"[Nn]ow: ([^.;\n]+)"}  # as rules find them in a message
+MESSAGE = "\n\nMessage from "
+ANSWER = re.compile(r"Answer: (\w+)")
+FACT = re.compile(
+    r"(?P<who>\w+) is in (?P<place>\w+)|(?P<buyer>\w+) bought the (?P<bought>\w+)"
+    r"|(?P<giver>\w+) gave (?P<taker>\w+) the (?P<given>\w+)|(?P<holder>\w+) has the (?P<held>\w+)"
+    r"|[Nn]ow: (?P<state>[^.;\n]+)"
+)
+ABOUT = re.compile(r"(Where is|Who bought) the (\w+)\?")
+
+
+@dataclass
+class Known:
+    """What somebody knows of a story: who bought a thing, who has it, and where people are."""
+
+    bought: dict[str, str] = field(default_factory=dict)
+    has: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    last: str = ""  # what became of a thing last
+
+    def read(self, text: str) -> Known:
+        """Take in what a text says, in its order."""
+        for fact in FACT.finditer(text):
+            if fact["who"]:
+                self.places[fact["who"]] = fact["place"]
+            elif fact["buyer"]:
+                self.bought[fact["bought"]] = self.has[fact["bought"]] = fact["buyer"]
+                self.last = fact.group()
+            elif fact["giver"]:
+                self.has[fact["given"]] = fact["taker"]
+                self.last = fact.group()
+            elif fact["holder"]:
+                self.has[fact["held"]] = fact["holder"]
+            else:
+                for entry in fact["state"].split(","):
+                    match entry.split():
+                        case [thing, person] if thing in THINGS:
+                            self.has[thing] = person
+                        case [person, place]:
+                            self.places[person] = place
+        return self
+
+    @property
+    def state(self) -> str:
+        return ", ".join(f"{a} {b}" for a, b in [*self.has.items(), *self.places.items()])
+
+    def answer(self, what: str, thing: str) -> str:
+        """The answer, where it is known."""
+        if what == "Who bought":
+            return self.bought.get(thing, "")
+        return self.places.get(self.has.get(thing, ""), "")
+
+
+class Whereabouts(Drawn):
+    """Stories of people, places and one thing."""
+
+    topology: Literal["pipeline", "split"] = "pipeline"  # who reads what
+
+    def draw(self, random: Random) -> Drawing:
+        """A story in two parts, and a question."""
+        people, thing = random.sample(PEOPLE, 3), random.choice(THINGS)
+        places = random.sample(PLACES, 5)
+        buyer, *others = random.sample(people, 3)
+        one = [f"{person} is in {place}." for person, place in zip(people, places, strict=False)]
+        one += [f"{buyer} bought the {thing}."]
+        one += [f"{person} likes {random.choice(FOODS)}." for person in random.sample(people, 2)]
+        random.shuffle(one)
+        two, holder = [f"{random.choice(people)} likes {random.choice(FOODS)}."], buyer
+        if random.random() < 0.7:
+            holder = random.choice(others)
+            two.append(f"{buyer} gave {holder} the {thing}.")
+        mover = random.choice(people)
+        two.append(f"{mover} is in {places[3]} now.")
+        random.shuffle(two)
+        what = "Where is" if random.random() < 0.75 else "Who bought"
+        question = f"{what} the {thing}?"
+        answer = Known().read(" ".join([*one, *two])).answer(what, thing)
+        shown = self._shown([one, two])
+        data = {"answer": answer, "kind": what, "shown": shown}
+        return Drawing(f"{question} {one} {two}", question, data)
+
+    def _shown(self, parts: Sequence[Sequence[str]]) -> dict[str, str]:
+        """What each reader is shown."""
+        if self.topology == "split":
+            lines = [line for part in parts for line in part]
+            parts = [
+                [line for line in lines if " is in " not in line],
+                [line for line in lines if " is in " in line],
+            ]
+        read = dict(zip(READERS[self.topology], parts, strict=True))
+        return {reader: " ".join(part) for reader, part in read.items()}
+
+    def start(self, task: Task, seed: int) -> Session:  # noqa: ARG002  nothing here is random
+        return Session(task)
+
+    def script(self, skill: float = 1.0) -> Reading:
+        """Who reads and answers well, or with so much skill."""
+        return Reading(skill)
+
+
+class Session(SingleTurn):
+    """One question: right or wrong, by the last answer that is given."""
+
+    def __init__(self, task: Task) -> None:
+        def grade(text: str) -> Grade:
+            given = ANSWER.findall(text)
+            right = bool(given) and given[-1] == task.data["answer"]
+            return Grade(float(right), right)
+
+        super().__init__(task, grade)
+
+    async def reset(self) -> Observation:
+        return Observation(self.task.prompt, views=self.task.data["shown"])
+
+
+class Reading:
+    """Says what anybody of the team would, from what it is shown.
+
+    Args:
+        skill: the share of turns of readers and of the answerer that are done well; a scribe slips half as often.
+    """
+
+    def __init__(self, skill: float) -> None:
+        self.skill = skill
+
+    def __call__(self, cue: Cue) -> str:
+        what, thing = ABOUT.findall(cue.shown)[0]
+        works, random = cue.random.random() < self.skill, cue.random
+        if cue.role == ANSWERER:
+            return self._answered(cue.shown, what, thing, random, works)
+        if cue.role in SCRIBES.values():
+            return self._written(cue, what, thing, random)
+        return self._read(cue.shown, random, works)
+
+    def _read(self, shown: str, random: Random, works: bool) -> str:
+        task, _, heard = shown.partition(MESSAGE)
+        lines = task.partition("\n\n")[2]
+        known = Known().read(heard).read(lines)
+        if works:
+            return f"{lines} Now: {known.state}."
+        match random.choice(("nothing", "prose", "wrong")):
+            case "nothing":
+                return "I read it all."
+            case "prose":
+                return lines
+            case _:
+                for those in (known.has, known.places):
+                    for one in those:
+                        those[one] = random.choice(PEOPLE if those is known.has else PLACES)
+                return f"{lines} Now: {known.state}."
+
+    def _written(self, cue: Cue, what: str, thing: str, random: Random) -> str:
+        known = Known().read(cue.shown.partition(MESSAGE)[2])
+        if random.random() > (1 + self.skill) / 2:
+            return "It was read."
+        if cue.chat[0]["content"] == INSTRUCTIONS["record"]:
+            first = what == "Who bought" and thing in known.bought and random.random() < 0.5
+            did = f"{known.bought[thing]} bought the {thing}" if first else known.last
+            return f"did: {did or 'nothing'}; now: {known.state or 'nothing'}."
+        return " ".join(_matters(known, what, thing)) or "Nothing matters."
+
+    def _answered(self, shown: str, what: str, thing: str, random: Random, works: bool) -> str:
+        heard = shown.partition(MESSAGE)[2]
+        known = Known().read(heard)
+        answer, holder = known.answer(what, thing), known.has.get(thing, "")
+        if what == "Who bought":
+            answer = answer or holder
+            said = f"{answer} bought the {thing}." if answer else ""
+        else:
+            said = f"{holder} has the {thing}." if holder else ""
+        named = [word for word in re.findall(r"\w+", heard) if word in (PEOPLE if what == "Who bought" else PLACES)]
+        guess = random.choice(named or (PEOPLE if what == "Who bought" else PLACES))
+        if not works:
+            return f"Answer: {guess}."
+        return f"{said} Answer: {answer or guess}.".strip()
+
+
+def _matters(known: Known, what: str, thing: str) -> Iterator[str]:
+    """What matters to a question, in sentences."""
+    holder = known.has.get(thing, "")
+    if what == "Who bought":
+        if thing in known.bought:
+            yield f"{known.bought[thing]} bought the {thing}."
+        return
+    if holder:
+        yield f"{holder} has the {thing}."
+    for person in [holder] if holder in known.places else known.places:
+        yield f"{person} is in {known.places[person]}."
