@@ -108,6 +108,9 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, asked: Tuning) -> Non
         if asked.critic:
             critic = PolicyCritic(rollouts, asked.critic)
             network = reworded(board, network, critic, Improving(asked.rounds), _tell)
+            if critic.silent:
+                proposals = f"{critic.silent} of {critic.asked} replies of the critic"
+                console.print(f"  {proposals} held no <instructions>: give it a model that can", soft_wrap=True)
             write_network(to, network)
         if asked.tolerance >= 0:
             network = skipped(board, network, asked.tolerance, _tell)

@@ -42,6 +42,7 @@ class PolicyCritic:
     policy: str
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7, max_new_tokens=512))
     asked: int = 0
+    silent: int = 0  # of those, replies in which no instructions stood between their tags
 
     def __call__(self, node: Node, failures: Sequence[Failure]) -> str:
         question, self.asked = question_of(node, failures), self.asked + 1
@@ -50,7 +51,9 @@ class PolicyCritic:
         prompt = game.renderer.render(self.policy, Profile("critic"), question, (), reserve=room, cut=Cut())
         key = ActionKey(STREAM, node.name, self.asked, 0, "critic", 0)
         said = self.rollouts.wait_for(self.rollouts.engine.sample(self.policy, prompt, self.sampling, key))
-        return instructions_in(said.text)
+        proposed = instructions_in(said.text)
+        self.silent += not proposed
+        return proposed
 
 
 def question_of(node: Node, failures: Sequence[Failure]) -> str:
