@@ -74,6 +74,7 @@ def test_a_scribe_is_an_agent_whom_others_hear_in_the_place_of_a_reader(pact: An
 def test_what_an_answer_is_comes_last(pact: Any) -> None:
     del pact
     import whereabouts
+
     from marft.types import Task
 
     session = whereabouts.Session(Task("t", "Where is the lamp?", {"answer": "Rome", "shown": {}}))

@@ -111,6 +111,17 @@ def test_an_optimizer_has_twelve_bytes_a_number_and_the_host_a_copy() -> None:
     assert taken(run, "copy of what learns") == 12 * numbers
 
 
+@pytest.mark.parametrize(("reference", "copies"), [("start", 1), ("base", 0), ("none", 0)])
+def test_a_reference_that_is_a_copy_is_counted(reference: str, copies: int) -> None:
+    run = math(
+        "--algorithm.name", "dpo", "--algorithm.objective.reference", reference, "--rollout.samples_per_task", "4"
+    )
+    process = planned(run).best.processes[0]
+    adapter = taken(process, "adapter of")
+    assert taken(process, "reference of") == copies * adapter
+    assert taken(process, "while its reference is scored") == copies * adapter
+
+
 @pytest.mark.parametrize(("card", "policy", "for_kl"), [("h100", 4 + 2, 0), ("cpu", 4, 4)])
 def test_whole_weights_are_masters_and_their_rounding_and_on_a_cpu_float32(card: str, policy: int, for_kl: int) -> None:
     run = math("--policies.reasoner.train", "full", "--models.base.dtype", "bfloat16")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from marft.config.run import RunSettings
+from marft.learning.objectives.pairs import BASE, NONE, PairObjectivePart
 from marft.planning.activations import FLOAT, PREFILL, Pass, beside, kept, read
 from marft.planning.cards import Card
 from marft.planning.company import Company, named
@@ -210,6 +211,10 @@ def _policy(place: Place, policy: PolicyWork, company: Company, rank: int) -> li
     parts.append(Part(f"optimizer of {policy.name}", MOMENTS * numbers, on_host=company.offload))
     if not company.learns(rank, policy.model):
         return parts
+    objective = place.run.algorithm.objective
+    if isinstance(objective, PairObjectivePart) and objective.reference not in (BASE, NONE):
+        parts.append(Part(f"reference of {policy.name}", FLOAT * numbers))
+        parts.append(Part(f"{policy.name} while its reference is scored", FLOAT * numbers, "learning"))
     parts.append(Part(f"gradient of {policy.name}", GRADIENT * numbers, "learning"))
     parts.append(Part(f"gradient and step of {policy.name}", (GRADIENT + STEP) * numbers, "stepping"))
     if place.run.algorithm.team_kl or getattr(place.run.algorithm.schedule, "kl_limit", 0.0):
