@@ -44,7 +44,7 @@ from marft.scripted import ScriptedTeam, Spoken
 from marft.training import train
 
 BASE_MODEL = "tiny-memory"
-WARM_UP, FLAWLESS, SKILL, EPISODES = 900, 0.6, 0.65, 150  # steps; share of them; then so well; a team, and skill
+WARM_UP, FLAWLESS, SKILL, EPISODES = 1200, 0.7, 0.65, 250  # steps; share of them; then so well; a team, and skill
 STEPS = 20
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "raw": {"name": "raw"},
@@ -94,7 +94,7 @@ def recipe(topology: str, strategy: str, seed: int, model: str, output: Path) ->
             ],
             "team": {"organization": "graph", "sees": sees}, "channel": STRATEGIES[strategy],
             "environment": {"name": "whereabouts:Whereabouts", "topology": topology},
-            "algorithm": {"name": "marft", "level": "action", "optimizer": {"learning_rate": 5e-4}},
+            "algorithm": {"name": "marft", "level": "action", "epochs": 1, "optimizer": {"learning_rate": 1e-3}},
             "rollout": {"tasks_per_step": 16, "samples_per_task": 4}, "training": {"steps": STEPS},
         }
     )  # fmt: skip

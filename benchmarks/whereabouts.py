@@ -1,7 +1,7 @@
 """Where is the lamp? What happened stands in several hands, and one who has seen none of it answers.
 
-    one part      Ann is in Rome. Cal is in Oslo. Eve likes rice. Cal bought the lamp. Eve is in Lima.
-    the other     Cal gave Eve the lamp. Ann's cat is red. Eve is in Bern now.
+    one part      Cal is in Oslo. Eve likes rice. Cal bought the lamp. Eve is in Lima.
+    the other     Cal gave Eve the lamp. Cal likes soup. Eve is in Bern now.
     the question  Where is the lamp?  (Bern)   or   Who bought the lamp?  (Cal)
 
 In a *pipeline* the first reader has the beginning and the second the rest, with what the first one said. With *split
@@ -97,19 +97,15 @@ class Whereabouts(Drawn):
 
     def draw(self, random: Random) -> Drawing:
         """A story in two parts, and a question."""
-        people, thing = random.sample(PEOPLE, 3), random.choice(THINGS)
-        places = random.sample(PLACES, 5)
-        buyer, *others = random.sample(people, 3)
+        (buyer, other), thing = random.sample(PEOPLE, 2), random.choice(THINGS)
+        people, places = (buyer, other), random.sample(PLACES, 3)
         one = [f"{person} is in {place}." for person, place in zip(people, places, strict=False)]
-        one += [f"{buyer} bought the {thing}."]
-        one += [f"{person} likes {random.choice(FOODS)}." for person in random.sample(people, 2)]
+        one += [f"{buyer} bought the {thing}.", f"{random.choice(people)} likes {random.choice(FOODS)}."]
         random.shuffle(one)
-        two, holder = [f"{random.choice(people)} likes {random.choice(FOODS)}."], buyer
-        if random.random() < 0.7:
-            holder = random.choice(others)
-            two.append(f"{buyer} gave {holder} the {thing}.")
-        mover = random.choice(people)
-        two.append(f"{mover} is in {places[3]} now.")
+        two = [f"{random.choice(people)} likes {random.choice(FOODS)}."]
+        if random.random() < 0.6:
+            two.append(f"{buyer} gave {other} the {thing}.")
+        two.append(f"{random.choice(people)} is in {places[2]} now.")
         random.shuffle(two)
         what = "Where is" if random.random() < 0.75 else "Who bought"
         question = f"{what} the {thing}?"
