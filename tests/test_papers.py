@@ -30,7 +30,8 @@ CITATION = re.compile(rf"(?P<several>{NAME} et al\.)(?:{YEAR})?|(?P<two>{NAME} a
 ANCHOR = re.compile(r"et al\.|\b(?:18|19|20)\d\d\b")
 NUMBER = re.compile(r"arxiv(?:\.org/(?:abs|pdf|html)/|[ :])(\d+\.\d+)", re.IGNORECASE)
 PARTS = {
-    "credit": "credits", "objective": "objectives", "schedule": "schedules", "weight": "teammate_weights",
+    "channel": "channels", "credit": "credits", "objective": "objectives", "schedule": "schedules",
+    "weight": "teammate_weights",
     "environment": "environments", "team": "organizations", "tools": "tools", "store": "memories", "proposer": "proposers",
     "model": "world_models",
 }  # fmt: skip
