@@ -116,6 +116,7 @@ def test_what_was_cut_short_goes_on_or_says_what_to_do(
     assert starts(last.checkpoints) == []
 
 
+@pytest.mark.slow
 def test_a_start_that_could_not_be_written_leaves_the_old_run_whole(
     killed: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

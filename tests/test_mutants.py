@@ -120,6 +120,8 @@ def test_a_survivor_is_reported_with_its_place_and_fails_the_run(whole_run: tupl
     assert (folder / "src/sums.py").read_text() == SUMS.lstrip(), "no file is ever written"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_a_survivor_that_is_listed_with_a_reason_is_accepted(done: Path) -> None:
     allow(done, *BOUNDARY)
     code, printed = run(done)
