@@ -17,7 +17,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo real test test-slow test-vllm gpu docs mutants mutants-sample nightly check lint types format install clean
+.PHONY: demo demo-quick real test test-slow test-vllm gpu docs mutants mutants-sample nightly check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -29,6 +29,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/python -m marft.examples.demo
+
+demo-quick: install
+	$(BIN)/python -m marft.examples.demo --quick --output "$$(mktemp -d)"
 
 real: install
 	$(BIN)/python tools/smollm2.py $(CURDIR)/runs/models/smollm2
