@@ -16,8 +16,13 @@ from marft.serving.offering import Also, Place, announced
 SHADOW = "--shadow."
 
 
-def export(run: Path, checkpoint: str, output: Path | None, *, merged: bool, force: bool) -> None:
+def export(
+    run: Path, checkpoint: str, output: Path | None, *, merged: bool, force: bool, organized: Path | None
+) -> None:  # fmt: skip
     """``marft export``."""
+    from marft.config.reorganizing import read_reorganization
+
+    into = read_reorganization(organized) if organized else None
     folder = RunFolder.open(run)
     beside(folder.path)
     quieten()
@@ -26,8 +31,9 @@ def export(run: Path, checkpoint: str, output: Path | None, *, merged: bool, for
     from marft.export.writing import export_run
 
     written = export_run(
-        folder, checkpoint, output, merged=merged, force=force, note=lambda text: console.print(text, soft_wrap=True)
-    )
+        folder, checkpoint, output, merged=merged, force=force, into=into,
+        note=lambda text: console.print(text, soft_wrap=True),
+    )  # fmt: skip
     trust = trust_flag(tomllib.loads((written / RECIPE).read_text(encoding="utf-8")))
     console.print(f"wrote {written}. See {written / 'README.md'}, or:  marft serve {written}{trust}", soft_wrap=True)
 

@@ -11,6 +11,7 @@ import yaml
 
 from marft.export.manifest import TEAM
 
+SEATS = {"added since:": "added", "gone since:": "removed"}
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM
 
 
@@ -65,8 +66,18 @@ def _about(table: Mapping[str, Any]) -> str:
     return (
         f"A team of language models that was trained together: {roles}. Organization: "
         f"`{table['organization']['organization']}`. Models: {bases}. Weights: {table['checkpoint']['name']}. "
-        f"`{TEAM}` says all of it, with a digest of every file."
+        f"{_reorganized(table['reorganized'])}`{TEAM}` says all of it, with a digest of every file."
     )
+
+
+def _reorganized(changed: Mapping[str, Any]) -> str:
+    """What is another than it was in training."""
+    if not changed:
+        return ""
+    before, after = changed["organization"]
+    parts = [f"as `{before}`, and plays as `{after}` (`{changed['name']}`)"]
+    parts += [f"{what} {', '.join(f'`{role}`' for role in changed[of])}" for what, of in SEATS.items() if changed[of]]
+    return f"It was trained {'; '.join(parts)}. "
 
 
 def _base(model: Mapping[str, Any]) -> str:

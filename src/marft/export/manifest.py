@@ -85,7 +85,8 @@ class Manifest(_Table):
     organization: dict[str, Any]
     channel: dict[str, Any]
     agents: tuple[dict[str, Any], ...]
-    sees: dict[str, tuple[str, ...]]  # by role: whom it saw in the episodes that were recorded last
+    reorganized: dict[str, Any]  # name, digest, organization, added, removed: what is another than in training
+    sees: dict[str, tuple[str, ...]]  # by role: whom it saw in the episodes that were recorded last, as this team
     tools: dict[str, Any]
     policies: dict[str, PolicyEntry]
     models: dict[str, ModelEntry]

@@ -14,6 +14,7 @@ import tomli_w
 from marft import __version__, atomic
 from marft.config.given import NotGivenError
 from marft.config.load import to_toml
+from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.export.card import model_card
 from marft.export.manifest import CARD, RECIPE, is_export, write_manifest
@@ -28,11 +29,12 @@ EVALUATED = (
     "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval", "reward",
     "reward_interval",
 )  # fmt: skip
+REORGANIZED = ("name", "digest", "organization", "added", "removed")
 
 
 def export_run(
     folder: RunFolder, checkpoint: str, output: Path | None = None, *, merged: bool = False, force: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    into: Reorganization | None = None, note: Callable[[str], None] = lambda _: None,
 ) -> Path:  # fmt: skip
     """Write a checkpoint of a run as an export → its folder.
 
@@ -41,16 +43,21 @@ def export_run(
         output: where to; None: ``exports/<run>``.
         merged: also each base with the adapter in it, for programs that know no adapters.
         force: take the place of another export.
+        into: the team as which its agents go out, where that is another than they were trained as.
         note: told what whoever exports should know.
 
     Raises:
-        ValueError: there is no such checkpoint, it is damaged, or something else lies where the export would.
+        ValueError: there is no such checkpoint, it is damaged, its agents cannot play as ``into``, or something else
+            lies where the export would.
     """
-    target = output or Path("exports") / folder.path.resolve().name
+    name = folder.path.resolve().name
+    target = output or Path("exports") / (f"{name}-as-{into.name}" if into else name)
     _check_free(target, force)
     name = f"step_{int(checkpoint):06d}" if checkpoint.isdecimal() else checkpoint
     record = read_record(Checkpoints(folder, CheckpointSettings()).find(name))
-    run = _recipe_of(record)
+    trained = _recipe_of(record)
+    run = reorganized(trained, into) if into else trained
+    changed = changes_of_team(trained, run, into) if into else {}
     recipe = tomllib.loads(to_toml(run))
     learned = {told.role: told.instructions for told in (record.state.profiles.told() if record.state.profiles else ())}
     for agent in recipe["agents"]:
@@ -63,11 +70,12 @@ def export_run(
         weights.write(merged)
         (draft / RECIPE).write_text(tomli_w.dumps(out.table, multiline_strings=True), encoding="utf-8")
         named = list(named_in(draft, known_places(folder, recipe)))
-        table = _manifest(folder, record, recipe, out, weights)
+        table = _manifest(folder, record, recipe, out, weights, changed)
         if not table["evaluations"]:
+            of, asked = (f" as {into.name}", f" --as {into.name}.toml") if into else ("", "")
             note(
-                f"no evaluation of {record.path.name} is saved, so the model card has no figures; first:  "
-                f"marft eval {folder.path} --checkpoint base,{record.path.name}"
+                f"no evaluation of {record.path.name}{of} is saved, so the model card has no figures; first:  "
+                f"marft eval {folder.path} --checkpoint base,{record.path.name}{asked}"
             )
         write_manifest(draft, table)
         card = model_card(table, target.resolve().name, trust_flag(out.table), [one.where for one in named])
@@ -123,7 +131,12 @@ def _copy(out: Shipped, draft: Path) -> None:
 
 
 def _manifest(
-    folder: RunFolder, record: Record, recipe: Mapping[str, Any], out: Shipped, weights: Weights
+    folder: RunFolder,
+    record: Record,
+    recipe: Mapping[str, Any],
+    out: Shipped,
+    weights: Weights,
+    changed: Mapping[str, Any],
 ) -> dict[str, Any]:
     state, table = record.state, out.table
     return {
@@ -136,11 +149,12 @@ def _manifest(
         "organization": table["team"],
         "channel": table["channel"],
         "agents": table["agents"],
-        "sees": _seen(folder),
+        "reorganized": {key: changed[key] for key in REORGANIZED if key in changed},
+        "sees": {} if changed else _seen(folder),
         "tools": table.get("tools", {}),
         "policies": {name: entry.model_dump() for name, entry in weights.policies.items()},
         "models": {name: entry.model_dump() for name, entry in weights.models.items()},
-        "evaluations": list(_evaluations(folder, record.path.name)),
+        "evaluations": list(_evaluations(folder, record.path.name, changed.get("digest", ""))),
         "training": _training(recipe),
         "paths": out.paths,
         "code": sorted(out.code),
@@ -164,9 +178,16 @@ def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _evaluations(folder: RunFolder, checkpoint: str) -> Iterator[dict[str, Any]]:
-    """Those of the checkpoint and, where it was evaluated, of the base before it."""
-    found = folder.read_evaluations()
+def _evaluations(folder: RunFolder, checkpoint: str, digest: str) -> Iterator[dict[str, Any]]:
+    """Those of the checkpoint and, where it was evaluated, of the base before it.
+
+    Args:
+        digest: of the change to the team, where it goes out as another one: they are of the same change.
+    """
+    every: list[dict[str, Any]] = folder.read_evaluations(scenarios=True)
+    found = [
+        one for one in every if one.get("reorganized", {}).get("digest", "") == digest and not one.get("scenarios")
+    ]
     if any(evaluation["checkpoint"] == checkpoint for evaluation in found):
         for evaluation in found:
             if evaluation["checkpoint"] in ("base", checkpoint):

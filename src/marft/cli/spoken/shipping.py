@@ -17,6 +17,9 @@ def export(
     output: Annotated[Path | None, typer.Option(help="The folder to write; exports/<run> where none is named.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="Also whole weights, with the adapters in them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Take the place of another export.")] = False,
+    organized: Annotated[
+        Path | None, typer.Option("--as", help="The file of a team as which its agents go out, as in marft eval --as.")
+    ] = None,
 ) -> None:
     """Write a trained team as a folder that others can use.
 
@@ -24,7 +27,7 @@ def export(
     """
     from marft.cli import shipping
 
-    shipping.export(run, checkpoint, output, merged=merged, force=force)
+    shipping.export(run, checkpoint, output, merged=merged, force=force, organized=organized)
 
 
 @app.command()

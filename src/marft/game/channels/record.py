@@ -1,4 +1,4 @@
-"""An action-state record in place of prose (PACT, arXiv:2606.05304): what was done, what came of it, how things stand."""
+"""An action-state record in place of prose (PACT, arXiv:2606.05304): what was done, and how things stand."""
 
 from __future__ import annotations
 
