@@ -45,6 +45,7 @@ from marft.training import train
 
 BASE_MODEL = "tiny-memory"
 WARM_UP, FLAWLESS, SKILL, EPISODES = 1200, 0.7, 0.65, 250  # steps; share of them; then so well; a team, and skill
+ANSWERS = 3  # times that an answerer's turn comes up: it is the shortest, and the hardest
 STEPS = 20
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "raw": {"name": "raw"},
@@ -128,7 +129,8 @@ def turns(renderer: ChatRenderer, skill: float) -> Iterator[Row]:
             chat: Any = [*map(dict, one.chat)]
             text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
             prompt, said = tokenizer([text, one.line.text], add_special_tokens=False)["input_ids"]
-            yield Row([*prompt, *said, stop], [False] * len(prompt) + [True] * (len(said) + 1))
+            row = Row([*prompt, *said, stop], [False] * len(prompt) + [True] * (len(said) + 1))
+            yield from [row] * (ANSWERS if one.key.agent == ANSWERER else 1)
 
 
 def main() -> None:

@@ -203,6 +203,7 @@ class Reading:
             said = f"{answer} bought the {thing}." if answer else ""
         else:
             said = f"{holder} has the {thing}." if holder else ""
+            said += f" {holder} is in {answer}." if answer else ""
         named = [word for word in re.findall(r"\w+", heard) if word in (PEOPLE if what == "Who bought" else PLACES)]
         guess = random.choice(named or (PEOPLE if what == "Who bought" else PLACES))
         if not works:
