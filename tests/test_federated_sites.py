@@ -287,6 +287,15 @@ def test_the_key_of_its_noise_is_drawn_once(tmp_path: Path) -> None:
     assert (tmp_path / "noise.key").stat().st_mode & 0o77 == 0
 
 
+def test_a_folder_is_of_one_federation(tmp_path: Path) -> None:
+    """Its rounds count for the ε of that one."""
+    place = Place(tmp_path)
+    place.join("0123")
+    place.join("0123")
+    with pytest.raises(ValueError, match=r"is of another federation, .* give the site another folder"):
+        place.join("4567")
+
+
 def test_updates_are_messages_of_files() -> None:
     files = {"a": b"1", "b": b""}
     assert files_of(Update(1, {}, *data_of(files))) == files

@@ -46,7 +46,7 @@ class Learner:
     lost_in = 2
     other: dict[str, Any] = {}
 
-    def __init__(self, name: str, settings: FederationSettings, folder: Path, ledger: Ledger) -> None:
+    def __init__(self, name: str, settings: FederationSettings, id_: str, folder: Path, ledger: Ledger) -> None:
         self.name, self.settings, self.ended = name, settings, Event()
 
     def ask(self, round_: int, steps: int, files: Mapping[str, bytes]) -> Update:
@@ -226,6 +226,7 @@ class TestAProcess:
             return Link(
                 "north",
                 changed.model_copy(update={"sites": sites}),
+                "0123",
                 tmp_path / "north",
                 Ledger(tmp_path / "ledger.jsonl"),
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
 from marft.config.run import RunSettings
 from marft.evaluation.session import put_in_place
 from marft.export.writing import export_run
@@ -78,6 +79,25 @@ class TestRuns:
         agents = tomllib.loads((export / "recipe.toml").read_text())["agents"]
         learned = {one.role: one.instructions for one in told_at(played.saved_steps()[-1])}
         assert {agent["role"]: agent["instructions"] for agent in agents} == learned
+
+    def test_seats_of_another_team_are_told_what_those_learned_that_they_are_like(
+        self, played: RunFolder, tmp_path: Path
+    ) -> None:
+        seats = [
+            {"role": "reasoner"},
+            {"role": "second", "like": "reasoner"},
+            {"role": "actor", "instructions": "Own."},
+        ]
+        into, run = Reorganization("more", {"agents": seats}), learning(played.path)
+        other = reorganized(run, into)
+        learned = {one.role: one.instructions for one in told_at(played.saved_steps()[-1])}
+        wanted = {"reasoner": learned["reasoner"], "second": learned["reasoner"], "actor": "Own."}
+        with LocalRollouts(other) as rollouts:
+            put_in_place(rollouts, played.saved_steps()[-1], changes_of_team(run, other, into)["told"])
+            assert {agent.role: agent.profile.instructions for agent in rollouts.team.agents} == wanted
+        export = export_run(played, "last", tmp_path / "export", into=into)
+        agents = tomllib.loads((export / "recipe.toml").read_text())["agents"]
+        assert {agent["role"]: agent["instructions"] for agent in agents} == wanted
 
     def test_it_goes_on_to_the_bit(self, played: RunFolder, tmp_path: Path) -> None:
         half = learning(tmp_path, "--training.steps", "1")

@@ -28,6 +28,27 @@ ROLES = "abcdef"
 EDGES = st.sets(st.tuples(st.sampled_from(ROLES), st.sampled_from(ROLES)), max_size=14)
 
 
+LEARNS_WITH = {
+    "consulting": {"helpers": {"verify": {"policy": "judge"}}, "agents": ["b"], "gone_from": 9},
+    "profiles": {"proposer": {"name": "gradient", "policy": "judge"}, "agents": ["b"]},
+    "dyna": {"reads": ["b"]},
+}
+
+
+@pytest.mark.parametrize("part", LEARNS_WITH)
+def test_what_is_there_for_learning_alone_is_left_behind(part: str) -> None:
+    """It names agents that may be gone, and policies that no agent has."""
+    own = {"policies": {**{role: {"model": "base", "lora": {"rank": 2, "alpha": 4}} for role in "abc"},
+                        "judge": {"model": "base", "train": "frozen"}}}  # fmt: skip
+    algorithm = {"algorithm": {"name": "aipo" if part == "consulting" else "marft"}}
+    whole = {key: value for key, value in own.items() if part != "dyna"}
+    run = chain("a", "b", "c", **whole, **algorithm, **{part: LEARNS_WITH[part]})
+    other = reorganized(run, Reorganization("pair", {"agents": [{"role": "a"}, {"role": "c"}]}))
+    assert [agent.role for agent in other.agents] == ["a", "c"]
+    assert getattr(other, part) is None
+    assert set(other.policies) == {"a", "c"}
+
+
 def chain(*roles: str, **more: Any) -> RunSettings:
     agents = [{"role": role, "policy": role, "instructions": f"I am {role}."} for role in roles]
     return marft.load_recipe(

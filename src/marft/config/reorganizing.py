@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from marft.config.consulting import helping
+from marft.config.consulting import without_helpers
 from marft.config.load import parse_recipe
 from marft.config.models import readers
 from marft.config.names import check_run_name
@@ -73,12 +73,14 @@ def read_reorganization(path: str | Path) -> Reorganization:
 
 
 def reorganized(run: RunSettings, into: Reorganization) -> RunSettings:
-    """The run with its agents in another team. What no agent of it uses any more is left out; where the organization
-    stays, handoffs of agents that are gone are closed up.
+    """The run with its agents in another team. What no agent of it uses any more is left out, and whatever is there for
+    learning alone (helpers, learned instructions, imagined episodes), which names agents; where the organization stays,
+    handoffs of agents that are gone are closed up.
 
     Raises:
         ValueError: a seat is like nobody, or such a team cannot play.
     """
+    run = without_helpers(run).model_copy(update={"dyna": None})
     table = run.model_dump(mode="json", exclude_none=True)
     trained = {agent["role"]: agent for agent in table["agents"]}
     seats = [_seated(seat, trained, into.name) for seat in into.tables.get("agents", [{"role": r} for r in trained])]
@@ -119,8 +121,14 @@ def changes_of_team(trained: RunSettings, played: RunSettings, into: Reorganizat
         "name": into.name if into else f"{after['team']['organization'].replace(':', '.')}-{digest[:SHORT]}",
         "digest": digest, "organization": [before["team"]["organization"], after["team"]["organization"]],
         "added": [role for role in now if role not in was], "removed": [role for role in was if role not in now],
-        **after,
+        **({"told": _told(was, into)} if into else {}), **after,
     }  # fmt: skip
+
+
+def _told(trained: Sequence[str], into: Reorganization) -> dict[str, str]:
+    """For each seat without words of its own, whose instructions it has: where they were learned, it is told those."""
+    seats = into.tables.get("agents", [{"role": role} for role in trained])
+    return {seat["role"]: seat.get(LIKE, seat["role"]) for seat in seats if "instructions" not in seat}
 
 
 def _shape(run: RunSettings) -> dict[str, Any]:
@@ -148,7 +156,7 @@ def _seated(seat: Mapping[str, Any], trained: Mapping[str, dict[str, Any]], name
 
 def _leave_out_idle(table: dict[str, Any], run: RunSettings) -> None:
     """Take out policies, tools and models that nobody uses any more."""
-    policies = {seat["policy"] for seat in table["agents"]} | helping(run)
+    policies = {seat["policy"] for seat in table["agents"]}
     tools = {tool for seat in table["agents"] for tool in seat.get("tools", ())}
     table["policies"] = {name: policy for name, policy in table["policies"].items() if name in policies}
     table["tools"] = {name: tool for name, tool in table.get("tools", {}).items() if name in tools}

@@ -178,7 +178,7 @@ class _Table:
         tools = definitions_of(rollouts.team)
         for name, mode in asked:
             if name != in_place:
-                put_in_place(rollouts, self.paths[name])
+                put_in_place(rollouts, self.paths[name], self.reorganized.get("told"))
                 in_place = name
             own, episodes = self.read(name, mode, None, tools) or self.play(rollouts, name, mode, None)
             results.append(own)
@@ -275,15 +275,23 @@ def played_key(
     return key_of(table)
 
 
-def put_in_place(rollouts: LocalRollouts | WorkerRollouts, path: Path | None) -> None:
+def put_in_place(
+    rollouts: LocalRollouts | WorkerRollouts, path: Path | None, told: Mapping[str, str] | None = None
+) -> None:
     """Load the weights of a checkpoint, and tell agents what they were told there; None: what an untuned base has, and
-    the recipe says."""
+    the recipe says.
+
+    Args:
+        told: by role, which trained agent's words it is told, where the team is another; None: its own.
+    """
     trained = rollouts.run.trained_policies
     for policy in trained:
         rollouts.models.reset_policy(policy)
     if path is not None:
         load_policies(path, rollouts.models, dict.fromkeys(trained))
-    rollouts.instruct(told_at(path))
+    versions = {version.role: version for version in told_at(path)}
+    told = {role: role for role in versions} if told is None else told
+    rollouts.instruct([replace(versions[like], role=role) for role, like in told.items() if like in versions])
 
 
 def checkpoints_named(

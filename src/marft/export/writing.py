@@ -60,8 +60,9 @@ def export_run(
     changed = changes_of_team(trained, run, into) if into else {}
     recipe = tomllib.loads(to_toml(run))
     learned = {told.role: told.instructions for told in (record.state.profiles.told() if record.state.profiles else ())}
+    told = changed.get("told", {role: role for role in learned})
     for agent in recipe["agents"]:
-        agent["instructions"] = learned.get(agent["role"], agent["instructions"])
+        agent["instructions"] = learned.get(told.get(agent["role"], ""), agent["instructions"])
     out = shipped(recipe, Path(run.recipe_folder or "."))
     atomic.remove_abandoned(target.parent)
     with atomic.new_folder(target) as draft:

@@ -68,7 +68,7 @@ def federate(
         history.begin(settings, resume)
         ledger = Ledger(history.ledger)
         links = {
-            name: Link(name, settings, Path(site.folder or (folder / "sites" / name).absolute()), ledger)
+            name: Link(name, settings, history.id, Path(site.folder or (folder / "sites" / name).absolute()), ledger)
             for name, site in settings.sites.items()
         }
         for link in links.values():

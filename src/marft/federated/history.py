@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -58,6 +59,7 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.id = ""  # of the federation, once it has begun: no other has it
 
     @property
     def ledger(self) -> Path:
@@ -76,12 +78,15 @@ class History:
         if not resume and there:
             raise ValueError(f"a federation is in {self.path} already; go on with it (--resume), or set another name")
         if resume:
-            refuse_other(json.loads((self.path / MARK).read_text(encoding="utf-8"))["settings"], table)
+            mark = atomic.read_json(self.path / MARK)
+            refuse_other(mark["settings"], table)
             atomic.remove_unfinished(self.path / "rounds")
         foreign = [file.name for file in self.path.iterdir() if file.name not in BEFORE and not atomic.is_draft(file)]
         if foreign and not there:
             raise ValueError(f"{self.path} holds {foreign[0]}, which no federation wrote; set another name or output")
-        atomic.write_file(self.path / MARK, json.dumps({"format": FORMAT, "settings": table}, indent=2) + "\n")
+        self.id = mark["id"] if resume else secrets.token_hex(8)
+        told = {"format": FORMAT, "id": self.id, "settings": table}
+        atomic.write_file(self.path / MARK, json.dumps(told, indent=2) + "\n")
         atomic.write_file(self.path / SETTINGS, tomli_w.dumps(table))
 
     def folder(self, number: int) -> Path:

@@ -27,14 +27,15 @@ class Link:
         folder: of the site.
     """
 
-    def __init__(self, name: str, settings: FederationSettings, folder: Path, ledger: Ledger) -> None:
+    def __init__(self, name: str, settings: FederationSettings, id_: str, folder: Path, ledger: Ledger) -> None:
         site = settings.sites[name]
         self.name, self.folder, self._ledger, self._tries = name, folder, ledger, settings.tries
         self._about = About(
             {"name": name, "folder": str(folder), "recipe": site.recipe, "changes": site.changes},
             {
-                "seed": settings.seed, "steps": settings.rounds * settings.steps, "clip": settings.privacy.clip,
-                "noise": settings.privacy.noise, "counts": bool(settings.combine.counted),
+                "id": id_, "seed": settings.seed, "steps": settings.rounds * settings.steps,
+                "clip": settings.privacy.clip, "noise": settings.privacy.noise,
+                "counts": bool(settings.combine.counted),
             },
         )  # fmt: skip
         self._child: Child | None = None

@@ -39,6 +39,7 @@ class Place:
         round.json     where it is
         sent.jsonl     what has left it
         noise.key      what its noise is drawn with; nobody else's to know
+        federation.id  of the federation that it is in
         site.log       what it has said
     """
 
@@ -67,6 +68,21 @@ class Place:
     @property
     def log(self) -> Path:
         return self.path / "site.log"
+
+    def join(self, federation: str) -> None:
+        """Be of this federation, and of no other.
+
+        Raises:
+            ValueError: it is another one's.
+        """
+        mark = self.path / "federation.id"
+        if not mark.is_file():
+            atomic.write_file(mark, federation + "\n")
+        elif mark.read_text(encoding="ascii", errors="replace").strip() != federation:
+            raise ValueError(
+                f"{self.path} is of another federation, whose rounds it counts; give the site another folder (or move "
+                "this one away)"
+            )
 
     def begun(self) -> Begun | None:
         """The round that it is in.

@@ -57,6 +57,7 @@ def _speak_to(log: Path) -> None:
 
 def _answer(about: About, asked: Asked, place: Place) -> Update | Failed:
     try:
+        place.join(about.federation["id"])
         site = Site(about, place)
         answer = site.learned(asked) if asked.files else site.beginning()
     except (ValueError, RunError, OSError):
@@ -142,8 +143,9 @@ class Site:
             return Update(asked.round, {}, *data_of({}))
         self._train(begun)
         newest = self.place.newest()
-        assert newest is not None
-        assert newest.state.step == begun.until, newest.path
+        if newest is None or newest.state.step != begun.until:
+            at = f"at step {newest.state.step}" if newest else "without a checkpoint"
+            raise ValueError(f"{self.place.run.path} is {at}, where round {asked.round} ends at step {begun.until}")
         return self._sent(asked, newest, begun)
 
     def _train(self, begun: Begun) -> None:

@@ -22,7 +22,7 @@ class About:
     """To a site, first: what it is. Nothing in it is another site's."""
 
     site: Mapping[str, Any]  # name, folder, recipe, changes
-    federation: Mapping[str, Any]  # seed, steps of all rounds together, clip, noise, whether counts are asked for
+    federation: Mapping[str, Any]  # id, seed, steps of all rounds together, clip, noise, are counts asked for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
