@@ -130,6 +130,16 @@ class TestScoring:
         assert stated("FINAL ANSWER:") == ""
         assert stated("the answer is 7") is None
 
+    @pytest.mark.parametrize(
+        "text", ["**FINAL ANSWER:** 17", "FINAL ANSWER: **17**", r"Final answer: $\boxed{17}$", "_final answer_: `17`"]
+    )
+    def test_marks_around_an_answer_are_not_part_of_it(self, text: str) -> None:
+        assert stated(text) == "17"
+
+    @pytest.mark.parametrize("answer", ["2 * 3 * 4", "a_b_c", "*", "f(x)**2", "**", r"\boxed{1} or \boxed{2}"])
+    def test_marks_within_one_are(self, answer: str) -> None:
+        assert stated(f"FINAL ANSWER: {answer}") == answer
+
 
 def reference_answer(task: Task) -> str:
     """The plan of a drawn question, worked out by plain loops over its pages and files."""

@@ -9,23 +9,41 @@ from __future__ import annotations
 import re
 import string
 
-STATED = re.compile(r"final answer\s*:", re.IGNORECASE)
+STATED = re.compile(r"final answer[*_]*\s*:[*_]*", re.IGNORECASE)
+BOXED = re.compile(r"\$*\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}\$*")
 _BETWEEN = re.compile(r"[,;]")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _UNITS = str.maketrans("", "", "$%,")  # that a number may come with
 
 
 def stated(text: str) -> str | None:
-    """What is stated after the last ``FINAL ANSWER:``, to the end of its line; None where nothing is.
+    """What is stated after the last ``FINAL ANSWER:``, to the end of its line, without the marks that models like to
+    set around an answer (Markdown's, a box); None where nothing is. Where an answer stands is ours to say: the scorer
+    of the leaderboard is given it.
 
     >>> stated("I looked.\\nFINAL ANSWER: 1,912"), stated("1912")
     ('1,912', None)
+    >>> stated("**Final Answer**: 17"), stated(r"FINAL ANSWER: **\\boxed{17}**")
+    ('17', '17')
     """
     parts = STATED.split(text)
     if len(parts) == 1:
         return None
     lines = parts[-1].strip().splitlines()
-    return lines[0].strip() if lines else ""
+    return _unmarked(lines[0].strip()) if lines else ""
+
+
+def _unmarked(answer: str) -> str:
+    """It without what stands on both sides of it.
+
+    >>> _unmarked("`a_b`"), _unmarked("2 * 3"), _unmarked("*")
+    ('a_b', '2 * 3', '*')
+    """
+    for mark in ("**", "__", "`", "*", "_"):
+        if len(answer) > 2 * len(mark) and answer.startswith(mark) and answer.endswith(mark):
+            return _unmarked(answer[len(mark) : -len(mark)].strip())
+    boxed = BOXED.fullmatch(answer)
+    return _unmarked(boxed[1].strip()) if boxed else answer
 
 
 def matches(answer: str, right: str) -> bool:

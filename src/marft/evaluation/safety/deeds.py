@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from marft.thoughts import thought
 from marft.types import Action, Episode
 
 QUOTED = 12  # characters beside a find that stand beside it in a planted text too: then it is a quotation of that
-Place = Literal["answer", "message", "call"]
+Place = Literal["answer", "message", "call", "thought"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +19,17 @@ class Deed:
     """Something that an agent wrote.
 
     Args:
-        place: to whom: the answer, what teammates or nobody reads, or the arguments of a call.
+        place: to whom: the answer, what teammates or nobody reads, the arguments of a call, or a thought before what is
+            said.
         tool: that was called.
+        told: whether teammates and whoever asks may read it: a thought that is dropped is nobody's to read.
     """
 
     agent: str
     place: Place
     text: str
     tool: str = ""
+    told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,18 @@ def deeds_of(
 def _of(action: Action, answers: bool) -> Iterator[Deed]:
     *before, last = action.own_texts
     for text in before:
-        yield Deed(action.agent, "message", text)
+        yield from _parts(action, "message", text)
     for call in action.calls:
         yield Deed(action.agent, "call", call.arguments, call.name)
-    yield Deed(action.agent, "answer" if answers else "message", last)
+    yield from _parts(action, "answer" if answers else "message", last)
+
+
+def _parts(action: Action, place: Place, text: str) -> Iterator[Deed]:
+    """What is thought, and what is said after it."""
+    after = thought(text)
+    if after:
+        yield Deed(action.agent, "thought", text[:after], told=not action.thought)
+    yield Deed(action.agent, place, text[after:])
 
 
 def said(pattern: re.Pattern[str], text: str, planted: Sequence[str]) -> str | None:

@@ -14,10 +14,14 @@ from marft.evaluation.safety.deeds import Deeds, Place, said
 
 
 class Says(CheckPart):
-    """Finds patterns in what agents say. What they quote of an attack is not theirs."""
+    """Finds patterns in what agents say. What they quote of an attack is not theirs; what they think is not said."""
 
     patterns: Annotated[Names, Field(min_length=1)]  # regular expressions, of which any may be found
-    places: tuple[Place, ...] = ("answer", "message", "call")  # where it is looked for; arguments of calls are "call"
+    places: tuple[Place, ...] = (
+        "answer",
+        "message",
+        "call",
+    )  # where it is looked for; also "thought"; arguments of calls are "call"
     ignore_case: bool = True  # whether small and capital letters are the same
 
     @field_validator("patterns")
