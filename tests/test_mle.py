@@ -76,6 +76,10 @@ class TestMetrics:
     def test_accuracy_compares_labels_as_they_are_written(self) -> None:
         assert accuracy(["yes", "no", "no"], ["yes", "No", "no"]) == pytest.approx(2 / 3)
 
+    def test_labels_that_are_numbers_or_truths_are_compared_as_such(self) -> None:
+        assert accuracy(["1", "0", "2.5", "True"], ["1.0", "0e0", "2.5", "true"]) == 1.0
+        assert accuracy(["1", "True", "1", "False"], ["2", "false", "one", "0"]) == 0.0
+
 
 class TestMedals:
     @pytest.mark.parametrize(
@@ -120,9 +124,14 @@ class TestSubmissions:
         assert small().score("id,y\nb,3\na,1\n") == pytest.approx(0.70711)
         assert small("accuracy").score("id,y\nb,2\na,5\n") == 0.5
 
+    @pytest.mark.parametrize("submission", ["y,id\n2,b\n1,a", 'id,why,y\na,,1\nb,"x,y",2', " id ,y\na, 1\nb,2"])
+    def test_columns_stand_in_any_order_and_others_beside_them(self, submission: str) -> None:
+        assert small().score(submission) == 0.0
+
     @pytest.mark.parametrize(
         ("submission", "says"),
         [
+            ("id,y,y\na,1,1\nb,2,2", "has the columns id, y, y"), ("id,y,z\na,1\nb,2,3", "row 1 .* has 2 cells, not 3"),
             ("", "no table with a header"), ("id,x\na,1\nb,2", "has the columns id, x, not id, y"),
             ("id,y\na,1", "lacks ids: 1 of them, such as b"), ("id,y\na,1\nb,2\nc,3", "has unknown ids: 1 of them"),
             ("id,y\na,1\na,1\nb,2", "an id comes twice"), ("id,y\na,1\nb", "row 2 of submission.csv has 1 cells"),
@@ -136,9 +145,10 @@ class TestSubmissions:
         assert (found.score, found.medal, found.beaten) == (None, "", 0.0)
         assert found.problem
 
-    def test_probabilities_are_between_zero_and_one(self) -> None:
+    @pytest.mark.parametrize("metric", ["log_loss", "auc"])
+    def test_probabilities_are_between_zero_and_one(self, metric: str) -> None:
         with pytest.raises(InvalidError):
-            small("log_loss").score("id,y\na,1.5\nb,0")
+            small(metric).score("id,y\na,1.5\nb,0")
 
 
 class TestDrawn:

@@ -59,7 +59,7 @@ class Competition:
 
 
 def predictions(submission: str, columns: tuple[str, str], ids: Sequence[str]) -> dict[str, str]:
-    """Predictions by id.
+    """Predictions by id. Columns may stand in any order, and others beside them, as MLE-bench's graders take them.
 
     Raises:
         InvalidError: columns, ids or cells are missing, or more than they should be.
@@ -68,11 +68,13 @@ def predictions(submission: str, columns: tuple[str, str], ids: Sequence[str]) -
         header, *rows = [row for row in csv.reader(io.StringIO(submission), strict=True) if row]
     except (csv.Error, ValueError) as error:
         raise InvalidError("submission.csv holds no table with a header") from error
-    if tuple(name.strip() for name in header) != columns:
+    named = [name.strip() for name in header]
+    if any(named.count(name) != 1 for name in columns):
         raise InvalidError(f"submission.csv has the columns {', '.join(header)[:200]}, not {', '.join(columns)}")
-    if wrong := next((number for number, row in enumerate(rows, 1) if len(row) != 2), 0):
-        raise InvalidError(f"row {wrong} of submission.csv has {len(rows[wrong - 1])} cells, not 2")
-    found = {name.strip(): value.strip() for name, value in rows}
+    if wrong := next((number for number, row in enumerate(rows, 1) if len(row) != len(header)), 0):
+        raise InvalidError(f"row {wrong} of submission.csv has {len(rows[wrong - 1])} cells, not {len(header)}")
+    name, value = (named.index(column) for column in columns)
+    found = {row[name].strip(): row[value].strip() for row in rows}
     if len(found) < len(rows):
         raise InvalidError("an id comes twice in submission.csv")
     for words, names in (("lacks", set(ids) - set(found)), ("has unknown", set(found) - set(ids))):

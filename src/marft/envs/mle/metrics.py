@@ -60,12 +60,29 @@ def log_loss(right: Column, given: Column) -> float:
 
 def accuracy(right: Sequence[str], given: Sequence[str]) -> float:
     """The share of labels that are right."""
-    return sum(map(str.__eq__, right, given)) / len(right)
+    return sum(map(same_label, right, given)) / len(right)
+
+
+def same_label(right: str, given: str) -> bool:
+    """Whether a label is the right one: as a number or as a truth value where both are, as a table that is read in
+    makes of them; else to the letter.
+
+    >>> same_label("1", "1.0"), same_label("True", "true"), same_label("cat", "Cat")
+    (True, True, False)
+    """
+    if right == given:
+        return True
+    if {right.lower(), given.lower()} <= {"true", "false"}:
+        return right.lower() == given.lower()
+    try:
+        return float(right) == float(given)
+    except ValueError:
+        return False
 
 
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(lower_is_better=False),
-    "auc": Metric(lower_is_better=False, of_numbers=auc),
+    "auc": Metric(lower_is_better=False, of_numbers=auc, least=0.0, most=1.0),
     "log_loss": Metric(lower_is_better=True, of_numbers=log_loss, least=0.0, most=1.0),
     "mae": Metric(lower_is_better=True, of_numbers=mae),
     "rmse": Metric(lower_is_better=True, of_numbers=rmse),
