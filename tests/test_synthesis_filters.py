@@ -123,6 +123,20 @@ def test_a_task_that_is_held_out_is_known_whatever_it_is_called(task: Task, near
         assert not nearly_held_out([replace(task, data={"answer": "14"})], twice, 0.8)
 
 
+def test_a_prompt_that_comes_twice_hides_no_other_task() -> None:
+    """What is nearly a held-out task was let through as soon as any two held-out tasks had one prompt."""
+    near = Task("train/2", TEST.prompt.replace("Ada", "Bob"), {"answer": "12"})
+    others = [Task(f"held/{n}", "Which ship goes where in winter, of all four?", {"answer": str(n)}) for n in (2, 3)]
+    assert nearly_held_out([near], [TEST, *others], 0.6) == {"train/2"}
+
+
+def test_of_a_task_the_best_attempts_stay() -> None:
+    tasks, worth = ["a", "a", "b", "a"], [(0.5, -2.0), (1.0, -3.0), (0.0, -1.0), (1.0, -2.0)]
+    assert list(over_cap(tasks, 1, worth)) == [0, 1]
+    assert list(over_cap(tasks, 2, worth)) == [0]
+    assert list(over_cap(tasks, 2)) == [3], "of equally good ones the first"
+
+
 def test_episodes_of_held_out_tasks_are_left_out() -> None:
     theirs = candidate(task="train/1", prompt=TEST.prompt, data=dict(TEST.data))
     assert refused(Leakage(), theirs, candidate(prompt="p"), world=World(held_out=[TEST])) == {0: HELD_OUT}

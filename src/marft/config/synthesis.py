@@ -24,7 +24,7 @@ class SynthesisSettings(Settings):
     skill: Fraction = 1.0  # of scripts: the share of turns that are played well
     # what is left out, in this order; []: success, handoffs, duplicates and leakage, each as it is
     filters: Annotated[tuple[FilterPlugin, ...], Strict(False)] = ()
-    per_task: CountOrNone = 2  # episodes of a task that are kept, at most; 0: all
+    per_task: CountOrNone = 2  # episodes of a task that are kept, at most, the best ones; 0: all
     balance: str = ""  # a field of the tasks' data, such as level: of each value as many as of the rarest; "": none
 
     @field_validator("split")

@@ -98,7 +98,9 @@ def _funnel(
     for line in tally.lines():
         note(f"told again: {line}")
     asked = run.synthesis
-    refused = over_cap([one.episode.task.id for one in kept], asked.per_task)
+    episodes = [one.episode for one in kept]
+    worth = [(episode.total_reward, -float(len(episode.actions))) for episode in episodes]
+    refused = over_cap([episode.task.id for episode in episodes], asked.per_task, worth)
     passages += [passage, passed("per_task", len(kept), refused)]
     kept = [one for place, one in enumerate(kept) if place not in refused]
     if asked.balance:

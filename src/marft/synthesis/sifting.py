@@ -57,19 +57,24 @@ def sifted(
     return left, passages
 
 
-def over_cap(tasks: Sequence[str], cap: int) -> Refused:
-    """Places of episodes after the first ``cap`` of their task; 0 is no cap.
+def over_cap(tasks: Sequence[str], cap: int, worth: Sequence[tuple[float, ...]] = ()) -> Refused:
+    """Places of episodes beyond the ``cap`` best of their task, of equally good ones the first; 0 is no cap.
 
-    >>> over_cap(["a", "b", "a"], 1)
-    {2: 'its task has 1 already'}
+    >>> over_cap(["a", "b", "a"], 1), over_cap(["a", "b", "a"], 1, [(0.5,), (0.0,), (1.0,)])
+    ({2: 'its task has 1 already'}, {0: 'its task has 1 already'})
+
+    Args:
+        worth: of each episode, the largest the best; (): all are alike.
     """
     counts, refused = Counter[str](), dict[int, str]()
-    for place, task in enumerate(tasks):
+    order = sorted(range(len(tasks)), key=lambda place: worth[place], reverse=True) if worth else range(len(tasks))
+    for place in order:
+        task = tasks[place]
         if cap and counts[task] == cap:
             refused[place] = f"its task has {cap} already"
         else:
             counts[task] += 1
-    return refused
+    return dict(sorted(refused.items()))
 
 
 def out_of_balance(tasks: Sequence[Task], by: str) -> Refused:

@@ -11,16 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 SATURATION, LENGTH = 0.9, 0.4  # k1 and b, as Anserini, which WebShop searches with, has them
-_WORDS = re.compile(r"[a-z0-9]+")
+_ALONE = r"\u3040-\u30ff\u3400-\u9fff"  # kana and ideographs, which no space sets apart: each is a word
+_WORDS = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
 
 
 def words_in(text: str) -> list[str]:
-    """The words that are searched for: letters and digits, without case.
+    """The words that are searched for: letters and digits of any script, without case.
 
-    >>> words_in("Norda X-Large scarf, 12")
-    ['norda', 'x', 'large', 'scarf', '12']
+    >>> words_in("Norda X-Large scarf, 12"), words_in("Café Москва 東京")
+    (['norda', 'x', 'large', 'scarf', '12'], ['café', 'москва', '東', '京'])
     """
-    return _WORDS.findall(text.lower())
+    return _WORDS.findall(text.casefold())
 
 
 class Index:

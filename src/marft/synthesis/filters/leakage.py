@@ -9,6 +9,7 @@ wrong agent, is found, and an answer that was worked out is not.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,9 +66,9 @@ def nearly_held_out(tasks: Sequence[Task], held_out: Sequence[Task], alike: floa
     Args:
         alike: share of what two have in common; 0 looks at what is the same alone.
     """
-    ids, texts = {task.id for task in held_out}, [normal(task.prompt) for task in held_out]
-    same, likeness = {*map(whole, held_out)}, Likeness.of(texts)
-    telling = len(set(texts)) == len(texts)  # else prompts do not say which task it is
+    ids, prompts = {task.id for task in held_out}, Counter(normal(task.prompt) for task in held_out)
+    telling = [prompt for prompt, times in prompts.items() if times == 1]  # of others data say which task it is
+    same, likeness = {*map(whole, held_out)}, Likeness.of(telling)
     found = set[str]()
     for task in tasks:
         nearest = likeness.nearest(normal(task.prompt)) if alike and telling else None
