@@ -12,7 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from marft.collection import attempts_at
-from marft.config.consulting import ConsultingSettings, HelperSettings, without_helpers
+from marft.config.consulting import ConsultingSettings, HelperSettings, unlearned_replies, without_helpers
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
 from marft.evaluation.session import evaluate_checkpoints
@@ -106,6 +106,14 @@ def helped(tmp_path: Path, **changes: Any) -> RunSettings:
 def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why.replace("{", r"\{").replace("(", r"\(")):
         helped(tmp_path, **changes)
+
+
+def test_replies_that_nothing_learns_are_said(tmp_path: Path) -> None:
+    run = helped(tmp_path)
+    (said,) = unlearned_replies(run)
+    assert "algorithm.name = 'aipo'" in said
+    assert list(unlearned_replies(without_helpers(run))) == []
+    assert list(unlearned_replies(helped(tmp_path, **{"algorithm.teammate_text": {"coefficient": 1.0}}))) == []
 
 
 def test_what_is_held_to_a_grammar_asks_nobody(tmp_path: Path) -> None:

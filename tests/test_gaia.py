@@ -323,6 +323,23 @@ class TestMetadata:
         assert len(world.tasks("test")) == 20
         assert not {t.prompt for t in world.tasks("test")} & {t.prompt for t in world.tasks("train")}
 
+    def test_a_test_from_a_file_is_all_of_it_and_what_is_learned_from_is_drawn(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("Tea costs 3.")
+        world = gaia(test_path=metadata(tmp_path, *(row(n, file_name="notes.txt") for n in range(20))), train_tasks=5)
+        assert [task.id for task in world.tasks("test")] == [f"t{n}" for n in range(20)]
+        assert len(world.tasks("train")) == 5
+        assert all("pages" in task.data for task in world.tasks("train"))
+        session = world.start(world.tasks("test")[0], 0)
+        assert "Tea costs 3." in session.read_file("notes.txt")
+        assert world.script() is None
+
+    def test_files_are_beside_the_table_that_names_them(self, tmp_path: Path) -> None:
+        (tmp_path / "test").mkdir()
+        (tmp_path / "test" / "notes.txt").write_text("Tea costs 3.")
+        tests = metadata(tmp_path / "test", row(7, file_name="notes.txt"))
+        world = gaia(path=metadata(tmp_path, *map(row, range(5))), test_path=tests)
+        assert "Tea costs 3." in world.start(world.tasks("test")[0], 0).read_file("notes.txt")
+
     @pytest.mark.parametrize(
         ("keys", "says"),
         [

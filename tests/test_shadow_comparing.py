@@ -133,6 +133,27 @@ class TestComparing:
         assert report["left_out"] == {"nobody knows it": 1}
         assert any("nobody knows it" in one for one in sentences(report, ShadowSettings()))
 
+    @pytest.mark.parametrize(
+        ("word", "margin", "lower", "said"),
+        [
+            ("promote", 0.0, 0.01, "promote: shown to be better than the served team, by the rules given"),
+            ("promote", 0.1, -0.05, "promote: shown to be worse than the served team by less than the margin, 0.1"),
+            ("promote", 0.1, 0.02, "than the margin, 0.1, and better than it"),
+            ("stop", 0.0, -1.0, "stop: shown to be worse than the served team, by the rules given"),
+            ("stop", 0.1, -1.0, "stop: shown to be worse than the served team by more than the margin, 0.1"),
+            ("hold", 0.1, -1.0, "hold: nothing is shown yet"),
+        ],
+    )
+    def test_with_a_margin_who_is_promoted_is_hardly_worse_and_not_called_better(
+        self, tmp_path: Path, word: str, margin: float, lower: float, said: str
+    ) -> None:
+        recorded_in(tmp_path, 1)
+        report = report_of(comparing(tmp_path).run(Plays(), Right()), {})
+        report["verdict"] |= {"word": word, "lower": lower, "final": word != "hold"}
+        first, rates, *_ = sentences(report, ShadowSettings(margin=margin))
+        assert first.endswith(said) if word != "hold" else first.startswith(said)
+        assert ("worse by 0.1 or more is promoted" if margin else "not better is promoted") in rates
+
     @pytest.mark.parametrize(("refused", "kind"), [("count", "compared"), ("leave_out", "left_out")])
     def test_sessions_with_refused_calls_count_or_are_left_out(self, refused: str, kind: str, tmp_path: Path) -> None:
         class Refused(Plays):

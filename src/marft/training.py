@@ -18,6 +18,7 @@ from pathlib import Path
 from marft.ahead.gathering import Gathering
 from marft.ahead.opening import open_gathering
 from marft.collection import Collection, training_tasks
+from marft.config.consulting import unlearned_replies
 from marft.config.run import RunSettings, idle_cluster
 from marft.drawing import Draws, advanced
 from marft.envs.tasks import tasks_of
@@ -92,7 +93,7 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
     nothing_passes = run.training.shard and run.engine.apart  # through the models here, until they lie in parts
     with open_learners(run, lost) as learners, open_rollouts(run, for_parts=nothing_passes) as rollouts:
         learners.join(rollouts.models)
-        for text in (*rollouts.models.notes(), *idle_cluster(run)):
+        for text in (*rollouts.models.notes(), *idle_cluster(run), *unlearned_replies(run)):
             observer.note(text)
         state = learners.load(start)
         rollouts.set_aside.update(state.set_aside)

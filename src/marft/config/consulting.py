@@ -126,6 +126,15 @@ def without_helpers(run: RunSettings) -> RunSettings:
     return run.model_copy(update={"consulting": None, "profiles": None, "policies": policies, "models": models})
 
 
+def unlearned_replies(run: RunSettings) -> Iterable[str]:
+    """What a run with helpers says first, where their replies are read and never learned."""
+    if run.consulting is not None and not run.algorithm.teammate_text.coefficient:
+        yield (
+            "what helpers reply is read and not learned, so little of it is left once they are gone; set "
+            "algorithm.name = 'aipo', or algorithm.teammate_text.coefficient = 1.0"
+        )
+
+
 def consulting_problems(run: RunSettings) -> Iterable[str]:
     """What is wrong with the helpers of a recipe, each with its remedy."""
     consulting = run.consulting

@@ -1,6 +1,7 @@
 """Steps that add nothing are skipped: a node is passed by for tasks of a context, where held-out success does not fall.
 
-Our reading of MANGO's skipping, by context; what is skipped stays in the network, and can be played again.
+This is ours: what MANGO's abstract skips are updates of agents that are good already (flows/improving.py). What is
+skipped stays in the network, and can be played again.
 """
 
 from __future__ import annotations

@@ -19,11 +19,6 @@ from marft.texts import one_line
 REPORT, PICTURE = "report.json", "report.svg"
 POINTS = 400  # of a curve
 INCHES = (6.4, 3.2)
-MEANING = {
-    "promote": "shown to be better than the served team, by the rules given",
-    "stop": "shown to be worse than the served team, by the rules given",
-    "hold": "nothing is shown yet",
-}
 
 
 def report_of(state: State, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,14 +47,32 @@ def report_of(state: State, about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _meaning(verdict: Mapping[str, Any], margin: float) -> str:
+    """What a verdict says: with a margin, that a team is hardly worse, which is not that it is better."""
+    if verdict["word"] == "hold":
+        return "nothing is shown yet"
+    if not margin:
+        which = "better" if verdict["word"] == "promote" else "worse"
+        return f"shown to be {which} than the served team, by the rules given"
+    if verdict["word"] == "stop":
+        return f"shown to be worse than the served team by more than the margin, {margin:g}"
+    also = ", and better than it" if verdict["lower"] > 0 else ""
+    return f"shown to be worse than the served team by less than the margin, {margin:g}{also}"
+
+
 def sentences(report: Mapping[str, Any], settings: ShadowSettings) -> Iterator[str]:
     """What a reader needs beside the numbers."""
     verdict, tools = report["verdict"], report["tools"]
     end = "" if verdict["word"] != "hold" or not verdict["final"] else f"; it ends with {settings.most} sessions"
-    yield f"{verdict['word']}: {MEANING[verdict['word']]}{end}"
+    yield f"{verdict['word']}: {_meaning(verdict, settings.margin)}{end}"
+    not_promoted, not_stopped = (
+        (f"worse by {settings.margin:g} or more", f"worse by {settings.margin:g} or less")
+        if settings.margin
+        else ("not better", "not worse")
+    )
     yield (
-        f"a team that is not better is promoted in {settings.false_promotions:.1%} of cases at most, and one that is "
-        f"not worse stopped in {settings.false_stops:.1%}, however often one looks"
+        f"a team that is {not_promoted} is promoted in {settings.false_promotions:.1%} of cases at most, and one that "
+        f"is {not_stopped} stopped in {settings.false_stops:.1%}, however often one looks"
     )
     if report["shadow_without_answer"]:
         yield f"{report['shadow_without_answer']} sessions had no answer of the shadow, which is worth {settings.low:g}"

@@ -31,14 +31,15 @@ class Gaia(Drawn):
 
     The answer is stated after ``FINAL ANSWER:`` and graded by GAIA's quasi-exact match.
     Without ``path`` they are drawn, each in a small world of its own: level 1 takes one page or one file, level 2
-    several one after another, level 3 several and a computation.
+    several one after another, level 3 several and a computation. GAIA's authors ask that its public questions are in
+    nobody's training: as ``test_path`` alone they are all the test, and drawn ones are learned from.
     """
 
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     session: ClassVar[type] = GaiaSession
 
     path: TablePath = ""  # GAIA's metadata (.jsonl, .parquet, …), its files beside it; "": questions are drawn
-    test_path: TablePath = ""  # the same, for the test split; "": a tenth of path
+    test_path: TablePath = ""  # the same, for the test split; "": a tenth of path, or drawn
     files: Place = ""  # folder of attached files; "": where the metadata is
     pages: Place = ""  # folder of texts that are searched, for questions from files; "": there are none
     ungradable: Literal["refuse", "leave_out"] = "refuse"  # rows whose answer is not told, as in GAIA's own test
@@ -53,9 +54,9 @@ class Gaia(Drawn):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Gaia:
-        if not self.path and (self.pages or self.files or self.test_path):
+        if not (self.path or self.test_path) and (self.pages or self.files):
             raise PydanticCustomError(
-                "gaia", "pages, files and test_path are for questions from a file; name it: path = 'metadata.jsonl'"
+                "gaia", "pages and files are for questions from a file; name it: test_path = 'metadata.jsonl'"
             )
         return self
 
@@ -74,7 +75,8 @@ class Gaia(Drawn):
         Raises:
             ValueError: a file cannot be read, or a row used; the message says which and what to do.
         """
-        return self._loaded[split] if self.path else super().tasks(split)
+        of_files = self.path or (self.test_path and split == "test")
+        return self._loaded[split] if of_files else super().tasks(split)
 
     def start(self, task: Task, seed: int) -> GaiaSession:  # noqa: ARG002  nothing here is random
         """One attempt at a question."""
@@ -87,12 +89,13 @@ class Gaia(Drawn):
             library = Library([Page(title, text) for title, text in data["pages"].items()])
             return GaiaSession(asked, library, Attached(data["files"]))
         name = str(data["file"])
-        attached = {name: folder_of(self.path, self.files) / name} if name else {}
+        places = [folder_of(table, self.files) / name for table in (self.path, self.test_path) if table]
+        attached = {name: next((place for place in places if place.is_file()), places[0])} if name else {}
         return GaiaSession(asked, self._library, Attached(attached))
 
     def script(self, skill: float = 1.0) -> Researcher | None:
         """Plays ``searcher``, ``answerer`` and ``solver`` where questions are drawn; of files nobody knows the way."""
-        return None if self.path else Researcher(skill)
+        return None if self.path or self.test_path else Researcher(skill)
 
     @cached_property
     def _library(self) -> Library:

@@ -19,7 +19,7 @@ def tasks_of_tables(
     path: str, test_path: str, files: str, levels: Collection[int], leave_out: bool
 ) -> dict[Split, list[Task]]:
     """Tasks by split: a tenth of the questions of ``path`` is for validation, and where nothing else is the test,
-    another tenth for that. No question of the test is in another split.
+    another tenth for that. No question of the test is in another split. Without ``path`` there is a test alone.
 
     Raises:
         ValueError: a table cannot be read, or a row used.
@@ -28,7 +28,7 @@ def tasks_of_tables(
     if test_path:
         found["test"] = list(_tasks(test_path, files, levels, leave_out))
     tested = {bare(task.prompt) for task in found["test"]} | {task.id for task in found["test"]}
-    for task in _tasks(path, files, levels, leave_out):
+    for task in _tasks(path, files, levels, leave_out) if path else ():
         if not {bare(task.prompt), task.id} & tested:
             found[share_of(task.prompt, SHARE, 0.0 if test_path else SHARE)].append(task)
     return found
