@@ -127,7 +127,7 @@ class TestTuning:
         ]  # fmt: skip
         assert next(words) == "bad"  # nothing, and a refusal: the node is left in peace
         assert len(seen) == 4 * 4
-        assert seen[0] == Failure("Add up.", (("a", "a"),))
+        assert seen[0] == Failure("Add up.", (("a", "a"), ("outcome", "reward 0, not solved")))
         assert line.lineage == ()  # what is played does not change
 
     def test_no_worse_takes_a_small_gain_that_may_be_a_small_loss(self, tmp_path: Path) -> None:

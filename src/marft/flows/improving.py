@@ -17,6 +17,7 @@ from marft.flows.choosing import context_of
 from marft.flows.network import ANY, Change, FlowNetwork, Node
 from marft.game.game import Attempt
 from marft.seeds import generator
+from marft.profiles.transcripts import transcript
 from marft.types import Episode
 
 FAILED = "flow/failed"  # the stream of what a critic reads
@@ -24,7 +25,8 @@ FAILED = "flow/failed"  # the stream of what a critic reads
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that did not succeed: the task, and who said what, by the name of the node."""
+    """An attempt that did not succeed: the task, and who said what, by the name of the node, with tools' answers, what
+    the environment showed, and what came of it (:mod:`marft.profiles.transcripts`)."""
 
     task: str
     said: tuple[tuple[str, str], ...]
@@ -111,8 +113,7 @@ def _failures(board: Board, network: FlowNetwork, number: int, attempts: int) ->
     for episode in board.greedy(network, played):
         if episode.scored and episode.success is False:
             names = _names(board, network, episode)
-            said = zip(names, (action.own_text for action in episode.actions), strict=True)
-            failure = Failure(episode.task.prompt, tuple(said))
+            failure = Failure(episode.task.prompt, transcript(episode, names))
             for name in dict.fromkeys(names):
                 found.setdefault(name, []).append(failure)
     return found

@@ -9,19 +9,21 @@ from typing import Protocol
 import numpy as np
 
 from marft.lineage import Version
+from marft.profiles.transcripts import transcript
 from marft.types import Episode, Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An attempt that a proposer reads: the task, and who said what, by role."""
+    """An attempt that a proposer reads: the task, and who said what, by role, with tools' answers, what the environment
+    showed, and what came of it (:mod:`marft.profiles.transcripts`)."""
 
     task: str
     said: tuple[tuple[str, str], ...]
 
     @staticmethod
     def of(episode: Episode) -> Told:
-        return Told(episode.task.prompt, tuple((action.agent, action.own_text) for action in episode.actions))
+        return Told(episode.task.prompt, transcript(episode))
 
 
 class Ask(Protocol):
