@@ -16,8 +16,8 @@ from marft.flows.board import Board, Judged, judged
 from marft.flows.choosing import context_of
 from marft.flows.network import ANY, Change, FlowNetwork, Node
 from marft.game.game import Attempt
-from marft.seeds import generator
 from marft.profiles.transcripts import transcript
+from marft.seeds import generator
 from marft.types import Episode
 
 FAILED = "flow/failed"  # the stream of what a critic reads
