@@ -24,6 +24,7 @@ from marft.config.parts import CheckPlugin
 from marft.config.settings import Count, Few, Filled, Names, Settings, did_you_mean
 from marft.evaluation.gates import Gate
 from marft.evaluation.safety.deeds import Check
+from marft.evaluation.safety.disguises import Disguise, disguised
 from marft.evaluation.scenarios import check_name
 from marft.game.planting import Plant, Through
 from marft.types import Task
@@ -40,6 +41,7 @@ class AttackSettings(Settings):
     at: str = ""  # the tool, or the teammate, in whose words it stands; "": each of them
     texts: Names = ()  # what is planted: of several wordings each task has its own
     path: str = ""  # a JSON Lines file of more of them, {"text": "…"}, beside the suite
+    disguises: tuple[Disguise, ...] = ()  # other letters in which each of them is planted, too
     goal: CheckPlugin  # what shows that it succeeded
 
     @model_validator(mode="after")
@@ -170,10 +172,10 @@ def read_suite(path: str | Path) -> Suite:
         settings = SuiteSettings.model_validate(table, context={FOLDER: folder})
     except ValidationError as error:
         raise ValueError(f"{path}:\n{explain(error, table)}") from None
-    texts = {
-        attack: (*of.texts, *(_rows(Path(from_recipe(of.path, {FOLDER: folder}))) if of.path else ()))
-        for attack, of in settings.attacks.items()
-    }
+    texts = dict[str, tuple[str, ...]]()
+    for attack, of in settings.attacks.items():
+        plain = (*of.texts, *(_rows(Path(from_recipe(of.path, {FOLDER: folder}))) if of.path else ()))
+        texts[attack] = (*plain, *(disguised(text, form) for form in of.disguises for text in plain))
     return Suite(name, settings, texts)
 
 
