@@ -95,7 +95,7 @@ def recipe(topology: str, strategy: str, seed: int, model: str, output: Path) ->
             ],
             "team": {"organization": "graph", "sees": sees}, "channel": STRATEGIES[strategy],
             "environment": {"name": "whereabouts:Whereabouts", "topology": topology},
-            "algorithm": {"name": "marft", "level": "action", "epochs": 1, "optimizer": {"learning_rate": 1e-3}},
+            "algorithm": {"name": "marft", "level": "action", "optimizer": {"learning_rate": 5e-4}},
             "rollout": {"tasks_per_step": 16, "samples_per_task": 4}, "training": {"steps": STEPS},
         }
     )  # fmt: skip

@@ -149,7 +149,8 @@ class Session(SingleTurn):
 
 
 class Reading:
-    """Says what anybody of the team would, from what it is shown.
+    """Says what anybody of the team would, from what it is shown. Who slips says nothing, or not how things stand, or
+    guesses.
 
     Args:
         skill: the share of turns of readers and of the answerer that are done well; a scribe slips half as often.
@@ -173,16 +174,7 @@ class Reading:
         known = Known().read(heard).read(lines)
         if works:
             return f"{lines} Now: {known.state}."
-        match random.choice(("nothing", "prose", "wrong")):
-            case "nothing":
-                return "I read it all."
-            case "prose":
-                return lines
-            case _:
-                for those in (known.has, known.places):
-                    for one in those:
-                        those[one] = random.choice(PEOPLE if those is known.has else PLACES)
-                return f"{lines} Now: {known.state}."
+        return random.choice(("I read it all.", lines))
 
     def _written(self, cue: Cue, what: str, thing: str, random: Random) -> str:
         known = Known().read(cue.shown.partition(MESSAGE)[2])
@@ -207,7 +199,7 @@ class Reading:
         named = [word for word in re.findall(r"\w+", heard) if word in (PEOPLE if what == "Who bought" else PLACES)]
         guess = random.choice(named or (PEOPLE if what == "Who bought" else PLACES))
         if not works:
-            return f"Answer: {guess}."
+            return f"At a glance: {guess}."
         return f"{said} Answer: {answer or guess}.".strip()
 
 
