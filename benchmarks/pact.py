@@ -2,7 +2,7 @@
 
     python benchmarks/pact.py                                    # three seeds of twelve arms; goes on where it stopped
     python benchmarks/pact.py --seeds 1 --strategies raw rules
-    python benchmarks/pact.py --only-table                       # from what is there
+    python benchmarks/pact.py --only-table                       # from what is there: a flawless team, at least
 
 Readers tell an answerer, who has seen nothing, what became of a thing and where people are (`whereabouts.py`): one
 after another, or with split evidence. What they say is passed on as it is (*raw*), the newest message alone (*last*),
@@ -38,6 +38,8 @@ from marft.config.run import RunSettings
 from marft.engines.renderer import ChatRenderer
 from marft.evaluation.intervals import wilson
 from marft.evaluation.session import BASE, evaluate_checkpoints
+from marft.evaluation.trajectories.measures import measured as of_episode
+from marft.evaluation.trajectories.measures import over
 from marft.models.formats import load_format
 from marft.runs.folder import RunFolder
 from marft.scripted import ScriptedTeam, Spoken
@@ -141,7 +143,7 @@ def main() -> None:
     arguments = parser.parse_args()
     output = arguments.output / "pact"
     model = output / "model"
-    if not model.exists():
+    if not model.exists() and not arguments.only_table:
         output.mkdir(parents=True, exist_ok=True)
         warm_up(model, ModelSettings(path=BASE_MODEL), demonstrations, WARM_UP)
     quieten()
@@ -156,8 +158,10 @@ def main() -> None:
             atomic.write_file(path, json.dumps(rows[-1]) + "\n")
             shares = ", ".join(f"{when} {share(rows[-1][when], KINDS):.1%}" for when in WHEN)
             print(f"{run.name}: {shares} ({rows[-1]['wall_seconds']:.0f} s)", flush=True)
-    save_rows(arguments.results, "pact", rows, "\n".join([*table(rows), "", *by_kind(rows)]) + "\n")
-    save_plot(arguments.results, "pact", front(rows))
+    tables = [*ceilings(), *(("", *table(rows), "", *by_kind(rows)) if rows else ())]
+    save_rows(arguments.results, "pact", rows, "\n".join(tables) + "\n")
+    if rows:
+        save_plot(arguments.results, "pact", front(rows))
 
 
 def measured(run: RunSettings, tasks: int, checkpoint: str) -> dict[str, Any]:
@@ -166,7 +170,7 @@ def measured(run: RunSettings, tasks: int, checkpoint: str) -> dict[str, Any]:
     started = folder.is_run()
     train(run, folder if started else RunFolder.create(run), resume=started)
     seconds = time.perf_counter() - began
-    evaluations = evaluate_checkpoints(run, folder, ("last",), ("sampled",), tasks, False, lambda _=None: None)
+    evaluations = evaluate_checkpoints(run, folder, (BASE, "last"), ("sampled",), tasks, False, lambda _=None: None)
     world: Any = run.environment
     kinds = {task.id: task.data["kind"] for task in world.tasks("test")}
     row: dict[str, Any] = {"seed": run.seed, "checkpoint": checkpoint, "wall_seconds": seconds}
@@ -210,6 +214,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {' | '.join([*cells, each, *spent])} |"
 
 
+def ceilings() -> Iterator[str]:
+    """A line for each arm: what a flawless team solves of each kind of question, which is what messages can carry."""
+    heads = ["team", "messages", *(f"{name}, %" for name in KINDS.values()), "tokens an episode", "of messages"]
+    yield f"| {' | '.join(heads)} |"
+    yield "| --- | --- |" + " ---: |" * (len(KINDS) + 2)
+    for topology, strategy in product(READERS, STRATEGIES):
+        found = ceiling(topology, strategy)
+        cells = [f"{100 * share(found, [kind]):.0f}" for kind in KINDS]
+        cells += [f"{found[name]:.0f}" for name in ("cost_tokens", "message_tokens")]
+        yield f"| {' | '.join([topology, strategy, *cells])} |"
+
+
 def by_kind(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line for each arm: what it solves of each kind of question, after training, and what a flawless team would."""
     yield f"| team | messages | {' | '.join(f'{name}, %' for name in KINDS.values())} |"
@@ -237,10 +253,11 @@ def ceiling(topology: str, strategy: str, tasks: int = 500) -> dict[str, Any]:
     world: Any = run.environment
     kinds = {kind: [0, 0] for kind in KINDS}
     with ScriptedTeam(run, Reading(1.0), {"base": load_format(ModelSettings(path=BASE_MODEL))}) as team:
-        for episode in team.play(world.tasks("test")[:tasks]):
-            kinds[episode.task.data["kind"]][0] += bool(episode.success)
-            kinds[episode.task.data["kind"]][1] += 1
-    return {"kinds": kinds}
+        episodes = list(team.play(world.tasks("test")[:tasks]))
+    for episode in episodes:
+        kinds[episode.task.data["kind"]][0] += bool(episode.success)
+        kinds[episode.task.data["kind"]][1] += 1
+    return {"kinds": kinds, **over(of_episode(episode, [agent.role for agent in run.agents]) for episode in episodes)}
 
 
 def front(rows: Sequence[Mapping[str, Any]]) -> Figure:

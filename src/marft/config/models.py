@@ -43,6 +43,8 @@ class LoraSettings(Settings):
     rank: Count = 8  # of the change to each layer
     alpha: Positive = 16.0  # the change counts alpha / rank times
     targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
+    # B: A stays as it began, half as much learns, and averages of adapters are averages of what they change (FFA-LoRA)
+    trains: Literal["both", "B"] = "both"
 
 
 class PoolSettings(Settings):

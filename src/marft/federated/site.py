@@ -168,7 +168,11 @@ class Site:
         if {name: tensor.shape for name, tensor in before.items()} != {n: t.shape for n, t in after.items()}:
             raise ValueError("the adapters that were given are not of this recipe's policies, layers or ranks")
         clip, noise = federation["clip"], federation["noise"]
-        leaving, norm = hidden(before, after, clip, noise, self.place.noise_seed() if noise else 0, str(asked.round))
+        moved = {name for name in after if _learns(run, name)}
+        seed = self.place.noise_seed() if noise else 0
+        some = ({name: tensors[name] for name in moved} for tensors in (before, after))
+        leaving, norm = hidden(*some, clip, noise, seed, str(asked.round))
+        leaving = before | leaving
         adapters = {
             policy: {name: leaving[f"{policy}/{name}"] for name in tensors} for policy, tensors in trained.items()
         }
@@ -180,6 +184,13 @@ class Site:
             facts["episodes"] = sum(row["episodes"] for row in rows)
             facts["tokens"] = sum(round(row["sampled_actions"] * row["action_length"]) for row in rows)
         return _update(asked.round, facts, files_with(adapters, configs))
+
+
+def _learns(run: RunSettings, name: str) -> bool:
+    """Whether a tensor of the adapter of a policy, ``policy/layer.lora_A.weight``, is one that learns; what does not is
+    as it was given, and takes no noise."""
+    policy = run.policies[name.partition("/")[0]]
+    return policy.lora.trains == "both" or ".lora_A." not in name
 
 
 def _update(round_: int, facts: dict[str, Any], files: dict[str, bytes]) -> Update:

@@ -77,7 +77,9 @@ class Policy:
             return self.backbone.learned()
         found: dict[str, nn.Parameter] = {}
         for layer, adapter in self.backbone.adapters(self.adapter).items():
-            found[f"{layer}.lora_A"], found[f"{layer}.lora_B"] = adapter.a, adapter.b
+            if self.settings.lora.trains == "both":
+                found[f"{layer}.lora_A"] = adapter.a
+            found[f"{layer}.lora_B"] = adapter.b
         return found
 
 
@@ -139,6 +141,8 @@ class Models:
             base.add_adapter(name, lora.rank, lora.alpha, lora.targets, run.seed)
             if settings.adapter:
                 load_adapter(base, name, Path(settings.adapter))
+            for half in base.adapters(name).values():
+                half.a.requires_grad_(settings.lora.trains == "both")
         context = policy_context(run, settings.model, base_name, {n: f.context for n, f in self.formats.items()})
         return Policy(
             name, settings, backbone, adapter, lora, reference, base, format.tokenizer, format.stop_ids, base_name,
