@@ -111,6 +111,17 @@ def test_an_optimizer_has_twelve_bytes_a_number_and_the_host_a_copy() -> None:
     assert taken(run, "copy of what learns") == 12 * numbers
 
 
+def test_where_b_learns_alone_its_numbers_alone_have_an_optimizer() -> None:
+    halves = [f"--policies.{name}.lora.trains" for name in ("reasoner", "actor")]
+    run = math(*(word for key in halves for word in (key, "B")))
+    process, shape = planned(run).best.processes[0], KNOWN["qwen2.5-3b"]
+    both, b = (2 * shape.adapter_parameters(8, ("q_proj", "v_proj"), half) for half in (False, True))
+    assert b == 2 * shape.layers * 8 * (shape.queries + shape.keys)
+    assert taken(process, "adapter of") == 4 * both
+    assert taken(process, "optimizer of") == 8 * b
+    assert taken(process, "copy of what learns") == 12 * b
+
+
 @pytest.mark.parametrize(("reference", "copies"), [("start", 1), ("base", 0), ("none", 0)])
 def test_a_reference_that_is_a_copy_is_counted(reference: str, copies: int) -> None:
     run = math(

@@ -208,6 +208,7 @@ def _policy(place: Place, policy: PolicyWork, company: Company, rank: int) -> li
         parts.append(Part(f"weights of {policy.name}, rounded", place.precision(policy.model).element * numbers))
     if policy.train == "frozen":
         return parts
+    numbers = trained_numbers(place, policy) / _share(policy, company, rank)
     parts.append(Part(f"optimizer of {policy.name}", MOMENTS * numbers, on_host=company.offload))
     if not company.learns(rank, policy.model):
         return parts
@@ -225,7 +226,7 @@ def _policy(place: Place, policy: PolicyWork, company: Company, rank: int) -> li
 def _brought_back(place: Place, company: Company, rank: int) -> list[Part]:
     """Moments that are otherwise the host's, for the step of one policy after the other."""
     here = [
-        MOMENTS * _numbers(place, policy) / _share(policy, company, rank)
+        MOMENTS * trained_numbers(place, policy) / _share(policy, company, rank)
         for policy in place.work.trained
         if company.offload and company.learns(rank, policy.model)
     ]
@@ -241,6 +242,8 @@ def _numbers(place: Place, policy: PolicyWork) -> int:
 
 def trained_numbers(place: Place, policy: PolicyWork) -> int:
     """Of a policy, those that training moves."""
+    if policy.half and policy.train != "frozen":
+        return policy.versions * place.shapes[policy.model].adapter_parameters(policy.rank, policy.targets, half=True)
     return _numbers(place, policy) if policy.train != "frozen" else 0
 
 

@@ -79,8 +79,11 @@ class Shape:
         """All of them, as ``model.num_parameters()`` counts."""
         return self.matrix_parameters + self.small_parameters + self.head_parameters * (1 if self.tied else 2)
 
-    def adapter_parameters(self, rank: int, targets: Iterable[str]) -> int:
+    def adapter_parameters(self, rank: int, targets: Iterable[str], half: bool = False) -> int:
         """Of a LoRA: ``A`` [r, in] and ``B`` [out, r] on every layer that a target names (Hu et al. 2021).
+
+        Args:
+            half: of ``B`` alone.
 
         Raises:
             ValueError: a target names no linear layer.
@@ -89,7 +92,7 @@ class Shape:
         unknown = [target for target in targets if target.rpartition(".")[2] not in sizes]
         if unknown:
             raise ValueError(f"lora.targets: no linear layer is called {unknown[0]!r}; there are {', '.join(sizes)}")
-        return self.layers * sum(rank * sum(sizes[target.rpartition(".")[2]]) for target in targets)
+        return self.layers * sum(rank * sum(sizes[target.rpartition(".")[2]][half:]) for target in targets)
 
     def cache_numbers(self) -> int:
         """Numbers that one token keeps in a key-value cache."""

@@ -46,6 +46,7 @@ class PolicyWork:
     lengths: Lengths
     here: bool  # whether it is sampled here, and not behind an endpoint
     versions: int = 1  # that are loaded at the same time: of a pool several, an adapter each
+    half: bool = False  # whether B of its adapter learns alone
 
     @property
     def tokens(self) -> float:
@@ -153,7 +154,7 @@ def work_of(run: RunSettings, known: Known = Known()) -> Work:
             PolicyWork(
                 name, local_model(run.models, policy.model), policy.train, lora.rank if adapted else 0,
                 lora.targets if adapted else (), actions, _lengths(run, policy.model, limit, known),
-                not run.is_remote(policy.model), len(members),
+                not run.is_remote(policy.model), len(members), adapted and policy.lora.trains == "B",
             )
         )  # fmt: skip
     alone = run.team.name in ONE_BY_ONE
