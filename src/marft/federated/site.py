@@ -170,9 +170,9 @@ class Site:
         clip, noise = federation["clip"], federation["noise"]
         moved = {name for name in after if _learns(run, name)}
         seed = self.place.noise_seed() if noise else 0
-        some = ({name: tensors[name] for name in moved} for tensors in (before, after))
-        leaving, norm = hidden(*some, clip, noise, seed, str(asked.round))
-        leaving = before | leaving
+        was, now = ({name: tensors[name] for name in moved} for tensors in (before, after))
+        told, norm = hidden(was, now, clip, noise, seed, str(asked.round))
+        leaving = {**before, **told}
         adapters = {
             policy: {name: leaving[f"{policy}/{name}"] for name in tensors} for policy, tensors in trained.items()
         }
