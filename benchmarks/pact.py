@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from recording import parser_of, save_plot, save_rows, tidy
+from recording import parser_of, save_plot, save_rows, stored_rows, tidy
 from warming import BATCH, digest, warm_up
 from whereabouts import ANSWERER, DID, FIELDS, INSTRUCTIONS, READERS, SCRIBES, Reading
 
@@ -148,10 +148,15 @@ def main() -> None:
         warm_up(model, ModelSettings(path=BASE_MODEL), demonstrations, WARM_UP)
     quieten()
     rows = []
+    stored = {(row["topology"], row["strategy"], row["seed"]): row for row in stored_rows(arguments.results, "pact")}
     for seed, topology, strategy in product(range(arguments.seeds), READERS, arguments.strategies):
         path = output / f"{topology}-{strategy}-{seed}.json"
         if path.is_file():
             rows.append(atomic.read_json(path))
+        elif known := stored.get((topology, strategy, seed)):
+            if model.exists() and known["checkpoint"] != digest(model):
+                raise SystemExit(f"{arguments.results}: other rows are of another model; choose other --results")
+            rows.append(known)
         elif not arguments.only_table:
             run = recipe(topology, strategy, seed, str(model), output)
             rows.append({"topology": topology, "strategy": strategy, **measured(run, arguments.tasks, digest(model))})
