@@ -1,6 +1,6 @@
 """What agents should say to each other: six ways of passing messages on, in two teams, before and after training.
 
-    python benchmarks/pact.py                                    # three seeds of twelve arms; goes on where it stopped
+    python benchmarks/pact.py                                    # three seeds of twelve arms: a night of one core
     python benchmarks/pact.py --seeds 1 --strategies raw rules
     python benchmarks/pact.py --only-table                       # from what is there: a flawless team, at least
 
@@ -46,9 +46,9 @@ from marft.scripted import ScriptedTeam, Spoken
 from marft.training import train
 
 BASE_MODEL = "tiny-memory"
-WARM_UP, FLAWLESS, SKILL, EPISODES = 1200, 0.7, 0.65, 250  # steps; share of them; then so well; a team, and skill
+WARM_UP, FLAWLESS, SKILL, EPISODES = 3000, 0.7, 0.65, 600  # steps; share of them; then so well; a team, and skill
 ANSWERS = 3  # times that an answerer's turn comes up: it is the shortest, and the hardest
-STEPS = 20
+STEPS = 40
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "raw": {"name": "raw"},
     "last": {"name": "last"},
@@ -91,7 +91,7 @@ def recipe(topology: str, strategy: str, seed: int, model: str, output: Path) ->
             "agents": [
                 {
                     "role": role, "policy": policy, "instructions": text, "answers": role == ANSWERER,
-                    "sampling": {"max_new_tokens": longest},
+                    "sampling": {"max_new_tokens": longest, "temperature": 0.5},
                 }
                 for role, (policy, text, longest) in told.items()
             ],
