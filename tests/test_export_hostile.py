@@ -18,7 +18,7 @@ from marft.serving.settings import served
 MANIFEST: dict[str, Any] = {
     "marft": "1", "name": "theirs", "made": "today", "checkpoint": {"name": "s", "step": 1, "environment_steps": 1},
     "organization": {}, "channel": {}, "agents": (), "sees": {}, "tools": {}, "policies": {}, "models": {},
-    "evaluations": (), "training": {}, "paths": (), "code": (), "requires": {}, "left_out": (),
+    "reorganized": {}, "evaluations": (), "training": {}, "paths": (), "code": (), "requires": {}, "left_out": (),
 }  # fmt: skip
 HOLDS: dict[str, Any] = {"name": "theirs", "agents": [{"role": "a"}], "team": {"organization": "chain"}}
 
