@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "")
 NIGHT = PROFILE in ("nightly", "mutants")  # whose planted faults any test may find
+BY_NIGHT = pytest.mark.skipif(not NIGHT, reason="what others ask more cheaply by day: make nightly")
 MANY = {"nightly": 1000, "mutants": 200}.get(PROFILE, 60)  # examples of a property with many cases apart
 
 

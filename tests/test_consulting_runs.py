@@ -27,7 +27,7 @@ from marft.types import Task
 from marft.usage import Usage
 from tests.endpoint import says, serving
 from tests.helpers import settings as recipe
-from tests.nights import MANY
+from tests.nights import BY_NIGHT, MANY
 
 
 class TestTheBudget:
@@ -170,6 +170,7 @@ def test_a_team_learns_from_replies_until_there_are_none(level: str, tmp_path: P
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_what_is_asked_is_the_same_in_a_process_apart_and_after_a_stop(tmp_path: Path) -> None:
     changes = {"algorithm.teammate_text": {"coefficient": 1.0}, "training.steps": 2, "consulting.gone_from": 4}
     whole = helped(tmp_path / "whole", **changes)

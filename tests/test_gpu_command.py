@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.nights import BY_NIGHT
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -56,6 +58,7 @@ def test_a_test_that_fails_ends_it_with_1(gpu: ModuleType, tmp_path: Path, monke
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_a_step_of_the_demo_is_measured(gpu: ModuleType) -> None:
     found = gpu.demo("cpu", "float32", 2)
     assert found["seconds/sampling"] > 0

@@ -29,6 +29,7 @@ from marft.types import Episode, Observation, Task, ToolCall, Transition
 from tests.endpoint import KEY, Reply, Server, error, says, serving
 from tests.episodes import make_action
 from tests.helpers import recipe, settings, shown_in_docs
+from tests.nights import BY_NIGHT
 
 ROLES = ("planner", "solver", "absent")
 
@@ -303,6 +304,7 @@ def test_a_cache_that_cannot_be_made_is_an_error_that_says_so(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_limits_are_those_of_the_run_however_many_processes_ask(tmp_path: Path) -> None:
     """Two workers, one request at a time, ten a second at most."""
 

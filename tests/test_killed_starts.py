@@ -16,7 +16,7 @@ from marft.runs.checkpoints import Checkpoints, read_record, starts
 from marft.runs.folder import RunFolder
 from marft.training import train
 from tests.helpers import settings
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 from tests.runs import finished
 from tests.test_cli import run as command
 
@@ -77,6 +77,7 @@ def settings_of(folder: RunFolder) -> RunSettings:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_the_weights_are_whole_at_every_moment(killed: list[RunFolder]) -> None:
     """They once were nowhere but in memory between the old run's removal and the new one's first checkpoint."""
     wanted = (killed[0].checkpoints / "step_000001" / WEIGHTS).read_bytes()
@@ -93,6 +94,7 @@ def is_whole(path: Path) -> bool:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_what_was_cut_short_goes_on_or_says_what_to_do(
     killed: list[RunFolder], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ def test_what_was_cut_short_goes_on_or_says_what_to_do(
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_a_start_that_could_not_be_written_leaves_the_old_run_whole(
     killed: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

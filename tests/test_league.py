@@ -20,6 +20,7 @@ from marft.league.pool import Member, Pool, superfluous
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
+from tests.nights import BY_NIGHT
 
 
 def league(output: Path, *overrides: str, **changes: Any) -> RunSettings:
@@ -135,6 +136,7 @@ class TestRecipe:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_a_league_that_goes_on_equals_one_that_never_stopped(tmp_path: Path) -> None:
     whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
     four = ("--policies.rival.pool.size", "4")  # so that a version from before the run was cut is there at its end

@@ -30,7 +30,7 @@ from marft.runs.folder import RunFolder
 from marft.training import train
 from tests.helpers import settings
 from tests.learners import episodes, recipe
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.ranked import together
 from tests.runs import finished
 from tests.test_resume import StopAfter
@@ -203,6 +203,7 @@ class TestPolicies:
         return backbone.hidden_states(PackedRows.of([np.arange(3, 30, dtype=np.int32)], [None], torch.device("cpu")))
 
     @pytest.mark.slow
+    @BY_NIGHT
     def test_a_run_goes_on_to_the_bit(self, tmp_path: Path) -> None:
         changes = (*FULL, "--models.base.dtype", "bfloat16", "--training.steps", "2", "--algorithm.entropy", "0.1")
         _, straight = finished(tmp_path / "straight", *changes)

@@ -31,7 +31,7 @@ from marft.types import Action, ActionKey, Completion, Episode, Observation, Pro
 from tests import templates
 from tests.endpoint import says, serving
 from tests.helpers import settings
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 from tests.remotely import team
 from tests.test_tool_training import calls_first, with_tools
 
@@ -117,6 +117,7 @@ def test_forks_remember_what_the_episode_did(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_agents_that_act_at_once_do_the_same_again(tmp_path: Path) -> None:
     recorded = []
     for name in ("one", "two"):

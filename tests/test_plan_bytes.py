@@ -25,6 +25,7 @@ from marft.planning.known import KNOWN
 from marft.planning.precisions import Precision
 from marft.planning.shapes import Shape
 from marft.planning.work import Lengths, PolicyWork
+from tests.nights import BY_NIGHT
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 LAYERS = 3  # of activations: all are alike
@@ -193,6 +194,7 @@ def test_published_figures_are_predicted_as_the_committed_table_says() -> None:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_a_whole_step_takes_the_bytes_that_are_planned(tmp_path: Path) -> None:
     import plan_memory
 

@@ -28,6 +28,7 @@ from marft.rollouts import LocalRollouts
 from marft.types import ActionKey, Completion, Prompt, Sampling
 from tests.helpers import lengths_read
 from tests.helpers import settings as run_settings
+from tests.nights import BY_NIGHT
 
 ROOM = 2**30
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
@@ -137,6 +138,7 @@ def test_every_row_of_a_forest_finds_its_own_tokens_and_each_prefix_is_there_onc
 @pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@BY_NIGHT
 def test_rows_are_sampled_as_without_what_was_kept(tuned: Backbone, data: st.DataObject) -> None:
     """Several policies, turns that go on from what was sampled, and little room, so that some of it is gone again."""
     room = data.draw(st.sampled_from([ROOM, 60_000]))

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 import marft
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 from tests.test_warm_start import STEPS, run_of, traces
 
 ROLES = {"solver": "actor"}
@@ -37,6 +38,7 @@ def test_scores_are_what_the_command_shows_and_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_a_warm_start_begins_with_other_weights_goes_on_and_is_trained_from(tmp_path: Path) -> None:
     path = traces(tmp_path)
     first = marft.sft(recipe(tmp_path), [path], roles=ROLES)

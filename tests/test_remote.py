@@ -31,6 +31,7 @@ from marft.types import Option, Prompt, Sampling, Tool
 from marft.usage import Usage
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.helpers import recipe
+from tests.nights import BY_NIGHT
 from tests.remotely import KEY_OF_ACTION, ask, asking, play_many, remote_game, team, teammates
 from tests.test_live import Scripted
 
@@ -168,6 +169,7 @@ def test_usage_of_an_action_that_was_replayed_counts_once() -> None:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_a_remote_teammate_and_one_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEACHER_KEY", KEY)
 

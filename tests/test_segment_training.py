@@ -40,7 +40,7 @@ from marft.types import Action, Episode, JointAction, Observation, TokenIds, Too
 from tests import templates
 from tests import tools as offered
 from tests.fakes import FakeRenderer, Script, ends, goes_on
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 from tests.test_memory import Plain
 from tests.test_memory_training import REMEMBER, guessing
 from tests.test_resume import StopAfter, assert_same
@@ -178,6 +178,7 @@ def test_forks_of_such_episodes_are_scored(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", some(["token", "action"]))
+@BY_NIGHT
 def test_an_agent_remembers_such_an_action_as_it_ended(
     level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from marft.evaluation.evaluate import evaluate
 from marft.models.loading import load_backbone
 from marft.models.paths import resolve_path
 from marft.rollouts import LocalRollouts
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(resolve_path("tiny"))
@@ -99,6 +99,7 @@ def rollouts() -> Iterator[LocalRollouts]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", some(["sampled", "greedy"]))
+@BY_NIGHT
 def test_an_untuned_dual_team_solves_30_to_50_percent(rollouts: LocalRollouts, mode: str) -> None:
     result, episodes = evaluate(rollouts, "base", mode, rollouts.run.environment.tasks("test")[:500])  # type: ignore[arg-type, attr-defined]
     assert result.tasks == 500

@@ -14,7 +14,7 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 from marft.engines.tool_format import Syntax, ToolFormat
 from marft.types import Tool, ToolCall
 from tests import templates
-from tests.nights import MANY
+from tests.nights import BY_NIGHT, MANY
 
 ADD = ToolCall("add", '{"a": 1, "b": 2}', output="3")
 SUB = ToolCall("sub", '{"a": 1}', output="not <|im_end|> done")
@@ -266,6 +266,7 @@ GARBAGE = st.lists(st.one_of(WORDS, st.text(max_size=8)), max_size=12).map("".jo
 @given(texts=st.lists(GARBAGE, min_size=50, max_size=50))
 @example(texts=['<tool_call>{"name": "\\ud800", "arguments": {}}'] * 50)
 @examples(max_examples=MANY)
+@BY_NIGHT
 def test_ten_thousand_malformed_calls_are_read_or_refused(texts: list[str]) -> None:
     """Whatever is written, each call comes back whole: a name that can be stored, or an error that says why."""
     for syntax in (Syntax("<tool_call>", "name", "arguments"), Syntax("", "name", "parameters")):

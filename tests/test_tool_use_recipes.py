@@ -13,6 +13,7 @@ from marft.config import load_recipe
 from marft.models.paths import resolve_path
 from marft.runs.folder import RunFolder
 from marft.training import train
+from tests.nights import BY_NIGHT
 
 WIDE = 4096  # tokens of context, for fifteen tools in a vocabulary that was not made for them
 
@@ -26,6 +27,7 @@ def wide_model(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_the_airline_runs_two_steps(tmp_path: Path) -> None:
     changes = {
         "output": tmp_path, "models.base.path": wide_model(tmp_path / "model"), "models.base.context": WIDE,

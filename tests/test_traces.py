@@ -20,6 +20,7 @@ from marft.traces.record import MOST_TURNS, Tally, TracedTurn
 from marft.traces.spans import spans_of as spans_in
 from marft.types import Task
 from marft.usage import Usage
+from tests.nights import some
 from tests.tracing import (
     CONVENTIONS,
     EXPORTS,
@@ -356,7 +357,7 @@ class TestHostileFiles:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["conversations", "spans"])
+@pytest.mark.parametrize("kind", some(["conversations", "spans"]))
 def test_memory_does_not_grow_with_the_file(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembling, "MOST_OPEN", 32)
     monkeypatch.setattr(assembling, "MOST_CLOSED", 100)

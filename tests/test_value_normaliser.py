@@ -18,6 +18,7 @@ from marft.types import Episode
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 from tests.test_critic import critic, episode
 from tests.test_resume import StopAfter, assert_same
 
@@ -96,6 +97,7 @@ def test_statistics_travel_with_the_critic(backbone: Backbone) -> None:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_a_resumed_mappo_run_equals_one_that_never_stopped(tmp_path: Path) -> None:
     def run(name: str) -> tuple[RunFolder, object]:
         made = settings(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.nights import BY_NIGHT
+
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -26,6 +28,7 @@ def viewer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
+@BY_NIGHT
 def test_every_address_answers_and_nothing_that_was_started_stays(viewer: Any, tmp_path: Path) -> None:
     run, cache = tmp_path / "large", tmp_path / "cache"
     viewer.make_run(run, steps=4, actions=100)
