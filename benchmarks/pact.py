@@ -163,6 +163,8 @@ def main() -> None:
             atomic.write_file(path, json.dumps(rows[-1]) + "\n")
             shares = ", ".join(f"{when} {share(rows[-1][when], KINDS):.1%}" for when in WHEN)
             print(f"{run.name}: {shares} ({rows[-1]['wall_seconds']:.0f} s)", flush=True)
+    asked = {(row["topology"], row["strategy"], row["seed"]) for row in rows}
+    rows += [row for arm, row in stored.items() if arm not in asked]
     tables = [*ceilings(), *(("", *table(rows), "", *by_kind(rows)) if rows else ())]
     save_rows(arguments.results, "pact", rows, "\n".join(tables) + "\n")
     if rows:

@@ -336,9 +336,12 @@ class TestMetadata:
     def test_files_are_beside_the_table_that_names_them(self, tmp_path: Path) -> None:
         (tmp_path / "test").mkdir()
         (tmp_path / "test" / "notes.txt").write_text("Tea costs 3.")
+        (tmp_path / "notes.txt").write_text("Tea costs 4.")
         tests = metadata(tmp_path / "test", row(7, file_name="notes.txt"))
-        world = gaia(path=metadata(tmp_path, *map(row, range(5))), test_path=tests)
+        world = gaia(path=metadata(tmp_path, *(row(n, file_name="notes.txt") for n in range(5))), test_path=tests)
         assert "Tea costs 3." in world.start(world.tasks("test")[0], 0).read_file("notes.txt")
+        learned = next(task for split in ("train", "validation") for task in world.tasks(split))  # type: ignore[arg-type]
+        assert "Tea costs 4." in world.start(learned, 0).read_file("notes.txt")
 
     @pytest.mark.parametrize(
         ("keys", "says"),

@@ -89,8 +89,8 @@ class Gaia(Drawn):
             library = Library([Page(title, text) for title, text in data["pages"].items()])
             return GaiaSession(asked, library, Attached(data["files"]))
         name = str(data["file"])
-        places = [folder_of(table, self.files) / name for table in (self.path, self.test_path) if table]
-        attached = {name: next((place for place in places if place.is_file()), places[0])} if name else {}
+        table = self.test_path if task.id in self._tested else self.path
+        attached = {name: folder_of(table, self.files) / name} if name else {}
         return GaiaSession(asked, self._library, Attached(attached))
 
     def script(self, skill: float = 1.0) -> Researcher | None:
@@ -100,6 +100,11 @@ class Gaia(Drawn):
     @cached_property
     def _library(self) -> Library:
         return library_of(self.pages) if self.pages else Library(())
+
+    @cached_property
+    def _tested(self) -> frozenset[str]:
+        """The ids of questions of ``test_path``, whose files are beside that."""
+        return frozenset(task.id for task in self._loaded["test"]) if self.test_path else frozenset()
 
     @cached_property
     def _loaded(self) -> dict[Split, list[Task]]:
