@@ -9,13 +9,14 @@
 # make docs   the docs as a site: build/site/index.html
 # make mutants  plant small faults in the learning code, one at a time, and list those that no test notices: an hour or
 #               two, goes on where it stopped; MUTANTS="--only learning/credit" for some of them
-# make mutants-sample  a fixed sample of them, in two minutes
+# make mutants-sample  a fixed sample of them, in a minute or two
 # make nightly  everything, with a thousand examples a property and 10,000 recipes, all mutants, all studies: a night
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile what they import, each for itself
 
 .PHONY: demo demo-quick real test test-slow test-vllm gpu docs mutants mutants-sample nightly check lint types format install clean
 
@@ -44,7 +45,7 @@ test: install
 	$(BIN)/pytest --numprocesses auto -m "not slow"
 
 test-slow: install
-	$(BIN)/pytest --numprocesses auto --dist loadfile -m slow
+	$(BIN)/pytest --numprocesses auto --dist loadfile -m slow tests
 
 test-vllm: install
 	$(BIN)/marft engine install vllm $(if $(shell command -v nvidia-smi),,--cpu)

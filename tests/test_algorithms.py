@@ -31,7 +31,7 @@ from marft.training import train
 from marft.types import Episode, JointAction, Observation, Step, Task
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import recipe, settings
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 from tests.plugins import Flaky
 
 LONG = ("--agents.actor.sampling.max_new_tokens", "32", "--agents.reasoner.sampling.max_new_tokens", "32")
@@ -44,7 +44,7 @@ def of(name: str, tmp_path: Path, *overrides: str, **changes: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(sorted(PRESETS), of=5))
+@pytest.mark.parametrize("name", some(sorted(PRESETS), of=8))
 def test_every_preset_trains_both_agents(name: str, tmp_path: Path) -> None:
     warmup = PRESETS[name].get("critic", {}).get("warmup_steps", 0)
     run = of(name, tmp_path, "--training.steps", str(warmup + 2), "--checkpoints.every", str(warmup + 2))
@@ -258,6 +258,7 @@ class TestDynamicSampling:
             assert len({e.total_reward for e in collection.credit_inputs if e.task.id == task}) > 1
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_baselines_survive_a_checkpoint(tmp_path: Path) -> None:
     run = of("rae", tmp_path, "--training.steps", "4", "--checkpoints.every", "2", "--checkpoints.keep_last", "9")

@@ -38,7 +38,7 @@ from marft.types import Choice, Episode, JointAction, Observation, Option, Sampl
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe
-from tests.nights import MANY
+from tests.nights import BY_NIGHT, MANY
 from tests.test_updates import _log_probs, algorithm, assert_equal, double, gradients, packing, random_samples
 
 __all__ = ["double"]  # a fixture
@@ -347,6 +347,7 @@ class Leaves(OrganizationPart):
         return None if observation.text.endswith("7 =") else JointAction()
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("organization", ["OneFails", "Leaves"])
 def test_an_organization_that_leaves_things_undone_loses_only_its_episodes(organization: str, tmp_path: Path) -> None:

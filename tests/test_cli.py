@@ -22,6 +22,7 @@ from marft.config import RunSettings, to_toml
 from marft.models.paths import resolve_path
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 
 ROOT = Path(__file__).parents[1]
 
@@ -71,6 +72,7 @@ def test_train_eval_compare_and_report_work_together(
     assert "<svg" in (folder / "report.html").read_text()
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_checkpoint_of_two_names_is_evaluated_once(
     capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
@@ -200,6 +202,7 @@ def test_checkpoints_that_are_not_there_are_named(capsys: pytest.CaptureFixture[
     assert "no checkpoint 'last'" in run(capsys, "eval", str(tmp_path / "test"), status=2)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_parts_are_imported_from_the_folder_that_the_command_runs_in(recipe_file: Path, tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(

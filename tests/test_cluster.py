@@ -30,7 +30,7 @@ from marft.training import train
 from marft.types import Sampling
 from tests.crews import crew, told
 from tests.helpers import recipe, settings, until
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.test_engine_apart import PROMPT, Weights, command, key
 from tests.test_lost_workers import attempts
 
@@ -101,6 +101,7 @@ class TestWorkers:
             assert [episode.status for episode in episodes] == ["terminated"] * 4
             assert rollouts.usage()["workers_lost"] == 1.0
 
+    @BY_NIGHT
     def test_what_they_cannot_have_is_said_as_it_would_be_here(self, cluster: Any, tmp_path: Path) -> None:
         tools = (
             "--tools",

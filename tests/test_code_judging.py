@@ -22,7 +22,7 @@ from marft.envs.code.proposing import program_in
 from marft.envs.code.reports import report
 from marft.sandbox.runner import isolation_problem
 from tests.cheats import FAIR, HONEST, PROBLEM, cheats, some_cheats
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 
 SHORT = Limits(seconds=1, all_seconds=2, output_kb=64)
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
@@ -139,6 +139,7 @@ def test_the_class_solution_is_asked_where_there_is_no_such_function() -> None:
     )
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @isolated
 def test_time_output_and_memory_have_limits_for_each_input() -> None:
@@ -191,6 +192,7 @@ def check(candidate):
 REFERENCE = "def helper(x): return x\ndef total(x):\n    s = 0\n    for i in x: s += i\n    return s\n"
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @isolated
 def test_tests_that_are_code_see_values_alone_and_programs_never_see_the_tests() -> None:

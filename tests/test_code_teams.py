@@ -15,7 +15,7 @@ from marft.models.formats import load_format
 from marft.sandbox.runner import isolation_problem
 from marft.scripted import ScriptedTeam
 from marft.types import Episode
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 ROOM = 4096  # tokens: scripts are measured in another vocabulary than that of the recipe's own model
 
@@ -40,6 +40,7 @@ def test_teams_of_writers_follow_everything_with_skill_and_not_without(recipe: s
     assert max(len(action.tokens) for episode in well for action in episode.actions) <= 60
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 @pytest.mark.parametrize("recipe", some(["code", "code_single"]))

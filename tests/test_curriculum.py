@@ -27,6 +27,7 @@ from marft.runs.stated import WrittenStanding
 from marft.training import train
 from marft.types import Episode, Task
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 from tests.playing_ahead import PROCESS, fake
 from tests.test_resume import StopAfter, assert_same
 
@@ -332,6 +333,7 @@ class TestMixtures:
         assert told in str(caught.value)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_run_with_a_curriculum_that_stops_and_goes_on_equals_one_that_never_did(tmp_path: Path) -> None:
     def run_in(folder: str) -> RunSettings:

@@ -29,7 +29,7 @@ from marft.models.pool import Models
 from marft.types import Option, Sampling
 from tests.elsewhere import CPU, DEVICE, Elsewhere, elsewhere
 from tests.learners import begun, episodes, recipe, samples_of
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 ROWS = [np.arange(3, 9, dtype=np.int32), np.arange(3, 30, dtype=np.int32), np.arange(40, 51, dtype=np.int32)]
 LEARNT = {
@@ -243,6 +243,7 @@ class TestLearning:
             metrics = learner.learn(episodes(4), Progress(0, 0))
             return metrics, Counter(waits), learner
 
+    @BY_NIGHT
     @pytest.mark.parametrize("name", some(LEARNT))
     def test_waits_do_not_grow_with_micro_batches(self, small: Small, name: str) -> None:
         """A minibatch reads before it steps, what it measured and decides by, and its norms; nothing else is waited for."""
@@ -281,7 +282,7 @@ class TestLearning:
             ("--policies.actor.train", "full", "--policies.actor.lora", "{}"),
             ("--algorithm.critic.body", "lora", "--algorithm.critic.normalise_values", "true"),
             ("--algorithm.level", "token"),
-        ], of=2),
+        ]),
     )  # fmt: skip
     def test_nothing_lies_on_the_wrong_device(self, small: Small, changes: tuple[str, ...]) -> None:
         metrics, waits, learner = self.learned(small, "marft", *changes)
@@ -298,6 +299,7 @@ class TestLearning:
             supervisor.learn(samples_of(episodes(4)), 0)
             assert waits == {"read": 2}
 
+    @BY_NIGHT
     def test_a_step_can_be_undone(self, small: Small) -> None:
         with elsewhere():
             learner = begun(small("marft", "--device", "meta"))

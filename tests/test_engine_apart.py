@@ -24,7 +24,7 @@ from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load,
 from marft.errors import RunError
 from marft.game.game import EpisodeFailedError
 from marft.types import ActionKey, Prompt, Sampling, Versions
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 
 T = TypeVar("T")
 nightly = pytest.mark.skipif(not NIGHT, reason="played in tests/test_engine_lives.py, with processes: make nightly")
@@ -258,6 +258,7 @@ class TestEngine:
         with pytest.raises(RunError, match=r"its process was killed \(SIGKILL\)"):
             with_engine(use, killed=8)
 
+    @BY_NIGHT
     def test_kills_give_one_that_ends_itself_no_more_lives(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:
             return await said(engine)
@@ -302,6 +303,7 @@ class TestEngine:
         assert answer.tokens.tolist() == [5, 6, 7, 8, 5, 6]
         assert restarts == 0
 
+    @BY_NIGHT
     def test_one_that_is_at_work_is_waited_for_beyond_its_patience(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:
             return await said(engine), engine.usage()["engine_restarts"]

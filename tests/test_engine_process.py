@@ -18,7 +18,7 @@ from marft.types import Episode
 from tests.crews import crew, told
 from tests.engine_process import Elsewhere
 from tests.helpers import settings
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 
 pytestmark = pytest.mark.slow
 ELSEWHERE = ("--engine.kind", "tests.engine_process:Elsewhere")
@@ -65,6 +65,7 @@ def test_branches_choices_and_memories_are_those_of_one_process(tmp_path: Path) 
     assert used_there["sampled_tokens"] == used["sampled_tokens"] > 0
 
 
+@BY_NIGHT
 def test_a_training_run_is_that_of_one_process(tmp_path: Path) -> None:
     """One policy is an adapter, the other has all its weights sent at every step."""
     rows = []

@@ -21,7 +21,7 @@ from marft.types import JointAction, Step, Task
 from tests.conftest import SHARED_DATA
 from tests.episodes import make_action
 from tests.helpers import CHAIN_SUM
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 SPLITS = ("train", "validation", "test")
 
@@ -153,6 +153,7 @@ class TestGrading:
     def test_different_answers_are_rejected(self, gold: str, written: str) -> None:
         assert not equal(gold, written)
 
+    @BY_NIGHT
     @pytest.mark.slow
     @pytest.mark.parametrize("part", some(range(8), of=8))
     def test_every_gold_answer_of_math_is_accepted_in_three_forms(self, part: int) -> None:

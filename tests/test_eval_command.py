@@ -14,6 +14,7 @@ import pytest
 from marft.evaluation import report
 from marft.export.writing import export_run
 from marft.runs.folder import RunFolder
+from tests.nights import BY_NIGHT
 from tests.test_kept_evaluations import lengths
 from tests.test_scenarios import command, written
 from tests.test_terminal import told
@@ -93,6 +94,7 @@ def test_an_export_is_called_by_the_checkpoint_that_it_is_of(
     assert done["runs"] == [str(tmp_path / "evaluated" / "team")]
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_of_a_checkpoints_folder_that_checkpoint_alone_is_evaluated(
     trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ from marft.models.packed_rows import PackedRows
 from marft.models.running_rows import running_rows
 from marft.types import TokenIds
 from tests.families import FAMILY, OWN, PACKED, random_model
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 ROWS = [(np.arange(2, n + 2) ** 3 * 7 % 96).astype(np.int32) for n in (3, 23, 11)]
 CPU = torch.device("cpu")
@@ -177,6 +177,7 @@ def test_adapters_on_all_linear_layers_are_pefts(name: str, folders: dict[str, P
     assert not table
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_the_table_of_families_is_what_the_models_say() -> None:
     assert families.page() == families.PAGE.read_text(encoding="utf-8"), "run python -m marft.models.families"

@@ -22,6 +22,7 @@ from marft.config import to_toml
 from marft.runs.checkpoints import Checkpoints, verify
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
+from tests.nights import some
 
 PROMISED = "Everything saved before is whole; make room and go on (train and sft: --resume)"
 OVERRIDE, SEARCH = 1 << 1, 1 << 2  # of capabilities(7): CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -73,7 +74,7 @@ def disk(tmp_path: Path) -> Iterator[Any]:
 
 class TestFullDisks:
     @pytest.mark.slow
-    @pytest.mark.parametrize(("options", "free"), [("size=2m", 4), ("size=2m", 160), ("size=2m", 500)])
+    @pytest.mark.parametrize(("options", "free"), some([("size=2m", 160), ("size=2m", 4), ("size=2m", 500)]))
     def test_a_disk_that_fills_up_is_one_sentence_and_the_run_goes_on_once_there_is_room(
         self, disk: Any, options: str, free: int, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -31,7 +31,7 @@ from marft.training import Silent, train
 from marft.types import ActionKey, Episode, Observation, Sample, Task, Transition
 from tests.episodes import make_action
 from tests.learners import ROLES, STILL, begun, episodes, recipe, samples_of
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 from tests.test_segments import cut
 
 pytestmark = pytest.mark.usefixtures("multiplies_halves")
@@ -98,8 +98,8 @@ def test_where_batches_have_one_size_so_has_what_is_made_of_them(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "train"),
-    [("gspo", "bfloat16", "lora"), ("gspo", "float32", "lora"), ("gspo", "bfloat16", "full"),
-     ("grpo", "bfloat16", "lora"), ("happo", "bfloat16", "lora")],
+    some([("gspo", "bfloat16", "lora"), ("gspo", "float32", "lora"), ("gspo", "bfloat16", "full"),
+          ("happo", "bfloat16", "lora"), ("grpo", "bfloat16", "lora")]),
 )  # fmt: skip
 def test_nothing_is_clipped_before_anything_is_learned(name: str, dtype: str, train: str, tmp_path: Path) -> None:
     """Steps of 1e-30 move nothing: in every epoch and minibatch all ratios are 1, and the KL is 0."""
@@ -224,10 +224,12 @@ class TestScoresThatDependOnTheirCompany:
         monkeypatch.setattr(update_module, "score_actions", off)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("which", [max, min])
+    @pytest.mark.parametrize("which", some([max, min], of=2))
     @pytest.mark.parametrize(
         ("name", "epochs", "said"),
-        [("marft", 2, True), ("happo", 1, True), ("a2po", 1, True), ("hatrpo", 1, True), ("marft", 1, False)],
+        some(
+            [("marft", 2, True), ("happo", 1, True), ("a2po", 1, True), ("hatrpo", 1, True), ("marft", 1, False)], of=4
+        ),
     )
     def test_are_looked_for_wherever_scores_are_compared_at_the_first_step_and_now_and_then(
         self, name: str, epochs: int, said: bool, which: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -256,6 +258,7 @@ class TestScoresThatDependOnTheirCompany:
         assert checked == ([3, 3 + PACKING_CHECKS] if said else [])  # policies first step after the warm-up
         assert all(measured[step] == pytest.approx(0.25) for step in checked)
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_are_spoken_of_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spoiled(monkeypatch, lambda wanted: wanted[0])
@@ -344,6 +347,7 @@ class TestKLInTheReward:
         assert max(map(abs, costs)) > 0.01
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_whole_policy_on_a_half_precision_base_begins_as_the_base(tmp_path: Path) -> None:
     run = recipe(tmp_path, "marft", "--policies.actor.train", "full", dtype="bfloat16")
@@ -361,6 +365,7 @@ def test_going_back_to_the_base_is_exact_for_a_whole_policy(tmp_path: Path) -> N
     assert all(torch.equal(parameters[name], value) for name, value in before.items())
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_the_rates_warm_up_begins_with_the_policies_first_step(tmp_path: Path) -> None:
     """Steps that fit the critic alone take nothing off the rate's warm-up, nor off its schedule."""

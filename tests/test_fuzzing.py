@@ -12,18 +12,20 @@ from pathlib import Path
 import pytest
 
 from tests.fuzzing import judged, one, shown_everywhere
+from tests.nights import BY_NIGHT, some
 
 SLICES = 6
 COUNT = int(os.environ.get("MARFT_FUZZ", "900"))
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_every_recipe_of_the_docs_is_a_run_before_it_is_mutated(tmp_path: Path) -> None:
     assert {judged(table, [], tmp_path) for table in shown_everywhere()} == {"accepted"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(SLICES))
+@pytest.mark.parametrize("part", some(range(SLICES)))
 def test_a_mutated_recipe_is_refused_in_words_or_reads_back_the_same(part: int, tmp_path: Path) -> None:
     originals, outcomes = list(shown_everywhere()), Counter[str]()
     for seed in range(part, COUNT, SLICES):

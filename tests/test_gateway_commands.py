@@ -21,6 +21,7 @@ from marft.gateway.solving import _beside_proxies, printed_last
 from marft.types import Episode, Task
 from tests.gateways import game_of, play_game, played
 from tests.helpers import recipe
+from tests.nights import BY_NIGHT
 
 PROGRAM = str(Path(__file__).with_name("client_program.py"))
 
@@ -63,6 +64,7 @@ class TestCommands:
         assert episode.status == "failed"
         assert says in episode.error
 
+    @BY_NIGHT
     @pytest.mark.parametrize(("deed", "status"), [("hangs", "timed_out"), ("leaves", "terminated")])
     def test_what_it_has_started_ends_with_it(self, deed: str, status: str, tmp_path: Path) -> None:
         episode = run(deed, folder=tmp_path, timeout_seconds=5.0)

@@ -15,7 +15,7 @@ from marft.runs.checkpoints import verify
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
 from tests.helpers import recipe, settings
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.runs import Listening, contents, finished
 from tests.test_cli import run as command
 
@@ -101,6 +101,7 @@ class TestGoingOn:
         with pytest.raises(ValueError, match=r"training tasks are not those that the run learned from up to step 2"):
             train(run, folder, resume=True)
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_a_recipe_that_cannot_be_read_says_where_a_copy_is(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
@@ -115,6 +116,7 @@ class TestGoingOn:
         folder.config.write_bytes(copy.read_bytes())
         assert "2 steps were trained" in command(capsys, "train", str(folder.path), "--resume")
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_a_run_that_begins_with_old_weights_keeps_them_from_the_first_moment(
         self, trained: RunFolder, tmp_path: Path

@@ -17,7 +17,7 @@ from marft.game.answers import find_answer, last_boxed, stated_answer
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import LONGEST, equal
 from tests.conftest import SHARED_DATA
-from tests.nights import NIGHT, some
+from tests.nights import BY_NIGHT, NIGHT, some
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SAMPLE = Path(__file__).parent / "answers.jsonl"  # of our own writing
@@ -73,6 +73,7 @@ def test_wrong_answers_made_of_the_sample_are_rejected(graders: ModuleType) -> N
         assert not equal(case.gold, case.said), case
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("file", some(["math_train.jsonl", "gsm8k_train.jsonl"]))
 def test_answers_to_published_problems_are_graded_right(file: str, graders: ModuleType) -> None:

@@ -22,6 +22,7 @@ from marft.training import Silent, train
 from marft.types import Action, Episode, Task
 from tests import templates
 from tests.helpers import recipe
+from tests.nights import BY_NIGHT
 from tests.runs import contents
 
 SCHEMA = {
@@ -127,6 +128,7 @@ def asked(solve: Any, tmp_path: Path) -> list[Episode]:
     return episodes
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_every_api_streams_what_it_was_asked_to_be_and_that_is_trained(tmp_path: Path) -> None:
     from tests.gateways import send

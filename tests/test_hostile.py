@@ -29,7 +29,7 @@ from tests.hostile import (
     WorldSession,
     raising,
 )
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 METHODS = ("start", "reset", "step", "close")
 
@@ -130,6 +130,7 @@ def test_a_run_goes_on_beside_all_that_and_its_good_episodes_are_the_same_to_the
     assert [episode.task.id.startswith("bad") for episode in lost_ones] == [True] * 10
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_close_that_blocks_costs_no_later_episode(tmp_path: Path) -> None:
     """One thread after the other: the next episode must not be given the one that still hangs."""

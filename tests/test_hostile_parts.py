@@ -30,6 +30,7 @@ from tests.hostile import (
     WorldSession,
     raising,
 )
+from tests.nights import BY_NIGHT
 
 
 class Here(Given):
@@ -98,6 +99,7 @@ def test_whatever_an_organization_returns_loses_its_own_episode_alone(value: str
     unharmed(episodes, (), tmp_path)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["wait", "refuse to end"])
 def test_an_organization_that_waits_for_nobody_is_cancelled(how: str, tmp_path: Path) -> None:

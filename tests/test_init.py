@@ -18,7 +18,7 @@ from marft.config import RunSettings, load_recipe
 from marft.envs.tasks import tasks_of
 from marft.starter.tables import guess, invented, look_at
 from marft.starter.teams import SHAPES
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT, some
 from tests.test_cli import run
 
 NAMES = ["README.md", "data.csv", "recipe.toml", "reward.py", "test_reward.py"]
@@ -79,6 +79,7 @@ class TestWhatItWrites:
         assert len(tasks_of(environment, "test")) >= 5
         assert len(tasks_of(environment, "validation")) >= 1
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_a_table_of_ones_own_stays_where_it_is(
         self, capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,19 +100,21 @@ class TestWhatItWrites:
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("rows", "kind"),
-        [
-            ([{"q": f"q {n}", "a": ["no", n]} for n in range(20)], "list"),
-            ([{"q": f"q {n}", "a": n / 2} for n in range(20)], "number"),
-            ([{"q": f"q {n}", 'a "quoted" {name}': 'yes "{}" \\'} for n in range(20)], "text"),
-            ([{"q": f'"""\n{n}'} for n in range(20)], "none"),
-            ([{"q": f"q {n}", "a": odd} for n, odd in enumerate([1e20, *range(19)])], "text"),
-            (
-                [{"q": f"q {n}", "a": odd} for n, odd in enumerate([".5", "1_000", "nan", "1e5", *"abcdefghijk"])],
-                "text",
-            ),
-            ([{"q": f"q {n}", "a": odd} for n, odd in enumerate([10**400, *range(19)])], "text"),
-            ([{"q": f"q {n % 15}", "a": "no" if n else ""} for n in range(20)], "text"),
-        ],
+        some(
+            [
+                ([{"q": f"q {n}", "a": ["no", n]} for n in range(20)], "list"),
+                ([{"q": f"q {n}", "a": n / 2} for n in range(20)], "number"),
+                ([{"q": f"q {n}", 'a "quoted" {name}': 'yes "{}" \\'} for n in range(20)], "text"),
+                ([{"q": f'"""\n{n}'} for n in range(20)], "none"),
+                ([{"q": f"q {n}", "a": odd} for n, odd in enumerate([1e20, *range(19)])], "text"),
+                (
+                    [{"q": f"q {n}", "a": odd} for n, odd in enumerate([".5", "1_000", "nan", "1e5", *"abcdefghijk"])],
+                    "text",
+                ),
+                ([{"q": f"q {n}", "a": odd} for n, odd in enumerate([10**400, *range(19)])], "text"),
+                ([{"q": f"q {n % 15}", "a": "no" if n else ""} for n in range(20)], "text"),
+            ]
+        ),
     )
     def test_whatever_is_in_the_table_the_files_are_whole(
         self, capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]],

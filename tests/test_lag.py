@@ -20,7 +20,7 @@ from marft.training import Silent, train
 from marft.types import Episode
 from tests.crews import told
 from tests.helpers import settings
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.test_local_server import servers
 
 pytestmark = pytest.mark.slow
@@ -56,6 +56,7 @@ class At(Silent):
         return getattr(self, "stop", False)
 
 
+@BY_NIGHT
 def test_no_action_is_too_old_and_a_killed_engine_loses_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path, 2)
     train(run, folder := RunFolder.create(run), observer=At(2, lambda: os.kill(servers()[0], signal.SIGKILL)))
@@ -112,6 +113,7 @@ def test_a_run_that_goes_on_learns_from_what_had_been_played(tmp_path: Path) -> 
     assert max(row["policy_lag_max"] for row in rows) <= 2
 
 
+@BY_NIGHT
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -20,6 +20,7 @@ from marft.league.elo import SCALE, expected_score
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode, Observation, Task, Transition
+from tests.nights import BY_NIGHT
 from tests.test_league import league
 
 
@@ -220,6 +221,7 @@ class TestSides:
             versions_of(league(tmp_path), RunFolder(tmp_path), 8)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_versions_of_a_run_play_each_other_from_both_sides(tmp_path: Path) -> None:
     run, folder = (

@@ -29,7 +29,7 @@ from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 from tests.helpers import recipe, settings
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 
 slow = pytest.mark.slow
 PROCESS = ("--engine.kind", "process")
@@ -221,6 +221,7 @@ def test_what_nobody_waits_for_any_more_is_let_go(both: tuple[LocalRollouts, Loc
     assert_same(expected, said(there))
 
 
+@BY_NIGHT
 @slow
 def test_a_process_that_is_killed_is_started_again_and_asked_again(both: tuple[LocalRollouts, LocalRollouts]) -> None:
     _, there = both
@@ -269,6 +270,7 @@ def test_a_training_run_learns_from_what_the_learner_would_have_sampled(tmp_path
     assert all(0.99 < row["sampler_weight"] < 1.01 for row in rows)
 
 
+@BY_NIGHT
 @slow
 def test_a_device_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"the engine's process \(reasoner, actor\): device: cannot use 'no-such'"):

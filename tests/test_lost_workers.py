@@ -22,7 +22,7 @@ from marft.workers.program import worker_command
 from marft.workers.rollouts import WorkerRollouts
 from tests.crews import crew
 from tests.helpers import until
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.test_workers import NOTHING_LOST
 
 ROOT = Path(__file__).parents[1]
@@ -68,11 +68,11 @@ class TestLostWorkers:
     @pytest.mark.parametrize(
         ("reason", "status", "said"),
         [
-            ("exits", "failed", "the worker process that played it ended itself (exit status 3)"),
             ("killed", "failed", "the worker process that played it was killed (SIGKILL)"),
+            ("exits", "failed", "the worker process that played it ended itself (exit status 3)"),
             ("garbles", "failed", "the worker process that played it sent what cannot be read, and was ended"),
             ("hangs", "timed_out", "the worker process that played it did not answer for over 6 s, and was ended"),
-        ][: None if NIGHT else 2],
+        ][: None if NIGHT else 1],
     )
     def test_what_ends_it_each_time_is_set_aside_and_what_was_beside_that_is_played_again(
         self, reason: str, status: str, said: str, rollouts: WorkerRollouts, capfd: pytest.CaptureFixture[str]
@@ -136,6 +136,7 @@ class TestLostWorkers:
         assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_worker_that_is_killed_in_the_middle_of_a_step_takes_all_that_it_started_along(tmp_path: Path) -> None:
     found: list[int] = []
@@ -183,6 +184,7 @@ def test_workers_that_never_begin_end_the_run(tmp_path: Path, monkeypatch: pytes
         run_in(tmp_path)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_run_that_ends_while_a_worker_is_started_again_ends_in_silence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

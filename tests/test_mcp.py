@@ -17,6 +17,7 @@ import pytest
 from marft.game.tool_sources import ToolSource
 from marft.tools.mcp import MCP
 from marft.types import Task
+from tests.nights import BY_NIGHT
 from tests.tool_games import call, run, says, with_tools
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
@@ -116,6 +117,7 @@ def test_the_server_sees_only_the_variables_it_is_given(monkeypatch: pytest.Monk
         source.close()
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_each_episode_may_have_a_server_of_its_own() -> None:
     source = MCP(command=[*SERVER, "stdio"], per_episode=True).connect()

@@ -14,7 +14,7 @@ import pytest
 
 from marft.tools import connection
 from marft.tools.mcp import MCP, SharedServer
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.test_mcp import SERVER, ask
 from tests.test_subreaper import gone, linux, soon
 from tests.tool_games import call, run, says, with_tools
@@ -46,6 +46,7 @@ def test_a_server_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -
     assert soon(lambda: gone(second))
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_call_that_was_too_slow_leaves_a_server_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PING_SECONDS", 15.0)
@@ -67,6 +68,7 @@ def test_a_server_that_never_answers_is_an_error_in_time_and_ends() -> None:
     assert soon(lambda: threads() == before)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @linux
 def test_a_server_that_comes_too_late_for_its_episode_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ def check_goes_on(episode: Episode) -> None:
             assert len(action.prompt) > len(known)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
 @pytest.mark.parametrize("level", some(["token", "action"]))

@@ -20,6 +20,7 @@ from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode, JointAction, Observation, Step, Task, Transition
 from tests.episodes import make_action
+from tests.nights import BY_NIGHT
 
 SHARES = st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=6)
 
@@ -99,6 +100,7 @@ def test_the_recipe_has_the_weights_of_the_playbook() -> None:
     assert len(tasks_of(run.environment, "test")) == 500
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_the_recipe_trains_with_every_term_logged_and_every_metric_that_its_environment_declares(
     tmp_path: Path,

@@ -20,6 +20,7 @@ from marft.export.push import _problems, push
 from marft.export.writing import export_run
 from marft.runs.folder import RunFolder
 from tests.hub import Hub, hub
+from tests.nights import BY_NIGHT
 from tests.test_export_hostile import MANIFEST
 
 TOKEN = "hf_" + "a" * 34
@@ -64,6 +65,7 @@ class TestTheCommand:
         assert [(one["name"], one["visibility"]) for one in there.made] == [("team", "private")]
         assert f"Bearer {TOKEN}" in there.tokens
 
+    @BY_NIGHT
     def test_what_the_hub_says_is_told_without_the_token(self, folder: Path) -> None:
         with hub(refuses=403) as there:
             done = run(there, folder)

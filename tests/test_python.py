@@ -18,6 +18,7 @@ from marft.config import parse_recipe, to_toml
 from marft.rewards.terms import Function, Outcome
 from marft.runs.folder import RunFolder
 from tests.helpers import recipe
+from tests.nights import BY_NIGHT
 from tests.plugins import Flaky
 from tests.test_cli import run as command
 
@@ -218,6 +219,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> marft.Run:
 
 
 class TestARun:
+    @BY_NIGHT
     @pytest.mark.slow
     def test_it_is_recorded_by_names_and_looked_at_with_nothing(self, small: marft.Run) -> None:
         run = marft.load_run(small.path)
@@ -292,6 +294,7 @@ class TestARun:
         assert "given=[Board, brevity]" in str(error.value) or "given=[brevity, Board]" in str(error.value)
         assert "that in its place: my_module:" in str(error.value)
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_commands_show_it_and_say_why_they_cannot_evaluate_it(
         self, small: marft.Run, capsys: pytest.CaptureFixture[str]
@@ -320,6 +323,7 @@ class TestTraining:
         assert watching.heard == [1]
         assert (run.step, run.checkpoint().name) == (1, "step_000001")
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_what_nobody_listens_to_is_a_warning(self, tmp_path: Path) -> None:
         marft.train(recipe(output=tmp_path))

@@ -13,6 +13,7 @@ import pytest
 import marft
 from marft.gateway.client import Client
 from marft.runs.episodes import read_episodes
+from tests.nights import BY_NIGHT
 
 openai = pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'")
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
@@ -153,6 +154,7 @@ def test_what_cannot_be_opened_is_refused_in_words(recipe: str, options: dict[st
         marft.Gateway(recipe, **options)
 
 
+@BY_NIGHT
 def test_a_run_is_asked_with_the_weights_it_has_learned(tmp_path: Path) -> None:
     changes = {"algorithm.optimizer.learning_rate": 0.05, "algorithm.entropy": 1.0}  # nothing is earned in one step
     run = marft.train("demo", changes, output=tmp_path, device="cpu", threads=1, **SMALL)

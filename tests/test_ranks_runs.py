@@ -22,7 +22,7 @@ from marft.runs.checkpoints import verify
 from marft.runs.folder import RunFolder
 from marft.training import train
 from tests.helpers import settings
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.runs import Listening
 from tests.test_resume import StopAfter
 from tests.test_returning import STEPS, hot
@@ -145,6 +145,7 @@ def assert_close(folder: RunFolder, alone: RunFolder) -> None:
             np.testing.assert_allclose(mine[name], tensor, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS if NIGHT else ["in parts"])
 def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(way: str, tmp_path: Path) -> None:
@@ -238,6 +239,7 @@ def test_what_ranks_cannot_mean_is_refused_in_words(overrides: tuple[str, ...], 
         settings("tiny", tmp_path, *overrides)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_one_process_alone_imports_nothing_of_several(tmp_path: Path) -> None:
     import subprocess

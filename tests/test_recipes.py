@@ -15,7 +15,7 @@ from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.sandbox.runner import isolation_problem
 from marft.training import train
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 PROBLEMS = [
     {"problem": r"Compute $\frac{1}{2} + \frac{1}{3}$.", "answer": r"\frac{5}{6}"},
@@ -44,6 +44,7 @@ def small(name: str, folder: Path) -> RunSettings:
     return load_recipe(name, [word for key, value in changes.items() for word in (f"--{key}", str(value))])
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(["math_dual_vetted", "math_dual", "math_revised"]))
 def test_math_recipes_run_two_steps(name: str, tmp_path: Path) -> None:

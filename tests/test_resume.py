@@ -22,7 +22,7 @@ from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
 from tests.helpers import settings
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 
 ROOT = Path(__file__).parents[1]
 STEPS = 10
@@ -82,6 +82,7 @@ def assert_same(folder: RunFolder, straight: RunFolder, step: str = "step_000010
             assert np.array(a["log_probs"]).tobytes() == np.array(b["log_probs"]).tobytes()
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_the_same_run_twice_is_the_same(straight: RunFolder, tmp_path: Path) -> None:
     run = run_settings(tmp_path)
@@ -163,6 +164,7 @@ def test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before_whole(straig
     assert_same(folder, straight)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_and_said(straight: RunFolder, tmp_path: Path) -> None:
     run = run_settings(tmp_path)
@@ -197,6 +199,7 @@ def test_without_a_whole_checkpoint_resuming_says_so_and_deletes_nothing(tmp_pat
     assert state.exists()
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_resumed_policy_still_trains(tmp_path: Path) -> None:
     """Adapters once came back as not trainable, with an empty optimizer."""

@@ -22,7 +22,7 @@ from marft.runs.log import Mark
 from marft.runs.returning import Returning
 from marft.training import train
 from tests.helpers import settings
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 from tests.runs import Listening
 from tests.test_resume import StopAfter, assert_same
 
@@ -45,6 +45,7 @@ def returned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[
     return folder, listening.notes
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_is_recorded(
     returned: tuple[RunFolder, list[str]],
@@ -112,6 +113,7 @@ def test_no_checkpoint_that_was_given_up_stays_the_best_one(
     assert [step_of(path) for path in checkpoints.steps()] == [step for step in kept if step <= 4]
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
     run, listening = hot(tmp_path), Listening()

@@ -79,6 +79,7 @@ def slow_log_probs(rollouts: LocalRollouts, action: Action) -> list[float]:
     return found
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 @pytest.mark.parametrize("level", some(["token", "action"]))
@@ -166,6 +167,7 @@ def test_a_run_that_goes_on_is_the_one_that_never_stopped(tmp_path: Path) -> Non
     assert_same(stopped, straight, "step_000003")
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 def test_forks_of_such_episodes_are_scored(tmp_path: Path) -> None:
@@ -201,6 +203,7 @@ def test_an_agent_remembers_such_an_action_as_it_ended(
     assert later
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 def test_where_the_chat_was_rendered_anew_is_shown(tmp_path: Path) -> None:

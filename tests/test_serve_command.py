@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
@@ -74,6 +74,7 @@ def test_it_answers_as_it_was_evaluated_and_ends_when_told(kind: str, trained: R
     assert len(recorded) == 12 + sum(one.exception() is None for one in asked)
 
 
+@BY_NIGHT
 def test_what_was_written_before_a_kill_is_shown(
     trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

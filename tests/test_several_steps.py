@@ -12,6 +12,7 @@ from marft.config.algorithm import merge
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, numbered, steps_of
 from tests.dense.twins import Twins, assert_same, differ, recipe, save_small_model, snapshot
+from tests.nights import some
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +24,12 @@ class TestSeveralSteps:
     """What is carried from one training step to the next: moments, rates, baselines, whose turn it is."""
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("name", ["marft", "a2po", "rae", "cispo"])
+    @pytest.mark.parametrize("name", some(["a2po", "marft", "rae", "cispo"], of=2))
     def test_moments_and_baselines_are_carried_on(self, name: str, model: Path) -> None:
         steps_of(Twins(recipe(model, algorithm(name, **SMOOTH))), 3)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("schedule", ["linear", "cosine"])
+    @pytest.mark.parametrize("schedule", some(["linear", "cosine"], of=2))
     def test_rates_rise_and_fall(self, schedule: str, model: Path) -> None:
         rates = {"schedule": schedule, "warmup_steps": 2, "final_fraction": 0.1, **SMOOTH["optimizer"]}
         steps_of(Twins(recipe(model, algorithm("rloo", optimizer=rates), steps=5)), 5)
@@ -37,7 +38,7 @@ class TestSeveralSteps:
     @pytest.mark.parametrize(
         "option", [{}, {"kl": {"coefficient": 0.3, "place": "reward"}}], ids=["plain", "KL in the reward"]
     )
-    @pytest.mark.parametrize("start", ["critic", "token critic", "turns"])
+    @pytest.mark.parametrize("start", some(["token critic", "critic", "turns"]))
     def test_the_critic_warms_up_on_whole_returns_alone(self, start: str, option: Table, model: Path) -> None:
         """To Monte-Carlo returns, less the KL where it is in the reward; policies stand still, and their own warm-up
         begins afterwards."""
@@ -62,7 +63,7 @@ class TestTrustRegion:
     """HATRPO: an update counts only as far as its KL stays within the limit, and only where it is an improvement."""
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("limit", [1e-2, 1e-3, 1e-4, 1e-9])
+    @pytest.mark.parametrize("limit", some([1e-3, 1e-2, 1e-4, 1e-9]))
     def test_updates_are_scaled_back_or_undone(self, limit: float, model: Path) -> None:
         table = algorithm("hatrpo", schedule={"name": "sequential", "kl_limit": limit}, **SMOOTH)
         whole = steps_of(Twins(recipe(model, table)), 2, drift=0.0)

@@ -27,6 +27,7 @@ from marft.shadow.beside import ShadowBeside
 from marft.shadow.opening import Asked, shadow
 from tests.gateways import send
 from tests.helpers import until
+from tests.nights import BY_NIGHT
 from tests.servings import command
 
 pytestmark = pytest.mark.slow
@@ -139,6 +140,7 @@ def recorded(trained: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+@BY_NIGHT
 def test_a_run_is_shadowed_by_another_and_goes_on_where_it_was_stopped(
     recorded: Path, trained: RunFolder, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from marft.runs.folder import RunFolder
 from marft.runs.removing import written_by_a_run
 from marft.training import train
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 from tests.runs import Listening, contents
 from tests.test_cli import run as command
 
@@ -123,6 +124,7 @@ class TestOverwriting:
         assert "trained 1 steps" in command(capsys, "train", recipe_file, "--overwrite", "--training.steps", "1")
         assert len(folder.read_metrics()) == 1
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_a_run_can_be_started_over_from_its_own_folder(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]

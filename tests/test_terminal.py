@@ -31,6 +31,7 @@ from marft.cli.terminal import Progress, Quiet, Terminal
 from marft.config import to_toml
 from marft.types import Episode, Task
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 from tests.test_obeyed import HOSTILE
 
 AGENT = {
@@ -234,6 +235,7 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
     return [json.loads(line) for line in captured.out.splitlines()]
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_commands_tell_programs_what_they_did(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, recipe_file: Path, tmp_path: Path

@@ -25,6 +25,7 @@ from marft.training import train
 from marft.types import ActionKey, Completion, Prompt, Sampling
 from tests import templates
 from tests.helpers import recipe, settings, shown_in_docs
+from tests.nights import BY_NIGHT
 
 CALL = 'Hm. <tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
@@ -114,6 +115,7 @@ def test_recorded_episodes_with_calls_come_back_whole(tmp_path: Path) -> None:
             assert a.marks.tolist() == b.marks.tolist()
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
 def test_forks_of_episodes_with_calls_are_scored(tmp_path: Path) -> None:

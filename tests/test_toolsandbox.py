@@ -26,7 +26,7 @@ from marft.types import JointAction, Observation, Step, Task
 from marft.vetting.check import check
 from marft.vetting.subject import subject_of
 from tests.episodes import make_action
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.test_vetting_built_in import AT_NIGHT, BY_DAY
 
 FAKE = Path(__file__).parent / "toolsandbox_fake"
@@ -204,6 +204,7 @@ class TestConversations:
             talk, _ = begun(made())
             said(talk, text)
 
+    @BY_NIGHT
     def test_the_same_seed_comes_to_the_same_at_any_time_in_any_process(self, made: Any) -> None:
         heard = []
         for seed in (1, 1, 2):
@@ -254,6 +255,7 @@ class TestTasks:
         talk, _ = begun(environment, "web")
         assert said(talk, call("search_web")).observation.text == "Tool: 'a-key'"
 
+    @BY_NIGHT
     def test_categories_pick_and_leave_out(self, made: Any) -> None:
         scrambled = set(tasks_of(made(categories=["tool_name_scrambled"])))
         assert scrambled == {name for name in tasks_of(made()) if name.endswith("_scrambled")}
@@ -274,6 +276,7 @@ class TestTasks:
         monkeypatch.setenv("HOME", str(python.parent))
         assert made(python="~/python").tasks("train")
 
+    @BY_NIGHT
     def test_which_split_a_scenario_is_in_does_not_depend_on_what_else_is_wanted(self, made: Any) -> None:
         where = {task.id: split for split in SPLITS for task in made(user="agent", web=True).tasks(split)}
         few = made(user="agent", categories=["multiple_user_turn"])
@@ -290,6 +293,7 @@ class TestTasks:
 
 @pytest.mark.slow
 class TestLost:
+    @BY_NIGHT
     def test_a_tool_that_hangs_or_kills_loses_its_conversations_in_words(self, made: Any) -> None:
         for how, words in (
             ("hang", "has not answered in 1 seconds, and was ended"),

@@ -25,6 +25,7 @@ from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 
 LONG = ("--agents.actor.sampling.max_new_tokens", "32", "--agents.reasoner.sampling.max_new_tokens", "32")
 
@@ -144,6 +145,7 @@ def test_the_critic_warms_up_before_any_policy_step(tmp_path: Path) -> None:
     assert all(t.abs().max() == 0 for key, t in b.items() if "lora_B" in key)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_learning_rates_follow_their_schedule(tmp_path: Path) -> None:
     folder = trained(
@@ -181,6 +183,7 @@ class TestWhatGoesWrong:
         with pytest.raises(RunError, match=r"step 1: none of 4 episodes could be scored; .*the world ends"):
             trained(tmp_path, environment={"name": "tests.plugins:Flaky", "fails": "all"})
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_a_prompt_longer_than_the_context_is_cut_and_counted(self, tmp_path: Path) -> None:
         folder = trained(tmp_path, environment={"name": "tests.plugins:Flaky", "words": 2000})
@@ -255,6 +258,7 @@ class TestWhatGoesWrong:
         assert not any(t.isnan().any() for t in adapter(folder, "actor", 1).values())
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_several_environment_steps_are_trained(tmp_path: Path) -> None:
     folder = trained(tmp_path, "--algorithm.entropy", "0.1", environment={"name": "tests.plugins:Flaky", "steps": 3})

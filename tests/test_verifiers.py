@@ -28,7 +28,7 @@ from marft.envs.verifying.environment import Rollout, Verifiers
 from marft.scripted import ScriptedTeam
 from marft.types import JointAction, Observation, Step, Task
 from tests.episodes import make_action
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 
 FAKE = Path(__file__).parent / "verifiers_fake"
 
@@ -237,6 +237,7 @@ class TestLost:
             said(begun(made())[0], "round")
         assert time.monotonic() - began < 10
 
+    @BY_NIGHT
     def test_a_process_that_stands_still_and_reads_no_more_is_ended(self, made: Any) -> None:
         environment = made(timeout_seconds=1.0)
         rollout, _ = begun(environment)

@@ -14,7 +14,7 @@ from marft.vetting.findings import Report
 from marft.vetting.limits import Limits
 from marft.vetting.subject import of_object, subject_of
 from tests import faulty
-from tests.nights import NIGHT, some
+from tests.nights import BY_NIGHT, NIGHT, some
 
 QUICK = Limits(
     tasks=1, held_out_tasks=0, most_steps=6, middle_seconds=0.5, hold_seconds=0.25, call_seconds=5.0, processes=False
@@ -115,6 +115,7 @@ def test_a_planted_fault_is_found_and_nothing_else(kind: type[EnvironmentPart]) 
     assert said in found(report)[name]
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", some(TIMED))
 def test_what_takes_time_is_found_and_nothing_else(kind: type[EnvironmentPart]) -> None:

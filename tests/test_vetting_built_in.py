@@ -20,6 +20,7 @@ from tests.nights import NIGHT, some
 GAMES = {"gymnasium": "tests.gym_games:Walk", "pettingzoo": "tests.gym_games:Nim"}  # somebody else's, worn by ours
 ELSEWHERE = {"toolsandbox", "verifiers"}  # play in a process of somebody else's package
 FEW = {"train_tasks": 60, "held_out_tasks": 12}
+LATER = set() if NIGHT else {"code", "mle"}  # half a minute each
 KNOWN = {"textarena": {"splits"}}  # a match of Kuhn poker is one of twelve: held-out ones differ in their seed alone
 BY_DAY = Limits(tasks=1, held_out_tasks=0, middle_seconds=0.5, longest_seconds=5, hold_seconds=0.1, processes=False)
 AT_NIGHT = Limits(tasks=2, middle_seconds=0.5, longest_seconds=5, hold_seconds=0.1)
@@ -44,7 +45,7 @@ def subject(name: str, folder: Path) -> Subject:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(sorted({*BUILT_IN["environments"]} - ELSEWHERE), of=2))
+@pytest.mark.parametrize("name", some(sorted({*BUILT_IN["environments"]} - ELSEWHERE - LATER), of=2))
 def test_a_built_in_environment_passes_every_check(name: str, tmp_path: Path) -> None:
     report = check(subject(name, tmp_path), AT_NIGHT if NIGHT else BY_DAY)
     assert set(report.of("failure")) == KNOWN.get(name, set()), [

@@ -20,6 +20,7 @@ from marft.runs.credit import write_credit
 from marft.viewer.browsing import REMEMBERED, Episodes, Wanted
 from marft.viewer.indexing import IndexCache, Stamp, index_of
 from marft.viewer.shelf import LOOKED_AT, Indexed, Recorded
+from tests.nights import BY_NIGHT
 from tests.views import asked, attempt, client, make_run, record
 
 
@@ -113,6 +114,7 @@ ASKED = (
 )  # fmt: skip
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_run_that_is_taken_away_moved_replaced_and_written_to_while_it_is_looked_at_is_answered_for_in_words(
     run: Path, tmp_path: Path

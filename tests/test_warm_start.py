@@ -16,6 +16,7 @@ from marft.runs.folder import RunFolder
 from marft.traces.warm_start import warm_start
 from marft.training import train
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 from tests.runs import Listening
 from tests.test_cli import run as marft
 from tests.test_resume import StopAfter
@@ -110,6 +111,7 @@ def test_without_traces_there_is_nothing_to_imitate(tmp_path: Path) -> None:
         warm_start(settings("tiny", tmp_path), RunFolder(tmp_path / "test"))
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, path = tmp_path / "team.toml", traces(tmp_path)

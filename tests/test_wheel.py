@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from marft.config.bundled import bundled_names
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 
 pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel: pip install 'marft[dev]'")
 
@@ -115,6 +115,7 @@ def test_the_first_teams_script_goes_from_a_table_to_an_adapter(unpacked: Path, 
     assert sorted(path.name for path in folder.iterdir()) == ["sums.csv", "team"]
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_the_examples_are_parts_that_a_recipe_can_name(marft: Command) -> None:
     changes = ("--environment", "marft.examples.plugins:Guess", "--algorithm.credit", "marft.examples.plugins:Median")

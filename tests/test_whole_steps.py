@@ -46,7 +46,7 @@ def check(model: Path, start: str, option: Table, **of_recipe: Any) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(PRESETS))
+@pytest.mark.parametrize("name", some(PRESETS, of=4))
 def test_a_step_of_every_preset(name: str, model: Path) -> None:
     steps_of(Twins(recipe(model, algorithm(name))))
 
@@ -161,7 +161,7 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("option", "start"), some((option, start) for option, (_, starts) in OPTIONS.items() for start in starts)
+    ("option", "start"), some(((option, start) for option, (_, starts) in OPTIONS.items() for start in starts), of=5)
 )
 def test_a_step_with_every_option(option: str, start: str, model: Path) -> None:
     check(model, start, OPTIONS[option][0])

@@ -27,7 +27,7 @@ from marft.workers.messages import Fault
 from marft.workers.rollouts import WorkerRollouts
 from tests.crews import crew, told
 from tests.helpers import recipe, settings
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.test_resume import assert_same
 from tests.test_tool_training import calls_first, with_tools
 
@@ -69,6 +69,7 @@ class TestTheSame:
         assert told(there[0]) == told(here[0])
         assert told(there[1]) == told(here[1])
 
+    @BY_NIGHT
     @pytest.mark.slow
     @pytest.mark.usefixtures("calls_first")
     def test_uses_of_tools_are_those_of_one_process(self, tmp_path: Path) -> None:
@@ -99,6 +100,7 @@ class TestTheSame:
         assert timeless[1] == [row | NOTHING_LOST for row in timeless[0]]
         assert_same(folders[1], folders[0], "step_000002")
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_a_greedy_evaluation_with_another_team_is_that_of_one_process(self, tmp_path: Path) -> None:
         results = []

@@ -14,6 +14,7 @@ from marft.evaluation.worth.words import headline
 from marft.evaluation.worth.written import write_worth
 from marft.runs.written import read_headline
 from marft.types import ActionKey
+from tests.nights import BY_NIGHT
 from tests.number_teams import Played, accuracies, chance, heard_in, number_in
 
 
@@ -98,6 +99,7 @@ class TestKnownTruth:
         values = [[row.values["accuracy"].value for row in rows] for rows in matrix.rows]
         assert values == [[0.0] * 3, [1.0] * 3, [1.0] * 3]
 
+    @BY_NIGHT
     @pytest.mark.slow
     @pytest.mark.parametrize(("say", "reasoner", "actor"), [(reasoner_guesses, 0.25, 0.0), (actor_guesses, 0.0, 0.25)])
     def test_the_variance_of_the_reward_is_whose_chance_it_is(
@@ -123,6 +125,7 @@ class TestWhatIsSaid:
             "about 140 episodes of 10 held-out tasks (team 10, swap 10, cross-play 90, leave-out 30); single agents': at most"
         ]
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_where_nobody_says_what_is_a_success_rewards_are_compared(self, team: Any, tmp_path: Path) -> None:
         environment = {"name": "tests.number_teams:Numbers", "tells": False}

@@ -17,6 +17,7 @@ from marft.runs.folder import RunFolder
 from marft.runs.removing import remove_run
 from tests.gateways import ask
 from tests.helpers import recipe, settings
+from tests.nights import BY_NIGHT
 from tests.runs import finished
 from tests.test_cli import run
 from tests.test_terminal import told
@@ -31,6 +32,7 @@ def upside_down(text: str) -> str:
     return text[::-1]
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_it_plays_every_part_shows_it_and_goes_with_its_run(
     capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
