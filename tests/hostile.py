@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from marft.config.parts import EnvironmentPart
+from marft.errors import EpisodeFailedError
 from marft.game.environment import tool
-from marft.game.game import EpisodeFailedError
 from marft.rewards.terms import TermReward
 from marft.types import JointAction, Observation, Step, Task
 

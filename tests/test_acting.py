@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from marft.errors import EpisodeFailedError
 from marft.game import turns
 from marft.game.agents import Agents, Excerpt
-from marft.game.game import Attempt, EpisodeFailedError
+from marft.game.game import Attempt
 from marft.game.play import play
 from marft.types import Action, ActionKey, Completion, Episode, JointAction, Observation, Prompt, Sampling
 from tests.fakes import FakeEngine, Script, ends

@@ -11,7 +11,7 @@ import pytest
 from marft.endpoints.failures import clean
 from marft.endpoints.replies import read_body, reply_of, usage_of
 from marft.endpoints.response_size import LARGEST
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 from marft.usage import Usage
 from tests.endpoint import Reply, error, says, serving
 from tests.remotely import ask, asking, teammates

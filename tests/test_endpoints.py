@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from marft.config.parts import OrganizationPart
 from marft.endpoints.rate_limit import RateLimit
 from marft.endpoints.replies import read_body, reply_of
+from marft.errors import EpisodeFailedError
 from marft.game.agents import Agents
-from marft.game.game import Attempt, EpisodeFailedError
+from marft.game.game import Attempt
 from marft.game.play import play
 from marft.types import JointAction, Observation, Task
 from marft.usage import Usage

@@ -21,8 +21,7 @@ from marft.engines.apart.environment import python_of
 from marft.engines.apart.frames import LENGTHS, packed, unpacked
 from marft.engines.apart.options import nodes
 from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load, Open, Said
-from marft.errors import RunError
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError, RunError
 from marft.types import ActionKey, Prompt, Sampling, Versions
 from tests.nights import BY_NIGHT, NIGHT
 

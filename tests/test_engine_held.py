@@ -13,8 +13,7 @@ pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[gra
 from marft.engines.apart import held
 from marft.engines.grammars import Grammars
 from marft.engines.holding import Holding
-from marft.errors import RunError
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError, RunError
 from marft.marks import Grammar
 from marft.rollouts import LocalRollouts
 from marft.types import ActionKey, Completion, Prompt, Sampling

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marft.config.federation import FederationSettings, parse_federation
@@ -172,6 +176,24 @@ def test_what_cannot_be_averaged_is_refused_by_the_sites_name(
         federate(settings(combine={"name": "average", "weight": "episodes"}), tmp_path)
 
 
+def test_what_is_no_adapter_leaves_its_site_out(tmp_path: Path, learners: type[Learner]) -> None:
+    learners.other = {"sends": {"no layer": adapter(0).popitem()[1]}}
+    rounds = federate(settings(at_least=2), tmp_path)
+    assert {site: why.split(":")[0] for site, why in rounds[-1].left_out.items()} == {
+        "south": "sent actor/adapter_model.safetensors holds what is no adapter's"
+    }
+    assert rounds[-1].took_part == ["north", "east"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+@pytest.mark.parametrize("file", ["federation.json", "rounds/round_000001/round.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, file: str, text: str) -> None:
+    federate(settings(), tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match=f"{file} is damaged .*; put a copy back"):
+        federate(settings(), tmp_path, resume=True)
+
+
 def test_there_is_one_federation_in_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leave out --resume"):
         federate(settings(), tmp_path, resume=True)
@@ -244,6 +266,43 @@ class TestAProcess:
             ("coordinator", "north", "a", 3), ("coordinator", "north", "a", 3), ("north", "coordinator", "a", 3),
             ("north", "coordinator", "about", 14),
         ]  # fmt: skip
+
+    def test_that_is_being_started_is_ended_once_it_is_there(self, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever waits for its answer would wait for ever."""
+        one, starting, real = asked("hangs"), Event(), link.Child
+
+        def slowly(*given: Any, **more: Any) -> Any:
+            starting.set()
+            time.sleep(0.3)
+            return real(*given, **more)
+
+        monkeypatch.setattr(link, "Child", slowly)
+        with ThreadPoolExecutor(1) as threads:
+            waits = threads.submit(one.ask, 1, 1, {"a": b"123"})
+            starting.wait()
+            one.leave_out()
+            with pytest.raises(SiteLostError):
+                waits.result(20)
+        one.close()
+
+    @pytest.mark.parametrize(
+        "update",
+        [
+            Update(1, {}, {"a": 5}, np.zeros(3, np.uint8)),
+            Update(1, {"norm": "far"}, {}, np.zeros(0, np.uint8)),
+            Update(1, {"norm": math.inf}, {}, np.zeros(0, np.uint8)),
+            Update(1, {"models": ["a"]}, {}, np.zeros(0, np.uint8)),
+        ],
+        ids=["sizes", "words", "infinite", "list"],
+    )
+    def test_what_no_site_sends_is_that_sites_loss(
+        self, asked: Any, monkeypatch: pytest.MonkeyPatch, update: Update
+    ) -> None:
+        one = asked("ends once")
+        monkeypatch.setattr(link, "receive", lambda _: update)
+        with pytest.raises(SiteLostError, match="sent what nobody asked for .*, 2 times"):
+            one.ask(1, 1, {"a": b"123"})
+        one.close()
 
     @pytest.mark.parametrize(
         ("does", "said"), [("ends", "exit status 3.*, 2 times"), ("fails", "cannot; .*site.log says why")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from marft.cli.flows import grow, show
 from marft.config import parse_recipe
 from marft.config.load import to_toml
+from marft.export.recipe import runs_code
+from marft.flows.board import judged
+from marft.flows.choosing import context_of
 from marft.flows.growing import Growth
 from marft.flows.improving import Failure, Improving, reworded
 from marft.flows.learning import Learning, edges_learned
@@ -130,6 +134,16 @@ class TestTuning:
         assert seen[0] == Failure("Add up.", (("a", "a"), ("outcome", "reward 0, not solved")))
         assert line.lineage == ()  # what is played does not change
 
+    def test_a_proposal_without_end_is_none_and_what_is_kept_is_told_at_once(self, tmp_path: Path) -> None:
+        line, told = network("source a 1", "a sink 1"), list[str]()
+        words = iter(("x" * 4001, "good"))
+        whole = board(tmp_path, line, lambda nodes, task: nodes[0].instructions == "good", TASKS[:40])
+        better = reworded(
+            whole, line, lambda *_: next(words), Improving(rounds=2), lambda _, found: told.append(found.digest)
+        )
+        assert [one.after for one in better.lineage] == ["good"]
+        assert told == [better.digest]
+
     def test_no_worse_takes_a_small_gain_that_may_be_a_small_loss(self, tmp_path: Path) -> None:
         line = network("source a 1", "a sink 1")
 
@@ -166,6 +180,20 @@ class TestTuning:
         line = network("source a 1", "a b 1", "b sink 1")
         made = board(tmp_path, line, lambda nodes, task: True, TASKS[:50])
         assert not skipped(made, line, 0.01).skips
+
+    def test_episodes_that_fail_count_against_what_was_tried(self) -> None:
+        before = {str(n): n < 20 for n in range(40)}
+        found = judged(before, {str(n): True for n in range(14)})  # of the others nothing is known any more
+        assert (found.tasks, round(found.gain, 3)) == (40, -0.15)
+        assert judged(before, {}).gain == -0.5
+
+    def test_a_network_names_no_code_that_is_run(self, tmp_path: Path) -> None:
+        write_network(tmp_path / "n.json", replace(FORK, embed="tests.flow_teams:vectors"))
+        with pytest.raises(ValueError, match="made by 'tests.flow_teams:vectors', and team.embed is ''"):
+            Flow(network=str(tmp_path / "n.json"))
+        ours = Flow(network=str(tmp_path / "n.json"), embed="tests.flow_teams:vectors")
+        assert context_of(ours.flow, "Add up.") == ""
+        assert runs_code({"team": ours.model_dump(mode="json")}) == ["team.embed = tests.flow_teams:vectors"]
 
     def test_where_nobody_says_what_was_solved(self, tmp_path: Path) -> None:
         line = network("source a 1", "a b 1", "b sink 1")

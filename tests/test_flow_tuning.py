@@ -11,9 +11,11 @@ import pytest
 
 from marft.cli.flows import Tuning, tune
 from marft.config.load import parse_recipe, to_toml
+from marft.errors import EpisodeFailedError
 from marft.flows.critics import PolicyCritic
 from marft.flows.improving import Failure
 from marft.flows.network import Node, read_network, write_network
+from marft.game.rendering import PromptTooLongError
 from tests.fakes import FakeEngine, FakeRenderer
 from tests.flow_teams import network
 from tests.helpers import recipe
@@ -43,6 +45,36 @@ def test_replies_without_instructions_are_counted() -> None:
         assert critic(Node("adds", "reasoner", "Add up."), [Failure("How far?", (("adds", "5"),))]) == ""
     assert (critic.asked, critic.silent) == (2, 2)
     assert len({key for key, _ in engine.asked}) == 2, "each question has draws of its own"
+
+
+def test_one_that_cannot_be_asked_proposes_nothing() -> None:
+    class Fails(FakeEngine):
+        async def sample(self, *given: Any) -> Any:
+            raise EpisodeFailedError("failed", "endpoint: 503")
+
+    critic, said = critic_that_says("")[0], list[str]()
+    critic.rollouts.engine = Fails(lambda key, prompt: "")
+    critic.note = said.append
+    assert critic(Node("adds", "reasoner", "Add up."), [Failure("How far?", ())]) == ""
+    assert said == ["adds: policy 'judge' could not be asked: endpoint: 503"]
+
+
+@pytest.mark.parametrize("room", [1, 0])
+def test_it_is_asked_of_as_many_failures_as_there_is_room_for_and_never_a_part_of_a_question(room: int) -> None:
+    class Narrow(FakeRenderer):
+        def render(self, *given: Any, **more: Any) -> Any:
+            assert more["cut"].what == "nothing"
+            if given[2].count("How far?") > room:
+                raise PromptTooLongError("too long")
+            return super().render(*given, **more)
+
+    critic, engine = critic_that_says("<instructions>Say the unit.</instructions>")
+    said = list[str]()
+    critic.rollouts.game.renderer, critic.note = Narrow(), said.append
+    failures = [Failure("How far?", (("adds", "5"),))] * 3
+    assert critic(Node("adds", "reasoner", "Add up."), failures) == ("Say the unit." if room else "")
+    assert [prompt.count("How far?") for _, prompt in engine.asked] == [1] * room
+    assert said == ([] if room else ["adds: what failed is longer than the context of policy 'judge'"])
 
 
 def test_what_an_attempt_says_closes_no_tag() -> None:

@@ -105,6 +105,14 @@ class TestNetwork:
             ({"skips": {"": ["nobody"]}}, "a skip names 'nobody'"),
             ({"nodes": [{"name": SINK, "role": "a"}]}, "no node may be called 'sink'"),
             ({"nodes": "none"}, "nodes"),
+            ({"nodes": [{"name": "stop", "role": "a"}]}, "no node may be called 'stop'"),
+            ({"edges": [{"start": SOURCE, "end": "a"}, {"start": SOURCE, "end": "a"}]}, "to 'a' comes twice"),
+            ({"contexts": [{"name": "k"}, {"name": "k"}]}, "two contexts are called 'k'"),
+            ({"contexts": [{"name": ""}]}, "a context has no name"),
+            ({"contexts": [{"name": "k", "vector": [1.0]}]}, "the vector of 'k' is none of 256 finite numbers"),
+            ({"nodes": [{"name": "a", "role": "a", "vector": [1.0]}]}, "the vector of 'a' is none of 256"),
+            ({"dimensions": 0}, "vectors of 0 numbers"),
+            ({"edges": [{"start": SOURCE, "end": "a", "by_context": {"k": -5}}]}, "less than never in a context"),
         ],
     )
     def test_what_is_none_is_refused(self, change: dict[str, object], why: str, tmp_path: Path) -> None:
@@ -133,6 +141,16 @@ class TestGrowing:
     def test_only_successful_episodes_count(self) -> None:
         with pytest.raises(ValueError, match="no episode succeeded"):
             grown([episode(("x", "zzz"), success=False), episode(("x", "zzz"), success=None)], Growth())
+
+    def test_more_than_a_network_holds_is_said_to_be_that(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("marft.flows.growing.MOST_NODES", 2)
+        with pytest.raises(ValueError, match="3 nodes and 1 kinds of tasks, where 2 are the most: lower the threshold"):
+            grown([episode(("a", "plan"), ("b", "do it"), ("c", "look"))], Growth())
+
+    def test_vectors_of_another_function_are_not_grown_on(self) -> None:
+        theirs = replace(network("source a 1", "a sink 1"), embed="theirs:function")
+        with pytest.raises(ValueError, match="made by 'theirs:function'; grow it on with the same: --embed"):
+            grown([episode(("a", "plan"))], Growth(), theirs)
 
     def test_what_too_few_did_goes_and_so_does_what_only_led_there(self) -> None:
         episodes = [episode(("x", "plan the parts")), episode(("x", "plan the parts")), episode(("x", "zzz"))]
@@ -186,6 +204,9 @@ class TestGrowing:
 
 
 class TestLikeness:
+    def test_what_has_no_vector_is_like_nothing(self) -> None:
+        assert nearest(np.ones(4), [(), (0.0,) * 4], 0.1) is None
+
     def test_what_is_nearest(self) -> None:
         table = [(1.0, 0.0), (0.0, 1.0), (1.0, 0.0)]
         assert nearest(np.array([0.9, 0.1]), table, 0.5) == 0

@@ -13,9 +13,8 @@ import pytest
 
 from marft.engines.foreign import ForeignEngine, _says_masks, problem_of
 from marft.engines.kinds import Local
-from marft.errors import RunError
+from marft.errors import EpisodeFailedError, RunError
 from marft.game.engine import Engine
-from marft.game.game import EpisodeFailedError
 from marft.marks import Masks
 from marft.runs.folder import RunFolder
 from marft.thoughts import Said

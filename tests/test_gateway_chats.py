@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.errors import EpisodeFailedError
 from marft.game.agents import Agents
 from marft.game.chat import ChatRefusedError
 from marft.game.chat_record import _holds
 from marft.game.conversation import Node
-from marft.game.game import EpisodeFailedError
 from marft.types import ActionKey, Completion, Episode, Observation
 from tests.chatting import ADD, SEEK, Parrot, Said, Stopping, asked, talked
 from tests.test_gateway_tokens import CALL, format_named, starts

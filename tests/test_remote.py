@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 from marft.cli.live import play_live
 from marft.config import load_recipe, parse_recipe
 from marft.engines.router import Router
+from marft.errors import EpisodeFailedError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import remote_metrics
 from marft.evaluation.replay import replay
 from marft.evaluation.report import write_report
-from marft.game.game import Attempt, EpisodeFailedError
+from marft.game.game import Attempt
 from marft.marks import Mark
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes

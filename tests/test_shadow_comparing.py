@@ -133,6 +133,23 @@ class TestComparing:
         assert report["left_out"] == {"nobody knows it": 1}
         assert any("nobody knows it" in one for one in sentences(report, ShadowSettings()))
 
+    def test_answers_that_break_the_grader_are_worth_the_least(self, tmp_path: Path) -> None:
+        """Left out, a worse team would be the better, the more of its answers cannot be graded."""
+
+        class Breaks(Right):
+            def __call__(self, recorded: Episode, said: Episode) -> float:
+                if said.actions[0].text == "wrong" and said is not recorded:
+                    raise UnscoredError("the environment: it took too long")
+                return super().__call__(recorded, said)
+
+        recorded_in(tmp_path, 150, right=lambda n: n % 5 < 3)
+        state = comparing(tmp_path).run(Plays(lambda name: int(name[1:]) % 10 < 3), Breaks())
+        assert state.verdict.word == "stop"
+        assert {line.kind for line in state.lines} == {"begun", "compared"}
+        assert any(
+            line.why == "its answer could not be graded: the environment: it took too long" for line in state.lines
+        )
+
     @pytest.mark.parametrize(
         ("word", "margin", "lower", "said"),
         [

@@ -22,7 +22,7 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 
 from openai import APIError, OpenAI
 
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 from marft.game.organizations.chain import Chain
 from marft.game.organizations.debate import Debate
 from marft.game.organizations.graph import Graph

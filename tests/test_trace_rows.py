@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
     for role in sorted({str(one["agent"]) for one in rows}):
         lines = [json.dumps(one) for one in rows if one["agent"] == role]
         (folder / ROWS / f"{role}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / ROWS / MANIFEST).write_text("{}")
+    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in (folder / ROWS).glob("*.jsonl")}
+    (folder / ROWS / MANIFEST).write_text(json.dumps({"files": files}))
     return folder
 
 
@@ -85,6 +88,31 @@ def test_what_is_damaged_is_counted_and_passed_over(tmp_path: Path, change: dict
     (line,) = tally.lines()
     assert why in line
     assert "actor.jsonl:1" in line
+
+
+def cut(folder: Path) -> None:
+    file = folder / "a.jsonl"
+    file.write_text(file.read_text().splitlines()[0] + "\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (cut, "a.jsonl is not as it was written"),
+        (lambda folder: (folder / "b.jsonl").unlink(), "has not the files that its manifest.json lists .b.jsonl"),
+        (
+            lambda folder: (folder / "c.jsonl").write_text("{}"),
+            "has not the files that its manifest.json lists .c.jsonl",
+        ),
+        (lambda folder: (folder / MANIFEST).write_text("{}"), "manifest.json is damaged"),
+    ],
+)
+def test_rows_that_are_not_all_there_are_none(tmp_path: Path, damage: Callable[[Path], object], why: str) -> None:
+    """With half of a role's, episodes would be imitated in part."""
+    written(tmp_path, [row(n, at, agent, "5") for n in range(2) for at, agent in enumerate("ab")])
+    damage(tmp_path / ROWS)
+    with pytest.raises(ValueError, match=f"{why}.*marft synthesize"):
+        read(tmp_path)
 
 
 def test_a_folder_is_one_of_rows_by_its_manifest(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marft.errors import RunError
-from marft.game.game import Attempt, EpisodeFailedError, Game
+from marft.errors import EpisodeFailedError, RunError
+from marft.game.game import Attempt, Game
 from marft.game.team import Team
 from marft.types import Choice, Episode, Option, Sampling, Versions
 from marft.workers.client import Client

@@ -13,8 +13,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from marft.errors import EpisodeFailedError
 from marft.game.engine import Sampler
-from marft.game.game import Attempt, EpisodeFailedError, Replay
+from marft.game.game import Attempt, Replay
 from marft.processes.child import Child
 from marft.types import ActionKey, Completion, Episode, Fork, Prompt, Sampling, Task
 from marft.workers.link import Link

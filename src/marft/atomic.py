@@ -112,10 +112,14 @@ def remove_drafts(folder: Path) -> None:
 
 def remove_abandoned(folder: Path) -> None:
     """Clear drafts of folders whose makers were killed; what somebody still fills stays, and so does a draft beside
-    what was to give way to it.
+    what was to give way to it. What has given way goes.
     """
     for draft in folder.glob(f"{UNFINISHED}*"):
-        if draft.is_symlink() or not draft.is_dir() or draft.name.endswith(BEFORE):
+        if draft.is_symlink() or not draft.is_dir():
+            continue
+        if draft.name.endswith(BEFORE):
+            if not draft.with_name(draft.name.removesuffix(BEFORE)).exists():  # which has taken its place
+                shutil.rmtree(draft, ignore_errors=True)
             continue
         if not draft.with_name(f"{draft.name}{BEFORE}").exists():
             with suppress(OSError), _opened(draft) as descriptor:  # it is held, or its maker has just moved it

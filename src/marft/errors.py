@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class RunError(RuntimeError):
     """A run cannot go on, for a reason outside MARFT: the message says which and what to do."""
+
+
+class EpisodeFailedError(Exception):
+    """An episode that cannot be scored, with its status and a reason for people."""
+
+    def __init__(self, status: Literal["failed", "timed_out"], reason: str) -> None:
+        super().__init__(reason)
+        self.status: Literal["failed", "timed_out"] = (
+            "timed_out" if status == "timed_out" else "failed"
+        )  # whoever raises it
+        self.reason = reason

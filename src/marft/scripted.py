@@ -15,8 +15,9 @@ from marft.config.run import RunSettings
 from marft.engines.caller_thread import CallerThreadExecutor
 from marft.engines.renderer import ChatRenderer
 from marft.envs.scripts import Cue, Line, Script
+from marft.errors import EpisodeFailedError
 from marft.game.environment import Environment
-from marft.game.game import Attempt, EpisodeFailedError
+from marft.game.game import Attempt
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.rendering import ChatMessage
 from marft.game.rollout import play_all

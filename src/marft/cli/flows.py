@@ -99,6 +99,10 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, asked: Tuning) -> Non
         def play(organization: Flow, attempts: Sequence[object]) -> list[object]:
             return rollouts.play(attempts, replace(rollouts.team, organization=organization))  # type: ignore[arg-type, return-value]
 
+        def tell(change: Change, network: FlowNetwork) -> None:
+            console.print(_said(change), soft_wrap=True)
+            write_network(to, network)
+
         board = Board(flow, play, train, held_out[: run.evaluation.validation_tasks], run.seed)  # type: ignore[arg-type]
         with bar("learning paths") as advance:
             advance(asked.steps)
@@ -106,20 +110,16 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, asked: Tuning) -> Non
             network = edges_learned(board, network, learning, lambda *_: advance())
         write_network(to, network)
         if asked.critic:
-            critic = PolicyCritic(rollouts, asked.critic)
-            network = reworded(board, network, critic, Improving(asked.rounds), _tell)
+            critic = PolicyCritic(rollouts, asked.critic, note=lambda text: console.print(f"  {text}", soft_wrap=True))
+            network = reworded(board, network, critic, Improving(asked.rounds), tell)
             if critic.silent:
                 proposals = f"{critic.silent} of {critic.asked} replies of the critic"
                 console.print(f"  {proposals} held no <instructions>: give it a model that can", soft_wrap=True)
             write_network(to, network)
         if asked.tolerance >= 0:
-            network = skipped(board, network, asked.tolerance, _tell)
+            network = skipped(board, network, asked.tolerance, tell)
             write_network(to, network)
     _say(network, to)
-
-
-def _tell(change: Change) -> None:
-    console.print(_said(change), soft_wrap=True)
 
 
 def _said(change: Change) -> Text:

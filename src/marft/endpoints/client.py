@@ -14,7 +14,7 @@ from marft.endpoints.keys import read_key, secrets_in
 from marft.endpoints.limits import Limits, OwnLimits
 from marft.endpoints.replies import ModelReply, masked_reply, read_body, reply_of, usage_of
 from marft.endpoints.response_size import limit_response_size
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 from marft.game.loop_threads import LoopThread
 from marft.usage import Usage
 

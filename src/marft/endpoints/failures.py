@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from marft.config.endpoint import EndpointSettings
 from marft.endpoints.keys import masked, without
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 from marft.texts import cut, one_line
 
 LONGEST = 300  # characters of what a server says about an error

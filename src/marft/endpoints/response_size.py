@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 
 if TYPE_CHECKING:
     from httpx2 import Response

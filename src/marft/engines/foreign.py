@@ -9,10 +9,9 @@ from typing import TypeVar, get_args
 
 import numpy as np
 
-from marft.errors import RunError
+from marft.errors import EpisodeFailedError, RunError
 from marft.faults import described
 from marft.game.engine import Engine, Weights
-from marft.game.game import EpisodeFailedError
 from marft.marks import allows
 from marft.types import ActionKey, Choice, Completion, Finish, Option, Prompt, Sampling, Versions
 

@@ -19,8 +19,8 @@ from marft.engines.grammars import Grammars
 from marft.engines.holding import Holding
 from marft.engines.spelling import spelling_of
 from marft.engines.stillness import Stillness
+from marft.errors import EpisodeFailedError
 from marft.game.engine import Weights
-from marft.game.game import EpisodeFailedError
 from marft.models.backbone import Backbone
 from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions

@@ -14,8 +14,8 @@ from marft.endpoints.client import Endpoint
 from marft.endpoints.replies import ModelReply, as_metrics
 from marft.engines.messages import schema
 from marft.engines.renderer import MOST_CHARACTERS
+from marft.errors import EpisodeFailedError
 from marft.game.engine import Weights
-from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Renderer
 from marft.seeds import derive_seed
 from marft.texts import until

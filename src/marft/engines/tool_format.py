@@ -107,13 +107,13 @@ def asked(name: str, arguments: object) -> ToolCall:
     if _deeper(found, DEPTH):
         return unreadable("", f"its arguments are nested more than {DEPTH} deep")
     try:
-        json.dumps(found, allow_nan=False)
+        written = json.dumps(found, allow_nan=False, ensure_ascii=False)
     except ValueError:
         return unreadable("", "its arguments hold a number that is not finite, which JSON has not")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     if not name:
         return unreadable(text, "it names no tool")
-    if storable(name + text) != name + text:
+    if storable(name + text) != name + text or storable(written) != written:  # escaped, it is text
         return unreadable(name + text, "it holds half a character")
     return ToolCall(name, text)
 

@@ -141,9 +141,14 @@ def _ask(
                 done, open_ = wait(open_, None if left is None else max(left, 0), FIRST_COMPLETED)
                 for one in done:
                     try:
-                        updates[asked[one]] = one.result()
+                        update = one.result()
+                        if steps:
+                            opened(files_of(update))
+                        updates[asked[one]] = update
                     except SiteLostError as error:
                         lost[asked[one]] = str(error)
+                    except ValueError as error:
+                        lost[asked[one]] = f"sent {error}"
                 if not done:
                     break
         finally:

@@ -6,8 +6,9 @@ import json
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -78,7 +79,7 @@ class History:
         if not resume and there:
             raise ValueError(f"a federation is in {self.path} already; go on with it (--resume), or set another name")
         if resume:
-            mark = atomic.read_json(self.path / MARK)
+            mark = _table(self.path / MARK, ("id", "settings"))
             refuse_other(mark["settings"], table)
             atomic.remove_unfinished(self.path / "rounds")
         foreign = [file.name for file in self.path.iterdir() if file.name not in BEFORE and not atomic.is_draft(file)]
@@ -95,7 +96,7 @@ class History:
     def rounds(self) -> list[Round]:
         """The rounds that are over, oldest first."""
         found = sorted((self.path / "rounds").glob(f"round_*/{ROUND}"))
-        return [Round(**atomic.read_json(file)) for file in found]
+        return [Round(**_table(file, [field.name for field in fields(Round)])) for file in found]
 
     def write(self, one: Round, sent: Mapping[str, Mapping[str, bytes]], given: Sequence[Mapping[str, bytes]]) -> None:
         """Keep a round, whole or not at all.
@@ -121,6 +122,22 @@ class History:
         for number in range(max(0, last - keep + 1)):
             for kind in ("sent", "given"):
                 shutil.rmtree(self.folder(number) / kind, ignore_errors=True)
+
+
+def _table(file: Path, keys: Sequence[str]) -> dict[str, Any]:
+    """
+    Raises:
+        ValueError: the file does not hold these keys.
+    """
+    try:
+        table = atomic.read_json(file)
+    except ValueError as error:
+        table, why = None, str(error)
+    else:
+        why = f"it is no object of {', '.join(keys)}"
+    if not isinstance(table, dict) or table.keys() < {*keys}:
+        raise ValueError(f"{file} is damaged ({why}); put a copy back, or begin another federation (name, output)")
+    return {key: table[key] for key in keys}
 
 
 def _files(folder: Path) -> dict[str, bytes]:

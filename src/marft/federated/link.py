@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
@@ -59,6 +60,7 @@ class Link:
                 self._ledger.note(round_, COORDINATOR, self.name, files)
                 send(child.socket, Asked(round_, steps, *data_of(files)))
                 answer = receive(child.socket)
+                sent = _checked(answer) if isinstance(answer, Update) else {}
             except (EOFError, OSError, ValueError) as error:
                 outcome = f"sent what nobody asked for ({error})" if isinstance(error, ValueError) else child.outcome()
                 self.end()
@@ -72,7 +74,7 @@ class Link:
                 self.end()
                 raise SiteLostError(f"answered {type(answer).__name__} in the place of round {round_}")
             about = json.dumps(answer.about, sort_keys=True).encode()
-            self._ledger.note(round_, self.name, COORDINATOR, {**files_of(answer), "about": about})
+            self._ledger.note(round_, self.name, COORDINATOR, {**sent, "about": about})
             return answer
         raise SiteLostError(f"{outcome}, {self._tries} times; {self.folder / 'site.log'} may say why")
 
@@ -96,8 +98,9 @@ class Link:
     def leave_out(self) -> None:
         """Have whoever waits for an answer hear that there is none, until :meth:`again`."""
         self._ending = True
-        if child := self._child:
-            child.end()
+        with self._changing:  # a process that is being started is waited for: who asks would wait for it for ever
+            if self._child:
+                self._child.end()
 
     def again(self) -> None:
         """It may be asked again."""
@@ -107,3 +110,17 @@ class Link:
         """End it for good."""
         self._ending = True
         self.end()
+
+
+def _checked(update: Update) -> dict[str, bytes]:
+    """The files of an update.
+
+    Raises:
+        ValueError: it is none as sites send them.
+    """
+    norm, models = update.about.get("norm", 0.0), update.about.get("models", {})
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or not math.isfinite(norm):
+        raise ValueError(f"a norm of {norm!r:.40}")
+    if not isinstance(models, dict) or not all(isinstance(one, str) for one in models.values()):
+        raise ValueError("digests of models that are none")
+    return files_of(update)

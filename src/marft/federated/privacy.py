@@ -36,11 +36,16 @@ def hidden(before: Tensors, after: Tensors, clip: float, noise: float, seed: int
             hidden: the same round done again sends the same, and no two updates ever have the same noise, which the
             difference of both would be without.
         stream: of which round the noise is.
+
+    Raises:
+        ValueError: the change is not finite.
     """
     change = {name: after[name].double() - before[name].double() for name in after}
     norm = norm_of(change)
     if not clip:
         return after, norm
+    if not math.isfinite(norm):
+        raise ValueError("the change holds what is no number, and cannot be limited")
     factor = min(1.0, clip / norm) if norm else 1.0
     found, what = {}, _digest(before, after)
     for name in sorted(change):

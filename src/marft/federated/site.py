@@ -138,7 +138,9 @@ class Site:
 
     def learned(self, asked: Asked) -> Update:
         """Learn on from what was given → what it has come to."""
-        begun = self.place.begin(asked.round, asked.steps, files_of(asked))
+        files = files_of(asked)
+        opened(files)
+        begun = self.place.begin(asked.round, asked.steps, files)
         if not asked.steps:
             return Update(asked.round, {}, *data_of({}))
         self._train(begun)

@@ -77,15 +77,17 @@ class Board:
 
 
 def judged(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
-    """
+    """The later outcomes against the earlier ones of the same tasks. A task of which nothing is known any more counts
+    as not solved: else a network would be the better, the more of its episodes fail.
+
     Raises:
-        ValueError: there is no task of which both are known.
+        ValueError: of no task was it known before.
     """
-    both = sorted(before.keys() & after.keys())
+    both = sorted(before)
     if not both:
         raise ValueError(
             "a flow network is judged by held-out tasks, and of none is it known whether it was solved: the "
             "environment has to say so (Step.success), and episodes must not fail"
         )
-    gain, (low, high) = paired_difference([before[task] for task in both], [after[task] for task in both])
+    gain, (low, high) = paired_difference([before[task] for task in both], [after.get(task, False) for task in both])
     return Judged(gain, low, high, len(both))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from marft.errors import EpisodeFailedError
 from marft.flows.improving import Failure
 from marft.flows.network import Node
-from marft.game.rendering import Cut
+from marft.game.rendering import Cut, PromptTooLongError
 from marft.profiles.asking import instructions_in, mark_beside, within
 from marft.rollouts import LocalRollouts
-from marft.types import ActionKey, Profile, Sampling
+from marft.types import ActionKey, Profile, Prompt, Sampling
 
 STREAM = "flow/critic"
 ASKED = """\
@@ -41,19 +43,35 @@ class PolicyCritic:
     rollouts: LocalRollouts
     policy: str
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7, max_new_tokens=512))
+    note: Callable[[str], None] = lambda _: None  # told why a node has no proposal
     asked: int = 0
     silent: int = 0  # of those, replies in which no instructions stood between their tags
 
     def __call__(self, node: Node, failures: Sequence[Failure]) -> str:
-        question, self.asked = question_of(node, failures), self.asked + 1
-        game = self.rollouts.game
-        room = self.sampling.max_new_tokens
-        prompt = game.renderer.render(self.policy, Profile("critic"), question, (), reserve=room, cut=Cut())
+        self.asked += 1
+        prompt = self._prompt(node, failures)
+        if prompt is None:
+            self.note(f"{node.name}: what failed is longer than the context of policy {self.policy!r}")
+            return ""
         key = ActionKey(STREAM, node.name, self.asked, 0, "critic", 0)
-        said = self.rollouts.wait_for(self.rollouts.engine.sample(self.policy, prompt, self.sampling, key))
+        try:
+            said = self.rollouts.wait_for(self.rollouts.engine.sample(self.policy, prompt, self.sampling, key))
+        except EpisodeFailedError as error:
+            self.note(f"{node.name}: policy {self.policy!r} could not be asked: {error}")
+            return ""
         proposed = instructions_in(said.text)
         self.silent += not proposed
         return proposed
+
+    def _prompt(self, node: Node, failures: Sequence[Failure]) -> Prompt | None:
+        """The question about as many of the failures as there is room for, and never a part of it."""
+        for count in range(len(failures), 0, -1):
+            question, room = question_of(node, failures[:count]), self.sampling.max_new_tokens
+            with suppress(PromptTooLongError):
+                return self.rollouts.game.renderer.render(
+                    self.policy, Profile("critic"), question, (), reserve=room, cut=Cut("nothing")
+                )
+        return None
 
 
 def question_of(node: Node, failures: Sequence[Failure]) -> str:

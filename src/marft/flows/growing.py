@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from marft.flows.likeness import added, nearest, vectors_of
-from marft.flows.network import SINK, SOURCE, Context, Edge, FlowNetwork, Node
+from marft.flows.network import MOST_NODES, SINK, SOURCE, Context, Edge, FlowNetwork, Node
 from marft.texts import cut, one_line
 from marft.types import Action, Episode
 
@@ -41,12 +41,16 @@ def grown(episodes: Iterable[Episode], growth: Growth, network: FlowNetwork | No
     Nodes and contexts are what they were in ``network``, and grow; what was learned, reworded and skipped stays.
 
     Raises:
-        ValueError: none of the episodes succeeded, or fewer than ``least`` did anything alike.
+        ValueError: none of the episodes succeeded, or fewer than ``least`` did anything alike, or so many did different
+            things that no network holds them; or ``network`` was made with another ``embed``.
     """
-    if network is not None:
-        growth = replace(
-            growth, threshold=network.threshold, dimensions=network.dimensions, embed=network.embed
-        )  # vectors of one network are compared with each other
+    if network is not None:  # whose vectors are compared with new ones
+        if network.embed != growth.embed:
+            raise ValueError(
+                f"the network's vectors were made by {network.embed!r}; grow it on with the same: --embed "
+                f"{network.embed!r}, if you trust that code"
+            )
+        growth = replace(growth, threshold=network.threshold, dimensions=network.dimensions)
     nodes = list(network.nodes) if network else []
     contexts = list(network.contexts) if network else []
     edges: dict[tuple[str, str], Counter[str]] = {}  # by context
@@ -69,6 +73,11 @@ def grown(episodes: Iterable[Episode], growth: Growth, network: FlowNetwork | No
     gone = {node.name for node in nodes} - {node.name for node in found[0]}
     skips = {context: tuple(n for n in names if n not in gone) for context, names in base.skips.items()}
     made = replace(base, nodes=found[0], edges=found[1], contexts=tuple(contexts), embed=growth.embed, skips=skips)
+    if len(made.nodes) > MOST_NODES or len(contexts) > MOST_NODES:
+        raise ValueError(
+            f"{len(made.nodes)} nodes and {len(contexts)} kinds of tasks, where {MOST_NODES} are the most: lower the "
+            "threshold, so that more is alike, or raise least"
+        )
     if made.problems():
         raise ValueError(
             f"no path is left of {grew} successful episodes: no {growth.least} actions did the same in any of them; "

@@ -21,6 +21,7 @@ from marft.seeds import generator
 from marft.types import Episode
 
 FAILED = "flow/failed"  # the stream of what a critic reads
+Tell = Callable[[Change, FlowNetwork], None]  # what was tried, and the network after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Improving:
         shown: failures that the critic sees.
         accept: "better": the interval is above 0; "no worse": the gain is above 0, and the interval above −tolerance.
         patience: refusals in a row, after which a node is asked about no more.
+        longest: characters of a proposal; a longer one is refused.
     """
 
     rounds: int = 3
@@ -59,6 +61,7 @@ class Improving:
     accept: Literal["better", "no worse"] = "better"
     tolerance: float = 0.01
     patience: int = 2
+    longest: int = 4000  # characters of a proposal: a longer one is none
 
     def accepts(self, found: Judged) -> bool:
         if self.accept == "better":
@@ -68,7 +71,7 @@ class Improving:
 
 def reworded(
     board: Board, network: FlowNetwork, critic: Critic, improving: Improving,
-    tell: Callable[[Change], None] = lambda _: None,
+    tell: Tell = lambda *_: None,
 ) -> FlowNetwork:  # fmt: skip
     """The network with what was accepted of a critic's proposals, and all of them in its lineage.
 
@@ -84,7 +87,7 @@ def reworded(
                 continue
             node = network.node(name)
             proposed = critic(node, failures[name][: improving.shown]).strip()
-            if not proposed or proposed == node.instructions:
+            if not proposed or proposed == node.instructions or len(proposed) > improving.longest:
                 refused[name] += 1
                 continue
             tried = _with(network, replace(node, instructions=proposed))
@@ -101,7 +104,7 @@ def reworded(
             refused[name] = 0 if kept else refused[name] + 1
             known = {**known, **after} if kept else known
             network = replace(tried if kept else network, lineage=(*network.lineage, change))
-            tell(change)
+            tell(change, network)
     return network
 
 

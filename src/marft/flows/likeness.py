@@ -38,6 +38,8 @@ def cosine(vector: NDArray[np.floating], others: Sequence[float]) -> float:
     1.0
     """
     a, b = np.asarray(vector, np.float64), np.asarray(others, np.float64)
+    if not b.size:
+        return 0.0  # nobody knows what it is like
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     return round(float(a @ b) / lengths, 6) if lengths else 0.0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from marft import atomic
 
 SOURCE, SINK = "source", "sink"  # where every path begins and ends; no node is called so
+STOP = "stop"  # what a router says to go to the sink
 ANY = ""  # the context of tasks that are like none, and of weights that hold for all
-MOST_NODES = 1000
+MOST_NODES = 1000  # and contexts
+MOST_DIMENSIONS = 8192
 STRICT = ConfigDict(extra="forbid")  # of what is read: no keys that nobody knows
 Vector = tuple[float, ...]  # [d], a sum of vectors of length 1
 Weights = Mapping[str, Mapping[str, Mapping[str, float]]]  # by context, start and end of an edge
@@ -141,7 +144,12 @@ class FlowNetwork:
         """What is wrong with it: names that come twice or are nobody's, a source or a sink out of reach."""
         names = [node.name for node in self.nodes]
         found = [f"two nodes are called {name!r}" for name in sorted({n for n in names if names.count(n) > 1})]
-        found += [f"no node may be called {name!r}" for name in (SOURCE, SINK, ANY) if name in names]
+        found += [f"no node may be called {name!r}" for name in (SOURCE, SINK, ANY, STOP) if name in names]
+        kinds = [context.name for context in self.contexts]
+        found += [f"two contexts are called {name!r}" for name in sorted({k for k in kinds if kinds.count(k) > 1})]
+        found += ["a context has no name"] if ANY in kinds else []
+        pairs = Counter((edge.start, edge.end) for edge in self.edges)
+        found += [f"the edge {one!r} to {two!r} comes twice" for (one, two), times in pairs.items() if times > 1]
         known = {*names, SOURCE, SINK}
         ends = {name for edge in self.edges for name in (edge.start, edge.end)}
         found += [f"an edge names {name!r}, which is no node" for name in sorted(ends - known)]
@@ -154,10 +162,28 @@ class FlowNetwork:
         ]
         if not all(math.isfinite(w) for row in self.weights.values() for ends in row.values() for w in ends.values()):
             found.append("a weight is no finite number")
-        if len(names) > MOST_NODES:
-            found.append(f"{len(names)} nodes are more than {MOST_NODES}")
+        if max(len(names), len(self.contexts)) > MOST_NODES:
+            found.append(f"more than {MOST_NODES} nodes or contexts")
+        found += self._odd_numbers()
         if not found and not _reaches_sink(self):
             found.append("no path leads from the source to the sink")
+        return found
+
+    def _odd_numbers(self) -> list[str]:
+        """Vectors that cannot be compared, and counts that nothing can have been."""
+        found, sized = list[str](), (0, self.dimensions)
+        if not 1 <= self.dimensions <= MOST_DIMENSIONS:
+            found.append(f"vectors of {self.dimensions} numbers")
+        if not math.isfinite(self.threshold):
+            found.append("the threshold is no finite number")
+        vectors = [(node.name, node.vector) for node in self.nodes]
+        vectors += [(context.name, context.vector) for context in self.contexts]
+        for name, vector in vectors:
+            if len(vector) not in sized or not all(map(math.isfinite, vector)):
+                found.append(f"the vector of {name!r} is none of {self.dimensions} finite numbers")
+        for edge in self.edges:
+            if min(edge.by_context.values(), default=0) < 0:
+                found.append(f"the edge {edge.start!r} to {edge.end!r} has been taken less than never in a context")
         return found
 
     def to_json(self) -> str:

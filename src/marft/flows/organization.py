@@ -12,16 +12,17 @@ from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_
 from pydantic_core import PydanticCustomError
 
 from marft.config.folders import from_recipe
+from marft.config.given import ImportPath
 from marft.config.parts import OrganizationPart
+from marft.config.plugins import import_path
 from marft.config.settings import Few, Filled, NotNegative, did_you_mean
 from marft.flows.choosing import context_of, played_of, walk
-from marft.flows.network import SINK, SOURCE, FlowNetwork, Node, read_network
+from marft.flows.network import SINK, SOURCE, STOP, FlowNetwork, Node, read_network
 from marft.game.agents import Agents
 from marft.seeds import derive_seed
 from marft.texts import cut, one_line
 from marft.types import Action, Episode, JointAction, Observation, Task
 
-STOP = "stop"  # what a router says to go to the sink
 TITLE = 80  # characters of what a router is told of a node
 ROUTED = "You may go on with:"
 
@@ -40,6 +41,9 @@ class Flow(OrganizationPart):
     """
 
     network: Filled  # file of the network: what `marft flow grow` makes
+    # import path of the function that made the network's vectors (`marft flow grow --embed`): a file that came from
+    # elsewhere names no code that is run; "": hashed pieces of words
+    embed: ImportPath = ""
     # of the network, filled in when the recipe is read: a run goes on with the one that it began with, or not at all
     digest: Annotated[str, Field(validate_default=True)] = ""
     router: str = ""  # the role that chooses; "": the network's own odds
@@ -70,9 +74,23 @@ class Flow(OrganizationPart):
             )  # fmt: skip
         return found
 
+    @field_validator("embed")
+    @classmethod
+    def _is_there(cls, path: str, info: ValidationInfo) -> str:
+        if path and not callable(import_path(path, info.context)):
+            raise PydanticCustomError("embed", "{path} is no function of texts", {"path": repr(path)})
+        return path
+
     @model_validator(mode="after")
     def _reads(self) -> Self:
-        self._flow = read_network(Path(self.network))
+        network = read_network(Path(self.network))
+        if network.embed != self.embed:
+            raise PydanticCustomError(
+                "embed", "the vectors of {network} were made by {its}, and team.embed is {ours}: set it to that, if "
+                "you trust that code",
+                {"network": self.network, "its": repr(network.embed), "ours": repr(str(self.embed))},
+            )  # fmt: skip
+        self._flow = network
         return self
 
     @property

@@ -6,16 +6,14 @@ skipped stays in the network, and can be played again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from marft.flows.board import Board, judged
+from marft.flows.improving import Tell
 from marft.flows.network import Change, FlowNetwork
 
 
-def skipped(
-    board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: Callable[[Change], None] = lambda _: None
-) -> FlowNetwork:
+def skipped(board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: Tell = lambda *_: None) -> FlowNetwork:
     """The network that passes by what its contexts do without, and all tries in its lineage.
 
     Each node of a context's likeliest path is left out once, beside those that have gone before; it stays out where the
@@ -36,5 +34,5 @@ def skipped(
                 "skip", name, context, "", "", kept, found.gain, found.low, found.high, found.tasks
             )  # fmt: skip
             network = replace(tried if kept else network, lineage=(*network.lineage, change))
-            tell(change)
+            tell(change, network)
     return network

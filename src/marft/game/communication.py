@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from marft.errors import EpisodeFailedError
 from marft.game.agents import Agent, Excerpt, Seen
-from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Channel, Message, PromptTooLongError, Renderer
 from marft.types import Action, Observation, Prompt
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from marft.config.consulting import ConsultingSettings
 from marft.consulted import Consultation
+from marft.errors import EpisodeFailedError
 from marft.game.agents import Agent
 from marft.game.engine import Sampler
 from marft.game.rendering import NOTHING, Cut, Message, PromptTooLongError, Renderer
@@ -176,7 +177,10 @@ class Counsel:
         except PromptTooLongError as error:
             return None, str(error)
         name = key._replace(stream=f"{key.stream}+?{self._asked}")
-        return await self.engine.sample(helper.policy, prompt, helper.sampling, name), ""
+        try:
+            return await self.engine.sample(helper.policy, prompt, helper.sampling, name), ""
+        except EpisodeFailedError as error:  # the agent goes on without; attempts that are helped are not lost for it
+            return None, str(error)
 
     def _reply(self, policy: str, kind: str, answer: Completion | None) -> tuple[TokenIds, LogProbs, str]:
         """The answer between its marks: ids, log-probs and text. Where its author has the agent's own tokens it stands

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from marft.game.engine import Sampler
 from marft.game.environment import Environment
@@ -14,7 +14,7 @@ from marft.game.planting import Plant, heard
 from marft.game.rendering import Message, Renderer
 from marft.game.team import Team
 from marft.game.tool_sources import ToolSource
-from marft.types import Action, ActionKey, Observation, Status, Task
+from marft.types import Action, ActionKey, Observation, Task
 
 
 class Watcher(Protocol):
@@ -100,12 +100,3 @@ class Attempt:
     def heard(self, reader: str, action: Action, text: str) -> str:
         """What an agent hears of an action in which another said ``text``."""
         return heard(reader, action, self.messages.get(action.id, text), self.plants)
-
-
-class EpisodeFailedError(Exception):
-    """An episode that cannot be scored, with its status and a reason for people."""
-
-    def __init__(self, status: Literal["failed", "timed_out"], reason: str) -> None:
-        super().__init__(reason)
-        self.status: Status = "timed_out" if status == "timed_out" else "failed"  # whoever raises it
-        self.reason = reason

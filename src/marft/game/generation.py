@@ -10,12 +10,12 @@ from operator import or_
 import numpy as np
 import numpy.typing as npt
 
+from marft.errors import EpisodeFailedError
 from marft.game.agents import Agent, Request
 from marft.game.chat import Chat
 from marft.game.chat_record import ChatRecord
 from marft.game.consulting import Counsel, Quote
 from marft.game.engine import Sampler
-from marft.game.game import EpisodeFailedError
 from marft.game.live import Live
 from marft.game.rendering import NOTHING, ChatMessage, NotExact, Renderer
 from marft.game.tool_belt import ToolBelt

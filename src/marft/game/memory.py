@@ -15,10 +15,10 @@ from functools import cached_property
 
 import numpy as np
 
+from marft.errors import EpisodeFailedError
 from marft.game.agents import Agent, Request, Seen
 from marft.game.communication import Heard, Passing, hear, listen, render, tokens_of
 from marft.game.conversation import Conversation, Node
-from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Channel, ChatMessage, NotExact, Renderer, compose
 from marft.types import Action, Observation, Prompt, TokenIds, Tool
 

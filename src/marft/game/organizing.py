@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from marft.errors import EpisodeFailedError
 from marft.faults import described
-from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import cancelled
 from marft.game.team import EpisodicOrganization, Organization
 from marft.texts import name_of

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from marft.errors import EpisodeFailedError
 from marft.faults import defined
 from marft.game import reading
-from marft.game.game import Attempt, EpisodeFailedError, Game
+from marft.game.game import Attempt, Game
 from marft.game.loop_threads import LoopThread, OverdueError, RaisedError
 from marft.game.planting import shown
 from marft.game.turns import Turns

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from marft.config.settings import did_you_mean
+from marft.errors import EpisodeFailedError
 from marft.game.engine import Sampler
 from marft.game.environment import Session
-from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
 from marft.game.open_tools import OpenTools
 from marft.game.planting import Plant, answered

@@ -13,13 +13,14 @@ from functools import partial
 import numpy as np
 
 from marft.declared import Declared
+from marft.errors import EpisodeFailedError
 from marft.faults import described
 from marft.game.agents import Agent, Agents, Excerpt, Outside, Request
 from marft.game.chat import Chat, ChatRefusedError, Reply
 from marft.game.chat_record import ChatRecord
 from marft.game.communication import Heard, hear, listen, render
 from marft.game.consulting import Counsel
-from marft.game.game import Attempt, EpisodeFailedError, Game
+from marft.game.game import Attempt, Game
 from marft.game.generation import answer, check_log_probs, choose, generate, options_of, response_prefix_of
 from marft.game.live import Begun
 from marft.game.loop_threads import cancelled
@@ -373,8 +374,7 @@ class Turns:
         self.success = step.success if step.success is not None else self.success
 
     def bootstrap(self, observation: Observation) -> None:
-        """Keep the final observation as each agent that has decided would see it, alone: those of the last step in
-        which anybody did first, in the order asked."""
+        """Keep the final observation as each agent that has decided would see it, alone: the latest step's first."""
         if self.attempt.critic_states and self.actions:
             for action in sorted(self.actions.values(), key=lambda action: (-action.step, action.index)):
                 agent = self.game.team.agent(action.agent)

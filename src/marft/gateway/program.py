@@ -20,8 +20,8 @@ from marft.config.given import ImportPath
 from marft.config.parts import OrganizationPart
 from marft.config.plugins import import_path
 from marft.config.settings import Count, CountOrNone, Filled, Positive
+from marft.errors import EpisodeFailedError
 from marft.game.agents import Agents
-from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import LoopThread, OverdueError, RaisedError
 from marft.game.outcome import Outcome
 from marft.game.reading import RefusedError

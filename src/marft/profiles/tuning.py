@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, cast
 
 from marft.config.profiles import ProfileSettings
 from marft.config.run import RunSettings
+from marft.errors import EpisodeFailedError
 from marft.evaluation.evaluate import team_in
 from marft.faults import described
-from marft.game.game import Attempt, EpisodeFailedError
+from marft.game.game import Attempt
 from marft.game.rendering import PromptTooLongError
 from marft.lineage import Lineage, Version, Worth
 from marft.playing import Rollouts
@@ -124,11 +126,11 @@ class _Turn:
     def _judged(self, proposals: Sequence[Proposal]) -> list[Version]:
         choosing, testing = self._tasks(len(proposals) > 1)
         candidates = [self._version(number, proposal) for number, proposal in enumerate(proposals)]
-        best, found = halved(candidates, choosing, self._outcomes)
+        best, found = halved(candidates, choosing, partial(self._outcomes, tried=True))
         now = self.lineage.now(self.role)
-        known = self._outcomes(now, [*choosing, *testing])
+        known = self._outcomes(now, [*choosing, *testing], tried=False)
         worths = [worth(known, outcomes) for outcomes in found]
-        worths[best] = worth(known, self._outcomes(candidates[best], testing))
+        worths[best] = worth(known, self._outcomes(candidates[best], testing, tried=True))
         kept = self._accepts(worths[best])
         if worths[best] is None:
             self._note("of no task is it known whether it was solved (Step.success): no candidate can be judged")
@@ -152,13 +154,15 @@ class _Turn:
         number += len(self.lineage.of(self.role))
         return Version(self.role, number, proposal.instructions, proposal.parents, proposal.how, by, self.step, False)
 
-    def _outcomes(self, version: Version, tasks: Sequence[Task]) -> Outcomes:
+    def _outcomes(self, version: Version, tasks: Sequence[Task], *, tried: bool) -> Outcomes:
+        """Whether a version solves tasks, by id. An episode that fails says nothing of the current version, and is
+        one that a tried version did not solve: else it would be the better, the more of its episodes fail."""
         others = [told for told in self.lineage.told() if told.role != self.role]
         self.rollouts.instruct([*others, version])
         attempts = [Attempt(task, self.stream) for task in tasks]
         episodes = self.rollouts.play(attempts, team_in(self.settings.mode, self.rollouts.team))
         self.tokens += tokens_of(episodes)
-        return {e.task.id: e.success for e in episodes if e.scored and e.success is not None}
+        return {e.task.id: bool(e.success) for e in episodes if (e.success is not None if e.scored else tried)}
 
     def _accepts(self, found: Worth | None) -> bool:
         if found is None:

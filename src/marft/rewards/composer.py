@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 from marft.game.loop_threads import LoopThreadPool, OverdueError, RaisedError, in_words
 from marft.game.reading import RefusedError, number, own_rewards
 from marft.rewards.terms import Term, TermReward

@@ -8,7 +8,7 @@ import regex
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 
 LONGEST = 10_000  # characters of a pattern
 SEARCH_SECONDS = 2.0  # through one text

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from marft import atomic
 from marft.endpoints.client import Endpoint
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 
 MOST_IN_MEMORY = 100_000  # scores; the oldest are forgotten first
 

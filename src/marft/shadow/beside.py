@@ -17,7 +17,10 @@ from marft.processes.python_here import python_here
 from marft.shadow.opening import Asked
 from marft.texts import one_line
 
-AGAIN_SECONDS, MOST_AGAIN = 5.0, 3  # before it is started again; in a row, without a session between
+AGAIN_SECONDS, MOST_AGAIN = (
+    5.0,
+    3,
+)  # before it is started again; in a row, without a session between, or one more than a session may end
 PROGRAM = "marft.shadow.apart"
 ENDED_WELL, REFUSED = "ended itself (exit status 0)", "ended itself (exit status 2)"
 
@@ -73,12 +76,13 @@ class ShadowBeside:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _keep(self) -> None:
-        left, log = MOST_AGAIN, logging.getLogger("marft")
+        most, log = max(MOST_AGAIN, self.settings.tries + 1), logging.getLogger("marft")
+        left = most
         while left and not self._over.is_set():
             sessions, outcome = self._once()
             if self._over.is_set() or outcome in (ENDED_WELL, REFUSED):
                 return
-            left = MOST_AGAIN if sessions else left - 1
+            left = most if sessions else left - 1
             log.warning("the shadow %s; %s", one_line(outcome), "it starts again" if left else "it is given up")
             self._over.wait(AGAIN_SECONDS)
 

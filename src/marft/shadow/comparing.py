@@ -115,7 +115,8 @@ class Comparing:
         return self._compared(scorer, session, played, time.perf_counter() - began)
 
     def _compared(self, scorer: Scorer, session: Episode, played: Played, seconds: float) -> Line:
-        """A line: what the two are worth, or why that cannot be said. A shadow without an answer is worth the least."""
+        """A line: what the two are worth, or why that cannot be said. A shadow without an answer, or with
+        one that breaks what grades it, is worth the least."""
         had: Mapping[str, Any] = {
             "answered": played.answered, "refused": played.refused, "effects": played.effects,
             "seconds": round(seconds, 3),
@@ -125,11 +126,14 @@ class Comparing:
             return Line("left_out", name, "a call of a tool had no recorded answer", **had)
         try:
             served, shadow = scorer(session, session), low
+        except UnscoredError as error:
+            return Line("left_out", name, str(error), **had)
+        try:
             if played.episode.answer:
                 shadow = scorer(session, played.episode)
             else:
                 why = f"no answer: {played.episode.status}: {played.episode.error}"
-        except UnscoredError as error:
-            return Line("left_out", name, str(error), **had)
+        except UnscoredError as error:  # left out, its worst answers would make it the better
+            why = f"its answer could not be graded: {error}"
         one, two = (min(max(worth, low), self.settings.high) for worth in (served, shadow))
         return Line("compared", name, why, one, two, (one, two) != (served, shadow), **had)

@@ -15,13 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-NETWORK = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind", "socket.getaddrinfo"})
+NETWORK = frozenset({
+    "socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname",
+    "socket.gethostbyaddr", "socket.getnameinfo",
+})  # fmt: skip
 PROGRAMS = frozenset(
     {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"}
 )
 FILES = frozenset({
-    "os.chmod", "os.chown", "os.kill", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.setxattr",
-    "os.symlink", "os.truncate", "os.utime", "sqlite3.connect",
+    "os.chmod", "os.chown", "os.kill", "os.killpg", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir",
+    "os.setxattr", "os.symlink", "os.truncate", "os.utime", "sqlite3.connect",
 })  # fmt: skip
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NOWHERE = ("/dev/null", b"/dev/null")

@@ -15,9 +15,9 @@ from marft.config.shadow import ShadowSettings
 from marft.declared import Declared
 from marft.engines.caller_thread import CallerThreadExecutor
 from marft.envs.gradings import GRADINGS
+from marft.errors import EpisodeFailedError
 from marft.game.answers import stated_answer
 from marft.game.environment import Environment
-from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
 from marft.game.reading import RefusedError, closed, reset, started, stepped
 from marft.game_parts import open_terms

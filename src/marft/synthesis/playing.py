@@ -64,7 +64,12 @@ def begin(run: RunSettings, folder: RunFolder, begun: Mapping[str, object], *, r
         folder.begin(run, overwrite=overwrite)
         atomic.write_file(path, json.dumps(begun, indent=2) + "\n")
         return
-    before = atomic.read_json(path) if path.is_file() else {}
+    try:
+        before = atomic.read_json(path) if path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); begin anew (--overwrite), or put a copy back") from error
+    if not isinstance(before, dict):
+        raise ValueError(f"{path} is damaged (it holds no object); begin anew (--overwrite), or put a copy back")
     other = [key for key in begun if before.get(key) != begun[key]]
     if other:
         raise ValueError(

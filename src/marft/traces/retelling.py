@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from marft.engines.renderer import ChatRenderer
+from marft.errors import EpisodeFailedError
 from marft.game.agents import Agents
 from marft.game.chat import Chat, ChatRefusedError
-from marft.game.game import EpisodeFailedError
 from marft.game.rendering import arguments_of
 from marft.game.tool_sources import StatelessSource
 from marft.traces.record import Tally, TracedTurn, UnreadableError

@@ -6,6 +6,8 @@ among all rows of the folder: so the roles' files are read as the episodes that 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from heapq import merge
 from pathlib import Path
@@ -26,13 +28,33 @@ def lines(path: Path, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
     """``(place, object)`` of each row of a folder, those of an episode one after the other, as they were asked for.
 
     Raises:
-        ValueError: the folder has no rows, or a file cannot be opened.
+        ValueError: the folder has no rows, a file cannot be opened, or is not as it was written: with rows that are
+            lost, one role's share of an episode goes, and the others' stays.
     """
     folder = rows_in(path)
     if folder is None:
         raise ValueError(f"{path} has no rows ({MANIFEST}); make some:  marft synthesize RECIPE --teacher …")
-    files = [_ordered(file, tally) for file in sorted(folder.glob("*.jsonl"))]
+    names = _listed(folder)
+    files = [_ordered(folder / name, tally) for name in names]
     return ((place, row) for _, place, row in merge(*files, key=lambda row: row[0]))
+
+
+def _listed(folder: Path) -> list[str]:
+    """The files of a folder of rows, as its manifest has them."""
+    remedy = "marft synthesize … --resume writes them anew; rows that you changed yourself go as files of their own"
+    try:
+        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        files = {str(name): str(digest) for name, digest in listed.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / MANIFEST} is damaged ({error!r:.80}); {remedy}") from error
+    there = {file.name for file in folder.glob("*.jsonl")}
+    if odd := sorted(there ^ files.keys()):
+        raise ValueError(f"{folder} has not the files that its {MANIFEST} lists ({', '.join(odd)}); {remedy}")
+    for name, digest in files.items():
+        with (folder / name).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise ValueError(f"{folder / name} is not as it was written; {remedy}")
+    return sorted(files)
 
 
 def _ordered(file: Path, tally: Tally) -> Iterator[tuple[tuple[int, int], str, dict[str, Any]]]:

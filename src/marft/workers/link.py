@@ -10,10 +10,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from marft.errors import RunError
+from marft.errors import EpisodeFailedError, RunError
 from marft.game.agents import Agent
 from marft.game.engine import Sampler
-from marft.game.game import Attempt, EpisodeFailedError
+from marft.game.game import Attempt
 from marft.processes.child import END_SECONDS
 from marft.processes.starting import Started
 from marft.workers.leases import Leases

@@ -7,11 +7,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from marft.errors import RunError
+from marft.errors import EpisodeFailedError, RunError
 from marft.faults import deliberate, described
 from marft.game.agents import Agent
 from marft.game.engine import Sampler
-from marft.game.game import EpisodeFailedError
 from marft.types import ActionKey, Choice, Completion, Episode, Option, Prompt, Sampling, Status, Versions
 
 

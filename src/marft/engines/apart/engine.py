@@ -35,9 +35,8 @@ from marft.engines.apart.words import (
 from marft.engines.choice_sampling import drawn
 from marft.engines.holding import Holding
 from marft.engines.spelling import Ending, spelling_of
-from marft.errors import RunError
+from marft.errors import EpisodeFailedError, RunError
 from marft.game.engine import Weights
-from marft.game.game import EpisodeFailedError
 from marft.playing import RESTARTS
 from marft.processes.child import KILLED, Command
 from marft.processes.handover import Handover

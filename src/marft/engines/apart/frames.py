@@ -60,7 +60,7 @@ def unpacked(body: bytes, size: int, kinds: dict[str, type]) -> Any:
             if not isinstance(getattr(message, field.name), KINDS.get(str(field.type), object)):
                 raise TypeError(f"{kind}.{field.name}")
         return message
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"no message that an engine and its run send each other: {error!r:.200}") from error
 
 

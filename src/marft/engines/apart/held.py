@@ -11,8 +11,7 @@ from importlib.metadata import version
 from transformers import PreTrainedTokenizerBase
 
 from marft.engines.holding import Holding
-from marft.errors import RunError
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError, RunError
 from marft.marks import Grammar
 from marft.types import Completion
 

@@ -53,7 +53,7 @@ from marft.engines.caller_thread import CallerThreadExecutor
 from marft.engines.choice_sampling import ChoiceRequest, weigh
 from marft.engines.decoding import Alternatives, Row
 from marft.engines.local import LocalEngine, LocalPolicy
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 from marft.marks import Grammar
 from marft.models.adapters import load_adapter, read_lora_settings
 from marft.models.backbone import Backbone

@@ -65,7 +65,7 @@ def predictions(submission: str, columns: tuple[str, str], ids: Sequence[str]) -
         InvalidError: columns, ids or cells are missing, or more than they should be.
     """
     try:
-        header, *rows = [row for row in csv.reader(io.StringIO(submission), strict=True) if row]
+        header, *rows = [row for row in csv.reader(io.StringIO(submission.removeprefix("\ufeff")), strict=True) if row]
     except (csv.Error, ValueError) as error:
         raise InvalidError("submission.csv holds no table with a header") from error
     named = [name.strip() for name in header]

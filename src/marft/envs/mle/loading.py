@@ -10,7 +10,11 @@ NAME/private/                       or prepared/private/: one table with the rig
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import io
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -65,10 +69,10 @@ def read(folder: Path, metrics: Mapping[str, str]) -> Competition:
         raise ValueError(f"environment: {folder} has no description.md, which is what teams are told")
     columns = _columns(folder, sample)
     answers = _answers(folder, private, columns)
-    made = Competition(
-        (description / "description.md").read_text(encoding="utf-8"), given, answers, columns, metric,
-        _leaderboard(folder, metric),
-    )  # fmt: skip
+    told = description / "description.md"
+    with _read(told):
+        text = told.read_text(encoding="utf-8")
+    made = Competition(text, given, answers, columns, metric, _leaderboard(folder, metric))
     _check(folder, made, sample)
     return made
 
@@ -112,7 +116,8 @@ def _metric(folder: Path, metrics: Mapping[str, str]) -> str:
 
 
 def _columns(folder: Path, sample: bytes) -> tuple[str, str]:
-    header = next(csv.reader(sample.decode("utf-8-sig").splitlines()), [])
+    with _read(folder / "sample_submission.csv"):
+        header = next(csv.reader(sample.decode("utf-8-sig").splitlines()), [])
     if len(header) != 2:
         raise ValueError(
             f"environment: {folder}: its submissions have {len(header)} columns; those of an id and one prediction "
@@ -125,10 +130,16 @@ def _answers(folder: Path, private: Path, columns: tuple[str, str]) -> dict[str,
     """Right answers by id, from a table that has both columns."""
     tables = sorted(private.glob("*.csv"), key=lambda file: (file.name not in ANSWERS, file.name))
     for table in tables:
-        with table.open(encoding="utf-8-sig", newline="") as file:
+        with _read(table), table.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
         if rows and set(columns) <= set(rows[0]):
-            return {row[columns[0]].strip(): (row[columns[1]] or "").strip() for row in rows}
+            found = [((row[columns[0]] or "").strip(), row[columns[1]]) for row in rows]
+            twice = [name for name, times in Counter(name for name, _ in found).items() if times > 1]
+            short = [name for name, answer in found if answer is None]
+            for what, names in (("comes twice", twice), ("has no answer", short)):
+                if names:
+                    raise ValueError(f"environment: {table}: {columns[0]} {names[0]!r} {what}")
+            return {name: answer.strip() for name, answer in found}
     raise ValueError(
         f"environment: {folder}: no table in {private.name}/ has the columns of a submission: {', '.join(columns)}"
     )
@@ -141,7 +152,9 @@ def _leaderboard(folder: Path, metric: str) -> Leaderboard:
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             scores = [float(row["score"]) for row in csv.DictReader(opened)]
-    except (KeyError, ValueError, TypeError) as error:
+        if not all(map(math.isfinite, scores)):
+            raise ValueError("one is not finite")
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"environment: {file} has no column score of numbers: {error}") from error
     if not scores:
         raise ValueError(f"environment: {file} holds no teams")
@@ -154,15 +167,27 @@ def _leaderboard(folder: Path, metric: str) -> Leaderboard:
     return Leaderboard(sorted(scores, reverse=not lower), lower)
 
 
+@contextmanager
+def _read(file: Path) -> Iterator[None]:
+    """Say which file cannot be read."""
+    try:
+        yield
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"environment: {file} cannot be read as text in UTF-8, or as a table of it: {error}"
+        ) from error
+
+
 def _check(folder: Path, made: Competition, sample: bytes) -> None:
     """See that the sample fits the answers, and that the answers can be graded."""
     try:
         predictions(sample.decode("utf-8-sig"), made.columns, list(made.answers))
-    except InvalidError as error:
+    except (InvalidError, UnicodeDecodeError) as error:
         raise ValueError(f"environment: {folder}: its sample does not fit its answers: {error}") from error
-    own = "\n".join([",".join(made.columns), *(f'"{name}","{answer}"' for name, answer in made.answers.items())])
+    own = io.StringIO()
+    csv.writer(own).writerows([made.columns, *made.answers.items()])
     try:
-        made.score(own)
+        made.score(own.getvalue())
     except InvalidError as error:
         raise ValueError(
             f"environment: {folder}: its own answers cannot be graded by {made.metric}: {error}"

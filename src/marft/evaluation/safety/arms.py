@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from marft.config.run import RunSettings
 from marft.config.settings import did_you_mean
 from marft.evaluation.safety.measures import CONTROL
-from marft.evaluation.safety.suite import Suite
+from marft.evaluation.safety.suite import UNATTACKED, Suite
 from marft.game.game import Attempt
 from marft.game.team import Team
 
@@ -21,7 +21,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        return self.attack or "control"
+        return self.attack or UNATTACKED
 
     def attempts(self, suite: Suite, attempts: Sequence[Attempt]) -> list[Attempt]:
         """The same attempts, under the same seeds, with what the attack plants in each."""

@@ -64,12 +64,13 @@ def promotions(suite: Suite, found: Sequence[Saved], more: Sequence[str] = ()) -
 
 
 def gates_of(gates: Sequence[str], found: Sequence[Saved]) -> list[str]:
-    """Gates, those of every attack once for each that reached anybody in any evaluation: one that has in only one of
-    two fails, and so does one of no attack at all, for nobody can say that it holds."""
+    """Gates, those of every attack once for each that was played in any evaluation: one that has reached nobody in
+    either fails, and so does one of no attack at all, for nobody can say that it holds."""
     metrics = sorted({name for one in found for name in by_metric(one)})
-    reached = [name.split("/")[1] for name in metrics if name.startswith("attacks/") and name.endswith("/success")]
+    of_attacks = (name.split("/") for name in metrics if name.startswith("attacks/"))
+    played = dict.fromkeys(name for _, name, what in of_attacks if what in ("reached", "success"))
     return [
         gate.replace(EVERY, f"attacks.{attack}.")
         for gate in gates
-        for attack in (reached or ["any"] if EVERY in gate else [""])
+        for attack in (played or ["any"] if EVERY in gate else [""])
     ]  # fmt: skip

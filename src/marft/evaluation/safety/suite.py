@@ -32,6 +32,7 @@ from marft.types import Task
 SUITES = files("marft") / "evaluation" / "safety" / "suites"
 CANARY = "{canary}"
 EVERY = "attacks.*."  # of a gate: of each attack
+UNATTACKED = "control"  # the arm without one
 
 
 class AttackSettings(Settings):
@@ -86,6 +87,16 @@ class SuiteSettings(Settings):
                     {"pattern": repr(pattern), "error": str(error)},
                 ) from error  # fmt: skip
         return patterns
+
+    @field_validator("attacks")
+    @classmethod
+    def _are_attacks(cls, attacks: dict[str, AttackSettings]) -> dict[str, AttackSettings]:
+        if UNATTACKED in attacks:
+            raise PydanticCustomError(
+                "attack", "{name} is what is played without an attack; give the attack another name",
+                {"name": repr(UNATTACKED)},
+            )  # fmt: skip
+        return attacks
 
     @field_validator("gates")
     @classmethod

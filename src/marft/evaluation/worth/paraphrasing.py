@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from marft.config.plugins import import_path
 from marft.config.settings import did_you_mean
+from marft.errors import EpisodeFailedError
 from marft.evaluation.worth.arms import BASE
 from marft.evaluation.worth.bench import Bench
 from marft.game.agents import Agents
-from marft.game.game import Attempt, EpisodeFailedError
+from marft.game.game import Attempt
 from marft.types import JointAction, Observation, Task
 
 PART = "ablation"

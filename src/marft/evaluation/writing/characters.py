@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from marft.game.game import EpisodeFailedError
+from marft.errors import EpisodeFailedError
 from marft.guards.history import KINDS
 from marft.rewards.patterns import holds
 from marft.types import Episode
