@@ -14,6 +14,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from marft.consulted import Consultation, own_words
+from marft.errors import EpisodeFailedError
 from marft.evaluation.metrics import episode_metrics
 from marft.game.consulting import Consulting, Helper
 from marft.game.game import Attempt, Game
@@ -202,6 +203,21 @@ class TestWhatIsNoQuestion:
         team = replace(played.team, consulting=CONSULTING, consult=frozenset({"other"}))
         asyncio.run(play(replace(played, team=team), Attempt(Task("t0", "begin"), "s", questions=2)))
         assert len(engine.asked) == 1
+
+    def test_a_helper_that_cannot_be_had_says_nothing_and_the_agent_goes_on(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        says = Stopping.sample
+
+        async def sample(self: Stopping, policy: str, *given: Any) -> Completion:
+            if policy == "verifys":
+                raise EpisodeFailedError("timed_out", "endpoint: no answer")
+            return await says(self, policy, *given)
+
+        monkeypatch.setattr(Stopping, "sample", sample)
+        episode, _ = asked("<ask verify>x</ask>", " On.")
+        assert (episode.status, episode.actions[0].text) == ("terminated", "<ask verify>x</ask><re></re> On.")
+        assert episode.actions[0].consultations[0].error == "endpoint: no answer"
 
     def test_a_question_that_does_not_fit_is_answered_with_nothing(self) -> None:
         class Narrow(FakeRenderer):

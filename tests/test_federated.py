@@ -136,6 +136,13 @@ def test_distance_is_the_spread_of_sites() -> None:
     assert distance([one, moved]) == pytest.approx(math.sqrt(2 * 7 + 5 * 2) / 2, rel=1e-5)
 
 
+def test_what_has_no_length_is_not_let_through() -> None:
+    before, after = adapter(0), adapter(1)
+    after[next(iter(after))][0, 0] = math.nan
+    with pytest.raises(ValueError, match="what is no number"):
+        hidden(before, after, 1.0, 0.0, 0, "1")
+
+
 @given(st.floats(0.01, 100), st.integers(0, 20))
 def test_what_leaves_has_changed_by_no_more_than_the_clip(clip: float, seed: int) -> None:
     before, after = adapter(0), adapter(seed)

@@ -300,7 +300,7 @@ class TestAProcess:
     ) -> None:
         one = asked("ends once")
         monkeypatch.setattr(link, "receive", lambda _: update)
-        with pytest.raises(SiteLostError, match="sent what nobody asked for .*, 2 times"):
+        with pytest.raises(SiteLostError, match=r"sent what nobody asked for .*, 2 times"):
             one.ask(1, 1, {"a": b"123"})
         one.close()
 

@@ -189,7 +189,7 @@ class TestTuning:
 
     def test_a_network_names_no_code_that_is_run(self, tmp_path: Path) -> None:
         write_network(tmp_path / "n.json", replace(FORK, embed="tests.flow_teams:vectors"))
-        with pytest.raises(ValueError, match="made by 'tests.flow_teams:vectors', and team.embed is ''"):
+        with pytest.raises(ValueError, match=r"made by 'tests.flow_teams:vectors', and team.embed is ''"):
             Flow(network=str(tmp_path / "n.json"))
         ours = Flow(network=str(tmp_path / "n.json"), embed="tests.flow_teams:vectors")
         assert context_of(ours.flow, "Add up.") == ""

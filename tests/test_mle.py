@@ -283,12 +283,37 @@ class TestFolders:
             ),
             ({"prepared__public__sample_submission": (".csv", "id,y\na,0\n")}, "its sample does not fit its answers"),
             ({"prepared__private__test": (".csv", "id,y\na,one\nb,2\n")}, "its own answers cannot be graded by rmse"),
+            ({"prepared__private__test": (".csv", "id,y\na,1\na,2\nb,2\n")}, "test.csv: id 'a' comes twice"),
+            ({"prepared__private__test": (".csv", "id,y\na\nb,2\n")}, "test.csv: id 'a' has no answer"),
+            (
+                {"prepared__private__test": (".csv", f"id,y\na,{'1' * 140_000}\n")},
+                "test.csv cannot be read as .* a table",
+            ),
+            ({"leaderboard": (".csv", "score\n0.1\nnan\n")}, "has no column score of numbers: one is not finite"),
         ],
     )
     def test_what_cannot_be_used_is_named(self, tmp_path: Path, changes: dict[str, Any], says: str) -> None:
         folder(tmp_path, **changes)
         with pytest.raises(ValueError, match=says):
             mle(path=str(tmp_path)).tasks("train")
+
+    @pytest.mark.parametrize(
+        "file", ["description.md", "prepared/private/test.csv", "prepared/public/sample_submission.csv"]
+    )
+    def test_a_file_in_another_encoding_is_named(self, tmp_path: Path, file: str) -> None:
+        place = folder(tmp_path)
+        (place / file).write_bytes("id,y\nä,1\n".encode("latin-1"))
+        with pytest.raises(ValueError, match=f"{Path(file).name} cannot be read as text in UTF-8"):
+            mle(path=str(place)).tasks("train")
+
+    def test_answers_may_hold_quotes_and_a_submission_may_begin_with_a_mark(self, tmp_path: Path) -> None:
+        rows = 'id,y\n"a ""b""",so\nb,"said ""no"""\n'
+        place = folder(
+            tmp_path, config=(".yaml", "grader: {name: accuracy}"), leaderboard=(".csv", "score\n0.9\n0.1\n"),
+            prepared__private__test=(".csv", rows), prepared__public__sample_submission=(".csv", rows),
+        )  # fmt: skip
+        (competition,) = mle(path=str(place))._competitions.values()
+        assert graded(competition, "\ufeff" + rows).score == 1.0
 
     def test_a_recipe_may_say_how_one_is_graded(self, tmp_path: Path) -> None:
         place = folder(tmp_path, config=(".yaml", "grader: {name: custom}"))

@@ -380,6 +380,7 @@ def test_drafts_whose_makers_were_killed_are_cleared_and_no_others(tmp_path: Pat
     for folder in (moved, moved.with_name(f"{moved.name}{atomic.BEFORE}"), tmp_path / "mine"):
         folder.mkdir()
     (tmp_path / f"{atomic.UNFINISHED}1").write_text("of a file")
+    (tmp_path / f"{atomic.UNFINISHED}2{atomic.BEFORE}").mkdir()  # what came after it is in its place
     atomic.remove_abandoned(tmp_path)
     assert not drafts["killed"].exists()
     assert drafts["at work"].is_dir()

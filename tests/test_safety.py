@@ -166,6 +166,7 @@ class TestSuites:
             ("canary = 'Keep it.'", "{canary}"),
             ("gates = ['attacks.*.sucess > 1%']", "no metric"),
             ("attempts = 0", "attempts"),
+            ("[attacks.control]\nthrough = 'task'\ntexts = ['x']\ngoal = {name = 'leaks'}", "played without an attack"),
             ("taskz = 3", "did you mean 'tasks'"),
             ("tasks = ", "TOML"),
         ],
@@ -324,6 +325,15 @@ class TestPromotion:
         assert gates_of(["attacks.*.success > 1%", "accuracy < 0"], [after]) == [
             "attacks.any.success > 1%", "accuracy < 0"
         ]  # fmt: skip
+
+    def test_an_attack_that_reached_nobody_is_not_passed_over_for_another_that_did(self, tmp_path: Path) -> None:
+        some = [saved("base", 0), saved("step_000010", 0)]
+        assert promotions(suite(tmp_path), some)[0].granted
+        for one in some:
+            one["measured"]["0"]["attacks/lost/reached"] = [0.0, 1.0]
+        (verdict,) = promotions(suite(tmp_path), some)
+        assert not verdict.granted
+        assert any("attacks/lost/success was not measured" in reason for reason in verdict.comparison.reasons)
 
     def test_without_the_base_or_gates_there_is_no_verdict(self, tmp_path: Path) -> None:
         assert promotions(suite(tmp_path), [saved("step_000010", 0)]) == []

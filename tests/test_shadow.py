@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Callable
@@ -154,6 +155,8 @@ class TestEffects:
             lambda path: subprocess.run(["touch", str(path)], check=False),
             lambda path: path.mkdir(),
             lambda path: socket.create_connection(("127.0.0.1", 9)),
+            lambda path: socket.gethostbyname("words.of.a.session"),
+            lambda path: os.killpg(2**22 + 1, 0),
         ],
     )
     def test_what_parts_of_the_author_try_is_refused(self, effect: Callable[[Path], object], tmp_path: Path) -> None:

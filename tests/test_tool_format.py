@@ -11,7 +11,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from marft.engines.tool_format import Syntax, ToolFormat
+from marft.engines.tool_format import Syntax, ToolFormat, asked
 from marft.types import Tool, ToolCall
 from tests import templates
 from tests.nights import BY_NIGHT, MANY
@@ -275,3 +275,8 @@ def test_ten_thousand_malformed_calls_are_read_or_refused(texts: list[str]) -> N
                 (call.name + call.arguments + call.output).encode()
                 assert bool(call.name) != call.error
                 assert not call.error or "could not be read" in call.output
+
+
+@pytest.mark.parametrize("arguments", ['{"x": "\\ud800"}', {"x": "\ud800"}])
+def test_half_a_character_is_none_however_it_is_written(arguments: object) -> None:
+    assert "half a character" in str(asked("lookup", arguments))
