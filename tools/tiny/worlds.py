@@ -67,7 +67,7 @@ MAKINGS = {
     "instructions": Making(skill=0.6, episodes=700, vocabulary=1024),
     "rooms": Making(skill=0.75, episodes=700, practice=1000, steps=1500),
     "memory": Making(skill=0.7, practice=1500, steps=2000),
-    "gaia": Making(skill=0.6, episodes=500, practice=700, steps=900),
+    "gaia": Making(skill=0.6, practice=1500, steps=2500),
 }
 
 
