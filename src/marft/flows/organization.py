@@ -41,7 +41,7 @@ class Flow(OrganizationPart):
     """
 
     network: Filled  # file of the network: what `marft flow grow` makes
-    # import path of the function that made the network's vectors (`marft flow grow --embed`): a file that came from
+    # import path of the function that made the network's vectors, as it was grown: a file that came from
     # elsewhere names no code that is run; "": hashed pieces of words
     embed: ImportPath = ""
     # of the network, filled in when the recipe is read: a run goes on with the one that it began with, or not at all
