@@ -25,7 +25,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'MARFT needs Python 3.11 or newer; set PYTHON=python3.11'"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	touch $(INSTALLED)
 
 demo: install
@@ -59,7 +59,7 @@ docs: $(VENV)/.docs
 	@echo "Open build/site/index.html"
 
 $(VENV)/.docs: $(INSTALLED)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 mutants: install

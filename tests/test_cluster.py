@@ -80,6 +80,7 @@ def nodes_of(rollouts: Any) -> list[str]:
 
 @pytest.mark.slow
 class TestWorkers:
+    @BY_NIGHT
     def test_episodes_are_those_of_one_process_to_the_bit(self, cluster: Any, tmp_path: Path) -> None:
         there = clustered(cluster, demo(tmp_path, "--rollout.processes", "2"), strategy="SPREAD")
         assert played(there) == played(demo(tmp_path))

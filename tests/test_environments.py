@@ -169,6 +169,7 @@ class TestGrading:
             assert equal(gold, f"${gold}$"), gold
             assert equal(gold, f"The answer is {gold}"), gold
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_an_answer_that_takes_forever_is_not_graded_and_the_next_one_is(self, grader: Grader) -> None:
         began = time.perf_counter()

@@ -24,6 +24,7 @@ from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Task
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 from tests.test_kept_evaluations import Lengths, found, lengths, plays, said  # noqa: F401
 
 
@@ -190,6 +191,7 @@ def test_scenarios_are_played_under_their_own_seed(tmp_path: Path) -> None:
     assert under_it.rewards == found(other, None)[0].rewards != found(run, None)[0].rewards
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_each_checkpoint_plays_with_its_own_weights_whatever_was_in_place_and_whatever_it_is_called(
     tmp_path: Path,

@@ -15,6 +15,7 @@ from marft.export.manifest import load_export
 from marft.export.writing import export_run
 from marft.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
+from tests.nights import BY_NIGHT
 from tests.test_scenarios import command
 
 LINE = """
@@ -82,6 +83,7 @@ def test_policies_that_nobody_uses_any_more_stay_behind(trained: RunFolder, tmp_
     assert sorted(file.name for file in (path / "policies").iterdir()) == ["actor"]
 
 
+@BY_NIGHT
 def test_its_figures_are_those_of_the_same_change(
     mine: tuple[object, RunFolder], line: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

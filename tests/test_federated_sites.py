@@ -21,7 +21,7 @@ from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, name_of, read_record
 from marft.runs.receiving import make_whole, receive
 from tests.helpers import settings
-from tests.nights import NIGHT, some
+from tests.nights import BY_NIGHT, NIGHT, some
 from tests.runs import contents, finished
 
 RECIPE = """
@@ -94,6 +94,7 @@ def site_in(folder: Path, site: str) -> Path:
     return folder
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_what_a_site_learns_from_is_nowhere_else(tmp_path: Path) -> None:
     sites = {name: site_in(tmp_path / name, name) for name in ("north", "south")}

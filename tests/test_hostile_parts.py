@@ -208,6 +208,7 @@ def test_whatever_a_tool_raises_is_told_to_its_agent_alone(error: str, tmp_path:
     assert as_they_were(episodes) == as_they_were(calm)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HANGS)
 def test_a_tool_that_hangs_harms_no_other_episode(how: str, tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ class TestAnEnvironment:
         assert project["project"]["entry-points"]["marft.environments"] == {"my_env": "my_env.environment:MyEnv"}
         assert all("<<" not in path.read_text() for path in folder.rglob("*") if path.is_file())
 
+    @BY_NIGHT
     def test_passes_every_check_from_anywhere(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
         run(capsys, "init", "--kind", "environment", "first_of_mine")
         said = run(capsys, "check-env", str(here / "first_of_mine" / "recipe.toml"), "--here", "--played", "1")

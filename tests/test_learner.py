@@ -28,6 +28,7 @@ from marft.types import Sample
 from tests.episodes import make_action
 from tests.learners import STILL, begun, episodes, samples_of
 from tests.learners import recipe as of
+from tests.nights import BY_NIGHT
 
 FROZEN = ("--policies.reasoner.train", "frozen")
 START = Progress(0, 0)
@@ -311,6 +312,7 @@ def test_kl_to_the_base_of_a_whole_policy_is_that_to_the_weights_it_began_with(t
     assert metrics["agents/reasoner/kl_to_base"] == 0.0
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.usefixtures("multiplies_halves")
 def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> None:

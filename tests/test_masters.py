@@ -161,6 +161,7 @@ class TestPolicies:
         assert actor.backbone.head.weight.dtype == torch.bfloat16
         assert actor.backbone is not models.policies["reasoner"].backbone
 
+    @BY_NIGHT
     def test_a_step_is_about_that_of_float32(self, tmp_path: Path) -> None:
         found = {}
         for dtype in ("bfloat16", "float32"):
@@ -174,6 +175,7 @@ class TestPolicies:
             assert half_metrics[name] == pytest.approx(metrics[name], rel=0.1, abs=0.02)
         assert float(torch.cosine_similarity(half_moved, moved, dim=0)) > 0.9
 
+    @BY_NIGHT
     def test_gradients_do_not_depend_on_micro_batches(self, tmp_path: Path) -> None:
         norms = []
         for tokens in ("150", "100000"):

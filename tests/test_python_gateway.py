@@ -166,6 +166,7 @@ def test_a_run_is_asked_with_the_weights_it_has_learned(tmp_path: Path) -> None:
     assert not np.array_equal(log_probs["base"], log_probs["last"])
 
 
+@BY_NIGHT
 def test_a_function_is_a_team(tmp_path: Path) -> None:
     asked: list[str] = []
 

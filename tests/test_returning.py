@@ -73,6 +73,7 @@ def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_
     assert sum("the run goes back to the checkpoint of step" in text for text in said) == len(backs)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("after", some([3, 2, 4, 6], 4))
 def test_a_run_that_has_gone_back_goes_on_as_if_it_had_not_stopped(

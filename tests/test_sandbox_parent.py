@@ -21,6 +21,7 @@ from marft.sandbox import jail, runner
 from marft.sandbox.runner import end_all, isolation_problem, run_python
 from marft.sandbox.settings import SandboxSettings
 from tests.helpers import until
+from tests.nights import BY_NIGHT
 
 TRIALS = 40
 SLEEP = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(300)"
@@ -52,6 +53,7 @@ def soon(left: Callable[[], object]) -> object:
     return found
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("isolation", MODES)
 def test_a_parent_that_is_killed_at_any_moment_leaves_no_process_and_no_folder(

@@ -131,6 +131,7 @@ def test_what_a_turn_really_says_decides_and_not_a_probe(
     assert len(episode.actions[0].restarts) == restarts
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 def test_recorded_segments_come_back_and_older_files_have_none(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ def test_a_run_is_shadowed_by_another_and_goes_on_where_it_was_stopped(
     assert (tmp_path / "cut" / "report.svg").read_text().startswith("<svg")
 
 
+@BY_NIGHT
 def test_the_command_says_what_it_found(
     recorded: Path, trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ class TestOverwriting:
         text = command(capsys, "train", str(mine[1].path), "--resume", *option, status=2)
         assert f"--resume goes on with the run that is there, and {option[0]} begins a new one" in text
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_a_run_goes_on_from_inside_its_folder(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def test_every_metric_is_logged_for_the_team_and_each_agent(tmp_path: Path, leve
     assert list((folder.path / "tensorboard").glob("events*"))
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_engine_and_learner_agree_over_a_full_demo_step() -> None:
     """Largest difference below 1e-5 nats in float32, over every token of 64 episodes of the shipped demo."""
