@@ -165,6 +165,8 @@ def test_too_few_sites_end_it_by_name_and_it_goes_on(tmp_path: Path, learners: t
     [
         ({"models": {"actor": "another"}}, "'south' learns on other base models"),
         ({"episodes": "many"}, "'south' says 'many' where its episodes are asked for"),
+        ({"episodes": -5}, "'south' says -5 where its episodes are asked for"),
+        ({"episodes": math.inf}, "'south' says inf where its episodes are asked for"),
         ({"sends": adapter(0, rank=3)}, "'south' has a 'actor' of other layers or ranks"),
     ],
 )
@@ -236,6 +238,13 @@ def test_noise_is_accounted_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_site_is_told_what_the_settings_say(tmp_path: Path) -> None:
+    asked = settings(rounds=3, steps=5, privacy={"clip": 1.5, "noise": 2.0})
+    told = Link("north", asked, "0123", tmp_path / "north", Ledger(tmp_path / "ledger.jsonl"))._about.federation
+    assert (told["id"], told["seed"], told["steps"]) == ("0123", asked.seed, 15)
+    assert (told["clip"], told["noise"]) == (1.5, 2.0)
+
+
 class TestAProcess:
     @pytest.fixture
     def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -170,7 +170,7 @@ class Site:
         if {name: tensor.shape for name, tensor in before.items()} != {n: t.shape for n, t in after.items()}:
             raise ValueError("the adapters that were given are not of this recipe's policies, layers or ranks")
         clip, noise = federation["clip"], federation["noise"]
-        moved = {name for name in after if _learns(run, name)}
+        moved = sorted(name for name in after if _learns(run, name))  # in one order: sums of floats differ in another
         seed = self.place.noise_seed() if noise else 0
         was, now = ({name: tensors[name] for name in moved} for tensors in (before, after))
         told, norm = hidden(was, now, clip, noise, seed, str(asked.round))

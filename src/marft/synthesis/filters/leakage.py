@@ -98,13 +98,17 @@ def values_of(data: Any, fields: Sequence[str]) -> Iterator[str]:
 
     >>> list(values_of({"entry": {"answer": "56", "why": "7"}, "solution": ["a b", 3]}, ["answer", "solution"]))
     ['56', 'a b', '3']
+    >>> list(values_of({"questions": [{"answer": "Oslo"}, {"answer": "7"}]}, ["answer"]))
+    ['oslo', '7']
     """
+    if isinstance(data, list | tuple):
+        for one in data:
+            yield from values_of(one, fields)
     for key, value in data.items() if isinstance(data, Mapping) else ():
         if key in fields:
             listed = value if isinstance(value, list | tuple) else [value]
             yield from (normal(str(one)) for one in listed if isinstance(one, str | int | float))
-        if isinstance(value, Mapping):
-            yield from values_of(value, fields)
+        yield from values_of(value, fields)
 
 
 def stands_in(answer: str, text: str) -> bool:
