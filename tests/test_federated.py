@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,9 @@ from marft.federated.combiners.alone import Alone
 from marft.federated.combiners.average import Average
 from marft.federated.combiners.gossip import Gossip
 from marft.federated.mixing import Adapter, distance, mixed, product_of_rank
-from marft.federated.parcels import files_with, opened, read_folder, weights_of, write_folder
+from marft.federated.parcels import FIXED, differences, files_with, opened, read_folder, weights_of, write_folder
 from marft.federated.privacy import epsilon, hidden, norm_of
-from marft.federated.words import KINDS, Asked, Update, data_of, files_of
+from marft.federated.words import KINDS, LARGEST, Asked, Update, data_of, files_of, receive
 from marft.models.adapters import CONFIG, WEIGHTS, read_lora_settings
 
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -178,6 +179,12 @@ def test_no_two_updates_have_the_same_noise() -> None:
     assert all(not torch.allclose(again[name] - moved[name], left[0][name] - given[name], atol=0.1) for name in given)
 
 
+def test_no_two_layers_have_the_same_noise() -> None:
+    before = {name: torch.zeros(20, 20) for name in ("a", "b")}
+    noise, _ = hidden(before, before, 1.0, 1.0, 7, "1")
+    assert not torch.equal(noise["a"], noise["b"])
+
+
 def clipped(before: Adapter, after: Adapter, clip: float) -> Adapter:
     change = {name: after[name].double() - before[name].double() for name in before}
     return {name: tensor * min(1.0, clip / norm_of(change)) for name, tensor in change.items()}
@@ -192,6 +199,9 @@ def test_epsilon_is_where_what_two_gaussians_tell_apart_is_delta(rounds: int, no
     told = np.maximum(0.0, np.exp(p) - np.exp(q + found)).sum() * (x[1] - x[0])
     assert told == pytest.approx(delta, rel=2e-2, abs=1e-9) if found else told <= delta * 1.02
     assert found <= rounds / (2 * noise**2) + math.sqrt(2 * rounds * math.log(1 / delta)) / noise, "Mironov 2017"
+
+
+CONFIGURATION = {**FIXED, "peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "target_modules": ["q_proj"]}
 
 
 def folder_of(place: Path, one: Adapter) -> Path:
@@ -220,12 +230,33 @@ def test_numbers_leave_and_no_words(tmp_path: Path) -> None:
         (f"actor/{WEIGHTS}", weights_of(adapter(0)).replace(b"pt", b"pw"), "more than its numbers"),
         (f"actor/{CONFIG}", b'{"note": "a canary"}', "no configuration"),
         (f"actor/{CONFIG}", b"[", "no configuration"),
+        *(
+            (f"actor/{CONFIG}", json.dumps({**CONFIGURATION, key: "a canary"}).encode(), "no configuration")
+            for key in (*FIXED, "peft_type")
+        ),
     ],
 )  # fmt: skip
 def test_what_is_no_adapter_is_refused_where_it_arrives(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     files = files_with(*read_folder(folder_of(tmp_path / "adapters", adapter(0))))
     with pytest.raises(ValueError, match=said):
         opened({**files, name: data})
+
+
+@pytest.mark.parametrize("other", [{"lora_alpha": 8.0}, {"target_modules": ["v_proj"]}])
+def test_what_means_another_thing_in_the_same_numbers_is_no_average(other: dict[str, object]) -> None:
+    one, two = ({f"actor/{CONFIG}": json.dumps({**CONFIGURATION, **more}).encode()} for more in ({}, other))
+    adapters = {"actor": adapter(0)}
+    assert list(differences(one, adapters, one, adapters)) == []
+    assert "another lora.alpha, or other targets" in "".join(differences(one, adapters, two, adapters))
+
+
+def test_what_is_longer_than_any_message_is_not_waited_for() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(LENGTHS.pack(LARGEST + 1, 1))
+        there.close()
+        with pytest.raises(ValueError, match="no message of a federation"):
+            receive(here)
 
 
 def test_files_pass_through_a_frame_as_they_are() -> None:
@@ -252,6 +283,10 @@ TWO = 'sites = { north = { recipe = "demo" }, south = { recipe = "demo" } }\n'
         ),
         (TWO + 'combine = { name = "gossip", graph = "edges" }', "nothing of 'north' ever reaches 'south'"),
         (TWO + 'combine = { name = "gossip", graph = "edges", edges = [["north", "sout"]] }', "did you mean 'south'"),
+        (
+            TWO + 'combine = { name = "gossip", graph = "edges", edges = [["north", "south"], ["south", "south"]] }',
+            "its own neighbour",
+        ),
         (TWO + 'combine = { name = "gossip", edges = [["north", "south"]] }', "set graph = 'edges'"),
         (TWO + 'combine = { name = "averge" }', "did you mean 'average'"),
         (TWO + "round = 3", "did you mean 'rounds'"),
@@ -268,6 +303,10 @@ def test_a_federation_that_cannot_be_says_why(tmp_path: Path, text: str, said: s
 def test_a_federation_goes_on_with_what_shaped_it(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(TWO)
     table = load_federation(tmp_path / "two.toml").model_dump(mode="json")
-    refuse_other(table, {**table, "rounds": 20})
-    with pytest.raises(ValueError, match="but steps is another"):
-        refuse_other(table, {**table, "steps": 20})
+    free = {"name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last"}
+    for key in table:
+        if key in free:
+            refuse_other(table, {**table, key: "another"})
+        else:
+            with pytest.raises(ValueError, match=f"but {key} is another"):
+                refuse_other(table, {**table, key: "another"})

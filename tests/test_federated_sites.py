@@ -8,21 +8,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import Tensor
 
+from marft.federated.mixing import Adapter
+from marft.federated.parcels import files_with, opened, write_folder
 from marft.federated.place import Begun, Place
+from marft.federated.privacy import norm_of
 from marft.federated.site import Site
 from marft.federated.words import About, Asked, Update, data_of, files_of
+from marft.models.adapters import CONFIG
 from marft.rollouts import LocalRollouts
-from marft.runs.checkpoints import Checkpoints, name_of, read_record
+from marft.runs.checkpoints import Checkpoints, Record, name_of, read_record
 from marft.runs.receiving import make_whole, receive
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT, some
 from tests.runs import contents, finished
+from tests.test_federated import CONFIGURATION, adapter
 
 RECIPE = """
 name = "own"
@@ -196,9 +205,9 @@ def found_in(process: int, wanted: dict[str, str]) -> set[str]:
     return found
 
 
-def site(folder: Path, recipe: Path) -> Site:
-    federation = {"seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": True}
-    own = {"name": "north", "folder": str(folder), "recipe": str(recipe), "changes": {}}
+def site(folder: Path, recipe: Path, name: str = "north", **told: float) -> Site:
+    federation = {"seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": True, **told}
+    own = {"name": name, "folder": str(folder), "recipe": str(recipe), "changes": {}}
     return Site(About(own, federation), Place(folder))
 
 
@@ -280,6 +289,56 @@ def test_adapters_alone_leave_a_site(tmp_path: Path) -> None:
     recipe.write_text(recipe.read_text().replace("lora = { rank = 2, alpha = 4 }", 'train = "full"'))
     with pytest.raises(ValueError, match="adapters alone leave a site"):
         site(tmp_path / "own", recipe).recipe()
+
+
+def test_each_site_draws_with_a_seed_of_its_own(tmp_path: Path) -> None:
+    recipe = site_in(tmp_path / "one", tmp_path.name) / "recipe.toml"
+    seeds = [site(tmp_path, recipe, name, seed=seed).recipe().seed for name in ("north", "south") for seed in (0, 1)]
+    assert len(set(seeds)) == 4
+
+
+class TestWhatLeaves:
+    """Of a site that has been given one adapter and has come to another."""
+
+    @pytest.fixture
+    def sent(self, tmp_path: Path) -> Callable[..., tuple[Mapping[str, Any], Mapping[str, Tensor]]]:
+        def send(
+            given: Adapter, trained: Adapter, trains: str = "both", **told: float
+        ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+            recipe = site_in(tmp_path / "one", tmp_path.name) / "recipe.toml"
+            recipe.write_text(recipe.read_text().replace("alpha = 4", f'alpha = 4, trains = "{trains}"'))
+            files = {
+                name: files_with({"actor": each}, {f"actor/{CONFIG}": json.dumps(CONFIGURATION).encode()})
+                for name, each in (("given", given), ("trained", trained))
+            }
+            write_folder(tmp_path / "checkpoint" / "policies", files["trained"])
+            one, newest = site(tmp_path / "own", recipe, **told), SimpleNamespace()
+            newest.path, newest.models = tmp_path / "checkpoint", {"models.base": "0123"}
+            one.place.run.path.mkdir(parents=True)
+            rows = [{"step": n, "episodes": 8, "sampled_actions": 10, "action_length": 2.5} for n in (1, 2, 3)]
+            one.place.run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            update = one._sent(asked(1, files["given"]), cast("Record", newest), Begun(1, 1, 3))
+            return update.about, opened(files_of(update))[0]["actor"]
+
+        return send
+
+    def test_its_counts_are_of_its_round(self, sent: Any) -> None:
+        about, left = sent(adapter(0), adapter(1))
+        assert (about["models"], about["episodes"], about["tokens"]) == ({"actor": "0123"}, 16, 50)
+        assert all(torch.equal(left[name], tensor) for name, tensor in adapter(1).items())
+        assert about["norm"] == pytest.approx(norm_of({n: adapter(1)[n].double() - t for n, t in adapter(0).items()}))
+
+    def test_its_length_stays_where_noise_hides_it(self, sent: Any) -> None:
+        about, _ = sent(adapter(0), adapter(1), clip=1.0, noise=1.0, counts=False)
+        assert about.keys() == {"models"}
+
+    def test_what_does_not_learn_leaves_as_it_was_given(self, sent: Any) -> None:
+        _, left = sent(adapter(0), adapter(1), trains="B", clip=1.0, noise=1.0)
+        assert [torch.equal(left[name], tensor) for name, tensor in adapter(0).items()] == [True, False]
+
+    def test_adapters_of_another_rank_are_not_its_own(self, sent: Any) -> None:
+        with pytest.raises(ValueError, match="not of this recipe's policies, layers or ranks"):
+            sent(adapter(0), adapter(1, rank=3))
 
 
 def test_the_key_of_its_noise_is_drawn_once(tmp_path: Path) -> None:

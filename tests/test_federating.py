@@ -23,17 +23,14 @@ from marft.federated.history import History, Round
 from marft.federated.ledger import Ledger
 from marft.federated.link import Link, SiteLostError
 from marft.federated.mixing import mixed
-from marft.federated.parcels import FIXED, files_with, opened, weights_of
+from marft.federated.parcels import files_with, opened, weights_of
+from marft.federated.privacy import epsilon
 from marft.federated.words import Update, data_of
 from marft.models.adapters import CONFIG, WEIGHTS
 from tests.runs import contents
-from tests.test_federated import adapter
+from tests.test_federated import CONFIGURATION, adapter
 
-CONFIGURATION = {
-    f"actor/{CONFIG}": json.dumps(
-        {**FIXED, "peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "target_modules": ["q_proj"]}
-    ).encode()
-}
+CONFIGURATIONS = {f"actor/{CONFIG}": json.dumps(CONFIGURATION).encode()}
 
 
 def settings(**changes: Any) -> FederationSettings:
@@ -61,7 +58,7 @@ class Learner:
         if self.name in self.lost and round_ == self.lost_in:
             raise SiteLostError(self.lost[self.name])
         if not files:
-            return Update(0, {}, *data_of(files_with({"actor": adapter(0)}, CONFIGURATION)))
+            return Update(0, {}, *data_of(files_with({"actor": adapter(0)}, CONFIGURATIONS)))
         adapters, _ = opened(files)
         moved = {
             name: tensor + 0.1 * adapter(sum(self.name.encode()) + round_)[name]
@@ -70,7 +67,7 @@ class Learner:
         about = {"models": {"actor": "base"}, "norm": 1.0, "episodes": len(self.name), "tokens": 9}
         about |= self.other if self.name == "south" else {}
         return Update(
-            round_, about, *data_of(files_with({"actor": about.pop("sends", moved)}, CONFIGURATION) if steps else {})
+            round_, about, *data_of(files_with({"actor": about.pop("sends", moved)}, CONFIGURATIONS) if steps else {})
         )
 
     def leave_out(self) -> None:
@@ -178,6 +175,14 @@ def test_what_cannot_be_averaged_is_refused_by_the_sites_name(
         federate(settings(combine={"name": "average", "weight": "episodes"}), tmp_path)
 
 
+def test_what_all_begin_with_is_looked_at(
+    tmp_path: Path, learners: type[Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners, "ask", lambda *_: Update(0, {}, *data_of({"actor/words": b"a canary"})))
+    with pytest.raises(RunError, match="site 'north', whose adapters all begin with: a file that is no adapter's"):
+        federate(settings(), tmp_path)
+
+
 def test_what_is_no_adapter_leaves_its_site_out(tmp_path: Path, learners: type[Learner]) -> None:
     learners.other = {"sends": {"no layer": adapter(0).popitem()[1]}}
     rounds = federate(settings(at_least=2), tmp_path)
@@ -230,11 +235,8 @@ def test_adapters_of_old_rounds_go_and_what_is_known_of_them_stays(tmp_path: Pat
 
 
 def test_noise_is_accounted_for(tmp_path: Path) -> None:
-    rounds = federate(settings(privacy={"clip": 1.0, "noise": 2.0}), tmp_path)
-    assert rounds[0].epsilon == 0
-    assert rounds[1].epsilon is not None
-    assert rounds[3].epsilon is not None
-    assert 0 < rounds[1].epsilon < rounds[3].epsilon
+    rounds = federate(settings(privacy={"clip": 1.0, "noise": 2.0, "delta": 1e-3}), tmp_path)
+    assert [one.epsilon for one in rounds] == [epsilon(number, 2.0, 1e-3) for number in range(4)]
 
 
 @pytest.mark.slow
@@ -310,6 +312,13 @@ class TestAProcess:
         one = asked("ends once")
         monkeypatch.setattr(link, "receive", lambda _: update)
         with pytest.raises(SiteLostError, match=r"sent what nobody asked for .*, 2 times"):
+            one.ask(1, 1, {"a": b"123"})
+        one.close()
+
+    def test_an_answer_of_another_round_is_none(self, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        one = asked("ends once")
+        monkeypatch.setattr(link, "receive", lambda _: Update(2, {}, *data_of({})))
+        with pytest.raises(SiteLostError, match="answered Update in the place of round 1"):
             one.ask(1, 1, {"a": b"123"})
         one.close()
 

@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from marft.game.tool_sources import ToolUse
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.serving.offered import digest_of, read_tools, write_tools
 from marft.shadow.effects import held_back
-from marft.shadow.playing import Played, played
+from marft.shadow.playing import Played, as_shadow, played
 from marft.shadow.sessions import Sessions, answer_of, drawn
 from marft.shadow.stubs import Replayed, stubbed
 from marft.tools.functions import Functions, FunctionSource
@@ -157,6 +159,22 @@ class TestEffects:
             lambda path: socket.create_connection(("127.0.0.1", 9)),
             lambda path: socket.gethostbyname("words.of.a.session"),
             lambda path: os.killpg(2**22 + 1, 0),
+            lambda path: os.kill(2**22 + 1, 0),
+            lambda path: os.system(f"touch {path}"),
+            lambda path: os.posix_spawn("/bin/touch", ["touch", str(path)], {}),
+            lambda path: os.remove(path),  # noqa: PTH107
+            lambda path: path.rename(path.parent / "other"),
+            lambda path: path.rmdir(),
+            lambda path: path.symlink_to(__file__),
+            lambda path: os.link(__file__, path),
+            lambda path: path.chmod(0o600),
+            lambda path: os.truncate(path, 0),
+            lambda path: os.utime(path),
+            lambda path: sqlite3.connect(path),
+            *(
+                lambda path, flag=flag: os.open(path, flag)
+                for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_APPEND)
+            ),
         ],
     )
     def test_what_parts_of_the_author_try_is_refused(self, effect: Callable[[Path], object], tmp_path: Path) -> None:
@@ -177,6 +195,25 @@ class TestEffects:
         assert (found.effects, found.episode.answer) == (1, "")
         assert "a shadow has no effects" in found.episode.error
         assert not (tmp_path / "trace").exists()
+
+    @pytest.mark.parametrize(("endpoints", "effects"), [(True, 0), (False, 1)])
+    def test_connections_are_made_where_models_are_behind_them(self, endpoints: bool, effects: int) -> None:
+        class Connects:
+            async def act(self, observation: object, agents: Any) -> object:
+                socket.create_connection(("127.0.0.1", 9)).close()
+                raise AssertionError
+
+        g = game(Script([]), organization=Connects())
+        try:
+            found = played(g, asyncio.run, ShadowSettings(endpoints=endpoints), session("s"))
+        finally:
+            g.threads.close()
+        assert found.effects == effects
+
+    def test_models_behind_an_endpoint_are_asked_where_that_is_said(self) -> None:
+        run = SimpleNamespace(models={"far": None}, is_remote=lambda name: True, shadow=ShadowSettings())
+        with pytest.raises(ValueError, match=r"models.far: it is behind an endpoint.*--shadow.endpoints true"):
+            as_shadow(SimpleNamespace(run=run), {})  # type: ignore[arg-type]
 
     def test_reading_is_allowed(self) -> None:
         with held_back() as times:
@@ -234,6 +271,19 @@ def test_a_shadow_that_hangs_is_one_without_an_answer() -> None:
     finally:
         g.threads.close()
     assert (found.episode.status, found.episode.answer) == ("timed_out", "")
+
+
+def test_an_answer_of_an_episode_that_did_not_end_well_is_none() -> None:
+    def late(playing: Any) -> Any:
+        asyncio.run(playing)
+        raise TimeoutError
+
+    g = game(Script([]))
+    try:
+        assert played(g, asyncio.run, ShadowSettings(), session("s")).episode.answer
+        assert not played(g, late, ShadowSettings(), session("s")).episode.answer
+    finally:
+        g.threads.close()
 
 
 def test_the_same_session_comes_out_the_same() -> None:

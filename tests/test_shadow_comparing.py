@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from marft.config.shadow import ShadowSettings
 from marft.envs.tasks import tasks_of
+from marft.export.manifest import TEAM
 from marft.runs.episodes import write_episodes
+from marft.shadow import opening
 from marft.shadow.comparing import Comparing, about
 from marft.shadow.journal import Journal, Line
+from marft.shadow.opening import Asked
 from marft.shadow.playing import Played
 from marft.shadow.report import report_of, sentences
 from marft.shadow.scoring import Agreement, Rewards, UnscoredError, read_feedback
@@ -194,6 +198,33 @@ class TestComparing:
             comparing(tmp_path, false_promotions=0.2)
         comparing(tmp_path, backlog=7, pause=False)
 
+    def test_whatever_changes_a_comparison_is_among_what_a_journal_is_about(self, tmp_path: Path) -> None:
+        said = about(ShadowSettings(), "b", tmp_path, "r")
+        free = ShadowSettings.model_fields.keys() - said.keys()
+        assert free == {"pause", "idle_seconds", "threads", "backlog", "priority"}
+        Journal(tmp_path / "j", said).add(Line("begun", "s"))
+        for other in (("c", tmp_path, "r"), ("b", tmp_path / "d", "r"), ("b", tmp_path, "s")):
+            with pytest.raises(ValueError, match=r"\(.*, now .*\)"):
+                Journal(tmp_path / "j", about(ShadowSettings(), *other))
+
+    def test_the_weights_are_among_it(self, tmp_path: Path) -> None:
+        asked = Asked(tmp_path, "last", [], False, tmp_path, tmp_path)
+        (tmp_path / TEAM).write_text("{}")
+        team: Any = SimpleNamespace(export=SimpleNamespace(path=tmp_path), checkpoint=None)
+        before = opening._identity(team, asked)
+        (tmp_path / TEAM).write_text("[]")
+        assert opening._identity(team, asked) != before
+        (tmp_path / "state.json").write_text("{}")
+        assert opening._identity(SimpleNamespace(export=None, checkpoint=tmp_path), asked) == before  # type: ignore[arg-type]
+
+    def test_none_of_those_that_are_all_there_is_dropped(self, tmp_path: Path) -> None:
+        recorded_in(tmp_path, 4, right=lambda n: n == 0)
+        plays = Plays()
+        state = comparing(tmp_path, backlog=1).run(plays, Right())
+        assert len(plays.names) == 4
+        report = report_of(state, {})
+        assert (report["better"], report["worse"], report["dropped"]) == (3, 0, 0), "one is as good"
+
     def test_a_journal_that_is_none_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "j").write_text("[]\n")
         with pytest.raises(ValueError, match="no shadow's"):
@@ -212,6 +243,10 @@ class TestScoring:
         assert scorer(served, served) == 1.0
         assert scorer(served, session("s", "\\boxed{7}")) == 1.0
         assert scorer(served, session("s", "\\boxed{8}")) == 0.0
+
+    def test_it_is_between_the_bounds(self) -> None:
+        scorer = Agreement(ShadowSettings(score="agreement", margin=0.1, low=-1, high=3))
+        assert [scorer(session("s"), said) for said in (session("s"), session("s", "other"))] == [3.0, -1.0]
 
     def test_numbers_that_are_none_are_left_out(self) -> None:
         scorer = Agreement(ShadowSettings(score="agreement", agreement="numeric", margin=0.1))

@@ -74,7 +74,7 @@ def metropolis(sites: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[l
 
 def reached(start: str, pairs: Iterable[tuple[str, str]]) -> set[str]:
     """The sites that can be reached from one."""
-    found, left = {start}, list(pairs)
-    while new := [pair for pair in left if len(found & set(pair)) == 1]:
-        found.update(site for pair in new for site in pair)
+    found, edges = {start}, [set(pair) for pair in pairs]
+    while new := {site for edge in edges if edge & found for site in edge - found}:
+        found |= new
     return found
