@@ -17,12 +17,15 @@ from marft.config import parse_recipe, to_toml
 from marft.config.load import load_recipe
 from marft.envs.memory.environment import Memory
 from marft.memories.condensing import Line, by_choice, whose
+from marft.memories.deferred import Deferred
 from marft.memories.embedding import Table, checked, hashed
-from marft.memories.interface import Entry
+from marft.memories.interface import Entry, Work
 from marft.memories.keys import ANY, MOST_KEYS, made_of, merged
-from marft.memories.notebook import Notebook
+from marft.memories.learned import LearnedMemory
+from marft.memories.notebook import FULL, Notebook
 from marft.memories.selection import Placed, cut, fitting, words_and_marks
 from marft.memories.shelf import Shelf, size_of
+from marft.memories.store import Store
 from marft.tools.memory import Remembering
 from marft.types import Task
 from tests.helpers import recipe
@@ -145,6 +148,100 @@ class TestFormulas:
         assert notes.forget("ann") == 1
         assert (notes.notes, notes.keys) == (["Cal left."], [frozenset(["bea"])])
 
+    @given(st.lists(st.text("ab ", max_size=9), max_size=6), st.integers(1, 12))
+    def test_notes_are_cut_where_their_room_ends(self, lines: list[str], budget: int) -> None:
+        notes, slow = Notebook(budget), list[str]()
+        for line in lines:
+            notes.write(line)
+            words = " ".join(line.split())
+            kept = words[: max(budget - sum(len(one) + 1 for one in slow), 0)].rstrip()
+            slow += [kept] if kept else []
+        assert notes.notes == slow
+        assert notes.size == len("\n".join(slow)) <= budget
+
+    def test_a_line_of_two_things_is_made_old_by_neither(self) -> None:
+        one, both = (Line("x", frozenset(keys), "factual") for keys in ("a", "ab"))
+        assert (one.made_old_by(Entry("y", "a")), both.made_old_by(Entry("y", "a"))) == (True, False)
+
+    def test_texts_that_count_more_where_they_meet_fit_all_the_same(self) -> None:
+        count = lambda text: len(text.split()) + 10 * ("x\ny" in text)  # noqa: E731
+        assert fitting([Placed(1, "y"), Placed(0, "x")], 3, count) == ("y",)
+
+
+class TestLevels:
+    """Of a hierarchy: what is written last, and what is below it."""
+
+    def test_what_an_entry_makes_old_is_on_none_of_them(self) -> None:
+        """Not even where it goes down while both are written."""
+        store = opened("hierarchical", recent=1, picks=9)
+        run(store.write([Entry("Ann is in Rome.", "ann"), Entry("Bea left.", "bea"), Entry("Ann is in Oslo.", "ann")]))
+        assert "Rome" not in run(store.read("Ann Bea", 1000)).text
+
+    def test_no_text_is_shown_twice_and_no_more_than_so_many_are_recent(self) -> None:
+        store = opened("hierarchical", recent=2, picks=9)
+        run(store.write([*facts(range(4)), Entry("Look there.", "", "working")]))
+        texts = run(store.read("Where does person0x live?", 1000)).texts
+        assert len(texts) == len(set(texts)) == 5
+        held = store.memory.recent.held.values()  # type: ignore[attr-defined]
+        assert [entry.kind for entry in held].count("factual") == 2
+
+    def test_what_has_no_room_among_the_recent_goes_down_and_is_not_lost(self) -> None:
+        store = opened("hierarchical", recent=100, picks=100, capacity=65_536)
+        run(store.write([Entry(f"{n} " + "long " * 1000, f"key{n}") for n in range(5)]))
+        texts = run(store.read("long", 10**6)).texts
+        assert sorted(int(text.split()[0]) for text in texts) == [0, 1, 2, 3, 4]
+
+
+class TestWrites:
+    def test_what_cannot_be_built_in_goes_on_waiting(self) -> None:
+        class Fails(LearnedMemory):
+            fails = True
+
+            async def write(self, entries: Sequence[Entry]) -> Work:
+                if self.fails:
+                    raise ValueError("not now")
+                return await super().write(entries)
+
+        inner = Fails(Notebook(100), words_and_marks, 10_000)
+        memory = Deferred(inner, 0, 10_000)
+
+        async def reads() -> tuple[str, ...]:
+            await memory.write([Entry("Ann left.")])
+            with pytest.raises(ValueError, match="not now"):
+                await memory.read("", 100)
+            inner.fails = False
+            return (await memory.read("", 100)).texts
+
+        assert run(reads()) == ("1: Ann left.",)
+
+    def test_they_wait_for_each_other(self) -> None:
+        under_way = list[int]()
+
+        class Slow(LearnedMemory):
+            async def write(self, entries: Sequence[Entry]) -> Work:
+                under_way.append(1)
+                await asyncio.sleep(0)
+                assert len(under_way) == 1
+                return Work(under_way.pop())
+
+        store = Store(Slow(Notebook(100), words_and_marks, 10_000), 100)
+
+        async def both() -> list[Work]:
+            return await asyncio.gather(*(store.write([Entry("a")]) for _ in range(3)))
+
+        assert [work.tokens for work in run(both())] == [1, 1, 1]
+
+    def test_who_writes_more_than_there_are_bytes_for_is_told(self) -> None:
+        memory = LearnedMemory(Notebook(10_000), words_and_marks, 2000)
+        assert run(memory.write([Entry("short")])).said == ""
+        assert run(memory.write([Entry("long " * 1000)])).said == FULL
+        assert memory.size <= 2000
+
+    def test_half_of_a_keys_words_find_it_where_half_is_asked_for(self) -> None:
+        store = opened("key_value", least=0.5)
+        run(store.write([Entry("Rome", "ann city")]))
+        assert [run(store.read(query, 10)).texts for query in ("ann", "bea")] == [("Rome",), ()]
+
 
 class TestTheirOwnFunctions:
     @pytest.mark.parametrize("name", ["twice", "later"])
@@ -166,6 +263,9 @@ class TestTheirOwnFunctions:
     def test_what_are_no_vectors_is_refused(self, given: object) -> None:
         with pytest.raises(ValueError, match="set dimensions"):
             checked(given, 1, 2, "mine")
+
+    def test_vectors_of_any_length_are_compared_by_their_direction(self) -> None:
+        assert checked([[3.0, 4.0], [0.0, 0.0]], 2, 2, "mine").tolist() == [pytest.approx([0.6, 0.8]), [0.0, 0.0]]
 
     def test_a_summary_of_somebody_elses_goes_when_a_part_of_it_is_forgotten(self) -> None:
         async def read() -> list[str]:
