@@ -179,7 +179,7 @@ class TestLevels:
 
     def test_no_text_is_shown_twice_and_no_more_than_so_many_are_recent(self) -> None:
         store = opened("hierarchical", recent=2, picks=9)
-        run(store.write([*facts(range(4)), Entry("Look there.", "", "working")]))
+        run(store.write([Entry("Look there.", "", "working"), *facts(range(4))]))
         texts = run(store.read("Where does person0x live?", 1000)).texts
         assert len(texts) == len(set(texts)) == 5
         held = store.memory.recent.held.values()  # type: ignore[attr-defined]
