@@ -144,6 +144,33 @@ class TestATurn:
         assert action.text == self.TURNS[0].removesuffix("</ask>")
         assert not action.by_teammate.any()
 
+    def test_one_whose_context_ends_with_the_reply_ends_before_it(self) -> None:
+        whole = self.action()
+        reply = len("<re>No, 7.</re>")
+
+        class Short(FakeRenderer):
+            room = reply
+
+            def context(self, policy: str) -> int:
+                return len(whole.prompt) + len(TestATurn.TURNS[0]) + self.room
+
+        assert self.action(renderer=Short()).finish == "length"
+        roomy = Short()
+        roomy.room += 1
+        assert self.action(renderer=roomy).text == whole.text
+
+    def test_a_helper_has_room_for_its_answer(self) -> None:
+        reserved = dict[str, int]()
+
+        class Reserving(FakeRenderer):
+            def render(self, policy: str, *given: Any, **named: Any) -> Prompt:
+                reserved[policy] = named["reserve"]
+                return super().render(policy, *given, **named)
+
+        brief = {kind: replace(helper, sampling=Sampling(max_new_tokens=9)) for kind, helper in HELPERS.items()}
+        self.action(renderer=Reserving(), consulting=replace(CONSULTING, helpers=brief))
+        assert reserved["verifys"] == 9
+
     def test_what_a_remote_helper_takes_counts_as_the_agents(self) -> None:
         assert self.action(usage=Usage(3, 5)).usage == Usage(3, 5)
         assert self.action().usage is None

@@ -15,6 +15,7 @@ from marft.collection import attempts_at
 from marft.config.consulting import ConsultingSettings, HelperSettings, unlearned_replies, without_helpers
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
+from marft.evaluation.league import matches
 from marft.evaluation.session import evaluate_checkpoints
 from marft.export.loading import settings_of
 from marft.export.manifest import load_export
@@ -79,6 +80,9 @@ def helped(tmp_path: Path, **changes: Any) -> RunSettings:
     return parse_recipe(table)
 
 
+FAR = {"path": "gpt-x", "endpoint": {"url": "http://127.0.0.1:9/v1"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -101,6 +105,14 @@ def helped(tmp_path: Path, **changes: Any) -> RunSettings:
         ({"consulting.reply": "{text}{text}"}, "must be as <reply>{text}</reply>"),
         ({"consulting.helpers": {}}, "at least 1"),
         ({"consulting.falls_from": 2}, "falls_from must be before gone_from"),
+        (
+            {"team": {"organization": "program", "command": ["true"]}},
+            "consulting: organization 'program' asks agents in messages of its own",
+        ),
+        (
+            {"models.far": FAR, "policies.reasoner": {"model": "far", "train": "frozen"}},
+            "consulting.agents: 'reasoner' is behind an endpoint, which cannot go on from a reply",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
@@ -198,6 +210,32 @@ def test_a_team_that_is_evaluated_has_no_helpers_loaded(tmp_path: Path) -> None:
         helped(tmp_path, **teacher, **{"policies.actor.train": "frozen", "consulting.helpers": kinds})
     )
     assert ({*left.policies}, {*left.models}) == ({"reasoner", "actor"}, {*run.models} - {"teacher"})
+
+
+def test_a_model_that_only_helpers_have_stays_where_it_reads_for_another(tmp_path: Path) -> None:
+    far = {**FAR, "endpoint": {**FAR["endpoint"], "reader": "teacher"}}
+    changes = {"models.teacher": {"path": "tiny"}, "policies.helper.model": "teacher", "models.far": far}
+    acts = {"policies.actor": {"model": "far", "train": "frozen"}}
+    assert "teacher" in without_helpers(helped(tmp_path, **changes, **acts)).models
+
+
+def test_versions_meet_without_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[RunSettings]()
+
+    def open_(run: RunSettings) -> Any:
+        opened.append(run)
+        raise KeyboardInterrupt
+
+    run = helped(tmp_path)
+    monkeypatch.setattr(matches, "sides_of", lambda _: ("north", "south"))
+    monkeypatch.setattr(matches, "versions_of", lambda *_: {"base": None, "last": None})
+    monkeypatch.setattr(matches, "together", lambda run, _: run)
+    monkeypatch.setattr(matches, "attempts_of", lambda *_: [])
+    monkeypatch.setattr(matches, "open_rollouts", open_)
+    with pytest.raises(KeyboardInterrupt):
+        matches.league_of(run, RunFolder(tmp_path), 2, 2, lambda _=None: None)
+    assert "helper" in run.policies
+    assert "helper" not in opened[0].policies
 
 
 @pytest.mark.slow

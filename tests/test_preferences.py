@@ -17,11 +17,12 @@ from pydantic import ValidationError
 from marft.config.algorithm import AlgorithmSettings
 from marft.learning.comparing import Compared
 from marft.learning.credit.preference import Preference
+from marft.learning.credit.sides import Side, comparisons
 from marft.learning.interfaces import Comparison, CreditInputs, PairInputs, Progress
 from marft.learning.metering import Meter
 from marft.learning.objectives.dpo import DPO
 from marft.marks import Mark
-from marft.types import Action, Episode, Observation, Sample, Task, Transition
+from marft.types import Action, ActionKey, Episode, Observation, Sample, Task, Transition
 from tests import references_preferences as slow
 from tests.episodes import make_action
 from tests.learners import begun, episodes, recipe
@@ -93,6 +94,13 @@ class TestPairs:
         actions = [action for episode in batch for action in episode.actions]
         assert [action.key in held for action in actions] == list(credits.trained)
 
+    def test_weigh_by_how_far_apart_what_is_left_of_their_rewards_is(self) -> None:
+        """Without what was taken off for KL, which is of the pair too."""
+        keys = [(ActionKey("s", "t", n, 0, "a", 0),) for n in range(4)]
+        sides = [Side("tu"[n // 2], "", *of, keys[n]) for n, of in enumerate([(3, 1), (0, 0), (2, 0), (0, 1)])]
+        found, _ = comparisons(sides, "extremes", "gap")
+        assert [pair.weight for pair in found] == pytest.approx([2 / 2.5, 3 / 2.5])
+
     def test_that_earned_the_same_are_dropped_and_counted(self) -> None:
         credits = Preference().assign(CreditInputs([attempt(0, 1.0), attempt(1, 1.0)], "action"))
         assert credits.comparisons == []
@@ -153,6 +161,7 @@ class TestLoss:
         [
             ({"loss": "ipo", "margin": 0.1}, "loss = 'ipo' has no margin"),
             ({"reference": "none", "refresh": 3}, "refresh does nothing with reference = 'none'"),
+            ({"reference": "base", "refresh": 3}, "refresh does nothing with reference = 'base'"),
         ],
     )
     def test_refuses_what_would_do_nothing(self, keys: dict[str, Any], told: str) -> None:

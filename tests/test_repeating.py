@@ -48,6 +48,12 @@ class TestBest:
         )
         assert not any(Best(kept="best").assign(CreditInputs(batch[1:], "token")).trained)
 
+    def test_of_those_that_solved_it_the_ones_that_earned_most_are_kept_first(self) -> None:
+        batch = [attempt(0, 0.2), attempt(1, 0.7), attempt(2, 0.4)]
+        credits = Best(per_task=1).assign(CreditInputs(batch, "token"))
+        assert list(credits.trained) == [False] * 2 + [True] * 2 + [False] * 2
+        assert credits.metrics["imitation/spare"] == 2.0
+
     def test_each_agent_may_have_a_best_attempt_of_its_own(self) -> None:
         batch = [attempt(0, 0.0, own={"a": 1.0}), attempt(1, 0.0, own={"b": 1.0})]
         credits = Best(kept="best", judged_by="own").assign(CreditInputs(batch, "token"))
