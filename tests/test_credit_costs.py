@@ -61,6 +61,19 @@ class TestCosts:
         expected = [x for a, b in zip(of_a, of_b, strict=True) for x in (a - sum(of_a) / 3, b - sum(of_b) / 3)]
         assert numbers(credit.assign(inputs())) == pytest.approx(expected, rel=1e-12)
 
+    def test_it_pays_in_whole_whatever_the_teams_reward_weighs(self) -> None:
+        weights = (0.5, 0.25)
+        left = [
+            [w * reward - costs[k] for reward, costs in zip(REWARDS, COSTS, strict=True)] for k, w in enumerate(weights)
+        ]
+        credit = CoMAM(scale=False, fixed_weights=dict(zip("ab", weights, strict=True)))
+        expected = [x for a, b in zip(*left, strict=True) for x in (a - sum(left[0]) / 3, b - sum(left[1]) / 3)]
+        assert numbers(credit.assign(inputs())) == pytest.approx(expected, rel=1e-12)
+
+    def test_rewards_that_differ_by_rounding_alone_have_no_weight(self) -> None:
+        assert "global_weight" in CoMAM().assign(inputs((1.0, 2.0))).metrics
+        assert "global_weight" not in CoMAM().assign(inputs((1.0, 1.0 + 1e-13))).metrics
+
     def test_candidates_that_earned_the_same_are_not_told_apart_by_their_costs(self) -> None:
         assert numbers(Tree().assign(inputs((1.0, 1.0, 1.0)))) == [0.0] * 6
 
