@@ -47,6 +47,15 @@ collect_ignore_glob = [
     "verifiers_fake/*",
     "verifiers_real/*",
 ]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests alone are asked for, files that have none are not even imported."""
+    if config.option.markexpr != "slow" or collection_path.suffix != ".py":
+        return None
+    return "mark.slow" not in collection_path.read_text(encoding="utf-8") or None
+
+
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 

@@ -43,6 +43,7 @@ def of(name: str, tmp_path: Path, *overrides: str, **changes: Any) -> Any:
     return parse_recipe(table, [*LONG, *overrides])
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(sorted(PRESETS), of=8))
 def test_every_preset_trains_both_agents(name: str, tmp_path: Path) -> None:

@@ -257,6 +257,7 @@ def test_a_shell_completes_commands() -> None:
     ).stdout  # fmt: skip
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("presses", [1, 2] if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else [1])
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(recipe_file: Path, tmp_path: Path, presses: int) -> None:

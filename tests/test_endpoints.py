@@ -24,7 +24,7 @@ from marft.types import JointAction, Observation, Task
 from marft.usage import Usage
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.fakes import Script, ends
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.remotely import ask, asking, play_many, remote_game, teammates
 
 
@@ -68,6 +68,7 @@ def replace_reset(script: Script) -> Any:
     return Named()
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["hang", "drip"])
 def test_a_server_that_never_ends_times_out_its_own_episodes_alone(how: str) -> None:

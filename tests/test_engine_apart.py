@@ -272,6 +272,7 @@ class TestEngine:
         with pytest.raises(RunError, match="was ended: no message"):
             with_engine(use, garbles=9, how="noise")
 
+    @BY_NIGHT
     @pytest.mark.parametrize("how", ["noise", "half", "huge", "misfit", "kinds"])
     def test_one_that_talks_nonsense_once_is_started_again(self, with_engine: Callable[..., Any], how: str) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:

@@ -13,6 +13,7 @@ from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode
+from tests.nights import BY_NIGHT
 
 pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'")
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
@@ -53,6 +54,7 @@ def compare(native: RunFolder, plain: RunFolder, steps: int) -> None:
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_plain_openai_program_gives_the_tokens_and_losses_of_the_chain(tmp_path: Path) -> None:
     compare(trained(tmp_path / "native", 5), trained(tmp_path / "plain", 5, "--team", PLAIN), 5)

@@ -62,6 +62,7 @@ class StopAfter(Silent):
         return self.now >= 1
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_a_team_that_is_held_learns_and_goes_on_where_it_stopped(level: str, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_whatever_a_reward_term_gives_loses_its_own_episode_alone(value: str, tm
     unharmed(episodes, [Given()], tmp_path)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HANGS)
 def test_a_reward_term_that_hangs_loses_its_own_episode_alone(how: str, tmp_path: Path) -> None:

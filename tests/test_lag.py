@@ -144,6 +144,7 @@ def test_workers_forks_and_groups_that_are_drawn_again_go_on_ahead(tmp_path: Pat
     assert {row.get("forks_failed", 0.0) for row in rows} == {0.0}
 
 
+@BY_NIGHT
 def test_learning_again_survives_a_stop_to_the_bit(tmp_path: Path) -> None:
     """In process and without a lag a run with reuse is the same whether it was stopped or not."""
     weights, rows = [], []

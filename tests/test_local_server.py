@@ -127,6 +127,7 @@ def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
     ]
 
 
+@BY_NIGHT
 @slow
 @pytest.mark.parametrize("policy", ["actor", "reasoner"])
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 5}, {"alternatives": 3}])

@@ -59,6 +59,7 @@ def test_a_call_that_was_too_slow_leaves_a_server_that_answers(monkeypatch: pyte
         source.close()
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_server_that_never_answers_is_an_error_in_time_and_ends() -> None:
     before, began = threads(), time.monotonic()

@@ -50,6 +50,7 @@ def run(there: Hub, folder: Path, *words: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.slow
 class TestTheCommand:
+    @BY_NIGHT
     def test_it_uploads_what_is_listed_and_nothing_beside_it(self, folder: Path) -> None:
         (folder / "optimizer.safetensors").write_bytes(b"mine")
         (folder / ".env").write_text("KEY=1")

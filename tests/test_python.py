@@ -332,6 +332,7 @@ class TestTraining:
         with pytest.warns(UserWarning, match="passed over a checkpoint"):
             marft.train(tmp_path / "test", resume=True)
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_it_writes_what_the_command_writes(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "test.toml").write_text(to_toml(marft.load_recipe(recipe(output=tmp_path / "a"))))

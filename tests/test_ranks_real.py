@@ -25,7 +25,7 @@ from marft.ranks.member import put_in_parts
 from marft.types import Episode
 from tests.draws import DrawnFrom
 from tests.learners import ROLES, episodes, recipe
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.ranked import together
 
 SMOOTH = ("--algorithm.critic.epsilon", "1e-4", "--algorithm.optimizer.epsilon", "1e-4")
@@ -169,6 +169,7 @@ def check_held(found: list[tuple[int, int, int]]) -> None:
         assert gathered == (parts if rank else there_are)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
     check(2, tuple(CASES) if NIGHT else FEW, tmp_path)

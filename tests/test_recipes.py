@@ -71,6 +71,7 @@ def test_the_recipe_that_the_docs_show_can_be_read(page: str, tmp_path: Path, mo
     assert [agent.role for agent in run.agents] == ["reasoner", "actor"]
 
 
+@BY_NIGHT
 @pytest.mark.slow
 @pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 def test_the_recipe_of_programs_runs_two_steps_on_a_small_model_and_rows_of_a_file(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ def test_kill_9_between_checkpoints_loses_only_the_steps_since_the_last(straight
     assert_same(folder, straight)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before_whole(straight: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(to_toml(run_settings(tmp_path)))

@@ -10,6 +10,7 @@ import pytest
 
 from marft.runs.folder import RunFolder
 from marft.runs.removing import written_by_a_run
+from tests.nights import BY_NIGHT
 from tests.test_kept_evaluations import lengths
 from tests.test_scenarios import command
 from tests.test_terminal import told
@@ -75,6 +76,7 @@ def test_a_suite_is_played_kept_and_read_again(
     assert {f"evaluations/base-sampled-on-mine/{path.name}" for path in arms.iterdir()} <= found
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_trained_checkpoint_is_judged_against_its_base_and_the_command_ends_as_the_gates_say(
     trained: RunFolder, suite: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from marft.config.algorithm import merge
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, numbered, steps_of
 from tests.dense.twins import Twins, assert_same, differ, recipe, save_small_model, snapshot
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,7 @@ class TestMinibatches:
         assert len(mine) == 6
         return [Report(mine[2 * epoch : 2 * epoch + 2]) for epoch in range(3)]
 
+    @BY_NIGHT
     @pytest.mark.slow
     @pytest.mark.parametrize("owner", ["planner", "solver", "critic"])
     def test_every_epoch_of_every_step_has_its_own(self, owner: str, model: Path) -> None:

@@ -24,6 +24,7 @@ from marft.runs.folder import RunFolder
 from marft.runs.log import Mark
 from marft.training import train
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 from tests.runs import Listening
 
 
@@ -80,6 +81,7 @@ class TestUndoing:
             for file in one.rglob("*.safetensors"):
                 assert file.read_bytes() == (two / file.relative_to(one)).read_bytes()
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_a_run_of_nothing_but_undone_steps_stops_and_says_what_to_change(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

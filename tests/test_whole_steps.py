@@ -161,7 +161,7 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("option", "start"), some(((option, start) for option, (_, starts) in OPTIONS.items() for start in starts), of=5)
+    ("option", "start"), some(((option, start) for option, (_, starts) in OPTIONS.items() for start in starts), of=9)
 )
 def test_a_step_with_every_option(option: str, start: str, model: Path) -> None:
     check(model, start, OPTIONS[option][0])

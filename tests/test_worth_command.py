@@ -93,6 +93,7 @@ def test_quiet_it_says_what_came_of_it_and_to_programs_one_object_a_line(
     assert "give one of them" in run(capsys, *asked, "--quiet", "--json", status=2)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_a_run_of_one_agent_stands_beside_the_team(trained: RunFolder, tmp_path: Path) -> None:
     one = {
