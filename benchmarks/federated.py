@@ -1,12 +1,12 @@
 """How much is lost where four sites keep their tasks and pass on adapters alone, beside one run that has all tasks.
 
-    python benchmarks/federated.py --seeds 0 1 2       # goes on where it stopped; hours of one core a seed
+    python benchmarks/federated.py --seeds 0 1 2       # goes on where it stopped; an hour of one core a seed
 
 The demo's team and sums, as many episodes and steps for everybody: 30 steps of 16 tasks with four attempts each, or of
 4 tasks on each of four sites, in rounds of 5. Sites have the same kinds of tasks (skew 0), half of them of one kind of
 their own (0.5), or one kind alone (1), and average products or factors of their adapters, gossip on a ring, or learn
 alone. All teams are evaluated on the same held-out tasks of all kinds; where sites end with teams of their own, the
-mean over them. Writes results/federated.json and .md.
+mean over them. Writes results/federated.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from statistics import fmean
 from typing import Any
 
 import machine
+from matplotlib.figure import Figure
+from recording import save_plot
 
 from marft import atomic
 from marft.cli.commands import quieten
@@ -68,6 +70,7 @@ def main() -> None:
     (given.results / "federated.json").write_text(text, encoding="utf-8")
     lines = "\n".join(table(rows)) + "\n"
     (given.results / "federated.md").write_text(lines, encoding="utf-8")
+    save_plot(given.results, "federated", plot(rows))
     print(lines)
 
 
@@ -149,6 +152,27 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             cells.append(f"{fmean(found):.1f} % ({min(found):.1f} to {max(found):.1f})" if found else "")
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return lines
+
+
+def plot(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """How accurate each arm is by how much sites differ: the mean over seeds, between the least and the most."""
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for number, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
+        found = {skew: [100 * row["accuracy"] for row in rows if row["arm"] == arm and row["skew"] == skew]
+                 for skew in sorted({row["skew"] for row in rows if row["arm"] == arm})}  # fmt: skip
+        means = [fmean(some) for some in found.values()]
+        if arm == POOLED:
+            axes.axhline(means[0], color="grey", ls="--", label=arm)
+            continue
+        axes.plot([*found], means, color=f"C{number}", marker="o", label=arm)
+        lows, highs = ([of(some) for some in found.values()] for of in (min, max))
+        axes.fill_between([*found], lows, highs, color=f"C{number}", alpha=0.15)
+    axes.set_xlabel("skew: how much of a site's tasks are of one kind of its own")
+    axes.set_ylabel("held-out tasks solved, %")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What a small model practises before it plays: to look words up and to copy them, a dozen times a row.
+"""What a small model practises before it plays: to look words up, to copy them and to search for them, a dozen times
+a row.
 
 A game's conversation asks for one or two words, too few to learn from scratch where in a text an answer stands. Here
 one text is asked about again and again, in the turns of a chat, with the words that the world uses.
@@ -6,11 +7,15 @@ one text is asked about again and again, in the turns of a chat, with the words 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
+
+from marft.game.rendering import exchange
+from marft.types import ToolCall
 
 QUESTIONS = 12
 BETWEEN = ((" ", ", "), (" ", "; "), (": ", "\n"), (" ", "\n"), (" is ", ". "), (" ", " "))
@@ -22,10 +27,17 @@ def words_of(texts: Iterable[str], count: int = 250) -> list[str]:
     return sorted(word for word, _ in seen.most_common(count))
 
 
-def practice(words: list[str], random: Random) -> Iterator[list[dict[str, Any]]]:
-    """Conversations without end: a table and questions about it, or words to repeat."""
+def practice(words: list[str], random: Random, asks: float = 0.0) -> Iterator[list[dict[str, Any]]]:
+    """Conversations without end: a table and questions about it, words to repeat, or names to search for.
+
+    Args:
+        asks: the share of the last.
+    """
     while True:
-        yield lookups(words, random) if random.random() < 0.75 else copies(words, random)
+        if asks and random.random() < asks:
+            yield searches(words, random)
+        else:
+            yield lookups(words, random) if random.random() < 0.75 else copies(words, random)
 
 
 def lookups(words: list[str], random: Random) -> list[dict[str, Any]]:
@@ -48,6 +60,18 @@ def copies(words: list[str], random: Random) -> list[dict[str, Any]]:
     for _ in range(QUESTIONS // 2):
         said = random.choice([" ", ", ", "\n"]).join(value(words, random) for _ in range(random.randint(1, 5)))
         messages += [_says("user", mark + said), _says("assistant", said)]
+    return messages
+
+
+def searches(words: list[str], random: Random) -> list[dict[str, Any]]:
+    """Questions with a name among other words; each answer is a call that searches for the name."""
+    names, others = ([word for word in words if word[0].isupper() is upper] for upper in (True, False))
+    messages = []
+    for _ in range(random.choice([1, 2, QUESTIONS // 3, QUESTIONS])):
+        name = " ".join(random.sample(names, random.choice([1, 1, 2])))
+        before, after = (random.choices(others, k=random.randint(*most)) for most in ((1, 3), (0, 2)))
+        call = exchange("", [ToolCall("search", json.dumps({"query": name}))])[0]
+        messages += [_says("user", " ".join([*before, name, *after]) + "?"), dict(call)]
     return messages
 
 

@@ -51,6 +51,8 @@ class Making(NamedTuple):
         skill: of the demonstrations: share of turns played well.
         episodes: that are demonstrated, of each recipe.
         practice: steps of looking up and copying, before the games; ``steps``: with games.
+        asks: of what is practised, the share that are questions with a name, to be searched for.
+        goes_on: share of practice in the steps with games.
     """
 
     skill: float = 0.65
@@ -58,6 +60,8 @@ class Making(NamedTuple):
     practice: int = 500
     steps: int = 700
     vocabulary: int = 768
+    asks: float = 0.0
+    goes_on: float = 0.0
 
 
 MAKINGS = {
@@ -67,7 +71,7 @@ MAKINGS = {
     "instructions": Making(skill=0.6, episodes=700, vocabulary=1024),
     "rooms": Making(skill=0.75, episodes=700, practice=1000, steps=1500),
     "memory": Making(skill=0.7, practice=1500, steps=2000),
-    "gaia": Making(skill=0.6, practice=1500, steps=2500),
+    "gaia": Making(skill=0.6, practice=500, steps=1600, asks=0.5, goes_on=0.3),
 }
 
 
@@ -144,6 +148,12 @@ def shuffled(rows: Sequence[Row], random: Random) -> Iterator[Row]:
         yield from random.sample(rows, len(rows))
 
 
+def beside(rows: Iterator[Row], practised: Iterator[Row], share: float, random: Random) -> Iterator[Row]:
+    """Rows, among which a share is practised."""
+    while True:
+        yield next(practised if random.random() < share else rows)
+
+
 def batches(rows: Iterator[Row], tokens: int) -> Iterator[Sequence[Row]]:
     """As many rows at a time as have so many tokens."""
     batch, size = list[Row](), 0
@@ -193,9 +203,13 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     model = build_model(arguments.layers, arguments.hidden, arguments.intermediate, tokenizer)
     wire_copying(model, arguments.seed)
     practised = (
-        encode(tokenizer, Conversation(messages, [])) for messages in practice(words_of(texts), Random(arguments.seed))
+        encode(tokenizer, Conversation(messages, []))
+        for messages in practice(words_of(texts), Random(arguments.seed), making.asks)
     )
-    played = [shuffled(some, Random(arguments.seed)) for some in (rows[: len(clean)], rows[len(clean) :])]
+    played = [
+        beside(shuffled(some, Random(arguments.seed)), practised, making.goes_on, Random(arguments.seed))
+        for some in (rows[: len(clean)], rows[len(clean) :])
+    ]
     flawless = round(arguments.clean * making.steps)
     phases = [(making.practice, practised), *zip((flawless, making.steps), played, strict=True)]
     stream = chain.from_iterable(islice(batches(rows, arguments.tokens), steps) for steps, rows in phases)
@@ -209,8 +223,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("world", help="the name of its recipe, or a recipe's file")
     parser.add_argument("--output", type=Path)
-    for name, kind in (("skill", float), ("episodes", int), ("practice", int), ("steps", int), ("vocabulary", int)):
-        parser.add_argument(f"--{name}", type=kind, help="by default as MAKINGS has it for this world")
+    for name, kind in (
+        ("skill", float),
+        ("episodes", int),
+        ("practice", int),
+        ("steps", int),
+        ("vocabulary", int),
+        ("asks", float),
+        ("goes_on", float),
+    ):
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, help="by default as MAKINGS has it for this world"
+        )
     parser.add_argument(
         "--clean", type=float, default=0.5, help="share of the steps, the first ones, on flawless games"
     )
