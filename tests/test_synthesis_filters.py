@@ -83,6 +83,8 @@ def test_what_says_the_same_again_is_left_out_whatever_its_tasks_id() -> None:
     called = candidate("So it is 5.")
     action = replace(called.episode.actions[0], calls=(ToolCall("add", "{}"),))
     assert refused(Duplicates(), first, replace(called, episode=replace(called.episode, actions=(action,)))) == {}
+    between = replace(called.episode.actions[0], intermediate_texts=("I add first.",))
+    assert refused(Duplicates(), first, replace(called, episode=replace(called.episode, actions=(between,)))) == {}
 
 
 def test_what_says_nearly_the_same_is_left_out_from_a_likeness_on() -> None:
@@ -162,6 +164,20 @@ def test_an_answer_that_nobody_had_told_is_a_leak_and_one_that_was_worked_out_is
     }, "what one role is told, another one is not"
     assert refused(Leakage(answers=("truth",)), secret) == {}
     assert refused(Leakage(shortest=3), secret) == {}
+
+
+def test_what_an_agent_said_and_heard_of_tools_itself_up_to_then_accounts_for_an_answer() -> None:
+    first = replace(make_action("b", text="I look."), calls=(ToolCall("look", "{}", output="It is 56."),))
+    second = replace(make_action("b", call=1, index=1, text="56"), continues=(first.id,))
+    found = leaky("", observed="o")
+    for actions, leaks in (
+        ((first, second), False),
+        ((first, replace(second, continues=(), sees=(first.id,), message_tokens=(1,))), False),
+        ((first, replace(second, continues=())), True),
+        ((replace(first, calls=()), second), True),
+    ):
+        told = replace(found, episode=replace(found.episode, actions=actions), read={second.id: "so far: 56"})
+        assert refused(Leakage(), told) == ({0: "b read an answer that nobody had told it"} if leaks else {})
 
 
 def test_what_was_said_to_others_is_no_excuse() -> None:

@@ -1,0 +1,85 @@
+"""Teachers play as they are known: with the weights that they learned, and told what they were told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from marft import rollouts
+from marft.synthesis import teachers
+from marft.synthesis.playing import attempts_of, begun_with
+from marft.synthesis.teachers import Teacher, playing, teacher_of
+from tests.cold_worlds import cold
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What whoever plays is asked for, in order; no model is loaded."""
+    heard = list[tuple[str, Any]]()
+
+    @contextmanager
+    def opened(_: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(
+            models=SimpleNamespace(digests=lambda: {"base": "known"}),
+            instruct=lambda versions: heard.append(("told", versions)),
+            publish=lambda version: heard.append(("published", version)),
+            play=lambda attempts: heard.append(("played", attempts)),
+        )
+
+    def load(weights: Path, _: object, policies: dict[str, object]) -> None:
+        heard.append(("loaded", (weights, [*policies])))
+
+    monkeypatch.setattr(rollouts, "open_rollouts", opened)
+    monkeypatch.setattr(teachers, "load_policies", load)
+    monkeypatch.setattr(teachers, "told_at", lambda weights: f"told at {weights}")
+    return heard
+
+
+def test_a_team_that_learned_plays_with_its_weights_and_is_told_what_it_learned(
+    tmp_path: Path, heard: list[tuple[str, Any]]
+) -> None:
+    teacher = Teacher(cold(tmp_path), {}, weights=Path("kept"))
+    with playing(teacher) as play:
+        assert heard == [("loaded", (Path("kept"), ["reasoner", "actor"])), ("told", "told at kept")]
+        play([])
+    assert heard[2:] == [("published", 0), ("played", [])]
+
+
+def test_a_recipe_plays_as_it_says(tmp_path: Path, heard: list[tuple[str, Any]]) -> None:
+    with playing(Teacher(cold(tmp_path), {})) as play:
+        play([])
+    assert heard == [("published", 0), ("played", [])]
+
+
+def test_models_that_a_teacher_did_not_learn_on_are_refused_before_anything_is_loaded(
+    tmp_path: Path, heard: list[tuple[str, Any]]
+) -> None:
+    def check(digests: object) -> None:
+        raise ValueError(f"other models: {digests}")
+
+    teacher = Teacher(cold(tmp_path), {}, weights=Path("kept"), check=check)
+    with pytest.raises(ValueError, match=r"other models: \{'base': 'known'\}"), playing(teacher):
+        pass
+    assert not heard
+
+
+def test_what_pays_is_that_of_the_recipe_that_imitates(tmp_path: Path) -> None:
+    run = cold(tmp_path, **{"synthesis.teacher": "demo", "rewards": [{"name": "trajectory", "weight": 2.0}]})
+    assert [one.weight for one in teacher_of(run).run.rewards] == [2.0]
+
+
+def test_what_decides_what_is_played_is_known_of_whoever_goes_on(tmp_path: Path) -> None:
+    run = cold(tmp_path)
+    teacher, attempts = teacher_of(run), attempts_of(run)
+    begun = begun_with(run, teacher, attempts)
+    for changes, what in (({"attempts": 2}, "attempts"), ({"played_together": 3}, "played_together")):
+        other = run.model_copy(update={"synthesis": run.synthesis.model_copy(update=changes)})
+        after = begun_with(other, teacher, attempts)
+        assert [key for key in begun if begun[key] != after[key]] == [what]
+    assert begun_with(run, replace(teacher, about={}), attempts)["teacher"] != begun["teacher"]
