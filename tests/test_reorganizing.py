@@ -22,6 +22,7 @@ from tests.nights import some
 from tests.test_comparison import over, saved
 from tests.test_gates import BEFORE
 from tests.test_kept_evaluations import lengths
+from tests.test_python import BOARD, as_in_a_notebook
 from tests.test_scenarios import command
 
 ROLES = "abcdef"
@@ -108,6 +109,36 @@ def test_what_nobody_uses_any_more_is_left_out_and_one_alone_answers() -> None:
     assert (list(found.policies), found.trained_policies, found.agents[0].answers) == (["a"], ("a",), True)
 
 
+def test_tools_and_models_that_nobody_uses_any_more_are_left_out_and_readers_of_remote_ones_stay() -> None:
+    double, remote = {"name": "function", "call": "marft.examples.orders:multiply"}, {"path": "gpt-x"}
+    run = marft.load_recipe(
+        chain("a", "b", "c"),
+        {
+            "tools": {"double": double, "triple": double}, "agents.a.tools": ["double"], "agents.b.tools": ["triple"],
+            "models.other": {"path": "tiny"}, "models.unread": {"path": "tiny"}, "policies.b.model": "unread",
+            "models.remote": {**remote, "endpoint": {"url": "http://127.0.0.1:1/v1", "reader": "other"}},
+            "policies.c": {"model": "remote", "train": "frozen"},
+        },
+    )  # fmt: skip
+    found = reorganized(run, Reorganization("pair", {"agents": seats("a", "c")}))
+    assert (set(found.tools), set(found.models)) == ({"double"}, {"base", "other", "remote"})
+
+
+def test_what_agents_read_of_each_other_is_that_of_the_new_team() -> None:
+    run = chain("a", "b", channel={"name": "truncated", "words": 7})
+    into = Reorganization("short", {"channel": {"name": "truncated", "words": 3}})
+    assert reorganized(run, Reorganization("one", {"agents": seats("a")})).channel == run.channel
+    found = reorganized(run, into)
+    assert found.channel.model_dump() == {**run.channel.model_dump(), "words": 3}
+    assert changes_of_team(run, found, into)["channel"]["words"] == 3
+
+
+def test_what_was_given_in_python_is_there_in_the_other_team() -> None:
+    board = as_in_a_notebook(BOARD, "Board")
+    found = reorganized(chain("a", "b", environment=board), Reorganization("one", {"agents": seats("a")}))
+    assert type(found.environment) is board
+
+
 @pytest.mark.parametrize(
     ("team", "left"),
     [
@@ -143,6 +174,18 @@ def test_it_is_known_by_what_it_asks_for_whatever_its_weights_are() -> None:
     assert unnamed["name"] == f"parallel-{unnamed['digest'][:6]}"
     colder = marft.load_recipe(chain("a", "b"), {"agents.a.sampling.temperature": 0.5})
     assert changes_of_team(chain("a", "b"), colder, None) == {}, "how agents sample is no other team"
+
+
+def test_teams_that_ask_for_other_words_or_other_policies_are_not_one() -> None:
+    run = chain("a", "b")
+    asked = [
+        {"agents": [{"role": "a", "like": "b", "answers": False}, {"role": "b"}]},
+        {"agents": [{"role": "a", "policy": "b"}, {"role": "b"}]},
+        {"agents": [{"role": "a", "policy": "b", "instructions": "Own."}, {"role": "b"}]},
+    ]
+    found = [asked_of(run, tables) for tables in asked]
+    assert [[seat["policy"] for seat in one["agents"]] for one in found] == [["b", "b"]] * 3
+    assert len({one["digest"] for one in found}) == 3
 
 
 @pytest.mark.parametrize(
