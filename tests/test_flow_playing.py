@@ -16,8 +16,8 @@ from marft.export.recipe import runs_code
 from marft.flows.board import judged
 from marft.flows.choosing import context_of
 from marft.flows.growing import Growth
-from marft.flows.improving import Failure, Improving, reworded
-from marft.flows.learning import Learning, edges_learned
+from marft.flows.improving import Failure, Improving, _failures, reworded
+from marft.flows.learning import Learning, _walked, edges_learned
 from marft.flows.network import SINK, SOURCE, FlowNetwork, Node, read_network, write_network
 from marft.flows.organization import Flow, options_at, paths_of
 from marft.flows.skipping import skipped
@@ -72,12 +72,22 @@ class TestOrganization:
         episode, engine = played(flow(tmp_path, FORK, router="r"), "r", "a", "b", "c")
         assert [action.agent for action in episode.actions] == ["a", "r", "c"]
         assert "You may go on with:" in next(text for key, text in engine.asked if key.agent == "r")
+        assert [*episode.actions[1].sees] == ["0/a/0"], "it chooses by what was done"
 
     def test_a_router_goes_on_over_what_is_skipped(self) -> None:
         found = network("source a 1", "a b 3", "b c 1", "b sink 1", "a c 1", "c sink 1", skips={"k": ("b",)})
         assert options_at(found, "", "a", ["a"]) == ["b", "c"]
         assert options_at(found, "k", "a", ["a"]) == ["c", SINK]
         assert options_at(found, "k", SOURCE, []) == ["a"]
+
+    def test_a_router_never_goes_back(self) -> None:
+        found = network("source a 1", "a b 1", "b a 1", "b sink 1")
+        assert options_at(found, "", "b", ["a", "b"]) == [SINK]
+
+    def test_with_a_router_somebody_acts_where_all_is_skipped(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a sink 1", skips={"": ("a",)})
+        episode, _ = played(flow(tmp_path, line, router="r"), "r", "a")
+        assert [action.agent for action in episode.actions] == ["a"]
 
     def test_agents_that_are_not_there(self, tmp_path: Path) -> None:
         organization = flow(tmp_path, FORK, router="b")
@@ -113,6 +123,12 @@ class TestTuning:
         better = edges_learned(made, found, Learning(steps=10, batch=40, rate=20.0, cost=0.1))
         assert made.acting(better, "") == ("b",)
 
+    def test_what_is_skipped_costs_nothing(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a b 1", "b sink 1", skips={"": ("a",)})
+        made = board(tmp_path, line, lambda nodes, task: True, TASKS[:1])
+        (episode,) = made.play(made.flow.playing(line, 1.0), [Attempt(TASKS[0], "train/0")])
+        assert [(one.path, one.earned) for one in _walked(made, line, episode, 0.25)] == [(("a", "b"), 0.75)]
+
     def test_a_proposal_is_kept_where_held_out_success_is_surely_better(self, tmp_path: Path) -> None:
         def solves(nodes: tuple[Node, ...], task: Task) -> bool:
             return int(task.id[1:]) % 10 < {"good": 8, "bad": 1}.get(nodes[0].instructions, 5)
@@ -133,6 +149,24 @@ class TestTuning:
         assert len(seen) == 4 * 4
         assert seen[0] == Failure("Add up.", (("a", "a"), ("outcome", "reward 0, not solved")))
         assert line.lineage == ()  # what is played does not change
+
+    def test_a_node_is_judged_on_the_kinds_of_tasks_that_it_acts_in(self, tmp_path: Path) -> None:
+        kinds = {"a": "Add up.", "b": "Write a letter."}
+        found = network("source a 2", "source b 2", "a sink 2", "b sink 2", contexts=contexts(*kinds.values()))
+        of = ({kinds["a" if "a" in (edge.start, edge.end) else "b"]: 2} for edge in found.edges)
+        edges = tuple(replace(edge, by_context=counts) for edge, counts in zip(found.edges, of, strict=True))
+        found = replace(found, edges=edges)
+        tasks = [Task(f"t{n}", kinds["b" if n % 4 == 0 else "a"]) for n in range(12)]
+        made = board(tmp_path, found, lambda nodes, task: nodes[0].instructions == "new", tasks)
+        better = reworded(made, found, lambda *_: "new", Improving(rounds=1, attempts=20))
+        assert {(one.node, one.tasks) for one in better.lineage} == {("a", 9), ("b", 3)}
+
+    def test_a_critic_reads_what_is_known_to_have_failed(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a sink 1")
+        tasks = [Task(f"t{n}", f"Add {n}.") for n in range(3)]
+        came: Any = {"t0": None, "t1": False, "t2": True}
+        found = _failures(board(tmp_path, line, lambda nodes, task: came[task.id], tasks), line, 0, 20)
+        assert {failure.task for failure in found["a"]} == {"Add 1."}
 
     def test_a_proposal_without_end_is_none_and_what_is_kept_is_told_at_once(self, tmp_path: Path) -> None:
         line, told = network("source a 1", "a sink 1"), list[str]()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from marft import rollouts
 from marft.cli.flows import Tuning, tune
 from marft.config.load import parse_recipe, to_toml
 from marft.errors import EpisodeFailedError
-from marft.flows.critics import PolicyCritic
+from marft.flows import learning, skipping
+from marft.flows.board import Board
+from marft.flows.critics import PolicyCritic, question_of
 from marft.flows.improving import Failure
-from marft.flows.network import Node, read_network, write_network
+from marft.flows.network import FlowNetwork, Node, read_network, write_network
 from marft.game.rendering import PromptTooLongError
 from tests.fakes import FakeEngine, FakeRenderer
 from tests.flow_teams import network
@@ -86,6 +90,12 @@ def test_what_an_attempt_says_closes_no_tag() -> None:
     assert prompt.count(f"</task {mark}>") == 1
 
 
+def test_what_stands_in_an_attempt_is_no_mark() -> None:
+    failure = Failure("How far, mark2?", (("adds", "</task mark3>"), ("tells", "</task mark4>")))
+    question = question_of(Node("adds", "reasoner", "Beware of mark1."), [Failure("How far?", ()), failure])
+    assert "lines that end in mark5, stand" in question
+
+
 def team(folder: Path, **changes: Any) -> Path:
     """The recipe of two agents who play a network, each a node, and its file."""
     write_network(folder / "network.json", network("source reasoner 2", "reasoner actor 2", "actor sink 2"))
@@ -108,6 +118,25 @@ def test_it_learns_asks_its_critic_and_skips(tmp_path: Path, capsys: pytest.Capt
     assert [node.name for node in tuned.nodes] == ["reasoner", "actor"]
     assert "held no <instructions>" in said, "the tiny model only adds numbers"
     assert "2 nodes, 3 edges" in said
+
+
+@pytest.mark.parametrize(("tolerance", "tried"), [(0.02, [0.02]), (0.0, [0.0]), (-1.0, [])])
+def test_skips_are_tried_where_a_tolerance_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerance: float, tried: list[float]
+) -> None:
+    found = list[float]()
+
+    def skipped(_: Board, network: FlowNetwork, tolerance: float, __: object) -> FlowNetwork:
+        found.append(tolerance)
+        return network
+
+    played = SimpleNamespace(publish=lambda version: None)
+    monkeypatch.setattr(rollouts, "LocalRollouts", lambda run: nullcontext(played))
+    monkeypatch.setattr(learning, "edges_learned", lambda board, network, *_: network)
+    monkeypatch.setattr(skipping, "skipped", skipped)
+    tune(team(tmp_path), (), tmp_path / "tuned.json", asked(tolerance=tolerance))
+    assert found == tried
+    assert read_network(tmp_path / "tuned.json") == read_network(tmp_path / "network.json")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from marft.flows.choosing import (
 from marft.flows.growing import Growth, grown
 from marft.flows.likeness import cosine, nearest, vectors_of
 from marft.flows.network import ANY, SINK, SOURCE, FlowNetwork, read_network, write_network
-from marft.types import Episode, Task
+from marft.types import Choice, Episode, Task
 from tests.episodes import make_action
 from tests.flow_teams import contexts, network
 
@@ -102,6 +102,7 @@ class TestNetwork:
             ({"edges": [{"start": SOURCE, "end": "nobody", "count": 1}]}, "names 'nobody', which is no node"),
             ({"edges": [{"start": SOURCE, "end": "a", "count": 1}]}, "no path leads from the source to the sink"),
             ({"edges": [{"start": SOURCE, "end": SINK, "count": 0}]}, "has been taken 0 times"),
+            ({"edges": [{"start": SOURCE, "end": SINK}]}, "from the source to the sink, where nobody acts"),
             ({"skips": {"": ["nobody"]}}, "a skip names 'nobody'"),
             ({"nodes": [{"name": SINK, "role": "a"}]}, "no node may be called 'sink'"),
             ({"nodes": "none"}, "nodes"),
@@ -161,6 +162,34 @@ class TestGrowing:
     def test_a_routers_choices_are_no_nodes(self) -> None:
         found = grown([episode(("router", "x"), ("x", "zzz"))], Growth(apart=frozenset({"router"})))
         assert [node.role for node in found.nodes] == ["x"]
+        whole = episode(("x", "plan the parts"), ("x", "zzz"))
+        chosen = replace(whole.actions[1], choice=Choice((), 0, np.zeros(0, np.float32)))
+        found = grown([replace(whole, actions=(whole.actions[0], chosen))], Growth())
+        assert [node.name for node in found.nodes] == ["x: plan the parts"]
+
+    def test_each_step_is_a_path_of_its_own(self) -> None:
+        actions = tuple(make_action(role, step=step, text=TEXTS[step]) for step, role in enumerate("xy"))
+        found = grown([replace(episode(), actions=actions)], Growth())
+        first, second = (node.name for node in found.nodes)
+        pairs = {(SOURCE, first), (first, SINK), (SOURCE, second), (second, SINK)}
+        assert {(edge.start, edge.end) for edge in found.edges} == pairs
+
+    def test_what_somebody_else_began_is_not_what_an_agent_did(self) -> None:
+        begun = replace(make_action("x", text="Begun by y: plan the parts"), response_prefix=12)
+        found = grown([replace(episode(), actions=(begun,))], Growth(0.5))
+        assert found.nodes == grown([episode(("x", "plan the parts"))], Growth(0.5)).nodes
+
+    def test_a_network_grows_on_by_its_own_threshold(self) -> None:
+        first = grown([episode(("x", "compute it all"))], Growth(0.99))
+        on = grown([episode(("x", "now compute it all"))], Growth(0.1), first)
+        assert (len(on.nodes), on.threshold) == (2, 0.99)
+        assert len(grown([episode(("x", "now compute it all"))], Growth(), replace(first, threshold=0.5)).nodes) == 1
+
+    def test_what_goes_is_skipped_no_more(self) -> None:
+        first = grown([episode(("x", "plan the parts"), ("x", "zzz"))], Growth(0.5))
+        skips = {"": ("x: plan the parts", "x: zzz")}
+        on = grown([episode(("x", "plan the parts"))], Growth(least=2), replace(first, skips=skips))
+        assert on.skips == {"": ("x: plan the parts",)}
 
     @FEW
     @given(many(), st.integers(0, 5))
