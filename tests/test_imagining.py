@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from marft.ahead.imagining import Imagining
+from marft.ahead.imagining import Imagining, _begins
 from marft.collection import Collection
 from marft.config import RunSettings, parse_recipe
 from marft.config.parts import WorldModelPart
 from marft.game.environment import Environment
 from marft.game.game import Attempt
+from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import State
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode, Observation, Task, Transition
 from marft.world_models.counts import Counts
+from marft.world_models.experience import Experience
 from marft.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
 from tests.episodes import make_action
+from tests.fakes import FakeEngine, Script, game, goes_on
 from tests.helpers import recipe, settings
-from tests.test_world_models import played
+from tests.test_world_models import line, played
 
 DYNA = {"share": 0.75, "warm_up": 2}
 
@@ -65,11 +71,12 @@ class Rollouts:
     """Plays in imagined environments: always right."""
 
     def __init__(self, run: RunSettings) -> None:
-        self.run, self.worlds, self.most = run, list[Any](), 0
+        self.run, self.worlds, self.most, self.attempts = run, list[Any](), 0, list[Attempt]()
 
     def play_in(self, environment: Environment, attempts: Sequence[Attempt], most_steps: int) -> list[Episode]:
         self.worlds.append(environment)
         self.most = most_steps
+        self.attempts += attempts
         return [
             replace(played(environment, ["right"] * most_steps, attempt.sample, attempt.task.id), sample=attempt.sample)  # type: ignore[arg-type]
             for attempt in attempts
@@ -104,6 +111,16 @@ class Nothing(WorldModelPart):
 
     def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
         return Counts().fit([], seed)
+
+
+class Seeded(Nothing):
+    """Notes the seeds that it is fitted with."""
+
+    seeds: ClassVar[list[int]] = []
+
+    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
+        self.seeds.append(seed)
+        return super().fit(lived, seed)
 
 
 class Wrong:
@@ -146,6 +163,57 @@ def test_what_is_cut_off_is_not_learned_from() -> None:
     cut = first.metrics["imagined/cut"]
     assert cut == len(first.imagined) > 0
     assert len(first.credit_inputs) == 8
+
+
+def test_where_tasks_are_to_tell_attempts_apart_imagined_ones_are_too() -> None:
+    gathering, _ = imagining(dyna_of("--algorithm.dynamic_sampling", "1"))
+    third = steps_of(gathering, 0, 3)[-1]
+    assert {episode.total_reward for episode in third.imagined} == {1.0}
+    assert len(third.credit_inputs) == 8
+    assert third.metrics["imagined/share"] == 0.0
+
+
+@pytest.mark.parametrize(("horizon", "steps"), [(32, 5), (4, 4)])
+def test_imagined_episodes_are_no_longer_than_real_ones(horizon: int, steps: int) -> None:
+    gathering, rollouts = imagining(dyna_of("--rollout.max_steps", "5", warm_up=0, horizon=horizon))
+    steps_of(gathering, 0, 1)
+    assert rollouts.most == steps
+
+
+@pytest.mark.parametrize(("algorithm", "reads"), [("marft", True), ("grpo", False)])
+def test_a_critic_reads_imagined_episodes_where_there_is_one(algorithm: str, reads: bool) -> None:
+    run = settings("tiny", "runs", dyna={**DYNA, "warm_up": 0}, algorithm={"name": algorithm})
+    gathering, rollouts = imagining(run)
+    steps_of(gathering, 0, 1)
+    assert {attempt.critic_states for attempt in rollouts.attempts} == {reads}
+
+
+def test_every_step_fits_the_model_with_a_seed_of_its_own_and_the_same_one_again() -> None:
+    for _ in range(2):
+        run = dyna_of()
+        object.__setattr__(run.dyna, "model", Seeded())
+        steps_of(imagining(run)[0], 0, 3)
+    first, again = Seeded.seeds[:4], Seeded.seeds[4:]
+    assert first == again
+    assert len(set(first)) == 4
+
+
+def test_what_was_observed_often_is_begun_with_once_where_anything_is() -> None:
+    lived = line(steps=100)
+    experience = Experience().with_steps(lived, 100)
+    assert sorted(one.observed for one in _begins(experience, True)) == [(f"at {n}",) for n in range(5)]
+    assert len(_begins(experience, False)) == sum(one.first for one in lived) > 1
+
+
+def test_what_an_imagined_world_pays_stands_without_the_recipes_terms() -> None:
+    async def composed(episode: Episode) -> Episode:
+        raise AssertionError("the recipe's terms are of real episodes")
+
+    real: Any = SimpleNamespace(game=game(Script([])), compose=composed, wait_for=asyncio.run, engine=FakeEngine())
+    real._gate, real._play = asyncio.Semaphore(4), partial(LocalRollouts._play, real)
+    world = Script([goes_on(0.25), goes_on(0.5), goes_on(1.0)])
+    (episode,) = LocalRollouts.play_in(real, world, [Attempt(Task("t0", "begin"), "imagined/0")], 2)  # type: ignore[arg-type]
+    assert (episode.status, episode.total_reward) == ("truncated", 0.75)
 
 
 def test_imagined_episodes_begin_where_real_ones_do_or_anywhere() -> None:
@@ -224,6 +292,8 @@ def test_a_run_that_goes_on_imagines_the_same(tmp_path: Path) -> None:
         (("--dyna.reads", "['acter']"), "did you mean 'actor'?"),
         (("--agents.actor.tools", "['environment']"), "a world model has no tools"),
         (("--dyna.model.name", "'count'"), "did you mean 'counts'?"),
+        (("--agents.actor.memory", "own", "--dyna.begins", "anywhere"), "actor has a memory, .* set begins = 'first'"),
+        (("--team", "{ organization = 'program', call = 'marft.examples.orders:multiply' }"), "a program of yours"),
         (("--algorithm.name", "'grpo'", "--algorithm.credit.name", "'rae'"), "would take imagined ones for real"),
     ],
 )

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.game.reading import stepped
-from marft.types import Episode, JointAction, Observation, Task, Transition
+from marft.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft.world_models.counts import Counts
 from marft.world_models.experience import Experience, Kept, read, write
 from marft.world_models.imagined import Imagined, drawn, was_cut
 from marft.world_models.interface import Lived, Outcome, Prediction, Situation, disagreement
-from marft.world_models.regression import Regression, ridge
+from marft.world_models.regression import Regression, features, ridge
 from marft.world_models.trust import Trust
 from marft.world_models.words import gone_on, lived_in, observation_of, observation_text
 from tests.episodes import make_action
@@ -160,6 +160,13 @@ def test_regressions_know_what_was_never_seen_from_what_is_alike() -> None:
     assert Counts().fit(lived, 0).predict(never, "on").uncertainty == 1.0
 
 
+def test_regressions_tell_apart_what_was_done_before_and_an_end_from_a_silence() -> None:
+    left, right = (features(Situation(("x", "y"), (done,)), "go", 64) for done in ("left", "right"))
+    assert not np.array_equal(left, right)
+    over, silence = Regression(dimensions=16)._targets([Outcome("", 0.0), Outcome(" ", 0.0)])
+    assert not np.array_equal(over, silence)
+
+
 def test_before_anything_was_lived_nobody_knows_anything() -> None:
     for model in (Counts().fit([], 0), Regression().fit([], 0)):
         assert model.predict(Situation(("s",)), "a").uncertainty == 1.0
@@ -198,6 +205,28 @@ def test_an_imagined_episode_goes_as_a_real_one_would() -> None:
     assert episode.status == "terminated"
     assert episode.total_reward == 1.0
     assert not was_cut(episode)
+
+
+class Chance:
+    """Knows of two ways to go on, of which one is the end."""
+
+    def predict(self, situation: Situation, action: str) -> Prediction:
+        outcomes = Outcome("", 1.0, (("a", -1.0), ("b", 0.5)), success=True), Outcome("on", 0.25, (("a", 2.0),))
+        return Prediction(outcomes, np.array([0.5, 0.5]), 0.0)
+
+
+def stepped_once(seed: int) -> Step:
+    session = Imagined(Chance(), {"t": Situation(("s",))}, 0.2).start(Task("t", ""), seed)
+    return asyncio.run(session.step(JointAction(actions=(make_action("a"),))))
+
+
+def test_each_imagined_episode_draws_by_its_own_seed_and_pays_all_that_its_outcome_does() -> None:
+    steps = [stepped_once(seed) for seed in range(20)]
+    ends = [step.terminated for step in steps]
+    assert set(ends) == {False, True}
+    assert [stepped_once(seed).terminated for seed in range(20)] == ends
+    paid = {(step.terminated, step.reward, step.success, *step.agent_rewards.items()) for step in steps}
+    assert paid == {(True, 1.0, True, ("a", -1.0), ("b", 0.5)), (False, 0.25, None, ("a", 2.0))}
 
 
 def test_it_is_cut_off_where_the_model_does_not_know_how_it_goes_on() -> None:
