@@ -123,6 +123,8 @@ class TestSubmissions:
         assert small().score("id,y\nb,2\na,1.000001\n") == 0.0
         assert small().score("id,y\nb,3\na,1\n") == pytest.approx(0.70711)
         assert small("accuracy").score("id,y\nb,2\na,5\n") == 0.5
+        three = small("accuracy", answers={"a": "1", "b": "2", "c": "3"})
+        assert three.score("id,y\na,1\nb,2\nc,4\n") == 0.66667
 
     @pytest.mark.parametrize("submission", ["y,id\n2,b\n1,a", 'id,why,y\na,,1\nb,"x,y",2', " id ,y\na, 1\nb,2"])
     def test_columns_stand_in_any_order_and_others_beside_them(self, submission: str) -> None:
@@ -282,6 +284,10 @@ class TestFolders:
                 "no table in private/ has the columns of a submission",
             ),
             ({"prepared__public__sample_submission": (".csv", "id,y\na,0\n")}, "its sample does not fit its answers"),
+            (
+                {"prepared__public__sample_submission": (".csv", "id,y,z\na,0,0\nb,0,0\n")},
+                "its submissions have 3 columns; those of an id and one prediction",
+            ),
             ({"prepared__private__test": (".csv", "id,y\na,one\nb,2\n")}, "its own answers cannot be graded by rmse"),
             ({"prepared__private__test": (".csv", "id,y\na,1\na,2\nb,2\n")}, "test.csv: id 'a' comes twice"),
             ({"prepared__private__test": (".csv", "id,y\na\nb,2\n")}, "test.csv: id 'a' has no answer"),
