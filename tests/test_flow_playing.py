@@ -102,6 +102,9 @@ class TestOrganization:
         write_network(Path(organization.network), network("source a 1", "a sink 1"))
         with pytest.raises(ValueError, match="is another one than this was begun with"):
             Flow(network=organization.network, digest=organization.digest)
+        Path(organization.network).unlink()
+        with pytest.raises(ValueError, match=r"\nnetwork\n.*cannot read the flow network"):
+            Flow(network=organization.network)
 
 
 class TestTuning:
@@ -245,7 +248,7 @@ def test_a_network_is_grown_and_shown_by_command(tmp_path: Path, capsys: pytest.
     grow([folder.path], tmp_path / "network.json", Growth(), tmp_path / "network.json")
     show(tmp_path / "network.json", tmp_path / "network.svg")
     said = capsys.readouterr().out
-    assert "2 nodes, 3 edges, 1 kinds of tasks" in said
+    assert "2 nodes, 3 edges, 1 kind of tasks" in said
     assert [edge.count for edge in read_network(tmp_path / "network.json").edges] == [2, 2, 2]
     assert (tmp_path / "network.svg").read_text().startswith("<?xml")
 

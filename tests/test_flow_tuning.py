@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,18 +12,24 @@ from typing import Any
 import pytest
 
 from marft import rollouts
-from marft.cli.flows import Tuning, tune
+from marft.cli.flows import Tuning, grow, tune
 from marft.config.load import parse_recipe, to_toml
 from marft.errors import EpisodeFailedError
 from marft.flows import learning, skipping
 from marft.flows.board import Board
 from marft.flows.critics import PolicyCritic, question_of
+from marft.flows.growing import Growth
 from marft.flows.improving import Failure
 from marft.flows.network import FlowNetwork, Node, read_network, write_network
 from marft.game.rendering import PromptTooLongError
+from marft.runs import episodes as recorded
+from marft.runs.folder import RunFolder
+from marft.types import Episode, Task
+from tests.episodes import make_action
 from tests.fakes import FakeEngine, FakeRenderer
 from tests.flow_teams import network
 from tests.helpers import recipe
+from tests.test_scenarios import command
 
 TOLD = "Name <instructions>the unit</instructions>."
 
@@ -78,7 +85,7 @@ def test_it_is_asked_of_as_many_failures_as_there_is_room_for_and_never_a_part_o
     failures = [Failure("How far?", (("adds", "5"),))] * 3
     assert critic(Node("adds", "reasoner", "Add up."), failures) == ("Say the unit." if room else "")
     assert [prompt.count("How far?") for _, prompt in engine.asked] == [1] * room
-    assert said == ([] if room else ["adds: what failed is longer than the context of policy 'judge'"])
+    assert said == ([] if room else ["adds: what failed is longer than the context of 'judge': name another policy"])
 
 
 def test_what_an_attempt_says_closes_no_tag() -> None:
@@ -158,3 +165,28 @@ def test_what_cannot_be_tuned_is_said(
     with pytest.raises(ValueError, match=wanted):
         tune(path, words, tmp_path / "tuned.json", asked(**told))
     assert not (tmp_path / "tuned.json").exists()
+
+
+def test_a_network_is_overwritten_where_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = team(tmp_path)
+    for words in (("grow", tmp_path), ("tune", path)):
+        assert command("flow", *words, "--to", tmp_path / "network.json") == 2
+        assert "is there already; name another file (--to), or let it go: --overwrite" in capsys.readouterr().err
+    assert command("flow", "grow", tmp_path, "--to", tmp_path / "network.json", "--overwrite") == 2
+    assert "is there already" not in capsys.readouterr().err, "it is no run"
+
+
+def test_a_role_that_nobody_has_is_not_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    episode = replace(make_episode("reasoner", "actor"), success=True)
+    monkeypatch.setattr(RunFolder, "open", lambda path: SimpleNamespace(recorded_steps=lambda: [path]))
+    monkeypatch.setattr(recorded, "read_episodes", lambda _: [episode])
+    with pytest.raises(ValueError, match="--apart: no agent of these episodes is called 'acter'; did you mean 'actor'"):
+        grow([tmp_path], tmp_path / "network.json", Growth(apart=frozenset({"acter"})), None)
+    assert not (tmp_path / "network.json").exists()
+    grow([tmp_path], tmp_path / "network.json", Growth(apart=frozenset({"actor"})), None)
+    assert [node.role for node in read_network(tmp_path / "network.json").nodes] == ["reasoner"]
+
+
+def make_episode(*roles: str) -> Episode:
+    actions = tuple(make_action(role, index=index) for index, role in enumerate(roles))
+    return Episode(Task("t", "Add."), "s", 0, actions, "terminated")

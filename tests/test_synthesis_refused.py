@@ -30,6 +30,8 @@ def test_a_teacher_is_named_and_is_there(tmp_path: Path) -> None:
         teacher_of(cold(tmp_path, **{"synthesis.teacher": ""}))
     with pytest.raises(ValueError, match="no recipe at nowhere"):
         teacher_of(cold(tmp_path, **{"synthesis.teacher": "nowhere"}))
+    with pytest.raises(ValueError, match="no run, export or recipe is there; did you mean 'scripts'"):
+        teacher_of(cold(tmp_path, **{"synthesis.teacher": "script"}))
     with pytest.raises(ValueError, match="its agents are solver, and those of the recipe actor, reasoner"):
         teacher_of(cold(tmp_path, **{"synthesis.teacher": "demo_single"}))
     silent = cold(tmp_path, environment={"name": "marft.examples.plugins:Guess"})
@@ -66,7 +68,7 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
         ({"synthesis.attempts": 2}, "attempts"), ({"synthesis.skill": 0.5}, "teacher"), ({"seed": 1}, "recipe"),
         ({"synthesis.tasks": 5}, "tasks"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"begun with another .*{what}"):
+        with pytest.raises(ValueError, match=rf"begun with other settings \(.*{what}"):
             made_of(cold(tmp_path, **changes), resume=True)
     assert bytes_in(tmp_path / "cold" / "rows") == before
     made_of(cold(tmp_path, **{"synthesis.attempts": 2}), overwrite=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,10 +12,12 @@ from rich.text import Text
 from marft.cli.commands import bar, quieten
 from marft.cli.console import wide_console
 from marft.config import load_recipe
+from marft.config.settings import did_you_mean
 from marft.flows.growing import Growth, grown
 from marft.flows.network import Change, FlowNetwork, read_network, write_network
 from marft.runs.folder import RunFolder
 from marft.texts import cut, one_line
+from marft.types import Episode
 
 SHOWN = 60  # characters of an example
 console = wide_console()
@@ -40,6 +42,15 @@ class Tuning:
     tolerance: float
 
 
+def check_free(to: Path, overwrite: bool) -> None:
+    """
+    Raises:
+        ValueError: a file is there, and nobody said that it may go.
+    """
+    if to.exists() and not overwrite:
+        raise ValueError(f"{to} is there already; name another file (--to), or let it go: --overwrite")
+
+
 def grow(runs: Sequence[Path], to: Path, growth: Growth, on: Path | None) -> None:
     """Grow a network from recorded episodes."""
     from marft.runs.episodes import read_episodes
@@ -47,8 +58,17 @@ def grow(runs: Sequence[Path], to: Path, growth: Growth, on: Path | None) -> Non
     files = [file for run in runs for file in RunFolder.open(run).recorded_steps()]
     if not files:
         raise ValueError("the runs have recorded no episodes; train with training.record_episodes_every")
-    before = read_network(on) if on else None
-    network = grown((episode for file in files for episode in read_episodes(file)), growth, before)
+    before, roles = read_network(on) if on else None, set[str]()
+
+    def episodes() -> Iterator[Episode]:
+        for file in files:
+            for episode in read_episodes(file):
+                roles.update(action.agent for action in episode.actions)
+                yield episode
+
+    network = grown(episodes(), growth, before)
+    for role in sorted(growth.apart - roles):
+        raise ValueError(f"--apart: no agent of these episodes is called {role!r}{did_you_mean(role, roles)}")
     write_network(to, network)
     _say(network, to)
 
@@ -135,8 +155,9 @@ def _said(change: Change) -> Text:
 
 
 def _say(network: FlowNetwork, to: Path) -> None:
+    kinds = f"{len(network.contexts)} kind{'s' * (len(network.contexts) != 1)}"
     console.print(
-        f"{len(network.nodes)} nodes, {len(network.edges)} edges, {len(network.contexts)} kinds of tasks. See {to}, "
+        f"{len(network.nodes)} nodes, {len(network.edges)} edges, {kinds} of tasks. See {to}, "
         f"or:  marft flow show {to}",
         soft_wrap=True,
     )

@@ -51,7 +51,7 @@ class PolicyCritic:
         self.asked += 1
         prompt = self._prompt(node, failures)
         if prompt is None:
-            self.note(f"{node.name}: what failed is longer than the context of policy {self.policy!r}")
+            self.note(f"{node.name}: what failed is longer than the context of {self.policy!r}: name another policy")
             return ""
         key = ActionKey(STREAM, node.name, self.asked, 0, "critic", 0)
         try:

@@ -59,7 +59,9 @@ class Flow(OrganizationPart):
     @field_validator("network")
     @classmethod
     def _is_in_the_folder(cls, path: str, info: ValidationInfo) -> str:
-        return from_recipe(path, info.context)
+        found = from_recipe(path, info.context)
+        read_network(Path(found))
+        return found
 
     @field_validator("digest")
     @classmethod

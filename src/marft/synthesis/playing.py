@@ -73,7 +73,7 @@ def begin(run: RunSettings, folder: RunFolder, begun: Mapping[str, object], *, r
     other = [key for key in begun if before.get(key) != begun[key]]
     if other:
         raise ValueError(
-            f"{folder.path} was begun with another {' and another '.join(other)}: what was played is not what would be "
+            f"{folder.path} was begun with other settings ({', '.join(other)}): what was played is not what would be "
             "played now. Begin anew (--overwrite), or give this one another name (--name …)"
         )
     atomic.remove_drafts(folder.episodes)

@@ -23,6 +23,7 @@ def grow(
     embed: Annotated[str, typer.Option(help='module:function of texts to vectors; "": hashed pieces of words.')] = "",
     dimensions: Annotated[int, typer.Option(min=8, max=8192, help="Of a vector.")] = 256,
     on: Annotated[Path | None, typer.Option(help="A network that grows on.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
 ) -> None:
     """Grow a flow network from the episodes of runs that succeeded.
 
@@ -32,6 +33,7 @@ def grow(
     from marft.flows.growing import Growth
 
     growth = Growth(threshold, least, apart=frozenset(apart or ()), dimensions=dimensions, embed=embed)
+    asked.check_free(to, overwrite or to == on)
     asked.grow(runs, to, growth, on)
 
 
@@ -47,6 +49,7 @@ def tune(
     tolerance: Annotated[
         float, typer.Option(max=1, help="Of held-out success that skips may cost together; below 0: none are tried.")
     ] = 0.01,
+    overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
 ) -> None:
     """Make a network better by playing it.
 
@@ -56,6 +59,7 @@ def tune(
     from marft.cli import flows as asked
     from marft.cli import options
 
+    asked.check_free(to, overwrite)
     tuning = asked.Tuning(steps, batch, critic, rounds, tolerance)
     asked.tune(recipe, options.overrides_of(context, recipe), to, tuning)
 
