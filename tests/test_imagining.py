@@ -212,7 +212,7 @@ def test_what_an_imagined_world_pays_stands_without_the_recipes_terms() -> None:
     real: Any = SimpleNamespace(game=game(Script([])), compose=composed, wait_for=asyncio.run, engine=FakeEngine())
     real._gate, real._play = asyncio.Semaphore(4), partial(LocalRollouts._play, real)
     world = Script([goes_on(0.25), goes_on(0.5), goes_on(1.0)])
-    (episode,) = LocalRollouts.play_in(real, world, [Attempt(Task("t0", "begin"), "imagined/0")], 2)  # type: ignore[arg-type]
+    (episode,) = LocalRollouts.play_in(real, world, [Attempt(Task("t0", "begin"), "imagined/0")], 2)
     assert (episode.status, episode.total_reward) == ("truncated", 0.75)
 
 

@@ -178,7 +178,7 @@ def test_it_is_known_by_what_it_asks_for_whatever_its_weights_are() -> None:
 
 def test_teams_that_ask_for_other_words_or_other_policies_are_not_one() -> None:
     run = chain("a", "b")
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"agents": [{"role": "a", "like": "b", "answers": False}, {"role": "b"}]},
         {"agents": [{"role": "a", "policy": "b"}, {"role": "b"}]},
         {"agents": [{"role": "a", "policy": "b", "instructions": "Own."}, {"role": "b"}]},
