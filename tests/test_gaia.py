@@ -312,6 +312,12 @@ class TestMetadata:
         assert world.start(tasks["t2"], 0).search("anything") == "no page has these words"
         assert all(t.data["level"] == 2 for t in gaia(path=metadata(tmp_path, *rows), levels=[2]).tasks("train"))
 
+    def test_what_a_test_needs_is_missed_before_anything_is_learned(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"cannot read .*nowhere\.jsonl"):
+            gaia(test_path=str(tmp_path / "nowhere.jsonl")).tasks("train")
+        with pytest.raises(ValueError, match="nopages"):
+            gaia(test_path=metadata(tmp_path, row(1)), pages=str(tmp_path / "nopages")).tasks("train")
+
     def test_pages_of_a_folder_are_searched(self, tmp_path: Path) -> None:
         (tmp_path / "Ada Kern.txt").write_text("A potter, born in 1912.")
         assert library_of(str(tmp_path)).found("potter", 1) == [(1, Page("Ada Kern", "A potter, born in 1912."))]
