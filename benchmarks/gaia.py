@@ -1,6 +1,6 @@
 """Questions to be looked up (level 1 of ``gaia``): does a team learn, and more than one agent at equal tokens?
 
-    python tools/tiny/worlds.py gaia --output gaia-model              # the model: ten minutes of a core that is free
+    python tools/tiny/worlds.py gaia --output gaia-model              # the model: most of an hour of a free core
     python benchmarks/gaia.py --model gaia-model                      # three seeds; it goes on where it stopped
     python benchmarks/gaia.py --model gaia-model --seeds 0 --steps 20 --tasks 60
     python benchmarks/gaia.py --only-table                            # from what is there
