@@ -35,18 +35,19 @@ from marft.world_models.interface import Lived, Outcome, Prediction, Situation, 
 
 EPISODES = 5120  # real ones of each run, at most
 WINDOW, ENOUGH = 64, 0.9
-FEW = ("--rollout.tasks_per_step", "1")
+SIXTEEN = ("--rollout.tasks_per_step", "1")
+FOUR = (*SIXTEEN, "--rollout.samples_per_task", "4")
 FIRST = (  # as long as real ones; and what was lived once is believed (e⁻¹ = 0.37), for this world has no chance in it
-    *FEW, "--dyna.share", "0.75", "--dyna.horizon", "8", "--dyna.cutoff", "0.5",
+    *FOUR, "--dyna.share", "0.9375", "--dyna.horizon", "8", "--dyna.cutoff", "0.5",
 )  # fmt: skip
 IMAGINED = (*FIRST, "--dyna.begins", "anywhere")
 ARMS = {
     "recipe": (),
-    "plain": FEW,
-    "replay": (*FEW, "--rollout.reuse", "4"),
+    "plain": SIXTEEN,
+    "few": FOUR,
+    "replay": (*FOUR, "--rollout.reuse", "4"),
     "dyna": IMAGINED,
     "dyna-first": FIRST,
-    "dyna-replay": (*IMAGINED, "--rollout.reuse", "2"),
     "corrupted": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }"),
     "unwatched": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }", "--dyna.check", "false"),
 }
@@ -112,7 +113,7 @@ def trained(output: Path, arm: str, seed: int, episodes: int) -> RunFolder:
         "--device",
         "cpu",
     )
-    per_step = 16 if FEW[0] in ARMS[arm] else 64
+    per_step = 4 if ARMS[arm][: len(FOUR)] == FOUR else 16 if ARMS[arm] else 64
     steps = ("--training.steps", str(episodes // per_step), "--training.record_credit", "false")
     run = load_recipe("frozen_lake", [*where, *steps, *ARMS[arm]])
     path = Path(run.output) / run.name

@@ -73,6 +73,10 @@ def test_unknown_keys_and_names_are_errors_with_a_suggestion(override: tuple[str
             ("--algorithm.sampler_correction", "none"),
             "sampler_correction: is a table of keys, as in { key = value } (given: 'none')",
         ),
+        (
+            ("--channel.name", "record", "--channel.fields", "['state']"),
+            "channel.fields: is a table of keys, as in { key = value } (given: ['state'])",
+        ),
         (("--training.steps", "0"), "training.steps: input should be greater than or equal to 1"),
         (("--training.steps", "2.5"), "training.steps"),
         (("--seed", '"1"'), "seed: input should be a valid integer"),

@@ -28,6 +28,7 @@ from marft.federated.privacy import epsilon
 from marft.federated.words import Update, data_of
 from marft.models.adapters import CONFIG, WEIGHTS
 from tests.runs import contents
+from tests.test_cli import run
 from tests.test_federated import CONFIGURATION, adapter
 
 CONFIGURATIONS = {f"actor/{CONFIG}": json.dumps(CONFIGURATION).encode()}
@@ -338,3 +339,20 @@ def test_rounds_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert json.loads(json.dumps(dataclasses.asdict(one))) == dataclasses.asdict(one)
     assert one.apart[0] > 0.1
     assert one.apart[1] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_dry_run_reads_all_recipes_and_names_each_that_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sites.toml"
+    path.write_text('[sites.north]\nrecipe = "demo"\n[sites.south]\nrecipe = "demo"\n', encoding="utf-8")
+    assert "north, south" in run(capsys, "federate", str(path), "--dry-run")
+
+    path.write_text(
+        '[sites.north]\nrecipe = "deno"\n[sites.south]\nrecipe = "demo"\n[sites.east]\nrecipe = "demo"\n'
+        'changes = { "policies.reasoner.train" = "full" }\n',
+        encoding="utf-8",
+    )
+    said = run(capsys, "federate", str(path), "--dry-run", status=2)
+    assert "sites.north: " in said and "sites.east: " in said and "south" not in said
+    assert [*tmp_path.iterdir()] == [path]

@@ -244,9 +244,11 @@ def tuner(chances: dict[tuple[str, str], float], **table: Any) -> tuple[Tuner, P
 class TestRounds:
     def test_what_is_better_on_tasks_that_did_not_choose_it_is_kept_for_the_next_agent(self) -> None:
         chances = {("Reason.", text): 0.9 for text in ("Add.", "Act. Add.", "Add. Act.")}
-        rounds, world, _ = tuner({**chances, ("Reason.", "Act."): 0.1}, candidates=8)
+        rounds, world, notes = tuner({**chances, ("Reason.", "Act."): 0.1}, candidates=8)
         lineage, metrics = rounds.round(rounds.begun(), 10, [])
         kept = [one for one in lineage.versions if one.accepted and one.number]
+        assert f"step 10: profiles.actor: v{kept[0].number} is what it is told from here on: +" in notes[-1]
+        assert notes[-1].endswith(" on 60 tasks")
         assert [one.role for one in kept] == ["actor"]
         assert kept[0].worth is not None
         assert kept[0].worth.tasks == 60
@@ -258,9 +260,10 @@ class TestRounds:
         assert world.team.agent("actor").profile.version == kept[0].number
 
     def test_what_is_no_better_is_refused_with_its_interval(self) -> None:
-        rounds, world, _ = tuner({})
+        rounds, world, notes = tuner({})
         lineage, metrics = rounds.round(rounds.begun(), 10, [])
         assert metrics["profiles/accepted"] == 0.0
+        assert len(notes) == 2 and all("is tried and not taken: " in note for note in notes)
         assert [one.accepted for one in lineage.versions] == [True, True, False, False, False, False]
         assert [agent.profile.instructions for agent in world.team.agents] == ["Reason.", "Act."]
 

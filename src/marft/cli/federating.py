@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 def federate(path: Path, resume: bool, dry_run: bool, how: How) -> None:
     """Train a federation to its last round."""
     settings = load_federation(path)
+    folder = Path(settings.output) / settings.name
     with output(how) as out:
         if dry_run:
+            from marft.federated.recipes import site_recipes
+
+            site_recipes(settings, folder)
             out.say(f"{len(settings.sites)} sites, {settings.rounds} rounds of {settings.steps} steps: "
                     f"{', '.join(settings.sites)}")  # fmt: skip
             out.tell("dry_run", settings=settings.model_dump(mode="json"))
             return
-        folder = Path(settings.output) / settings.name
         beside(folder)
         quieten()
         from marft.federated.coordinator import federate as run_federation

@@ -98,7 +98,7 @@ def sft(
             out.say(f"stopped after step {step}. Go on with:  marft sft {folder.path} --resume")
             raise SystemExit(INTERRUPTED)
         last = folder.saved_steps()[-1]
-        out.say(f"{done.steps} steps; held out: {done.held_out:.4f} nats a token. See {folder.report}, or:")
+        out.say(f"step {done.steps}; held out: {done.held_out:.4f} nats a token. See {folder.report}, or:")
         out.say(f"  marft eval {folder.path}")
         out.say(f"  marft train {recipe} --from {last}")
 

@@ -147,7 +147,7 @@ def explain(error: ValidationError, table: Mapping[str, object]) -> str:
             message = (
                 f"{_shown(str(problem['input']))} is no TOML: {problem['input'].why}; see that brackets and quotes end"
             )
-        elif problem["type"] == "model_type":  # pydantic names a class of ours
+        elif problem["type"] in ("model_type", "dict_type"):  # pydantic names a class of ours, or Python's
             message = f"is a table of keys, as in {{ key = value }} (given: {_shown(problem['input'])})"
         elif not isinstance(problem["input"], dict | list) and "input" in problem:
             message = f"{message[0].lower()}{message[1:]} (given: {_shown(problem['input'])})"

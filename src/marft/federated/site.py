@@ -9,23 +9,23 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from marft import atomic
-from marft.config.load import load_recipe
 from marft.config.models import local_model
-from marft.config.run import RunSettings, refuse_nothing_to_train
+from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.federated.parcels import files_with, opened, read_folder
-from marft.federated.place import RUN, Begun, Place
+from marft.federated.place import Begun, Place
 from marft.federated.privacy import hidden
+from marft.federated.recipes import site_recipe
 from marft.federated.words import About, Asked, Failed, Update, data_of, digest_of, files_of, receive, send
 from marft.observing import Observer
 from marft.runs import lock
 from marft.runs.checkpoints import Record
 from marft.runs.going_on import resumed_or_started
-from marft.seeds import derive_seed
 
 
 def main(descriptor: int) -> None:
@@ -111,18 +111,17 @@ class Site:
             ValueError: it cannot be read, or trains something else than adapters.
         """
         site, federation = self.about.site, self.about.federation
-        own = {
-            "seed": derive_seed(federation["seed"], "site", site["name"]), **site["changes"],
-            "name": RUN, "output": str(self.place.path), "training.steps": federation["steps"],
-        }  # fmt: skip
-        run = load_recipe(site["recipe"], changes=own)
-        refuse_nothing_to_train(run)
-        for policy in run.trained_policies:
-            if run.policies[policy].train != "lora":
-                raise ValueError(f"policies.{policy}: adapters alone leave a site; set train = 'lora'")
+
+        def read(changes: Mapping[str, Any]) -> RunSettings:
+            return site_recipe(
+                site["recipe"], changes, name=site["name"], seed=federation["seed"], steps=federation["steps"],
+                folder=self.place.path,
+            )  # fmt: skip
+
+        run = read(site["changes"])
         if self.place.start.is_dir():
             start = {f"policies.{name}.adapter": str(self.place.start / name) for name in run.trained_policies}
-            run = load_recipe(site["recipe"], changes={**own, **start})
+            run = read({**site["changes"], **start})
         return run
 
     def beginning(self) -> Update:

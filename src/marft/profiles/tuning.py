@@ -132,11 +132,19 @@ class _Turn:
         worths = [worth(known, outcomes) for outcomes in found]
         worths[best] = worth(known, self._outcomes(candidates[best], testing, tried=True))
         kept = self._accepts(worths[best])
-        if worths[best] is None:
-            self._note("of no task is it known whether it was solved (Step.success): no candidate can be judged")
+        self._tell(candidates[best], worths[best], kept)
         return [
             replace(one, worth=worths[place], accepted=kept and place == best) for place, one in enumerate(candidates)
         ]
+
+    def _tell(self, best: Version, found: Worth | None, kept: bool) -> None:
+        """What came of the best candidate."""
+        if found is None:
+            self._note("of no task is it known whether it was solved (Step.success): no candidate can be judged")
+            return
+        gain = f"{100 * found.gain:+.0f} points ({100 * found.gain_low:+.0f} to {100 * found.gain_high:+.0f})"
+        what = "is what it is told from here on" if kept else "is tried and not taken"
+        self._note(f"v{best.number} {what}: {gain} on {found.tasks} tasks")
 
     def _tasks(self, several: bool) -> tuple[list[Task], list[Task]]:
         """Tasks to choose by, and others to test on: new ones for every turn, less of them where there are few."""
