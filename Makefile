@@ -54,13 +54,9 @@ test-vllm: install
 gpu: install
 	$(BIN)/python benchmarks/gpu.py
 
-docs: $(VENV)/.docs
+docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open build/site/index.html"
-
-$(VENV)/.docs: $(INSTALLED)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[docs]"
-	touch $@
 
 mutants: install
 	$(BIN)/python tools/mutants/run.py $(MUTANTS)
