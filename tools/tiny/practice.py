@@ -1,4 +1,4 @@
-"""What a small model practises before it plays: to look words up, to copy them and to search for them, a dozen times
+"""What a small model practises before it plays: to look words up, to copy them and to search for them, several times
 a row.
 
 A game's conversation asks for one or two words, too few to learn from scratch where in a text an answer stands. Here
@@ -28,7 +28,7 @@ def words_of(texts: Iterable[str], count: int = 250) -> list[str]:
 
 
 def practice(words: list[str], random: Random, asks: float = 0.0) -> Iterator[list[dict[str, Any]]]:
-    """Conversations without end: a table and questions about it, words to repeat, or names to search for.
+    """Conversations without end: a table and questions about it, words to repeat, or questions to search for.
 
     Args:
         asks: the share of the last.
@@ -64,14 +64,15 @@ def copies(words: list[str], random: Random) -> list[dict[str, Any]]:
 
 
 def searches(words: list[str], random: Random) -> list[dict[str, Any]]:
-    """Questions with a name among other words; each answer is a call that searches for the name."""
+    """Questions with a name among other words; each answer is a call that searches for the question."""
     names, others = ([word for word in words if word[0].isupper() is upper] for upper in (True, False))
     messages = []
-    for _ in range(random.choice([1, 2, QUESTIONS // 3, QUESTIONS])):
-        name = " ".join(random.sample(names, random.choice([1, 1, 2])))
+    for _ in range(random.choice([1, 2, QUESTIONS // 3])):
+        first, *name = random.sample(names, random.choice([2, 2, 3]))
         before, after = (random.choices(others, k=random.randint(*most)) for most in ((1, 3), (0, 2)))
-        call = exchange("", [ToolCall("search", json.dumps({"query": name}))])[0]
-        messages += [_says("user", " ".join([*before, name, *after]) + "?"), dict(call)]
+        question = " ".join([first, *before, *name, *after]) + "?"
+        call = exchange("", [ToolCall("search", json.dumps({"query": question}))])[0]
+        messages += [_says("user", question), dict(call)]
     return messages
 
 

@@ -51,7 +51,7 @@ class Making(NamedTuple):
         skill: of the demonstrations: share of turns played well.
         episodes: that are demonstrated, of each recipe.
         practice: steps of looking up and copying, before the games; ``steps``: with games.
-        asks: of what is practised, the share that are questions with a name, to be searched for.
+        asks: of what is practised, the share that are questions to be searched for.
         goes_on: share of practice in the steps with games.
     """
 
@@ -71,7 +71,7 @@ MAKINGS = {
     "instructions": Making(skill=0.6, episodes=700, vocabulary=1024),
     "rooms": Making(skill=0.75, episodes=700, practice=1000, steps=1500),
     "memory": Making(skill=0.7, practice=1500, steps=2000),
-    "gaia": Making(skill=0.6, practice=500, steps=1600, asks=0.5, goes_on=0.3),
+    "gaia": Making(skill=0.6, practice=500, steps=1600, asks=0.3, goes_on=0.2),
 }
 
 

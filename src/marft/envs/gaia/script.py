@@ -47,7 +47,7 @@ class Researcher:
         except Missing as missing:
             if not good and cue.random.random() < 0.5:
                 return NOTHING
-            calls = _calls(missing, known, cue.random, good)
+            calls = _calls(missing, known, cue.task.prompt, cue.random, good)
             return Line("", calls) if calls and len(cue.chat) < LOST * 2 else NOTHING
         return f"{said} {found_out if good else _slipped(known, found_out, cue.random)}"
 
@@ -71,14 +71,16 @@ def _heard(chat: Sequence[Mapping[str, object]], files: Mapping[str, str]) -> Kn
     return known
 
 
-def _calls(missing: Missing, known: Known, random: Random, good: bool) -> tuple[ToolCall, ...]:
-    """What is called to learn what is missing."""
+def _calls(missing: Missing, known: Known, question: str, random: Random, good: bool) -> tuple[ToolCall, ...]:
+    """What is called to learn what is missing: a page that the question names is searched for by the whole question."""
     if missing.what == "file":
         return (_call("read_file", name=missing.names[0]),)
     if missing.what == "value":
         return tuple(_call("calculate", expression=expression) for expression in missing.names)
     sought = [title for title in missing.names if title not in known.numbers]
     if sought:
+        if good and any(title in question for title in sought):
+            return (_call("search", query=question),)
         return tuple(_call("search", query=title if good else title.split()[0]) for title in sought)
     numbers = list(known.numbers.values())
     return tuple(
