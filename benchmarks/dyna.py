@@ -4,8 +4,8 @@
     python benchmarks/dyna.py --seeds 0 --arms plain dyna
 
 A step of the recipe plays 64 real episodes (``recipe``), of ``plain`` 16 and of ``few`` 4, so that there are more
-updates for as many episodes. In ``replay`` each of sixteen is learned from in four steps. In ``dyna`` two real ones are
-beside 30 that are imagined and begin anywhere, in ``dyna-first`` where real ones do. ``corrupted`` is ``dyna`` with a
+updates for as many episodes. In ``replay`` each of sixteen is learned from in four steps. In ``dyna`` four real ones
+are beside 60 that are imagined and begin anywhere, in ``dyna-first`` where real ones do. ``corrupted`` is ``dyna`` of a
 model that is corrupted once it has lived 600 steps, its rewards turned round and what follows shuffled: it is watched,
 and ``unwatched`` believes it all the same. An arm is there where at least 90 % of its last 64 real episodes have
 crossed; they are the policies' own samples, as they are in training. Runs go on where they stopped.
@@ -35,17 +35,17 @@ from marft.world_models.interface import Lived, Outcome, Prediction, Situation, 
 
 EPISODES = 5120  # real ones of each run, at most
 WINDOW, ENOUGH = 64, 0.9
-FEW = ("--rollout.tasks_per_step", "1")
+SIXTEEN = ("--rollout.tasks_per_step", "1")
+FOUR = (*SIXTEEN, "--rollout.samples_per_task", "4")
 FIRST = (  # as long as real ones; what was lived once is believed (e⁻¹ = 0.37), for this world has no chance in it
-    *FEW, "--rollout.samples_per_task", "2",
-    "--dyna.share", "0.9375", "--dyna.horizon", "8", "--dyna.cutoff", "0.5",
+    *FOUR, "--dyna.share", "0.9375", "--dyna.horizon", "8", "--dyna.cutoff", "0.5",
 )  # fmt: skip
 IMAGINED = (*FIRST, "--dyna.begins", "anywhere")
 ARMS = {
     "recipe": (),
-    "plain": FEW,
-    "few": (*FEW, "--rollout.samples_per_task", "4"),
-    "replay": (*FEW, "--rollout.reuse", "4"),
+    "plain": SIXTEEN,
+    "few": FOUR,
+    "replay": (*SIXTEEN, "--rollout.reuse", "4"),
     "dyna": IMAGINED,
     "dyna-first": FIRST,
     "corrupted": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }"),
