@@ -1,14 +1,13 @@
 """Questions to be looked up (level 1 of ``gaia``): does a team learn, and more than one agent at equal tokens?
 
-    python tools/tiny/worlds.py gaia --output gaia-model              # the model: most of an hour of a free core
-    python benchmarks/gaia.py --model gaia-model                      # three seeds; it goes on where it stopped
-    python benchmarks/gaia.py --model gaia-model --seeds 0 --steps 20 --tasks 60
-    python benchmarks/gaia.py --only-table                            # from what is there
+    python benchmarks/gaia.py                                # three seeds; it goes on where it stopped
+    python benchmarks/gaia.py --seeds 0 --steps 20 --tasks 60
+    python benchmarks/gaia.py --only-table                   # from what is there
 
-The recipe ``gaia`` (a searcher and an answerer) is trained on what ``python tools/tiny/worlds.py gaia`` makes. Beside
-it ``gaia_single``, one agent of the same model, until it has sampled as many tokens. Base and last checkpoint are
-evaluated on the same held-out questions, each attempted four times, sampled as in training: accuracy with the interval
-that draws questions and not attempts, pass@4 and pass^4. Writes results/gaia.json and results/gaia.md.
+The recipe ``gaia`` (a searcher and an answerer) is trained as it ships, and beside it ``gaia_single``, one agent of the
+same model, until it has sampled as many tokens. Base and last checkpoint are evaluated on the same held-out questions,
+each attempted four times, sampled as in training: accuracy with the interval that draws questions and not attempts,
+pass@4 and pass^4. Writes results/gaia.json and results/gaia.md.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=0, help="of the team; 0: as the recipe has it")
     parser.add_argument("--tasks", type=int, default=200, help="held-out, for each evaluation")
-    parser.add_argument("--model", default="", help="in the place of the recipe's: a folder, as worlds.py makes it")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--output", type=Path, default=Path("runs/gaia"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
@@ -45,8 +43,7 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.results / "gaia.json"
     changes = [*(["--training.steps", str(arguments.steps)] if arguments.steps else [])]
-    changes += ["--models.base.path", str(Path(arguments.model).resolve())] if arguments.model else []
-    settings = {"changes": [one for one in changes if not one.startswith("/")], "tasks": arguments.tasks}
+    settings = {"changes": changes, "tasks": arguments.tasks}
     for seed in arguments.seeds if not arguments.only_table else ():
         for arm in ARMS:
             measure(path, settings, World("gaia", changes=tuple(changes)), arm, seed, arguments)

@@ -354,5 +354,7 @@ def test_a_dry_run_reads_all_recipes_and_names_each_that_cannot_be_used(
         encoding="utf-8",
     )
     said = run(capsys, "federate", str(path), "--dry-run", status=2)
-    assert "sites.north: " in said and "sites.east: " in said and "south" not in said
+    assert "sites.north: " in said
+    assert "sites.east: " in said
+    assert "south" not in said
     assert [*tmp_path.iterdir()] == [path]

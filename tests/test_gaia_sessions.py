@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from marft.envs.gaia import library
 from marft.envs.gaia.library import Attached, Library, Page, text_of
 from marft.envs.gaia.session import UNSOLVED, Asked, GaiaSession
+from marft.envs.scripts import Cue
 from marft.types import Step
 from tests.test_gaia import gaia, metadata, row
 from tests.visits import joint
@@ -92,3 +95,16 @@ def test_a_question_of_the_test_is_known_by_its_id_too(tmp_path: Path) -> None:
     world = gaia(path=metadata(tmp_path, *rows), test_path=tests)
     learned = [task.id for split in ("train", "validation") for task in world.tasks(split)]
     assert sorted(learned) == ["t2", *(f"t{number}" for number in range(4, 9))]
+
+
+def test_the_script_searches_for_a_page_that_the_question_names_by_the_whole_question() -> None:
+    world = gaia(train_tasks=60, held_out_tasks=1, levels=[1, 2])
+    script, searched = world.script(1.0), 0
+    assert script
+    for task in world.tasks("train"):
+        said = script(Cue(task, "searcher", 0, [{"role": "user", "content": task.prompt}], Random(0)))
+        assert not isinstance(said, str)
+        named = [call for call in said.calls if call.name == "search"]
+        assert [json.loads(call.arguments) for call in named] in ([], [{"query": task.prompt}])
+        searched += len(named)
+    assert searched > 20

@@ -263,7 +263,8 @@ class TestRounds:
         rounds, world, notes = tuner({})
         lineage, metrics = rounds.round(rounds.begun(), 10, [])
         assert metrics["profiles/accepted"] == 0.0
-        assert len(notes) == 2 and all("is tried and not taken: " in note for note in notes)
+        assert len(notes) == 2
+        assert all("is tried and not taken: " in note for note in notes)
         assert [one.accepted for one in lineage.versions] == [True, True, False, False, False, False]
         assert [agent.profile.instructions for agent in world.team.agents] == ["Reason.", "Act."]
 

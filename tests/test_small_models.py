@@ -94,6 +94,16 @@ def test_what_is_to_be_repeated_ends_what_was_shown() -> None:
             assert asked["content"].endswith(said["content"])
 
 
+def test_what_is_searched_for_is_the_whole_question() -> None:
+    from practice import searches
+
+    words = ["Red", "Box", "Kay", "who", "is", "the", "of"]
+    for turns in (searches(words, Random(seed)) for seed in range(50)):
+        for asked, said in zip(turns[::2], turns[1::2], strict=True):
+            (call,) = said["tool_calls"]
+            assert call["function"] == {"name": "search", "arguments": {"query": asked["content"]}}
+
+
 def test_practice_is_the_same_under_a_seed_and_never_ends() -> None:
     from practice import practice, words_of
 
