@@ -137,6 +137,19 @@ class Wrong:
         return replace(outcome, following="at 0" if outcome.following != "at 0" else "at 3")
 
 
+@pytest.mark.parametrize("begins", ["first", "anywhere"])
+def test_attempts_that_begin_alike_are_one_group(begins: str) -> None:
+    run = dyna_of("--rollout.samples_per_task", "3", warm_up=0, begins=begins)
+    gathering, rollouts = imagining(run)
+    steps_of(gathering, 0, 4)
+    for world in rollouts.worlds:
+        assert len(set(world.begins.values())) == len(world.begins)
+        assert len(world.begins) == 1 or begins == "anywhere"
+    named = {(one.task.id, one.stream, one.sample) for one in rollouts.attempts}
+    assert run.dyna is not None
+    assert len(named) == len(rollouts.attempts) == 4 * 3 * run.dyna.tasks_at(0, run.rollout.tasks_per_step)
+
+
 def test_imagined_episodes_stand_beside_real_ones_and_are_marked() -> None:
     gathering, rollouts = imagining(dyna_of())
     warming, second, third = steps_of(gathering, 0, 3)

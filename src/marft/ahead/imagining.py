@@ -7,6 +7,7 @@ is wrong of real episodes is switched off (:mod:`marft.world_models.trust`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -104,16 +105,17 @@ class Imagining(Around):
             return []
         stream = f"imagined/{step}"
         places = generator(run.seed, stream).integers(len(begins), size=count)
+        groups = Counter(begins[place] for place in places)  # attempts that begin alike are compared with each other
         world = Imagined(
-            self.model, {f"{stream}/{number}": begins[place] for number, place in enumerate(places)}, dyna.cutoff,
-            dyna.reads, dyna.memory,
+            self.model, {f"{stream}/{number}": begin for number, begin in enumerate(groups)}, dyna.cutoff, dyna.reads,
+            dyna.memory,
         )  # fmt: skip
         most = min(dyna.horizon, run.rollout.max_steps)
         critic = run.algorithm.critic.kind != "none"
         attempts = [
             Attempt(task, stream, sample, critic_states=critic)
-            for task in world.tasks("train")
-            for sample in range(run.rollout.samples_per_task)
+            for task, times in zip(world.tasks("train"), groups.values(), strict=True)
+            for sample in range(times * run.rollout.samples_per_task)
         ]
 
         def play(attempts: Sequence[Attempt], *, on_done: OnDone = nobody) -> list[Episode]:
