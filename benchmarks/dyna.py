@@ -8,8 +8,8 @@ updates for as many episodes. In ``replay`` each of sixteen is learned from in f
 are beside 60 that are imagined and begin where real ones do, in ``anywhere`` anywhere. ``corrupted`` is ``dyna`` of a
 model that is corrupted once it has lived 600 steps, its rewards turned round and what follows shuffled: it is watched,
 and ``unwatched`` believes it all the same. An arm is there where at least 90 % of its last 64 real episodes have
-crossed; they are the policies' own samples, as they are in training. Runs go on where they stopped.
-Writes results/dyna.json, .md and .svg.
+crossed; they are the policies' own samples, as they are in training. Runs go on where they stopped; what
+stands in the results is not run again. Writes results/dyna.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import machine
 from matplotlib.figure import Figure
 from pydantic import PrivateAttr
+from recording import save_plot, save_rows, stored_rows
 
 from marft.config import load_recipe
 from marft.observing import Observer
@@ -92,12 +94,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/dyna"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
-    rows = []
-    for seed in arguments.seeds:
-        for arm in arguments.arms:
+    rows = stored_rows(arguments.results, "dyna")
+    known = {(row["arm"], row["seed"]) for row in rows}
+    for seed, arm in product(arguments.seeds, arguments.arms):
+        if (arm, seed) not in known:
             rows.append(measured(trained(arguments.output, arm, seed, arguments.episodes), arm, seed))
             print(json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}), flush=True)
-            save(arguments.results, rows)
+            rows.sort(key=lambda row: (row["seed"], list(ARMS).index(row["arm"])))
+            save_rows(arguments.results, "dyna", rows, "\n".join(table_of(rows)) + "\n")
+            save_plot(arguments.results, "dyna", plot(rows))
 
 
 def trained(output: Path, arm: str, seed: int, episodes: int) -> RunFolder:
@@ -168,7 +173,8 @@ def measured(folder: RunFolder, arm: str, seed: int) -> dict[str, Any]:
         "arm": arm, "seed": seed, "arrived": arrived(curve), "played": curve[-1][0], "last": curve[-1][1],
         "steps": len(rows), "imagined": sum(row.get("imagined/episodes", 0.0) for row in rows),
         "cut": sum(row.get("imagined/cut", 0.0) for row in rows), "off": off[0] if off else None,
-        "off_steps": len(off), "seconds": sum(row["seconds"] for row in rows), "curve": curve,
+        "off_steps": len(off), "wall_seconds": sum(row["seconds"] for row in rows),
+        "curve": [point for point in curve if point[0] % WINDOW == 0 or point is curve[-1]],
     }  # fmt: skip
 
 
@@ -196,7 +202,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"| {arm} | {there} of {len(mine)} | {median(map(took, mine)):.0f} | {each} | {fewer} "
             f"| {median(row['steps'] for row in mine):.0f} "
             f"| {median(row['imagined'] for row in mine):.0f} | {median(row['cut'] for row in mine):.0f} | {off} "
-            f"| {median(row['seconds'] for row in mine):.0f} |"
+            f"| {median(row['wall_seconds'] for row in mine):.0f} |"
         )
     return lines
 
@@ -220,14 +226,6 @@ def plot(rows: Sequence[Mapping[str, Any]]) -> Figure:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return figure
-
-
-def save(results: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write figures, table and picture."""
-    results.mkdir(parents=True, exist_ok=True)
-    (results / "dyna.json").write_text(json.dumps({"machine": machine.describe(), "rows": rows}) + "\n")
-    (results / "dyna.md").write_text("\n".join(table_of(rows)) + "\n")
-    plot(rows).savefig(results / "dyna.svg")
 
 
 if __name__ == "__main__":
