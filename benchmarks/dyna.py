@@ -37,7 +37,7 @@ from marft.world_models.interface import Lived, Outcome, Prediction, Situation, 
 
 EPISODES = 5120  # real ones of each run, at most
 WINDOW, ENOUGH = 64, 0.9
-WORLD = (  # cells by their numbers: in the drawing the tiny model hardly sees where it is; and half the recipe's rate
+WORLD = (  # cells by their numbers, which the tiny model reads sooner than the drawing; and half the recipe's rate
     "--environment.rendering", "words", "--algorithm.optimizer.learning_rate", "1e-3",
 )  # fmt: skip
 SIXTEEN = ("--rollout.tasks_per_step", "1")
@@ -97,7 +97,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
     rows = stored_rows(arguments.results, "dyna")
-    known = {(row["arm"], row["seed"]) for row in rows}
+    known = {(row["arm"], row["seed"]) for row in rows if row["changes"] == changes_of(row["arm"])}
+    rows = [row for row in rows if (row["arm"], row["seed"]) in known]
     for seed, arm in product(arguments.seeds, arguments.arms):
         if (arm, seed) not in known:
             rows.append(measured(trained(arguments.output, arm, seed, arguments.episodes), arm, seed))
@@ -105,6 +106,11 @@ def main() -> None:
             rows.sort(key=lambda row: (row["seed"], list(ARMS).index(row["arm"])))
             save_rows(arguments.results, "dyna", rows, "\n".join(table_of(rows)) + "\n")
             save_plot(arguments.results, "dyna", plot(rows))
+
+
+def changes_of(arm: str) -> list[str]:
+    """Of the recipe. Results of others are not kept."""
+    return [*WORLD, *ARMS[arm]]
 
 
 def trained(output: Path, arm: str, seed: int, episodes: int) -> RunFolder:
@@ -121,7 +127,7 @@ def trained(output: Path, arm: str, seed: int, episodes: int) -> RunFolder:
         "--device",
         "cpu",
     )
-    rest = ["--training.record_credit", "false", *WORLD, *ARMS[arm]]
+    rest = ["--training.record_credit", "false", *changes_of(arm)]
     per_step = load_recipe("frozen_lake", rest).rollout
     steps = episodes // (per_step.tasks_per_step * per_step.samples_per_task)
     run = load_recipe("frozen_lake", [*where, "--training.steps", str(steps), *rest])
@@ -172,7 +178,8 @@ def measured(folder: RunFolder, arm: str, seed: int) -> dict[str, Any]:
     curve = crossed(rows)
     off = [row["step"] for row in rows if row.get("imagined/on") == 0.0]
     return {
-        "arm": arm, "seed": seed, "arrived": arrived(curve), "played": curve[-1][0], "last": curve[-1][1],
+        "arm": arm, "seed": seed, "changes": changes_of(arm), "arrived": arrived(curve),
+        "played": curve[-1][0], "last": curve[-1][1],
         "steps": len(rows), "imagined": sum(row.get("imagined/episodes", 0.0) for row in rows),
         "cut": sum(row.get("imagined/cut", 0.0) for row in rows), "off": off[0] if off else None,
         "off_steps": len(off), "wall_seconds": sum(row["seconds"] for row in rows),
