@@ -23,18 +23,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import machine
 import numpy as np
 from environments import World, trained
 from matplotlib.figure import Figure
+from warming import Turn, warm_up
 
 from marft.config import load_recipe
 from marft.config.models import ModelSettings
+from marft.config.run import RunSettings
+from marft.engines.renderer import ChatRenderer
 from marft.envs.scripts import Cue, Line, Script
 from marft.evaluation.bootstrap import paired, student_t
 from marft.evaluation.session import evaluate_checkpoints
@@ -46,12 +51,13 @@ from marft.learning.interfaces import CreditInputs
 from marft.models.formats import load_format
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.scripted import ScriptedTeam
+from marft.scripted import ScriptedTeam, Spoken
 
 GROUNDS: Mapping[str, tuple[str, ...]] = {
     "said": (
-        "--environment.coverage", "said", "--environment.kinds", '["temporal"]', "--environment.budget", "80",
-        "--training.steps", "20",
+        "--environment.coverage", "said", "--environment.kinds", '["temporal"]', "--environment.budget", "52",
+        "--environment.days", "6", "--environment.facts", "1",
+        "--training.steps", "20", "--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.epochs", "4",
     ),
     "asked": (),
 }  # fmt: skip
@@ -59,6 +65,12 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "joint": (),
     "independent": ("--algorithm.credit.fixed_weights", "{ writer = 0, retriever = 0 }"),
     "team": ("--environment.local_weight", "0"),
+}
+BASE_MODEL = "tiny-memory"
+WARM_UP, SKILL, EPISODES = 1200, 0.85, 3000  # steps; of retriever and answerer; conversations
+HABITS: Mapping[str, Callable[[str], bool]] = {  # of a writer: the notes that it makes, of those that it could
+    "everything": lambda note: True,  # noqa: ARG005
+    "events alone": lambda note: "bought" in note,
 }
 UNTUNED = "untuned"
 FEW = 5  # steps, at the beginning of training and at its end
@@ -99,7 +111,8 @@ def main() -> None:
 
 def measured(ground: str, arm: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """An arm's run of a seed, trained and evaluated; that of the first arm brings the untuned team."""
-    world = World("memory", changes=(*GROUNDS[ground], *ARMS[arm]))
+    model = model_of(ground, arguments.output)
+    world = World("memory", changes=(*GROUNDS[ground], *ARMS[arm], "--models.base.path", model))
     folder = trained(f"{ground}-{arm}", world, "team", seed, arguments)
     names = ["base", "last"] if arm == "joint" else ["last"]
     found = evaluate_checkpoints(
@@ -116,6 +129,50 @@ def measured(ground: str, arm: str, seed: int, arguments: argparse.Namespace) ->
         results[f"{ground}/{UNTUNED}-{seed}"] = _held_out(found[0])
         results[f"{ground}/{arm}-{seed}"]["measures"] = other_measures(folder)
     return results
+
+
+def model_of(ground: str, output: Path) -> str:
+    """The base of a ground: the bundled one, or what goes on from it with writers of all habits."""
+    if ground != "said":
+        return BASE_MODEL
+    folder = output.absolute() / "writers"
+    if not folder.exists():
+        output.mkdir(parents=True, exist_ok=True)
+        warm_up(folder, ModelSettings(path=BASE_MODEL), demonstrations, WARM_UP)
+    return str(folder)
+
+
+def demonstrations(renderer: ChatRenderer) -> Callable[[], Turn]:
+    """Turns of scripted teams on conversations that are in no split; in each the writer has any one of the habits."""
+    run = load_recipe("memory", GROUNDS["said"])
+    world: Any = run.environment
+    random = Random(0)
+    noted, whole = writer(run, lambda task: Random(task).choice([*HABITS])), world.script(SKILL)
+
+    def script(cue: Cue) -> str | Line:
+        return noted(cue) if cue.role == "writer" else whole(cue)
+
+    spoken: list[Spoken] = []
+    form = load_format(ModelSettings(path=BASE_MODEL))
+    with ScriptedTeam(run, script, dict.fromkeys(run.models, form), heard=spoken.append) as team:
+        assert all(episode.scored for episode in team.play(islice(world.demonstrations(), EPISODES)))
+    turns = [Turn.of(one, renderer) for one in spoken]
+    return lambda: random.choice(turns)
+
+
+def writer(run: RunSettings, habit: Callable[[str], str]) -> Script:
+    """The world's script, whose writer keeps those of its notes that its habit at a task would."""
+    world: Any = run.environment
+    whole: Script = world.script()
+
+    def script(cue: Cue) -> str | Line:
+        said = whole(cue)
+        if cue.role != "writer":
+            return said
+        keeps = HABITS[habit(cue.task.id)]
+        return "\n".join(note for note in str(said).splitlines() if keeps(note)) or "nothing"
+
+    return script
 
 
 def _held_out(evaluation: Any) -> dict[str, dict[str, float]]:
@@ -216,22 +273,18 @@ def aims(tasks: int = 200) -> list[str]:
     for ground, changes in GROUNDS.items():
         run = load_recipe("memory", changes)
         world: Any = run.environment
-        whole: Script = world.script()
-
-        def events(cue: Cue, whole: Script = whole) -> str | Line:
-            said = whole(cue)
-            if cue.role != "writer":
-                return said
-            return "\n".join(line for line in str(said).splitlines() if "bought" in line) or "nothing"
-
-        form = load_format(ModelSettings(path="tiny-memory"))
-        for name, script in {"everything": whole, "events alone": events}.items():
-            with ScriptedTeam(run, script, dict.fromkeys(run.models, form)) as team:
+        form = load_format(ModelSettings(path=BASE_MODEL))
+        for name in HABITS:
+            with ScriptedTeam(run, writer(run, partial(_always, name)), dict.fromkeys(run.models, form)) as team:
                 episodes = list(team.play(world.tasks("train")[:tasks]))
             own = np.mean([local_rewards(episode)["writer"] for episode in episodes])
             right = np.mean([episode.total_reward for episode in episodes])
             lines.append(f"| {ground} | {name} | {100 * own:.0f} | {100 * right:.0f} |")
     return lines
+
+
+def _always(habit: str, task: str) -> str:  # noqa: ARG001
+    return habit
 
 
 def plot(runs: Mapping[str, Any]) -> Figure:

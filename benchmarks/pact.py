@@ -17,7 +17,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice, product
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from recording import parser_of, save_plot, save_rows, stored_rows, tidy
-from warming import BATCH, digest, warm_up
+from warming import BATCH, Turn, digest, warm_up
 from whereabouts import ANSWERER, DID, FIELDS, INSTRUCTIONS, READERS, SCRIBES, Reading
 
 from marft import atomic
@@ -48,7 +47,7 @@ from marft.training import train
 BASE_MODEL = "tiny-memory"
 WARM_UP, FLAWLESS, SKILL, EPISODES = 3000, 0.7, 0.65, 600  # steps; share of them; then so well; a team, and skill
 ANSWERS = 3  # times that an answerer's turn comes up: it is the shortest, and the hardest
-STEPS = 40
+STEPS = 20
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "raw": {"name": "raw"},
     "last": {"name": "last"},
@@ -60,14 +59,6 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
 WRITTEN = {"summary": "summary", "model": "record"}  # by scribes, who are told so
 WHEN = ("before", "after")
 KINDS = {"Where is": "where it is", "Who bought": "who bought it"}
-
-
-@dataclass
-class Row:
-    """A turn as token ids; the model learns what it says itself."""
-
-    ids: list[int]
-    learnt: list[bool]
 
 
 def recipe(topology: str, strategy: str, seed: int, model: str, output: Path) -> RunSettings:
@@ -103,12 +94,12 @@ def recipe(topology: str, strategy: str, seed: int, model: str, output: Path) ->
     )  # fmt: skip
 
 
-def demonstrations(renderer: ChatRenderer) -> Callable[[], Row]:
+def demonstrations(renderer: ChatRenderer) -> Callable[[], Turn]:
     """Turns of all twelve teams as a script plays them, first without slips."""
     flawless, mixed = ([*turns(renderer, skill)] for skill in (1.0, SKILL))
     random, made = Random(0), 0
 
-    def one() -> Row:
+    def one() -> Turn:
         nonlocal made
         made += 1
         return random.choice(flawless if made <= FLAWLESS * WARM_UP * BATCH else mixed)
@@ -116,10 +107,9 @@ def demonstrations(renderer: ChatRenderer) -> Callable[[], Row]:
     return one
 
 
-def turns(renderer: ChatRenderer, skill: float) -> Iterator[Row]:
+def turns(renderer: ChatRenderer, skill: float) -> Iterator[Turn]:
     """What is said in some episodes of each team, on tasks that are in no split."""
     format = load_format(ModelSettings(path=BASE_MODEL))
-    tokenizer, stop = renderer.formats[""].tokenizer, renderer.formats[""].stop_ids[0]
     for topology, strategy in product(READERS, STRATEGIES):
         spoken: list[Spoken] = []
         run = recipe(topology, strategy, 0, BASE_MODEL, Path())
@@ -128,11 +118,7 @@ def turns(renderer: ChatRenderer, skill: float) -> Iterator[Row]:
             tasks = list(islice(world.demonstrations(), EPISODES))
             assert all(episode.scored for episode in team.play(tasks))
         for one in spoken:
-            chat: Any = [*map(dict, one.chat)]
-            text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-            prompt, said = tokenizer([text, one.line.text], add_special_tokens=False)["input_ids"]
-            row = Row([*prompt, *said, stop], [False] * len(prompt) + [True] * (len(said) + 1))
-            yield from [row] * (ANSWERS if one.key.agent == ANSWERER else 1)
+            yield from [Turn.of(one, renderer)] * (ANSWERS if one.key.agent == ANSWERER else 1)
 
 
 def main() -> None:

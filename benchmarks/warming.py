@@ -6,8 +6,9 @@ import hashlib
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from marft.models.formats import load_tokenizer
 from marft.models.loading import load_backbone
 from marft.models.log_probs import token_scores
 from marft.models.packed_rows import PackedRows
+from marft.scripted import Spoken
 
 BATCH, LEARNING_RATE = 32, 1.5e-3
 
@@ -28,6 +30,23 @@ class Row(Protocol):
 
     ids: list[int]
     learnt: list[bool]
+
+
+@dataclass
+class Turn:
+    """What one agent is told and says, as token ids; the model learns what it says."""
+
+    ids: list[int]
+    learnt: list[bool]
+
+    @classmethod
+    def of(cls, spoken: Spoken, renderer: ChatRenderer) -> Turn:
+        """A turn of a script, as the policy ``""`` would have read and written it."""
+        tokenizer, stop = renderer.formats[""].tokenizer, renderer.formats[""].stop_ids[0]
+        chat: Any = [*map(dict, spoken.chat)]
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        prompt, said = tokenizer([text, spoken.line.text], add_special_tokens=False)["input_ids"]
+        return cls([*prompt, *said, stop], [False] * len(prompt) + [True] * (len(said) + 1))
 
 
 def warm_up(

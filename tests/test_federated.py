@@ -291,6 +291,7 @@ TWO = 'sites = { north = { recipe = "demo" }, south = { recipe = "demo" } }\n'
         (TWO + 'combine = { name = "averge" }', "did you mean 'average'"),
         (TWO + "round = 3", "did you mean 'rounds'"),
         ('sites = { a = { recipe = "demo", folder = "x" }, b = { recipe = "demo", folder = "x" } }', "the same folder"),
+        ('sites = { a = { recipe = "demo", folder = "x" }, b = { recipe = "demo", folder = "./x" } }', "same folder"),
         ("rounds = [", "not valid TOML"),
     ],
 )

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import marft.federated.place as place_module
 from marft.federated.mixing import Adapter
 from marft.federated.parcels import files_with, opened, write_folder
 from marft.federated.place import Begun, Place
@@ -284,6 +285,20 @@ def test_a_site_says_what_it_misses(tmp_path: Path) -> None:
         place.begun()
 
 
+def test_a_round_that_is_added_is_learned_in_though_the_end_had_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came of the last round is given in a round of no steps."""
+    checkpoint = SimpleNamespace(state=SimpleNamespace(step=10))
+    monkeypatch.setattr(Place, "newest", lambda _: checkpoint)
+    monkeypatch.setattr(place_module, "receive", lambda *_: None)
+    given, place = {f"actor/{CONFIG}": b"{}"}, Place(tmp_path)
+    assert place.begin(3, 0, given) == place.begin(3, 0, given) == Begun(3, 10, 10)
+    assert place.begin(3, 5, given) == Begun(3, 10, 15)
+    checkpoint.state.step = 12
+    assert place.begin(3, 5, given) == Begun(3, 10, 15)  # stopped in the middle of it
+
+
 def test_adapters_alone_leave_a_site(tmp_path: Path) -> None:
     recipe = site_in(tmp_path / "full", "full") / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("lora = { rank = 2, alpha = 4 }", 'train = "full"'))
@@ -345,6 +360,20 @@ def test_the_key_of_its_noise_is_drawn_once(tmp_path: Path) -> None:
     place = Place(tmp_path)
     assert place.noise_seed() == place.noise_seed() != Place(tmp_path / "other").noise_seed()
     assert (tmp_path / "noise.key").stat().st_mode & 0o77 == 0
+
+
+def test_the_key_of_its_noise_is_nobody_elses_to_read_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rights, real = [], Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        rights.append(path.stat().st_mode & 0o777)
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    Place(tmp_path).noise_seed()
+    assert rights == [0o600]
 
 
 def test_a_folder_is_of_one_federation(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.config.bundled import bundled
 from marft.config.federation import FederationSettings, parse_federation
 from marft.errors import RunError
 from marft.federated import coordinator, link
@@ -25,7 +26,7 @@ from marft.federated.link import Link, SiteLostError
 from marft.federated.mixing import mixed
 from marft.federated.parcels import files_with, opened, weights_of
 from marft.federated.privacy import epsilon
-from marft.federated.words import Update, data_of
+from marft.federated.words import About, Update, data_of
 from marft.models.adapters import CONFIG, WEIGHTS
 from tests.runs import contents
 from tests.test_cli import run
@@ -279,6 +280,30 @@ class TestAProcess:
             ("north", "coordinator", "about", 14),
         ]  # fmt: skip
 
+    def test_that_is_gone_before_it_hears_what_it_is_was_tried(
+        self, asked: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = link.send
+
+        def send(end: Any, message: Any) -> None:
+            if isinstance(message, About):
+                raise BrokenPipeError
+            real(end, message)
+
+        monkeypatch.setattr(link, "send", send)
+        one = asked("ends once")
+        with pytest.raises(SiteLostError, match=", 2 times"):
+            one.ask(1, 1, {"a": b"123"})
+        one.close()
+
+    def test_that_cannot_be_started_says_why(self, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: Any, **__: Any) -> None:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(link, "Child", full)
+        with pytest.raises(SiteLostError, match=r"cannot be started \(.*Resource temporarily unavailable\), 2 times"):
+            asked("ends once").ask(1, 1, {"a": b"123"})
+
     def test_that_is_being_started_is_ended_once_it_is_there(self, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever waits for its answer would wait for ever."""
         one, starting, real = asked("hangs"), Event(), link.Child
@@ -358,3 +383,17 @@ def test_a_dry_run_reads_all_recipes_and_names_each_that_cannot_be_used(
     assert "sites.east: " in said
     assert "south" not in said
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_dry_run_reads_sites_as_apart_as_they_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Modules that are called alike are no trouble where each site has a process."""
+    demo, path = bundled("demo").read_text(), tmp_path / "sites.toml"
+    for site in ("North", "South"):
+        folder = tmp_path / site
+        folder.mkdir()
+        (folder / "world.py").write_text(
+            f"from marft.envs.reasoning_gym import ReasoningGym\nclass {site}(ReasoningGym): pass\n", encoding="utf-8"
+        )
+        (folder / "own.toml").write_text(demo.replace('"reasoning_gym"', f'"world:{site}"'), encoding="utf-8")
+    path.write_text("".join(f'[sites.{site}]\nrecipe = "{site}/own.toml"\n' for site in ("North", "South")))
+    assert "North, South" in run(capsys, "federate", str(path), "--dry-run")

@@ -174,16 +174,20 @@ def test_a_network_is_overwritten_where_that_is_said(tmp_path: Path, capsys: pyt
         assert "is there already; name another file (--to), or let it go: --overwrite" in capsys.readouterr().err
     assert command("flow", "grow", tmp_path, "--to", tmp_path / "network.json", "--overwrite") == 2
     assert "is there already" not in capsys.readouterr().err, "it is no run"
+    assert command("flow", "tune", path, "--to", tmp_path, "--overwrite") == 2
+    assert "is a folder; name a file in it (--to)" in capsys.readouterr().err
 
 
 def test_a_role_that_nobody_has_is_not_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     episode = replace(make_episode("reasoner", "actor"), success=True)
-    monkeypatch.setattr(RunFolder, "open", lambda path: SimpleNamespace(recorded_steps=lambda: [path]))
+    run = SimpleNamespace(agents=[SimpleNamespace(role=role) for role in ("reasoner", "actor", "router")])
+    folder = SimpleNamespace(recorded_steps=lambda: [tmp_path], settings=lambda: run)
+    monkeypatch.setattr(RunFolder, "open", lambda _: folder)
     monkeypatch.setattr(recorded, "read_episodes", lambda _: [episode])
-    with pytest.raises(ValueError, match="--apart: no agent of these episodes is called 'acter'; did you mean 'actor'"):
+    with pytest.raises(ValueError, match="--apart: no agent of these runs is called 'acter'; did you mean 'actor'"):
         grow([tmp_path], tmp_path / "network.json", Growth(apart=frozenset({"acter"})), None)
     assert not (tmp_path / "network.json").exists()
-    grow([tmp_path], tmp_path / "network.json", Growth(apart=frozenset({"actor"})), None)
+    grow([tmp_path], tmp_path / "network.json", Growth(apart=frozenset({"actor", "router"})), None)  # never asked
     assert [node.role for node in read_network(tmp_path / "network.json").nodes] == ["reasoner"]
 
 

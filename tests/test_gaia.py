@@ -179,6 +179,11 @@ class TestDrawn:
                 assert (step.reward, step.success) == (1.0, True), task
                 assert set(called) == set(task.data["right_tools"]), task
 
+    @pytest.mark.parametrize("results", [1, 2])
+    def test_an_oracle_searches_on_where_one_search_shows_less_than_it_needs(self, results: int) -> None:
+        world = gaia(train_tasks=60, held_out_tasks=1, levels=[2, 3], results=results)
+        assert all(played(world, task, ("solver",))[0].success for task in world.tasks("train"))
+
     def test_a_team_that_says_nothing_answers_nothing(self) -> None:
         for task in ANY.tasks("test"):
             session = ANY.start(task, 0)

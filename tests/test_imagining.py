@@ -308,6 +308,7 @@ def test_a_run_that_goes_on_imagines_the_same(tmp_path: Path) -> None:
         (("--agents.actor.memory", "own", "--dyna.begins", "anywhere"), "actor has a memory, .* set begins = 'first'"),
         (("--team", "{ organization = 'program', call = 'marft.examples.orders:multiply' }"), "a program of yours"),
         (("--algorithm.name", "'grpo'", "--algorithm.credit.name", "'rae'"), "would take imagined ones for real"),
+        (("--algorithm", "{ name = 'magrpo', credit = { name = 'magrpo', joint_mode = 'cross' } }"), "'aligned'"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused_with_a_remedy(overrides: tuple[str, ...], told: str) -> None:

@@ -183,6 +183,13 @@ class TestRuns:
         assert said(Known(), 0.5)["waits"] == 1
 
 
+def test_what_is_imagined_is_sampled_and_takes_no_environment() -> None:
+    run = settings("tiny", "runs", "--training.steps", "9", dyna={"share": 0.75}, algorithm={"name": "grpo"})
+    alone, work = work_of(run.model_copy(update={"dyna": None})), work_of(run)
+    assert work.episodes == alone.episodes
+    assert [one.actions for one in work.policies] == [4 * one.actions for one in alone.policies]
+
+
 def test_what_helpers_answer_is_sampled_too(tmp_path: Path) -> None:
     """Two kinds are asked alike: of 1.5 questions an action, half are the helper's of one kind."""
     sampling = {"max_new_tokens": 40}

@@ -103,6 +103,19 @@ def test_tasks_that_were_set_aside_judge_nothing() -> None:
     assert {task for one in world.noted for task in one.tasks} <= {"0", "2", "3", "5"}
 
 
+def test_one_task_judges_and_none_is_said() -> None:
+    rounds, world = noting(agents=["reasoner"])
+    notes: list[str] = []
+    rounds.note = notes.append
+    rounds.tasks = rounds.tasks[:1]
+    rounds.round(rounds.begun(), 10, [])
+    assert {task for one in world.noted for task in one.tasks} == {"0"}
+    assert not any("no tasks" in note or "no task" in note for note in notes)
+    world.set_aside = {"0": "it ended one process after the other"}
+    rounds.round(rounds.begun(), 20, [])
+    assert any("there are no tasks to judge candidates by" in note for note in notes)
+
+
 def test_every_round_has_tasks_and_proposals_of_its_own_and_the_same_ones_again() -> None:
     tasks, draws = [], []
     for step in (10, 20, 10):

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.util import spawnv_passfds  # type: ignore[attr-defined]
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,6 +163,9 @@ class TestEffects:
             lambda path: os.kill(2**22 + 1, 0),
             lambda path: os.system(f"touch {path}"),
             lambda path: os.posix_spawn("/bin/touch", ["touch", str(path)], {}),
+            lambda path: spawnv_passfds(b"/bin/touch", [b"touch", os.fsencode(path)], []),
+            lambda path: os.mkfifo(path),
+            lambda path: os.mknod(path),
             lambda path: os.remove(path),  # noqa: PTH107
             lambda path: path.rename(path.parent / "other"),
             lambda path: path.rmdir(),

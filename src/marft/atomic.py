@@ -18,13 +18,17 @@ BEFORE = "-before"
 DRAFT = re.compile(re.escape(UNFINISHED) + r"[0-9a-f]{16}")  # of a file
 
 
-def write_file(path: Path, data: bytes | str) -> None:
-    """Replace ``path`` with ``data``; a crash leaves the old file or the new one."""
+def write_file(path: Path, data: bytes | str, rights: int = 0o666) -> None:
+    """Replace ``path`` with ``data``; a crash leaves the old file or the new one.
+
+    Args:
+        rights: of a new file, less what the process keeps from all files that it makes (its umask).
+    """
     content = data.encode() if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / f"{UNFINISHED}{secrets.token_hex(8)}"  # with the rights that any new file gets here
+    draft = path.parent / f"{UNFINISHED}{secrets.token_hex(8)}"
     try:
-        with draft.open("xb") as file:
+        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, rights)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def federate(path: Path, resume: bool, dry_run: bool, how: How) -> None:
     """Train a federation to its last round."""
     settings = load_federation(path)
-    folder = Path(settings.output) / settings.name
+    folder = settings.folder
     with output(how) as out:
         if dry_run:
-            from marft.federated.recipes import site_recipes
+            from marft.federated.recipes import check_recipes
 
-            site_recipes(settings, folder)
+            check_recipes(settings, folder)
             out.say(f"{len(settings.sites)} sites, {settings.rounds} rounds of {settings.steps} steps: "
                     f"{', '.join(settings.sites)}")  # fmt: skip
             out.tell("dry_run", settings=settings.model_dump(mode="json"))
@@ -37,8 +37,8 @@ def federate(path: Path, resume: bool, dry_run: bool, how: How) -> None:
             settings, folder, resume=resume, tell=lambda one: _tell(out, one, settings.rounds), note=out.note
         )
         out.tell("done", rounds=rounds[-1].round, federation=folder)
-        name, site = next(iter(settings.sites.items()))
-        run = Path(site.folder or folder / "sites" / name) / "run"
+        name = next(iter(settings.sites))
+        run = Path(settings.sites[name].folder or folder / "sites" / name) / "run"
         out.say(f"{rounds[-1].round} rounds. Each site has its run, that of {name}:  marft eval {run}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from marft.flows.growing import Growth, grown
 from marft.flows.network import Change, FlowNetwork, read_network, write_network
 from marft.runs.folder import RunFolder
 from marft.texts import cut, one_line
-from marft.types import Episode
 
 SHOWN = 60  # characters of an example
 console = wide_console()
@@ -45,8 +44,10 @@ class Tuning:
 def check_free(to: Path, overwrite: bool) -> None:
     """
     Raises:
-        ValueError: a file is there, and nobody said that it may go.
+        ValueError: a file is there, and nobody said that it may go; or a folder is.
     """
+    if to.is_dir():
+        raise ValueError(f"{to} is a folder; name a file in it (--to)")
     if to.exists() and not overwrite:
         raise ValueError(f"{to} is there already; name another file (--to), or let it go: --overwrite")
 
@@ -58,17 +59,13 @@ def grow(runs: Sequence[Path], to: Path, growth: Growth, on: Path | None) -> Non
     files = [file for run in runs for file in RunFolder.open(run).recorded_steps()]
     if not files:
         raise ValueError("the runs have recorded no episodes; train with training.record_episodes_every")
-    before, roles = read_network(on) if on else None, set[str]()
-
-    def episodes() -> Iterator[Episode]:
-        for file in files:
-            for episode in read_episodes(file):
-                roles.update(action.agent for action in episode.actions)
-                yield episode
-
-    network = grown(episodes(), growth, before)
+    before = read_network(on) if on else None
+    roles = {node.role for node in before.nodes} if before else set[str]()
+    for run in runs if growth.apart else ():
+        roles |= {agent.role for agent in RunFolder.open(run).settings().agents}
     for role in sorted(growth.apart - roles):
-        raise ValueError(f"--apart: no agent of these episodes is called {role!r}{did_you_mean(role, roles)}")
+        raise ValueError(f"--apart: no agent of these runs is called {role!r}{did_you_mean(role, roles)}")
+    network = grown((episode for file in files for episode in read_episodes(file)), growth, before)
     write_network(to, network)
     _say(network, to)
 

@@ -80,6 +80,11 @@ def dyna_problems(run: RunSettings) -> Iterable[str]:
             f"dyna: credit {run.algorithm.credit.name!r} remembers what episodes earned, and would take imagined ones "
             "for real; use another credit"
         )
+    if getattr(run.algorithm.credit, "joint_mode", "") == "cross":
+        yield (
+            "dyna: imagined attempts that begin alike are one large group, of which joint_mode = 'cross' would play "
+            "every tuple; set algorithm.credit.joint_mode = 'aligned'"
+        )
     for agent in run.agents:
         if "environment" in agent.tools:
             yield (

@@ -73,9 +73,6 @@ class FederationSettings(Settings):
                 "weight = 'equally'"
             )
         problems += self.combine.problems(list(self.sites))
-        folders = [site.folder for site in self.sites.values() if site.folder]
-        if len(set(folders)) < len(folders):
-            problems.append("sites: two of them have the same folder; what is a site's own is no other's")
         if problems:
             raise PydanticCustomError("federation", "{problems}", {"problems": "\n".join(problems)})
         return self
@@ -84,6 +81,19 @@ class FederationSettings(Settings):
     def needed(self) -> int:
         """Sites that a round needs."""
         return self.at_least or len(self.sites)
+
+    @property
+    def folder(self) -> Path:
+        """Its own."""
+        return Path(self.output) / self.name
+
+    def site_folders(self, folder: Path) -> dict[str, Path]:
+        """Of each site, absolute.
+
+        Args:
+            folder: of the federation.
+        """
+        return {name: (folder / (site.folder or f"sites/{name}")).absolute() for name, site in self.sites.items()}
 
 
 def load_federation(path: Path) -> FederationSettings:
@@ -116,7 +126,10 @@ def parse_federation(table: Mapping[str, Any], source: str, beside: Path) -> Fed
     except ValidationError as error:
         raise ValueError(f"{source}:\n{explain(error, table)}") from None
     sites = {name: _absolute(site, beside) for name, site in settings.sites.items()}
-    return settings.model_copy(update={"sites": sites})
+    settings = settings.model_copy(update={"sites": sites})
+    if len({folder.resolve() for folder in settings.site_folders(settings.folder).values()}) < len(sites):
+        raise ValueError(f"{source}: sites: two of them have the same folder; what is a site's own is no other's")
+    return settings
 
 
 def _absolute(site: SiteSettings, beside: Path) -> SiteSettings:

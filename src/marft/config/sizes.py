@@ -37,8 +37,11 @@ def size_problems(run: RunSettings) -> Iterable[str]:
 def _step_problems(run: RunSettings) -> Iterable[str]:
     tasks, samples = run.rollout.tasks_per_step, run.rollout.samples_per_task
     written = sum(agent.sampling.max_new_tokens for agent in run.agents)
-    episodes, tokens = tasks * samples, tasks * samples * written
-    product = f"{tasks:,} tasks_per_step × {samples:,} samples_per_task"
+    product, imagined = f"{tasks:,} tasks_per_step × {samples:,} samples_per_task", 0
+    if run.dyna and (imagined := run.dyna.tasks_at(run.training.steps - 1, tasks)):
+        product = f"({tasks:,} tasks_per_step + {imagined:,} imagined) × {samples:,} samples_per_task"
+    episodes = (tasks + imagined) * samples
+    tokens = episodes * written
     if episodes > MOST_EPISODES:
         yield f"rollout: {product} = {episodes:,} episodes a step; at most {MOST_EPISODES:,} are possible"
     elif tokens > MOST_TOKENS:

@@ -68,8 +68,8 @@ def federate(
         history.begin(settings, resume)
         ledger = Ledger(history.ledger)
         links = {
-            name: Link(name, settings, history.id, Path(site.folder or (folder / "sites" / name).absolute()), ledger)
-            for name, site in settings.sites.items()
+            name: Link(name, settings, history.id, place, ledger)
+            for name, place in settings.site_folders(folder).items()
         }
         for link in links.values():
             open_.callback(link.close)

@@ -55,14 +55,22 @@ class Link:
         """
         outcome = ""
         for _ in range(self._tries):
-            child = self._started()
+            child = None
             try:
+                child, new = self._started()
+                if new:
+                    send(child.socket, self._about)
                 self._ledger.note(round_, COORDINATOR, self.name, files)
                 send(child.socket, Asked(round_, steps, *data_of(files)))
                 answer = receive(child.socket)
                 sent = _checked(answer) if isinstance(answer, Update) else {}
             except (EOFError, OSError, ValueError) as error:
-                outcome = f"sent what nobody asked for ({error})" if isinstance(error, ValueError) else child.outcome()
+                if child is None:
+                    outcome = f"cannot be started ({error})"
+                elif isinstance(error, ValueError):
+                    outcome = f"sent what nobody asked for ({error})"
+                else:
+                    outcome = child.outcome()
                 self.end()
                 if self._ending:
                     raise SiteLostError(outcome) from None
@@ -78,15 +86,16 @@ class Link:
             return answer
         raise SiteLostError(f"{outcome}, {self._tries} times; {self.folder / 'site.log'} may say why")
 
-    def _started(self) -> Child:
+    def _started(self) -> tuple[Child, bool]:
+        """Its process, and whether it is a new one, which has not been told what it is."""
         with self._changing:
             if self._ending:
                 raise SiteLostError("was ended")
             if self._child is None:
                 command = lambda descriptor: python_here("marft.federated.site", descriptor)  # noqa: E731
                 self._child = Child(self.name, command, quiet=True)  # it speaks to a log of its own
-                send(self._child.socket, self._about)
-            return self._child
+                return self._child, True
+            return self._child, False
 
     def end(self) -> None:
         """End its process, whatever it is at; the next question starts another."""

@@ -116,7 +116,8 @@ class Place:
         """
         newest, begun = self.newest(), self.begun()
         step = newest.state.step if newest else 0
-        if begun is None or begun.round != round_:
+        # the last round's adapters are given in a round of no steps, whose number is the next one's if there is one yet
+        if begun is None or begun.round != round_ or (steps and begun.until == begun.since):
             write_folder(self.given, files)
             begun = Begun(round_, step, step + steps)
             atomic.write_file(self.journal, json.dumps(asdict(begun)) + "\n")
@@ -135,6 +136,5 @@ class Place:
         """What its noise is drawn with: drawn once from the system, so that a round that is done again is the same."""
         key = self.path / "noise.key"
         if not key.is_file():
-            atomic.write_file(key, f"{secrets.randbits(63)}\n")
-            key.chmod(0o600)
+            atomic.write_file(key, f"{secrets.randbits(63)}\n", rights=0o600)
         return int(key.read_text(encoding="ascii"))

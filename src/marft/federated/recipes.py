@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,8 @@ def site_recipe(
     return run
 
 
-def site_recipes(settings: FederationSettings, folder: Path) -> dict[str, RunSettings]:
-    """Each site's, by its name.
+def check_recipes(settings: FederationSettings, folder: Path) -> None:
+    """Read each site's recipe in a process of its own, as sites do: what one imports is no other's.
 
     Args:
         folder: of the federation.
@@ -48,16 +50,30 @@ def site_recipes(settings: FederationSettings, folder: Path) -> dict[str, RunSet
     Raises:
         ValueError: some cannot be used; the message says which, and why.
     """
-    found, problems = dict[str, RunSettings](), list[str]()
-    for name, site in settings.sites.items():
-        place = Path(site.folder or folder / "sites" / name)
-        steps = settings.rounds * settings.steps
-        try:
-            found[name] = site_recipe(
-                site.recipe, site.changes, name=name, seed=settings.seed, steps=steps, folder=place
+    places = settings.site_folders(folder)
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
+        read = {
+            name: processes.submit(
+                _problem, site.recipe, site.changes, name=name, seed=settings.seed,
+                steps=settings.rounds * settings.steps, folder=places[name],
             )
-        except ValueError as error:
-            problems.append(f"sites.{name}: {error}")
+            for name, site in settings.sites.items()
+        }  # fmt: skip
+        problems = [f"sites.{name}: {problem}" for name, one in read.items() if (problem := _answer(one))]
     if problems:
         raise ValueError("\n".join(problems))
-    return found
+
+
+def _problem(recipe: str, changes: Mapping[str, Any], **told: Any) -> str:
+    try:
+        site_recipe(recipe, changes, **told)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _answer(read: Future[str]) -> str:
+    try:
+        return read.result()
+    except BrokenExecutor:
+        return "its recipe was not read to its end: a process that reads one has ended"

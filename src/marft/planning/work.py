@@ -77,6 +77,7 @@ class Sampled:
 class Work:
     """A training step.
 
+    ``episodes`` are the real ones, which take an environment; policies write and learn from imagined ones, too.
     ``asked_at_once`` is how many actions may be sampled at the same time, were there room for all.
     """
 
@@ -133,9 +134,11 @@ class Known:
 def work_of(run: RunSettings, known: Known = Known()) -> Work:
     """What a step of a recipe has to do. What is not known is what its limits allow for: every action as long as it may
     be, every episode as many steps as it may have. Helpers are counted while their budget is whole, all
-    kinds asked alike."""
+    kinds asked alike; imagined episodes as many as there are of them in the last step."""
     steps = known.environment_steps or float(run.environment.episode_limit or run.rollout.max_steps)
-    episodes = run.rollout.tasks_per_step * run.rollout.samples_per_task
+    samples, tasks = run.rollout.samples_per_task, run.rollout.tasks_per_step
+    real, imagined = tasks * samples, run.dyna.tasks_at(run.training.steps - 1, tasks) * samples if run.dyna else 0
+    episodes = real + imagined
     acts = {agent.role: (known.actions or {}).get(agent.role, steps) for agent in run.agents}  # in an episode
     consulting, policies = run.consulting, []
     for name, policy in run.policies.items():
@@ -158,8 +161,8 @@ def work_of(run: RunSettings, known: Known = Known()) -> Work:
             )
         )  # fmt: skip
     alone = run.team.name in ONE_BY_ONE
-    live = min(episodes, run.rollout.max_live_episodes)
-    return Work(episodes, steps, live * (1 if alone else len(run.agents)), tuple(policies))
+    live = min(max(real, imagined), run.rollout.max_live_episodes)
+    return Work(real, steps, live * (1 if alone else len(run.agents)), tuple(policies))
 
 
 def _lengths(run: RunSettings, model: str, limit: int, known: Known) -> Lengths:

@@ -139,8 +139,11 @@ class _Turn:
 
     def _tell(self, best: Version, found: Worth | None, kept: bool) -> None:
         """What came of the best candidate."""
-        if found is None:
+        if found is None and not self._tasks(False)[1]:
+            self._note("there are no tasks to judge candidates by: all of the validation split are set aside")
+        elif found is None:
             self._note("of no task is it known whether it was solved (Step.success): no candidate can be judged")
+        if found is None:
             return
         gain = f"{100 * found.gain:+.0f} points ({100 * found.gain_low:+.0f} to {100 * found.gain_high:+.0f})"
         what = "is what it is told from here on" if kept else "is tried and not taken"
@@ -151,7 +154,7 @@ class _Turn:
         tasks = [task for task in self.tuner.tasks if task.id not in self.rollouts.set_aside]
         order = generator(self.tuner.run.seed, STREAM, "tasks", self.step, self.role).permutation(len(tasks))
         wanted = self.settings.tasks
-        testing = min(wanted, len(tasks) * 2 // 3 if several else len(tasks))
+        testing = min(wanted, max(1, len(tasks) * 2 // 3) if several else len(tasks), len(tasks))
         drawn = [tasks[int(place)] for place in order[: testing + (testing // 2 if several else 0)]]
         return drawn[testing:], drawn[:testing]
 

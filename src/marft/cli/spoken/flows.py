@@ -22,7 +22,7 @@ def grow(
     apart: Annotated[list[str] | None, typer.Option(help="A role that plays no node: a router; repeat it.")] = None,
     embed: Annotated[str, typer.Option(help='module:function of texts to vectors; "": hashed pieces of words.')] = "",
     dimensions: Annotated[int, typer.Option(min=8, max=8192, help="Of a vector.")] = 256,
-    on: Annotated[Path | None, typer.Option(help="A network that grows on.")] = None,
+    on: Annotated[Path | None, typer.Option(help="A network that grows on, with its own threshold.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
 ) -> None:
     """Grow a flow network from the episodes of runs that succeeded.

@@ -72,14 +72,15 @@ def _heard(chat: Sequence[Mapping[str, object]], files: Mapping[str, str]) -> Kn
 
 
 def _calls(missing: Missing, known: Known, question: str, random: Random, good: bool) -> tuple[ToolCall, ...]:
-    """What is called to learn what is missing: a page that the question names is searched for by the whole question."""
+    """What is called to learn what is missing. Pages that the question names are searched for by the whole question,
+    and by their titles where that did not bring them all."""
     if missing.what == "file":
         return (_call("read_file", name=missing.names[0]),)
     if missing.what == "value":
         return tuple(_call("calculate", expression=expression) for expression in missing.names)
     sought = [title for title in missing.names if title not in known.numbers]
     if sought:
-        if good and any(title in question for title in sought):
+        if good and not known.numbers and any(title in question for title in sought):
             return (_call("search", query=question),)
         return tuple(_call("search", query=title if good else title.split()[0]) for title in sought)
     numbers = list(known.numbers.values())

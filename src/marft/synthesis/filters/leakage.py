@@ -93,22 +93,28 @@ def accounted(episode: Episode, action: Action) -> Iterator[str]:
         waiting += [*seen.continues, *(seen.sees if name in action.continues else ())]
 
 
-def values_of(data: Any, fields: Sequence[str]) -> Iterator[str]:
+def values_of(data: Any, fields: Sequence[str], within: bool = False) -> Iterator[str]:
     """Words and numbers under these fields, at any depth, as they would stand in a text.
+
+    Args:
+        within: it is below one of them already.
 
     >>> list(values_of({"entry": {"answer": "56", "why": "7"}, "solution": ["a b", 3]}, ["answer", "solution"]))
     ['56', 'a b', '3']
     >>> list(values_of({"questions": [{"answer": "Oslo"}, {"answer": "7"}]}, ["answer"]))
     ['oslo', '7']
+    >>> list(values_of({"answer": {"value": "Oslo", "sure": True}, "target": [["7"]]}, ["answer", "target"]))
+    ['oslo', '7']
     """
-    if isinstance(data, list | tuple):
-        for one in data:
-            yield from values_of(one, fields)
-    for key, value in data.items() if isinstance(data, Mapping) else ():
-        if key in fields:
-            listed = value if isinstance(value, list | tuple) else [value]
-            yield from (normal(str(one)) for one in listed if isinstance(one, str | int | float))
-        yield from values_of(value, fields)
+    match data:
+        case Mapping():
+            for key, value in data.items():
+                yield from values_of(value, fields, within or key in fields)
+        case list() | tuple():
+            for one in data:
+                yield from values_of(one, fields, within)
+        case str() | int() | float() if within and not isinstance(data, bool):
+            yield normal(str(data))
 
 
 def stands_in(answer: str, text: str) -> bool:
