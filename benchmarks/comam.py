@@ -7,15 +7,16 @@ The recipe ``memory`` under CoMAM's credit (arXiv:2603.12631), in arms that diff
 reward and an adaptive share of the team's. *Independent*: writer and retriever learn from their own rewards alone,
 coverage and retrieval, and the answerer, who has none, from answers. *Team*: nobody has rewards of its own.
 
-On two grounds. *Said*: the writer earns the share of all facts that its notes hold, which have room for half of them,
-and nothing but events is asked: what is most for the writer is not what is best for the team. *Asked*: the recipe as it
-ships, where the writer earns the share of those facts that will be asked.
+On two grounds. *Said*: the writer earns the share of all facts that its notes hold, which have room for a third of
+them, and nothing but events is asked. Its model goes on from the bundled one, by turns of scripted teams whose writers
+note everything or events alone, so that either can be learned: the first earns as much as the second, and answers half
+as often. *Asked*: the recipe as it ships, where the writer earns the share of those facts that will be asked.
 
 Each seed's teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired
 by conversation, each over all seeds (evaluation/bootstrap.py), and by seed (Student's t). The weights of the global
 reward are those of training; what other measures of consistency would have made of the joint runs' episodes is counted
-on those. How far apart the two aims are is played by the world's script, without a model: a writer that notes all that
-it is told, and one that notes events alone. Writes results/comam.json, .md and .svg.
+on those. How far apart the two aims are is played by the world's script, without a model. Writes results/comam.json,
+.md and .svg.
 """
 
 from __future__ import annotations

@@ -221,10 +221,12 @@ class TestWriting:
     def test_nothing_but_an_export_is_written_over_and_that_when_asked(self, trained: RunFolder, copy: Path) -> None:
         with pytest.raises(ValueError, match=r"holds an export already; choose --output.*\(--force\)"):
             export_run(trained, "last", copy)
-        (copy / "notes.txt").write_text("gone with it")
+        (copy / "notes.txt").write_text("somebody's")
+        with pytest.raises(ValueError, match=r"holds what the export there did not bring: notes\.txt"):
+            export_run(trained, "1", copy, force=True)
+        (copy / "notes.txt").unlink()
         export_run(trained, "1", copy, force=True)
         assert load_export(copy).manifest.checkpoint.name == "step_000001"
-        assert not (copy / "notes.txt").exists()
         (copy / "team.json").unlink()
         with pytest.raises(ValueError, match="is no export of MARFT's, and nothing else is written over"):
             export_run(trained, "last", copy, force=True)

@@ -28,6 +28,15 @@ def evaluation(**metrics: list[tuple[float, float]]) -> dict[str, Any]:
     return {"measured": {str(n): {name: [*pairs[n]] for name, pairs in named.items() if n < len(pairs)} for n in tasks}}
 
 
+def test_gates_fail_where_more_than_a_tenth_of_the_tasks_could_not_be_scored_any_more() -> None:
+    before = {**BEFORE, "rewards": {str(n): 1.0 for n in range(100)}}
+    for scored, failed in ((90, False), (89, True)):
+        after = {**BEFORE, "rewards": {str(n): 1.0 for n in range(scored)}}
+        (verdict,) = judged(["accuracy < -5%"], before, after)
+        assert verdict.failed is failed
+    assert "11 of 100 tasks that were scored before could not be scored after" in verdict.reason
+
+
 SOLVED, MISSED = (1.0, 1.0), (0.0, 1.0)
 BEFORE = evaluation(accuracy=[SOLVED] * 90 + [MISSED] * 10, cost_tokens=[(100.0, 1.0)] * 100)
 AFTER = evaluation(accuracy=[SOLVED] * 88 + [MISSED] * 12, cost_tokens=[(110.0, 1.0)] * 100)

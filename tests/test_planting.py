@@ -58,6 +58,13 @@ def test_what_is_planted_in_a_tool_stands_behind_its_answers_and_in_no_error(at:
     assert plant.reached(episode.actions) is (ORDER in output)
 
 
+def test_what_is_planted_stands_behind_what_is_shown_of_a_long_answer() -> None:
+    engine, plant = says(call("weather", city="Graz" * 200), "Done."), Plant("tool", ORDER)
+    episode = run(with_tools(engine, weather, output_tokens=20), plants=(plant,))
+    assert episode.actions[0].calls[0].output == f"Rain in GrazGrazGraz\n\n{ORDER}"
+    assert plant.reached(episode.actions)
+
+
 def test_a_tool_that_nobody_calls_reaches_nobody() -> None:
     plant = Plant("tool", ORDER)
     assert not plant.reached(run(with_tools(says("Done."), weather), plants=(plant,)).actions)

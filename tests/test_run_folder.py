@@ -94,7 +94,13 @@ class TestRemoving:
     def test_everything_goes_that_a_run_calls_its_own(self, tmp_path: Path) -> None:
         """What a probe of messages found, and the weights of a whole policy, which its checkpoint lists."""
         whole = "checkpoints/step_000001/policies/actor/model.safetensors"
-        folder = begun(tmp_path, "evaluations/last-greedy-shuffled.json", "metrics.damaged-1.jsonl", whole)
+        folder = begun(
+            tmp_path,
+            "evaluations/last-greedy-shuffled.json",
+            "evaluations/last-greedy-as-tree.json",
+            "metrics.damaged-1.jsonl",
+            whole,
+        )
         state = {"files": {"policies/actor/model.safetensors": "0"}}
         (folder.checkpoints / "step_000001" / "state.json").write_text(json.dumps(state))
         folder.check_free(overwrite=True)

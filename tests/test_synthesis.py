@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,27 @@ def test_what_was_stopped_goes_on_and_plays_nothing_twice(tmp_path: Path, monkey
     assert bytes_in(made_of(run, resume=True, note=notes.append).path) == bytes_in(whole.path)
     assert len(played) == 6 + 1 + 12 + 6
     assert any("damaged" in note for note in notes)
+
+
+def test_what_could_not_be_scored_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = made_of(cold(tmp_path / "whole"))
+    original, down, played = ScriptedTeam.attempt, [True], list[str]()
+
+    def attempt(team: ScriptedTeam, attempts: Sequence[Attempt]) -> list[Episode]:
+        played.extend(one.task.id for one in attempts)
+        episodes = list(original(team, attempts))
+        if down:
+            down.clear()
+            episodes[1] = replace(episodes[1], status="failed", error="nobody answered")
+        return episodes
+
+    monkeypatch.setattr(ScriptedTeam, "attempt", attempt)
+    run = cold(tmp_path / "failed")
+    made_of(run)
+    first = len(played)
+    again = made_of(run, resume=True)
+    assert played[first:] == played[1:2]
+    assert bytes_in(again.path) == bytes_in(whole.path)
 
 
 def test_rows_are_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from marft.config import to_toml
 from marft.runs.folder import RunFolder
+from marft.synthesis.asked import changes_of
 from marft.synthesis.teachers import teacher_of
 from marft.training import train
 from tests.cold_worlds import RECIPE, cold
@@ -124,3 +125,23 @@ def test_one_command_does_all_of_it_and_goes_on_where_it_was(
     assert "go on with it" in marft(capsys, "synthesize", str(recipe), "--teacher", "scripts", status=2)
     told = marft(capsys, "synthesize", str(tmp_path / "team-rows"), "--resume", "--json")
     assert json.loads(told)["rows"]["actor"] > 2
+
+
+def test_a_run_that_began_with_something_else_is_no_cold_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "team.toml"
+    recipe.write_text(to_toml(run := cold(tmp_path, name="team")))
+    RunFolder.create(run)
+    told = marft(capsys, "synthesize", str(recipe), "--teacher", "scripts", "--train", status=2)
+    assert "is a run that began with something else than what is imitated here" in " ".join(told.split())
+    assert not (tmp_path / "team-rows").exists()
+
+
+def test_a_folder_that_is_called_like_the_scripts_is_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert changes_of("scripts") == {"synthesis.teacher": "scripts"}
+    assert changes_of("./scripts") == {"synthesis.teacher": str(tmp_path / "scripts")}

@@ -13,7 +13,7 @@ from marft.collection import training_tasks
 from marft.config import load_recipe, parse_recipe
 from marft.config.parts import EnvironmentPart
 from marft.envs.math import Math
-from marft.envs.tasks import refuse_too_few_steps, tasks_of
+from marft.envs.tasks import digest_of, refuse_too_few_steps, tasks_of
 from marft.types import Task
 from tests.helpers import recipe
 
@@ -62,6 +62,16 @@ def test_tasks_that_cannot_be_used_are_refused_by_name(given: Any, told: str) ->
 def test_tasks_that_are_fine_come_back_as_they_are() -> None:
     tasks = [Task("a", "1"), Task("b", "1")]
     assert tasks_of(Listed.model_construct(given=tasks), "test") == tasks
+
+
+def test_the_digest_of_tasks_is_of_all_that_is_plain_at_any_depth() -> None:
+    def of(**data: Any) -> str:
+        return digest_of([Task("t", "p", data)])
+
+    asked = {"questions": [{"text": "Where?", "answer": "Rome"}], "day": 1}
+    other = {"questions": [{"text": "Where?", "answer": "Oslo"}], "day": 1}
+    assert of(**asked) == of(day=1, questions=asked["questions"]) != of(**other)
+    assert of(answer=object()) == of(answer=object())
 
 
 def test_training_looks_at_the_validation_split_before_it_starts_where_it_will_be_needed() -> None:

@@ -49,11 +49,14 @@ def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:
 def serve(
     path: Path, overrides: Sequence[str], checkpoint: str, place: tuple[str, int, str, bool],
     limits: tuple[int, int, float], *, grace: int, record: Path | None, also: tuple[str, bool, str], trust_code: bool,
-    shadow: Path | None = None, shadow_output: Path | None = None, grade: Path | None = None,
+    shadow: Path | None = None, shadow_checkpoint: str = "best", shadow_output: Path | None = None,
+    grade: Path | None = None,
 ) -> None:  # fmt: skip
     """``marft serve``."""
-    if shadow is None and (shadow_output or grade):
-        raise ValueError("--shadow-output and --grade are of a shadow; name the second team with --shadow")
+    if shadow is None and (shadow_output or grade or shadow_checkpoint != "best"):
+        raise ValueError(
+            "--shadow-checkpoint, --shadow-output and --grade are of a shadow; name the second team with --shadow"
+        )
     if shadow is not None and record is None:
         raise ValueError("--shadow: it plays what is recorded, and nothing is; name a folder with --record")
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
@@ -80,7 +83,7 @@ def serve(
         from marft.cli.shadowing import asked_of, beginning
 
         mine = [*of_shadow(overrides)]
-        asked = asked_of(shadow, checkpoint, mine, trust_code, record, shadow_output, grade, None, follow=True)
+        asked = asked_of(shadow, shadow_checkpoint, mine, trust_code, record, shadow_output, grade, None, follow=True)
         begin = beginning(asked)
         overrides = [*others(overrides)]
 

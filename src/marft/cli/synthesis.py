@@ -64,19 +64,25 @@ def cold_start(
 
     Raises:
         SystemExit: a part was interrupted, and what it has learned is saved.
+        ValueError: a run that began with something else has the name of the last part.
     """
     run = load_recipe(recipe, overrides)
+    learned = RunFolder(Path(run.output) / run.name)
+    imitated = RunFolder(learned.path.with_name(f"{run.name}-sft"))
+    if learned.is_run() and not overwrite and imitated.path.resolve() not in Path(learned.started_from()).parents:
+        raise ValueError(
+            f"{learned.path} is a run that began with something else than what is imitated here; give this one another "
+            "name (--name), or let that one go (--overwrite)"
+        )
     rows = synthesize(
         recipe, [*overrides, "--name", f"{run.name}-rows"], teacher, resume=False, overwrite=overwrite,
         trust_code=trust_code, how=how, goes_on=True,
     )  # fmt: skip
-    imitated = RunFolder(Path(run.output) / f"{run.name}-sft")
     resume = not overwrite and imitated.goes_on(begins_with=False)
     sft_command(
         recipe, [*overrides, "--name", imitated.path.name], [rows.path], [],
         resume=resume, start_from=None, overwrite=overwrite or (not resume and imitated.is_run()), how=how,
     )  # fmt: skip
-    learned = RunFolder(Path(run.output) / run.name)
     train_command(
         recipe, overrides, resume=False, start_from=imitated.saved_steps()[-1], dry_run=False, how=how,
         overwrite=overwrite, resume_or_start=not overwrite,

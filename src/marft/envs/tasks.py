@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from marft.config.plugins import Plugin
@@ -75,9 +75,20 @@ def digest_of(tasks: Sequence[Task]) -> str:
     """A short digest of ids, prompts and what of the data is plain: the same for the same tasks, in any process."""
     digest = hashlib.sha256()
     for task in tasks:
-        plain = sorted((str(key), value) for key, value in task.data.items() if isinstance(value, str | int | float))
-        digest.update(json.dumps([task.id, task.prompt, plain], default=str).encode())
+        digest.update(json.dumps([task.id, task.prompt, _plain(task.data)], sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def _plain(data: object) -> object:
+    """What of data is words and numbers, in tables and lists at any depth; of anything else that it was there."""
+    match data:
+        case Mapping():
+            return {str(key): _plain(value) for key, value in data.items()}
+        case list() | tuple():
+            return [_plain(value) for value in data]
+        case str() | int() | float():
+            return data
+    return None
 
 
 def _twice(task: Task) -> str:

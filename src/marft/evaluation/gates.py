@@ -20,6 +20,7 @@ GATE = re.compile(
     r"(?P<sign>[<>])\s*+(?P<limit>[-+]?\d+(?:\.\d+)?)\s*(?P<percent>%?)\s*"
 )
 EVERY = "*"
+MOST_LOST = 0.1  # of the tasks that were scored before, those that may not be after
 
 Form = Callable[[float], str]
 Measured = Mapping[str, Mapping[str, Ratio]]  # by metric, then by task
@@ -131,12 +132,17 @@ class Verdict:
 
 def judged(gates: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Verdict]:
     """Each gate over two evaluations, as they were saved. A gate whose metric either of them lacks fails: nobody can
-    say that it holds. One of each value of a field is a verdict for each.
+    say that it holds. So does each where more than a tenth of the tasks that were scored before are not any more: what
+    is left would be a selection. One of each value of a field is a verdict for each.
 
     Raises:
         ValueError: a gate cannot be read, or no task is of its cohort.
     """
     one, two = by_metric(before), by_metric(after)
+    scored, lost = before.get("rewards", {}), len(before.get("rewards", {}).keys() - after.get("rewards", {}).keys())
+    if lost > MOST_LOST * len(scored):
+        reason = f"{lost} of {len(scored)} tasks that were scored before could not be scored after; see why they failed"
+        return [Verdict(Gate.read(text, one.keys() | two.keys()), True, reason) for text in gates]
     read = [Gate.read(text, one.keys() | two.keys()) for text in gates]
     return [
         _judge(gate, one, two, cohort, tasks)

@@ -190,6 +190,15 @@ def _check(path: Path, name: str, entry: FileEntry) -> None:
         raise ValueError(f"{path}: {name} is damaged: it is not as it was written")
 
 
+def others_in(path: Path) -> list[str]:
+    """What lies in an export's folder and is not in its manifest; of a damaged one, everything but that."""
+    try:
+        mine = {TEAM, CARD, *atomic.read_json(path / TEAM)["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        mine = {TEAM}
+    return [name for name in files_in(path) if name not in mine and "__pycache__" not in name]
+
+
 def _unlisted(path: Path, files: Mapping[str, FileEntry]) -> Sequence[str]:
     found = [name for folder in HELD for name in (f"{folder}/{file}" for file in files_in(path / folder))]
     return [name for name in found if name not in files and "__pycache__" not in name]

@@ -17,7 +17,7 @@ from marft.config.load import to_toml
 from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.export.card import model_card
-from marft.export.manifest import CARD, RECIPE, is_export, write_manifest
+from marft.export.manifest import CARD, RECIPE, is_export, others_in, write_manifest
 from marft.export.places import known_places, named_in
 from marft.export.recipe import Shipped, shipped, trust_flag
 from marft.export.weights import Weights
@@ -117,6 +117,10 @@ def _check_free(target: Path, force: bool) -> None:
         raise ValueError(f"{target} is no export of MARFT's, and nothing else is written over; choose --output")
     if any(target.iterdir()) and not force:
         raise ValueError(f"{target} holds an export already; choose --output, or let this one take its place (--force)")
+    for other in others_in(target) if target.is_dir() else ():
+        raise ValueError(
+            f"{target} holds what the export there did not bring: {other}. Move that away, or choose --output"
+        )
 
 
 def _copy(out: Shipped, draft: Path) -> None:

@@ -92,7 +92,7 @@ def reworded(
                 continue
             tried = _with(network, replace(node, instructions=proposed))
             tasks = [task for kind, some in kinds.items() if name in board.acting(network, kind) for task in some]
-            if not tasks:
+            if not any(task.id in known for task in tasks):
                 continue  # no held-out task would tell
             after = board.outcomes(tried, tasks)
             found = judged({task.id: known[task.id] for task in tasks if task.id in known}, after)

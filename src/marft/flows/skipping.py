@@ -23,6 +23,8 @@ def skipped(board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: T
     """
     for context, tasks in board.by_context(network).items():
         whole = board.outcomes(network, tasks)
+        if not whole:
+            continue  # of no task of it is anything known
         for name in board.acting(network, context):
             before = network.skips.get(context, ())
             if len(board.acting(network, context)) == 1:

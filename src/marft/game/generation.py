@@ -110,11 +110,8 @@ async def generate(
             return draft.action(key, agent, completion.finish)
         if rounds == limits.rounds:
             return draft.action(key, agent, "length")
-        answered = await belt.use(limits, calls)
-        answered = [
-            replace(c, output=renderer.clip(agent.policy, c.output, limits.output_tokens), round=rounds)
-            for c in answered
-        ]
+        clip = partial(renderer.clip, agent.policy, tokens=limits.output_tokens)
+        answered = [replace(call, round=rounds) for call in await belt.use(limits, calls, clip)]
         draft.calls += answered
         heard = draft.heard(renderer, agent, completion, answered)
         rounds += 1

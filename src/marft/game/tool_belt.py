@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from marft.config.settings import did_you_mean
@@ -40,10 +40,15 @@ class ToolBelt:
             if joined is not None:
                 self._open[name] = OpenTools(source, self.threads, self.task, self.seed, thread, joined)
 
-    async def use(self, limits: ToolUse, calls: Sequence[ToolCall]) -> list[ToolCall]:
-        """Make the calls, all at once but for those to a source with a state → the calls with their answers."""
+    async def use(self, limits: ToolUse, calls: Sequence[ToolCall], clip: Callable[[str], str] = str) -> list[ToolCall]:
+        """Make the calls, all at once but for those to a source with a state → the calls with their answers.
+
+        Args:
+            clip: shortens an answer to what an agent is shown of it; what is planted stands behind that.
+        """
         with self.engine.external_wait():
             made = list(await asyncio.gather(*(self._use(limits, call) for call in calls[: limits.calls])))
+        made = [replace(call, output=clip(call.output)) for call in made]
         return answered(made, self.plants) + [
             _failed(call, f"too many calls in one turn: {limits.calls} were made") for call in calls[len(made) :]
         ]

@@ -34,7 +34,7 @@ class Deferred:
                 work += await self._build()
             self.waiting.append(entry)
             self._bytes += size_of(entry)
-            if len(self.waiting) == self.batch:
+            if 0 < self.batch <= len(self.waiting):
                 work += await self._build()
         return work
 

@@ -52,6 +52,14 @@ class HierarchicalMemory:
         return self.recent.size + self.archive.size + self.gist.size
 
     async def write(self, entries: Sequence[Entry]) -> Work:
+        before = self.recent.copy()
+        try:
+            return await self._written(entries)
+        except BaseException:  # what could not go down stays, and what was to come may be written again
+            self.recent = before
+            raise
+
+    async def _written(self, entries: Sequence[Entry]) -> Work:
         work, down = Work(), list[Entry]()
         for entry in entries:
             if self.recent.replaces:

@@ -47,6 +47,14 @@ class Shelf:
         self._by_key: dict[str, dict[int, None]] = {}
         self._working: deque[int] = deque()
 
+    def copy(self) -> Shelf:
+        """Another one of the same entries."""
+        other = Shelf(self.capacity, self.working, self.replaces, self.each)
+        other.size, other._next = self.size, self._next
+        other._held, other._working = dict(self._held), self._working.copy()
+        other._by_key = {key: dict(numbers) for key, numbers in self._by_key.items()}
+        return other
+
     @property
     def held(self) -> Mapping[int, Entry]:
         """All entries by number, the oldest first."""

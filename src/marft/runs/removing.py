@@ -17,7 +17,7 @@ IN_CHECKPOINTS = re.compile(
     r"|policies/[^/]+/adapter_(model\.safetensors|config\.json)"
     r"|league/(league\.json|step_\d{6,}/adapter_(model\.safetensors|config\.json)))"
 )
-EVALUATION = r"[^/]+-(?:greedy|sampled)(?:-shuffled)?(?:-on-[\w.-]+)?"
+EVALUATION = r"[^/]+-(?:greedy|sampled)(?:-shuffled)?(?:-(?:on|as)-[\w.-]+)?"
 ON_SUITE = r"[^/]+-(?:greedy|sampled)-on-[\w.-]+?"
 IN_RUNS = re.compile(
     r"(run\.json|tools\.json|profiles\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"

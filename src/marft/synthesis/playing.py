@@ -84,7 +84,8 @@ def played(
     teacher: Teacher, folder: RunFolder, attempts: Sequence[Attempt], size: int, advance: Advance,
     note: Callable[[str], None],
 ) -> list[Episode]:  # fmt: skip
-    """Every attempt: read where it is kept, else played, and kept as soon as its part is over.
+    """Every attempt: read where it is kept, else played, and kept as soon as its part is over. One that could not be
+    scored is played again.
 
     Raises:
         ValueError: something that the teacher needs cannot be had.
@@ -96,10 +97,13 @@ def played(
         for number, start in enumerate(range(0, len(attempts), size), 1):
             part = attempts[start : start + size]
             path = folder.episodes / f"{name_of(number)}.parquet"
-            episodes = _kept(path, part, note)
-            if episodes is None:
+            episodes = _kept(path, part, note) or []
+            scored = {place: episode for place, episode in enumerate(episodes) if episode.scored}
+            left = [place for place in range(len(part)) if place not in scored]
+            if left:
                 play = play or opened.enter_context(playing(teacher))
-                write_episodes(path, play(part))
+                scored |= dict(zip(left, play([part[place] for place in left]), strict=True))
+                write_episodes(path, [scored[place] for place in range(len(part))])
                 episodes = episodes_of(path, part)
             found += episodes
             for _ in part:

@@ -26,12 +26,12 @@ from marft.runs.checkpoints import load_policies
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
 from marft.runs.stated import STATE, told_at
+from marft.synthesis.asked import SCRIPTS
 from marft.types import Episode
 
 if TYPE_CHECKING:
     from marft.models.pool import Models
 
-SCRIPTS = "scripts"
 WORLD = ("environment", "rewards", "seed", "rollout", "curriculum", "name", "output", "device", "threads")
 Play = Callable[[Sequence[Attempt]], list[Episode]]
 

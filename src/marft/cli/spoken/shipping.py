@@ -65,6 +65,9 @@ def serve(
         Path | None,
         typer.Option(help="A second team, a run or an export: it plays what --record keeps, without effects."),
     ] = None,
+    shadow_checkpoint: Annotated[
+        str, typer.Option(help="The second team's, where it is a run: best, last, a step, or step_000050.")
+    ] = "best",
     shadow_output: Annotated[
         Path | None, typer.Option(help="What comes of it; a folder 'shadow' among the sessions where none is named.")
     ] = None,
@@ -87,7 +90,8 @@ def serve(
     shipping.serve(
         team, options.overrides_of(context, team), checkpoint, (host, port, token, without_token),
         (concurrency, queue, timeout), grace=grace, record=record, also=(mcp, a2a, address),
-        trust_code=trust_code, shadow=shadow, shadow_output=shadow_output, grade=grade,
+        trust_code=trust_code, shadow=shadow, shadow_checkpoint=shadow_checkpoint, shadow_output=shadow_output,
+        grade=grade,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from marft.envs.shop.search import Index
 from marft.texts import storable
 
-PART = 4000  # characters of a page or file that are shown at once
+PART = 1500  # characters of a page or file that are shown at once: less than agents see of an answer (512 tokens)
 LARGEST = 50_000_000  # bytes of a file that is read
 TEXTS = (".html", ".htm", ".md", ".txt")
 
