@@ -21,7 +21,7 @@ from marft.federated.combiners.average import Average
 from marft.federated.combiners.gossip import Gossip
 from marft.federated.mixing import Adapter, distance, mixed, product_of_rank
 from marft.federated.parcels import FIXED, differences, files_with, opened, read_folder, weights_of, write_folder
-from marft.federated.privacy import epsilon, hidden, norm_of
+from marft.federated.privacy import epsilon, gaussian, hidden, norm_of
 from marft.federated.words import KINDS, LARGEST, Asked, Update, data_of, files_of, receive
 from marft.models.adapters import CONFIG, WEIGHTS, read_lora_settings
 
@@ -141,13 +141,13 @@ def test_what_has_no_length_is_not_let_through() -> None:
     before, after = adapter(0), adapter(1)
     after[next(iter(after))][0, 0] = math.nan
     with pytest.raises(ValueError, match="what is no number"):
-        hidden(before, after, 1.0, 0.0, 0, "1")
+        hidden(before, after, 1.0, 0.0, b"", "1")
 
 
 @given(st.floats(0.01, 100), st.integers(0, 20))
 def test_what_leaves_has_changed_by_no_more_than_the_clip(clip: float, seed: int) -> None:
     before, after = adapter(0), adapter(seed)
-    leaving, norm = hidden(before, after, clip, 0.0, 0, "1")
+    leaving, norm = hidden(before, after, clip, 0.0, b"", "1")
     moved = norm_of({name: leaving[name].double() - before[name].double() for name in before})
     assert norm == pytest.approx(norm_of({name: after[name].double() - before[name].double() for name in before}))
     assert moved == pytest.approx(min(norm, clip), rel=1e-4, abs=1e-5)
@@ -156,8 +156,8 @@ def test_what_leaves_has_changed_by_no_more_than_the_clip(clip: float, seed: int
 def test_noise_is_as_wide_as_it_says_and_of_its_round_and_site_alone() -> None:
     before = {"a": torch.zeros(200, 200)}
     one, again, other, elsewhere = (
-        hidden(before, before, 2.0, 1.5, seed, stream)[0]["a"]
-        for seed, stream in [(7, "1"), (7, "1"), (7, "2"), (8, "1")]
+        hidden(before, before, 2.0, 1.5, key, stream)[0]["a"]
+        for key, stream in [(b"7", "1"), (b"7", "1"), (b"7", "2"), (b"8", "1")]
     )
     assert float(one.std()) == pytest.approx(3.0, rel=0.02)
     assert torch.equal(one, again)
@@ -165,23 +165,34 @@ def test_noise_is_as_wide_as_it_says_and_of_its_round_and_site_alone() -> None:
     assert not torch.equal(one, elsewhere)
 
 
+def test_noise_is_standard_normal_and_every_bit_of_the_key_counts() -> None:
+    drawn = gaussian(200_000, b"\0" * 32, "a").numpy()
+    below = torch.special.ndtr(torch.from_numpy(np.sort(drawn))).numpy()
+    assert np.abs(below - (np.arange(200_000) + 0.5) / 200_000).max() < 1.95 / math.sqrt(200_000)  # Kolmogorov, 1e-3
+    assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 0.01
+    for bit in range(256):
+        other = (1 << bit).to_bytes(32, "little")
+        assert not np.allclose(gaussian(4, other, "a"), drawn[:4])
+    assert not np.allclose(gaussian(4, b"\0" * 32, "b"), drawn[:4])
+
+
 def test_no_two_updates_have_the_same_noise() -> None:
     """Two of one round, as where a folder is used again, would tell what they differ by."""
     given, one, other = adapter(0), adapter(1), adapter(2)
-    left = [hidden(given, after, 1.0, 1.0, 7, "1")[0] for after in (one, other)]
+    left = [hidden(given, after, 1.0, 1.0, b"7", "1")[0] for after in (one, other)]
     noise = [
         {name: sent[name].double() - given[name] - clipped(given, after, 1.0)[name] for name in given}
         for sent, after in zip(left, (one, other), strict=True)
     ]
     assert all(not torch.allclose(noise[0][name], noise[1][name], atol=0.1) for name in given)
     moved = {name: tensor + 1e-3 for name, tensor in given.items()}
-    again = hidden(moved, {name: one[name] - given[name] + moved[name] for name in given}, 1.0, 1.0, 7, "1")[0]
+    again = hidden(moved, {name: one[name] - given[name] + moved[name] for name in given}, 1.0, 1.0, b"7", "1")[0]
     assert all(not torch.allclose(again[name] - moved[name], left[0][name] - given[name], atol=0.1) for name in given)
 
 
 def test_no_two_layers_have_the_same_noise() -> None:
     before = {name: torch.zeros(20, 20) for name in ("a", "b")}
-    noise, _ = hidden(before, before, 1.0, 1.0, 7, "1")
+    noise, _ = hidden(before, before, 1.0, 1.0, b"7", "1")
     assert not torch.equal(noise["a"], noise["b"])
 
 

@@ -358,7 +358,7 @@ class TestWhatLeaves:
 
 def test_the_key_of_its_noise_is_drawn_once(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    assert place.noise_seed() == place.noise_seed() != Place(tmp_path / "other").noise_seed()
+    assert place.noise_key() == place.noise_key() != Place(tmp_path / "other").noise_key()
     assert (tmp_path / "noise.key").stat().st_mode & 0o77 == 0
 
 
@@ -372,7 +372,7 @@ def test_the_key_of_its_noise_is_nobody_elses_to_read_at_any_time(
         return real(path, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    Place(tmp_path).noise_seed()
+    Place(tmp_path).noise_key()
     assert rights == [0o600]
 
 

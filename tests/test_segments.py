@@ -182,9 +182,11 @@ def test_z_credit_and_denominators_do_not_know_of_segments(level: Level, data: s
             assert normaliser(one.action, kind) == normaliser(other.action, kind)  # type: ignore[arg-type]
 
 
-def anew(**changes: object) -> Action:
+BEGUN = (Mark.TEAMMATE, Mark.TEAMMATE, Mark.SAMPLED, Mark.SAMPLED, Mark.TOOL, Mark.SAMPLED, Mark.SAMPLED)
+
+
+def anew(marks: Sequence[Mark] = BEGUN, **changes: object) -> Action:
     """A teammate's two tokens and one of its own; after a chat rendered anew one, an answer, and two more."""
-    marks = (Mark.TEAMMATE, Mark.TEAMMATE, Mark.SAMPLED, Mark.SAMPLED, Mark.TOOL, Mark.SAMPLED, Mark.SAMPLED)
     action = make_action(prompt=(1, 2, 3), tokens=(4, 5, 6, 7, 8, 9, 10), marks=tuple(map(int, marks)), policy="one")
     restart = Restart(3, np.array([20, 21], np.int32), 1, "it was rewritten")
     return replace(
@@ -220,6 +222,19 @@ def test_a_teammates_text_is_scored_where_it_stands_in_the_first_segment() -> No
     text = batch.teammate_text
     assert text is not None
     assert (text.predict_from.tolist(), text.targets.tolist()) == ([2, 3], [4, 5])
+
+
+def test_a_teammates_text_is_scored_where_it_stands_in_a_later_segment() -> None:
+    """A helper that is asked once a tool has answered."""
+    pack: Packing = replace(packing(_double_backbone(), "token"), temperatures={"a": 1.0}, teammate_text=True)
+    own, theirs = Mark.SAMPLED, Mark.TEAMMATE
+    samples = [Sample(anew((own, theirs, own, Mark.TOOL, own, theirs, own)), 1.0, np.arange(4.0))]
+    (batch,) = pack.micro_batches(samples, Denominators.of(samples, pooled=False))
+    assert batch.rows.ids.tolist() == [1, 2, 3, 4, 5, 20, 21, 7, 8, 9]
+    text = batch.teammate_text
+    assert text is not None
+    assert (text.predict_from.tolist(), text.targets.tolist()) == ([3, 8], [5, 9])
+    assert text.advantages.tolist() == [1.0, 3.0]
 
 
 def test_the_length_of_an_action_is_all_that_is_read_for_it() -> None:

@@ -16,6 +16,7 @@ from marft.runs.folder import RunFolder
 from marft.runs.receiving import make_whole, receive
 
 RUN = "run"  # the name of its run, whose folder is in the site's
+KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,17 @@ class Place:
             receive(newest, {policy.name: policy for policy in sorted(self.given.iterdir())})
         return begun
 
-    def noise_seed(self) -> int:
-        """What its noise is drawn with: drawn once from the system, so that a round that is done again is the same."""
+    def noise_key(self) -> bytes:
+        """What its noise is drawn with: 256 bits, drawn once from the system, so that a round that is done again is the
+        same.
+
+        Raises:
+            ValueError: they are damaged.
+        """
         key = self.path / "noise.key"
         if not key.is_file():
-            atomic.write_file(key, f"{secrets.randbits(63)}\n", rights=0o600)
-        return int(key.read_text(encoding="ascii"))
+            atomic.write_file(key, secrets.token_bytes(KEY_BYTES), rights=0o600)
+        found = key.read_bytes()
+        if len(found) != KEY_BYTES:
+            raise ValueError(f"{key} is damaged: put it back from a copy, or leave this round out and remove it")
+        return found

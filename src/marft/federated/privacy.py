@@ -13,10 +13,9 @@ import hashlib
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
-
-from marft.seeds import derive_seed
 
 Tensors = Mapping[str, Tensor]
 
@@ -26,13 +25,15 @@ def norm_of(change: Tensors) -> float:
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in change.values()))
 
 
-def hidden(before: Tensors, after: Tensors, clip: float, noise: float, seed: int, stream: str) -> tuple[Tensors, float]:
+def hidden(
+    before: Tensors, after: Tensors, clip: float, noise: float, key: bytes, stream: str
+) -> tuple[Tensors, float]:
     """What may leave in the place of ``after`` → that, and how long the change was before.
 
     Args:
         clip: the longest that a change may be, in the L2 norm; 0: any, and nothing is done.
         noise: deviation of the noise on each number, over ``clip``.
-        seed: the site's secret: whoever knows it takes the noise off again. Noise is drawn with it and with all that is
+        key: the site's secret: whoever knows it takes the noise off again. Noise is drawn with it and with all that is
             hidden: the same round done again sends the same, and no two updates ever have the same noise, which the
             difference of both would be without.
         stream: of which round the noise is.
@@ -49,10 +50,21 @@ def hidden(before: Tensors, after: Tensors, clip: float, noise: float, seed: int
     factor = min(1.0, clip / norm) if norm else 1.0
     found, what = {}, _digest(before, after)
     for name in sorted(change):
-        generator = torch.Generator().manual_seed(derive_seed(seed, "noise", stream, what, name))
-        drawn = torch.randn(change[name].shape, generator=generator, dtype=torch.float64) * (noise * clip)
-        found[name] = (before[name].double() + factor * change[name] + drawn).float()
+        drawn = gaussian(change[name].numel(), key, stream, what, name).reshape(change[name].shape)
+        found[name] = (before[name].double() + factor * change[name] + noise * clip * drawn).float()
     return found, norm
+
+
+def gaussian(count: int, key: bytes, *words: str) -> Tensor:
+    """So many standard normal numbers, in float64, which nobody foretells who lacks the key: of SHAKE-256's stream, by
+    the inverse of the distribution. (A generator that is seeded with 64 bits is tried out in hours.)
+    """
+    if not count:
+        return torch.zeros(0, dtype=torch.float64)
+    stream = hashlib.shake_256(hashlib.sha256(key).digest() + "\x1f".join(words).encode()).digest(8 * count)
+    places = (np.frombuffer(stream, "<u8") >> np.uint64(12)).astype(np.float64)  # 52 bits
+    found: Tensor = torch.special.ndtri(torch.from_numpy((places + 0.5) / 2.0**52))
+    return found
 
 
 def _digest(*updates: Tensors) -> str:

@@ -170,9 +170,9 @@ class Site:
             raise ValueError("the adapters that were given are not of this recipe's policies, layers or ranks")
         clip, noise = federation["clip"], federation["noise"]
         moved = sorted(name for name in after if _learns(run, name))  # in one order: sums of floats differ in another
-        seed = self.place.noise_seed() if noise else 0
+        key = self.place.noise_key() if noise else b""
         was, now = ({name: tensors[name] for name in moved} for tensors in (before, after))
-        told, norm = hidden(was, now, clip, noise, seed, str(asked.round))
+        told, norm = hidden(was, now, clip, noise, key, str(asked.round))
         leaving = {**before, **told}
         adapters = {
             policy: {name: leaving[f"{policy}/{name}"] for name in tensors} for policy, tensors in trained.items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -342,10 +343,10 @@ def _pack(
     places = rows.places()
     counts = np.array([action.decisions for action in actions])
     assert all(n == len(action.log_probs) for n, action in zip(counts, actions, strict=True)), "scored == sampled"
-    positions = [
-        of_row[len(said.context) - 1 :][np.flatnonzero(said.scored)]
-        for of_row, (_, said) in zip(places, written, strict=True)
-    ]
+    before = [of_row[len(said.context) - 1 :] for of_row, (_, said) in zip(places, written, strict=True)]
+    positions = [place[np.flatnonzero(said.scored)] for place, (_, said) in zip(before, written, strict=True)]
+    rows_of = iter(before)
+    predicting = [np.concatenate([*islice(rows_of, len(scored_tokens(action)))]) for action in actions]
     targets = [said.tokens[said.scored] for _, said in written]
     scored = np.array([sum(int(said.scored.sum()) for said in scored_tokens(action)) for action in actions])
     names = tuple(sorted({action.agent for action in actions}))
@@ -384,7 +385,7 @@ def _pack(
         token_weights=tensor(np.repeat(token_weights, counts)),
         nll_weights=tensor(np.repeat([denominators.nll_weight(sample) for sample in samples], counts)),
         teammate_text=(
-            TeammateText.of(samples, _first_rows(actions, places), temperatures, denominators.teammate_tokens, device)
+            TeammateText.of(samples, predicting, temperatures, denominators.teammate_tokens, device)
             if packing.teammate_text
             else None
         ),
@@ -392,9 +393,3 @@ def _pack(
         agent_names=names,
         level=packing.level,
     )
-
-
-def _first_rows(actions: Sequence[Action], places: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Where the tokens of each action's first row are."""
-    firsts = np.cumsum([0, *(len(scored_tokens(action)) for action in actions)])[:-1]
-    return [places[first] for first in firsts]

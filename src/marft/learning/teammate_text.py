@@ -27,7 +27,7 @@ class TeammateText:
     @staticmethod
     def of(
         samples: Sequence[Sample],
-        places: Sequence[np.ndarray],
+        predicting: Sequence[np.ndarray],
         temperatures: Sequence[float],
         tokens_of_policy: Mapping[str, int],
         device: torch.device,
@@ -35,19 +35,20 @@ class TeammateText:
         """Collect them; None where there are none.
 
         Args:
-            places: where the tokens of each sample's first row are in the packed batch.
+            predicting: for each sample, where in the packed batch each of its action's tokens is predicted, whichever
+                segment it stands in.
             temperatures: of each sample's agent.
             tokens_of_policy: such tokens of each policy in the whole global minibatch.
         """
         found: dict[str, list[np.ndarray]] = {name: [] for name in TeammateText.__slots__}
-        for sample, of_row, temperature in zip(samples, places, temperatures, strict=True):
+        for sample, place, temperature in zip(samples, predicting, temperatures, strict=True):
             action = sample.action
             positions = np.flatnonzero(action.by_teammate)
             if not len(positions):
                 continue
             assert action.teammate_log_probs is not None, "a teammate's tokens have its log-probs"
             decisions = np.cumsum(action.sampled)[positions].clip(max=len(sample.advantages) - 1)
-            found["predict_from"].append(of_row[len(action.prompt) - 1 + positions])
+            found["predict_from"].append(place[positions])
             found["targets"].append(action.tokens[positions])
             found["temperatures"].append(np.full(len(positions), temperature))
             found["author_log_probs"].append(action.teammate_log_probs)
