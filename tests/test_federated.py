@@ -68,6 +68,17 @@ def test_the_average_of_factors_is_not_that_of_products() -> None:
     assert (change(of_products) - wanted).norm() < 0.9 * (change(of_factors) - wanted).norm()
 
 
+def test_an_a_that_all_have_stays_as_it_is() -> None:
+    """As where B alone learns: an A that were turned each round would be another one."""
+    first, second = adapter(0), adapter(1)
+    name = next(name for name in first if ".lora_A." in name)
+    second = {**second, name: first[name]}
+    found = mixed([first, second], [0.25, 0.75], "products")
+    assert torch.equal(found[name], first[name])
+    other = name.replace("lora_A", "lora_B")
+    assert torch.allclose(found[other], 0.25 * first[other] + 0.75 * second[other])
+
+
 def test_where_all_have_the_same_a_both_averages_change_the_same() -> None:
     sites = [adapter(0), {**adapter(1), f"{LAYER}.lora_A.weight": adapter(0)[f"{LAYER}.lora_A.weight"]}]
     of_factors, of_products = (mixed(sites, [0.25, 0.75], of) for of in ("factors", "products"))  # type: ignore[arg-type]

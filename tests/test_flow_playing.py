@@ -130,7 +130,7 @@ class TestTuning:
         line = network("source a 1", "a b 1", "b sink 1", skips={"": ("a",)})
         made = board(tmp_path, line, lambda nodes, task: True, TASKS[:1])
         (episode,) = made.play(made.flow.playing(line, 1.0), [Attempt(TASKS[0], "train/0")])
-        assert [(one.path, one.earned) for one in _walked(made, line, episode, 0.25)] == [(("a", "b"), 0.75)]
+        assert [(one.path, one.earned) for one in _walked(made, line, episode, 0, 0.25)] == [(("a", "b"), 0.75)]
 
     def test_a_proposal_is_kept_where_held_out_success_is_surely_better(self, tmp_path: Path) -> None:
         def solves(nodes: tuple[Node, ...], task: Task) -> bool:

@@ -301,19 +301,19 @@ class TestChoosing:
         assert chances(odds(replace(found, edges=edges), "c", SOURCE)) == pytest.approx({"a": 0.25, "b": 0.75})
 
     @FEW
-    @given(st.lists(st.tuples(st.sampled_from("cd"), st.floats(-3, 3)), min_size=1, max_size=8))
-    def test_advantages_leave_one_out(self, earned: list[tuple[str, float]]) -> None:
-        walks = [Walked(context, (), value) for context, value in earned]
-        for place, (one, advantage) in enumerate(zip(walks, advantages(walks), strict=True)):
-            others = [w.earned for n, w in enumerate(walks) if n != place and w.context == one.context]
+    @given(st.lists(st.tuples(st.sampled_from("cd"), st.floats(-3, 3), st.integers(0, 3)), min_size=1, max_size=8))
+    def test_advantages_leave_one_episode_out(self, earned: list[tuple[str, float, int]]) -> None:
+        walks = [Walked(context, (), value, episode) for context, value, episode in earned]
+        for one, advantage in zip(walks, advantages(walks), strict=True):
+            others = [w.earned for w in walks if w.episode != one.episode and w.context == one.context]
             assert advantage == pytest.approx(one.earned - sum(others) / len(others) if others else 0.0, abs=1e-9)
 
     def test_what_earned_more_becomes_likelier_and_other_contexts_stay_what_they_were(self) -> None:
         found = network("source a 1", "source b 1", "a sink 1", "b sink 1")
-        better = learned(found, [Walked("c", ("a",), 1.0), Walked("c", ("b",), 0.0)], 1.0, 3)
+        better = learned(found, [Walked("c", ("a",), 1.0, 0), Walked("c", ("b",), 0.0, 1)], 1.0, 3)
         assert log_chance(better, "c", ("a",), 3) > log_chance(found, "c", ("a",), 3)
         assert better.weights["c"] == better.weights[ANY]  # all walks were of one context
-        alone = learned(found, [Walked("c", ("a",), 1.0), Walked("d", ("b",), 0.0)], 1.0, 3)
+        alone = learned(found, [Walked("c", ("a",), 1.0, 0), Walked("d", ("b",), 0.0, 1)], 1.0, 3)
         assert alone.weights == {}  # each is alone in its context, and there is nothing to compare it with
 
     def test_skipped_nodes_do_not_act_unless_nobody_else_would(self) -> None:

@@ -263,6 +263,11 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
 def _incomparable(algorithm: AlgorithmSettings) -> Iterable[str]:
     """What does not go with comparisons, or with advantages that are weights."""
     credit, objective = algorithm.credit, algorithm.objective
+    if objective.reads_pairs and algorithm.teammate_text.coefficient:
+        yield (
+            f"teammate_text: objective {objective.name!r} compares what agents wrote themselves, and has no advantage "
+            "of anybody else's words; set teammate_text.coefficient = 0"
+        )
     if credit.makes_pairs and not objective.reads_pairs:
         yield (
             f"credit {credit.name!r} makes comparisons, which objective {objective.name!r} does not read; use "

@@ -103,7 +103,9 @@ def _begun(settings: FederationSettings, history: History, links: Mapping[str, L
 def _round(settings: FederationSettings, history: History, links: Mapping[str, Link], before: Sequence[Round]) -> Round:
     number, given = before[-1].round + 1, history.given(before[-1])
     heard = _ask(settings, links, number, settings.steps, given)
-    _needed(settings, heard, f"were heard from in round {number}")
+    spent = _spent(settings, number)
+    told = "" if spent is None else f", whose noise is spent (ε {spent:.3g} with it)"
+    _needed(settings, heard, f"were heard from in round {number}{told}")
     sites = list(links)
     sent = {site: files_of(update) for site, update in heard.updates.items()}
     adapters, configs, bases = _held_together(sent, given, heard, before[-1].bases)

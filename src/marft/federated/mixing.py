@@ -11,7 +11,7 @@ nearest change of the adapters' own rank is its truncated singular value decompo
 Which factors that product is written as is OUR READING: B and A are ``U S Q / c`` and ``c Qᵀ Vᵀ``, with the orthogonal
 Q that brings A nearest to Ā and with Ā's norm. So a site's optimizer, whose moments are of the factors, goes on in
 nearly the same coordinates; A is as well-conditioned as at a start; and a site that goes on from its own alone keeps
-its factors, to the bit.
+its factors, to the bit. Where all have the same A, it stays, and B is averaged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ def mixed(adapters: Sequence[Adapter], weights: Sequence[float], of: Literal["pr
     for name in parts[0]:
         if name.endswith(HALF_A):
             other = name.removesuffix(HALF_A) + HALF_B
-            a, b = product_of_rank([part[name] for part in parts], [part[other] for part in parts], weights)
+            ours, theirs = [part[name] for part in parts], [part[other] for part in parts]
+            if all(torch.equal(ours[0], each) for each in ours[1:]):  # the average of their products is one of its own
+                found[name], found[other] = ours[0], _average(theirs, weights).float()
+                continue
+            a, b = product_of_rank(ours, theirs, weights)
             found[name], found[other] = a.float().contiguous(), b.float().contiguous()
     return {name: found[name] for name in parts[0]}
 

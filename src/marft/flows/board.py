@@ -76,6 +76,18 @@ class Board:
         return {e.task.id: e.success for e in episodes if e.scored and e.success is not None}
 
 
+def refuse_unknown(outcomes: Mapping[str, bool]) -> None:
+    """
+    Raises:
+        ValueError: of no task is it known whether it was solved.
+    """
+    if not outcomes:
+        raise ValueError(
+            "a flow network is judged by held-out tasks, and of none is it known whether it was solved: the "
+            "environment has to say so (Step.success), and episodes must not fail"
+        )
+
+
 def judged(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
     """The later outcomes against the earlier ones of the same tasks. A task of which nothing is known any more counts
     as not solved: else a network would be the better, the more of its episodes fail.
@@ -83,11 +95,7 @@ def judged(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
     Raises:
         ValueError: of no task was it known before.
     """
+    refuse_unknown(before)
     both = sorted(before)
-    if not both:
-        raise ValueError(
-            "a flow network is judged by held-out tasks, and of none is it known whether it was solved: the "
-            "environment has to say so (Step.success), and episodes must not fail"
-        )
     gain, (low, high) = paired_difference([before[task] for task in both], [after.get(task, False) for task in both])
     return Judged(gain, low, high, len(both))

@@ -116,25 +116,31 @@ def score(network: FlowNetwork, context: str, path: Sequence[str], most: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """A walk, and what its episode earned."""
+    """A walk, and what its episode earned.
+
+    Args:
+        episode: its number: walks of one episode earned together.
+    """
 
     context: str
     path: tuple[str, ...]
     earned: float
+    episode: int
 
 
 def advantages(walks: Sequence[Walked]) -> list[float]:
-    """What each earned beyond the mean of the others of its context (leave one out); 0 where it is alone."""
-    sums: dict[str, tuple[float, int]] = {}
+    """What each earned beyond the mean of its context's walks in other episodes (leave one out); 0 where there are
+    none."""
+    sums: dict[tuple[str, int | None], tuple[float, int]] = {}
     for one in walks:
-        total, count = sums.get(one.context, (0.0, 0))
-        sums[one.context] = total + one.earned, count + 1
-    return [
-        one.earned - (sums[one.context][0] - one.earned) / (sums[one.context][1] - 1)
-        if sums[one.context][1] > 1
-        else 0.0
-        for one in walks
-    ]
+        for key in ((one.context, None), (one.context, one.episode)):
+            total, count = sums.get(key, (0.0, 0))
+            sums[key] = total + one.earned, count + 1
+    found = []
+    for one in walks:
+        (total, count), (own, walked) = sums[one.context, None], sums[one.context, one.episode]
+        found.append(one.earned - (total - own) / (count - walked) if count > walked else 0.0)
+    return found
 
 
 def learned(network: FlowNetwork, walks: Sequence[Walked], rate: float, most: int) -> FlowNetwork:

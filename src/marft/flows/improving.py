@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from marft.flows.board import Board, Judged, judged
+from marft.flows.board import Board, Judged, judged, refuse_unknown
 from marft.flows.choosing import context_of
 from marft.flows.network import ANY, Change, FlowNetwork, Node
 from marft.game.game import Attempt
@@ -79,6 +79,7 @@ def reworded(
     seed.
     """
     refused, known = Counter[str](), board.outcomes(network, board.held_out)
+    refuse_unknown(known)
     kinds = board.by_context(network)
     for number in range(improving.rounds):
         failures = _failures(board, network, number, improving.attempts)

@@ -54,16 +54,21 @@ def edges_learned(
         episodes = [episode for episode in board.play(flow, attempts) if episode.scored]
         if not episodes:
             raise ValueError("no episode of a flow network could be scored, so there is nothing to learn from")
-        walks = [walked for episode in episodes for walked in _walked(board, network, episode, learning.cost)]
+        walks = [
+            walked
+            for number, episode in enumerate(episodes)
+            for walked in _walked(board, network, episode, number, learning.cost)
+        ]
         tell(step + 1, sum(episode.total_reward for episode in episodes) / len(episodes))
         network = learned(network, walks, learning.rate, board.flow.most)
     return network
 
 
-def _walked(board: Board, network: FlowNetwork, episode: Episode, cost: float) -> list[Walked]:
+def _walked(board: Board, network: FlowNetwork, episode: Episode, number: int, cost: float) -> list[Walked]:
     """What each of an episode's paths earned: all that came of the episode, less what its own nodes cost."""
     context = context_of(network, episode.task.prompt)
     paths = paths_of(board.flow.playing(network, 1.0), episode, board.seed)
     return [
-        Walked(context, path, episode.total_reward - cost * len(played_of(network, context, path))) for path in paths
+        Walked(context, path, episode.total_reward - cost * len(played_of(network, context, path)), number)
+        for path in paths
     ]

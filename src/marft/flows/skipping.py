@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from marft.flows.board import Board, judged
+from marft.flows.board import Board, judged, refuse_unknown
 from marft.flows.improving import Tell
 from marft.flows.network import Change, FlowNetwork
 
@@ -21,10 +21,13 @@ def skipped(board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: T
     of a context together cost no more. Where nothing differs that takes about ``2 / tolerance`` held-out tasks of the
     context: fewer say too little.
     """
-    for context, tasks in board.by_context(network).items():
-        whole = board.outcomes(network, tasks)
+    contexts = board.by_context(network)
+    known = {context: board.outcomes(network, tasks) for context, tasks in contexts.items()}
+    refuse_unknown({task: solved for outcomes in known.values() for task, solved in outcomes.items()})
+    for context, tasks in contexts.items():
+        whole = known[context]
         if not whole:
-            continue  # of no task of it is anything known
+            continue  # of none of its tasks is anything known
         for name in board.acting(network, context):
             before = network.skips.get(context, ())
             if len(board.acting(network, context)) == 1:

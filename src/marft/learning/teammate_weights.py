@@ -61,7 +61,7 @@ class Shaped(TeammateWeightPart):
 
 
 class Unweighted(TeammateWeightPart):
-    """1: every token counts as if the agent had sampled it."""
+    """1: every token counts alike, whoever sampled it."""
 
     def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
         """The weight of each token, [T]."""

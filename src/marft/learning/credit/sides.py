@@ -57,7 +57,7 @@ def comparisons(
             if abs(better.earned - worse.earned) < EQUAL:
                 equal += 1
             elif better.actions or worse.actions:
-                gap = better.net - worse.net if weighing == "gap" else 1.0
+                gap = max(0.0, better.net - worse.net) if weighing == "gap" else 1.0
                 found.append(Comparison(better.actions, worse.actions, better.agent, gap))
     return _of_mean_one(found), {
         **metrics, "preference/pairs": float(len(found)), "preference/equal_pairs": float(equal),
@@ -65,8 +65,9 @@ def comparisons(
 
 
 def _pairs(group: Sequence[Side], pairing: Pairing) -> Iterator[tuple[Side, Side]]:
-    """Better and worse sides of a group; among equals the earlier attempt is the better one."""
-    ordered = sorted(group, key=lambda side: -side.net)
+    """Better and worse sides of a group by what they earned, and where that is alike by what is left of it net of
+    costs; among equals the earlier attempt is the better one."""
+    ordered = sorted(group, key=lambda side: (-side.earned, -side.net))
     if pairing == "all":
         yield from combinations(ordered, 2)
     else:
