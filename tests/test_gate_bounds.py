@@ -16,15 +16,41 @@ from tests.test_gates import MISSED, SOLVED, evaluation
 DIFFERENCES = st.lists(st.floats(-1, 1), min_size=1, max_size=40)
 
 
+def exact(gains: list[float]) -> float:
+    """The share at which so few of so many come in one of twenty draws."""
+    count, n = math.ceil(math.fsum(gains) - 1e-9), len(gains)
+    shares = np.linspace(0, 1, 200_001)
+    chance = sum(math.comb(n, k) * shares**k * (1 - shares) ** (n - k) for k in range(count + 1))
+    return 1.0 if count >= n else float(shares[np.asarray(chance) >= 0.05].max())
+
+
+@given(st.integers(20, 120), st.floats(0.005, 0.2))
+def test_where_all_turn_one_way_the_truth_is_above_the_bound_in_at_most_one_of_twenty(tasks: int, share: float) -> None:
+    """Over all counts, by their chances."""
+    chances = [math.comb(tasks, k) * share**k * (1 - share) ** (tasks - k) for k in range(tasks + 1)]
+    missed = sum(
+        chance
+        for count, chance in enumerate(chances)
+        if bounds_of_gain([1.0] * count + [0.0] * (tasks - count))[1] < share
+    )
+    assert missed <= 0.05 + 1e-6
+
+
 @given(DIFFERENCES)
 def test_bounds_of_a_gain_are_those_of_the_slow_reference(differences: list[float]) -> None:
-    """Two more tasks, of which one has gained all and one has lost all; then Wald's interval."""
+    """Two more tasks, of which one has gained all and one has lost all; then Wald's interval; and where all turn one way
+    no less than the exact bound of a share."""
     more = [*differences, 1.0, -1.0]
     mean = math.fsum(more) / len(more)
     variance = math.fsum((one - mean) ** 2 for one in more) / len(more)
     half = 1.644854 * math.sqrt(variance / len(more))
-    expected = max(-1.0, mean - half), min(1.0, mean + half)
-    assert bounds_of_gain(differences) == pytest.approx(expected, abs=1e-9)
+    low, high = mean - half, mean + half
+    if min(differences) >= 0:
+        high = max(high, exact(differences))
+    if max(differences) <= 0:
+        low = min(low, -exact([-one for one in differences]))
+    expected = max(-1.0, low), min(1.0, high)
+    assert bounds_of_gain(differences) == pytest.approx(expected, abs=1e-5)
 
 
 @given(DIFFERENCES)
@@ -93,8 +119,8 @@ def test_bounds_are_the_published_ones() -> None:
 
 
 def test_how_many_tasks_a_gate_takes_is_as_the_page_says() -> None:
-    """docs/safety.md: 45 where nothing differs, at +5 %; 60 where a tenth turns each way, at +10 %."""
-    alike = [bounds_of_gain([0.0] * n)[1] <= 0.05 for n in (44, 45)]
+    """docs/safety.md: 59 where nothing differs, at +5 %; 60 where a tenth turns each way, at +10 %."""
+    alike = [bounds_of_gain([0.0] * n)[1] <= 0.05 for n in (58, 59)]
     turned = [
         bounds_of_gain([1.0] * (n // 10) + [-1.0] * (n // 10) + [0.0] * (n - n // 10 * 2))[1] <= 0.1 for n in (50, 60)
     ]

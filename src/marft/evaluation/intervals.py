@@ -70,8 +70,11 @@ def bounds_of_gain(differences: Sequence[float], z: float = Z95_ONE_SIDED) -> tu
     which differ. Theirs is of tasks that are solved or not; that ``d`` may be a difference of shares of attempts is our
     reading: those spread less.
 
+    Where all that differ do so in one direction, as rare events do, that is too sure; there the bound is at least the
+    exact one of so many of all tasks (Clopper and Pearson 1934).
+
     >>> [round(bound, 3) for bound in bounds_of_gain([0.0] * 50)]
-    [-0.045, 0.045]
+    [-0.058, 0.058]
 
     Args:
         differences: of each task, from −1 to 1.
@@ -81,4 +84,29 @@ def bounds_of_gain(differences: Sequence[float], z: float = Z95_ONE_SIDED) -> tu
     n = len(differences) + 2
     centre = sum(differences) / n
     half = z * math.sqrt(max(0.0, (sum(d * d for d in differences) + 2) / n - centre**2) / n)
-    return max(-1.0, centre - half), min(1.0, centre + half)
+    low, high = centre - half, centre + half
+    if min(differences) >= 0:
+        high = max(high, at_most(sum(differences), len(differences), z))
+    if max(differences) <= 0:
+        low = min(low, -at_most(-sum(differences), len(differences), z))
+    return max(-1.0, low), min(1.0, high)
+
+
+def at_most(successes: float, trials: int, z: float = Z95_ONE_SIDED) -> float:
+    """The exact one-sided upper bound of a proportion (Clopper and Pearson 1934): the largest at which so few successes
+    are as likely as ``z`` says, by bisection. Parts of a success count as a whole one.
+
+    >>> round(at_most(0, 59), 4)
+    0.0495
+    """
+    count, rare = math.ceil(successes - 1e-9), math.erfc(z / math.sqrt(2)) / 2
+    if count >= trials:
+        return 1.0
+    ways = [math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) for k in range(count + 1)]
+    low, high = count / trials, 1.0
+    for _ in range(60):
+        p = (low + high) / 2
+        some, none = math.log(p), math.log1p(-p)
+        chance = math.fsum(math.exp(way + k * some + (trials - k) * none) for k, way in enumerate(ways))
+        low, high = (p, high) if chance > rare else (low, p)
+    return high
