@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from marft.envs.mle import environment, loading, session
+from marft.envs.mle.environment import LIMITS
+from marft.envs.mle.loading import check_room
 from marft.envs.mle.medals import Leaderboard
 from marft.envs.mle.running import AROUND, PRINTED, PROGRAM, SUBMISSION, Left
 from marft.envs.mle.session import HEAD, MleSession, Rules
@@ -96,6 +98,20 @@ def test_public_files_that_are_too_large_for_each_run_are_refused(
     monkeypatch.setattr(loading, "MOST_MB", 0)
     with pytest.raises(ValueError, match="take a competition of at most 0 MB, or a part of its rows"):
         mle(path=str(place)).tasks("train")
+
+
+@pytest.mark.parametrize("limit", ["files", "output_kb"])
+def test_a_competition_that_no_program_can_be_given_or_give_back_is_refused_by_its_limit(
+    tmp_path: Path, limit: str
+) -> None:
+    place = folder(tmp_path)
+    (made,) = mle(path=str(place))._competitions.values()
+    if limit == "output_kb":
+        made = replace(made, answers={f"{n:>04}": "long" * 100 for n in range(10)})
+    check_room("mine", made, LIMITS)
+    tight = LIMITS.model_copy(update={limit: len(made.public) if limit == "files" else 3})
+    with pytest.raises(ValueError, match=rf"set environment\.limits\.{limit} = \d+"):
+        check_room("mine", made, tight)
 
 
 def test_where_programs_cannot_be_held_in_a_jail_there_are_no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -210,12 +210,34 @@ class TestComparing:
     def test_the_weights_are_among_it(self, tmp_path: Path) -> None:
         asked = Asked(tmp_path, "last", [], False, tmp_path, tmp_path)
         (tmp_path / TEAM).write_text("{}")
-        team: Any = SimpleNamespace(export=SimpleNamespace(path=tmp_path), checkpoint=None)
+        run = recipe_settings("tiny", tmp_path)
+        team: Any = SimpleNamespace(export=SimpleNamespace(path=tmp_path), checkpoint=None, run=run)
         before = opening._identity(team, asked)
         (tmp_path / TEAM).write_text("[]")
         assert opening._identity(team, asked) != before
         (tmp_path / "state.json").write_text("{}")
-        assert opening._identity(SimpleNamespace(export=None, checkpoint=tmp_path), asked) == before  # type: ignore[arg-type]
+        other: Any = SimpleNamespace(export=None, checkpoint=tmp_path, run=run)
+        assert opening._identity(other, asked) == before
+
+    def test_so_is_the_recipe_they_play_by_but_for_what_changes_no_comparison(self, tmp_path: Path) -> None:
+        asked = Asked(tmp_path, "last", [], False, tmp_path, tmp_path)
+        (tmp_path / "state.json").write_text("{}")
+
+        def of(*words: str) -> str:
+            run = recipe_settings("tiny", tmp_path, *words)
+            return opening._identity(cast("Any", SimpleNamespace(export=None, checkpoint=tmp_path, run=run)), asked)
+
+        assert of() == of("--shadow.threads", "2") == of("--output", "elsewhere")
+        assert of() != of("--seed", "7")
+        assert of() != of("--agents.actor.sampling.temperature", "0.1")
+
+    def test_an_edited_recipe_that_grades_is_another_one(self, tmp_path: Path) -> None:
+        (grade := tmp_path / "grade.toml").write_text("a = 1")
+        asked = Asked(tmp_path, "last", [], False, tmp_path, tmp_path, grade=grade)
+        before = opening._said_of(asked, "rewards")
+        grade.write_text("a = 2")
+        assert opening._said_of(asked, "rewards") != before
+        assert opening._said_of(replace(asked, grade=tmp_path / "." / "grade.toml"), "rewards") != before
 
     def test_none_of_those_that_are_all_there_is_dropped(self, tmp_path: Path) -> None:
         recorded_in(tmp_path, 4, right=lambda n: n == 0)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marft.config.load import load_recipe
+from marft.config.load import load_recipe, to_toml
 from marft.config.run import RunSettings
+from marft.config.shadow import ShadowSettings
 from marft.export.loading import settings_of
 from marft.export.manifest import TEAM, is_export, load_export
 from marft.runs.folder import RunFolder
@@ -118,18 +119,26 @@ def _made(folder: Path) -> Path:
 
 
 def _identity(team: Served, asked: Asked) -> str:
-    """Which weights these are: a path may hold others tomorrow."""
+    """Which weights these are, and by which recipe they play: a path may hold others tomorrow. The rules of the test
+    are compared by themselves."""
     file = team.export.path / TEAM if team.export else None
     if team.checkpoint is not None:
         file = team.checkpoint / "state.json"
     assert file is not None, "a team that is served is a run's or an export's"
-    return f"{asked.team.resolve()} {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+    recipe = to_toml(team.run.model_copy(update={"shadow": ShadowSettings(), "output": "-", "threads": 0}))
+    return f"{asked.team.resolve()} {_digest(file)} {hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
 
 
 def _said_of(asked: Asked, score: str) -> str:
     if score == "rewards":
-        return str(asked.grade or asked.team)
+        graded_by = (asked.grade or asked.team).resolve()
+        recipe = next((path for path in (graded_by / TEAM, graded_by / "config.toml") if path.is_file()), graded_by)
+        return f"{graded_by} {_digest(recipe)}" if recipe.is_file() else str(graded_by)
     return str(asked.feedback) if score == "feedback" else "the served answer"
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def _scorer(asked: Asked, run: RunSettings) -> Scorer:

@@ -14,7 +14,7 @@ from marft.config.settings import Few, Fraction
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.mle.competition import Competition
 from marft.envs.mle.drawing import Kind, competition_of, drawn
-from marft.envs.mle.loading import found_in, read
+from marft.envs.mle.loading import check_room, found_in, read
 from marft.envs.mle.script import Competitor
 from marft.envs.mle.session import MleSession, Rules
 from marft.envs.paths import Place
@@ -88,4 +88,7 @@ class Mle(Drawn):
 
     @cached_property
     def _competitions(self) -> dict[str, Competition]:
-        return {name: read(folder, self.metrics) for name, folder in found_in(self.path).items()}
+        found = {name: read(folder, self.metrics) for name, folder in found_in(self.path).items()}
+        for name, made in found.items():
+            check_room(name, made, self.limits)
+        return found

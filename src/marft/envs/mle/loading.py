@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import yaml
 
@@ -23,6 +23,7 @@ from marft.config.settings import did_you_mean
 from marft.envs.mle.competition import Competition, InvalidError, predictions
 from marft.envs.mle.medals import Leaderboard
 from marft.envs.mle.metrics import CALLED, METRICS
+from marft.sandbox.settings import SandboxSettings
 
 SAMPLES = ("sample_submission.csv", "sampleSubmission.csv")
 ANSWERS = ("answers.csv", "test.csv", "gold_submission.csv")
@@ -176,6 +177,27 @@ def _read(file: Path) -> Iterator[None]:
         raise ValueError(
             f"environment: {file} cannot be read as text in UTF-8, or as a table of it: {error}"
         ) from error
+
+
+def check_room(name: str, made: Competition, limits: SandboxSettings) -> None:
+    """See that a program can be given its files, and can give back predictions.
+
+    Raises:
+        ValueError: no program of any team could earn anything.
+    """
+    places = {parent for file in made.public for parent in PurePath(file).parents}
+    needed = len(made.public) + len(places) + 2  # with its own program, and what it leaves
+    if needed > limits.files:
+        raise ValueError(
+            f"environment: {name}: its {len(made.public):,} public files take {needed:,} of the {limits.files:,} that "
+            f"a run of a program may have; set environment.limits.files = {needed}"
+        )
+    kilobytes = math.ceil(sum(len(f"{key},{value}\n".encode()) for key, value in made.answers.items()) / 1024)
+    if kilobytes > limits.output_kb:
+        raise ValueError(
+            f"environment: {name}: right predictions alone take {kilobytes:,} KB, and a program may give back "
+            f"{limits.output_kb:,}; set environment.limits.output_kb = {2 * kilobytes}"
+        )
 
 
 def _check(folder: Path, made: Competition, sample: bytes) -> None:
