@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.betting import BETS
-from marft.world_models.counts import Counts
+from marft.world_models.counts import Counted, Counts
 from marft.world_models.interface import Lived, Outcome, Prediction, Situation
 from marft.world_models.trust import Heard, Trust, heard_of, of_step
 
@@ -89,7 +89,7 @@ def test_a_model_that_is_right_is_hardly_ever_switched_off() -> None:
     for seed in range(5):
         episodes = slippery(seed, 120)
         model = Counts().fit([one for lived in episodes[:20] for one in lived], 0)
-        trust = Trust().after([heard_of(model, lived, 0.3, 5.0) for lived in episodes[20:]], 0.25, 1e-4)
+        trust = Trust().after([heard_of(model, lived, 0.3, {"": 5.0}) for lived in episodes[20:]], 0.25, 1e-4)
         off += not trust.on
     assert off == 0
 
@@ -111,7 +111,7 @@ def test_a_model_of_another_world_is_found_out_in_some_ten_episodes(what: str) -
     model = Counts().fit([one for lived in other for one in lived], 0)
     trust, count = Trust(), 0
     while trust.on:
-        trust = trust.after([heard_of(model, episodes[20 + count], 0.3, 5.0)], 0.25, 1e-4)
+        trust = trust.after([heard_of(model, episodes[20 + count], 0.3, {"": 5.0})], 0.25, 1e-4)
         count += 1
     assert count <= 30
 
@@ -119,7 +119,7 @@ def test_a_model_of_another_world_is_found_out_in_some_ten_episodes(what: str) -
 def test_steps_that_it_does_not_know_are_not_held_against_it() -> None:
     model = Counts().fit([Lived(Situation(("a",)), "go", Outcome("b", 0.0))] * 9, 0)
     told = [Lived(Situation((at,)), "go", Outcome("b", reward)) for at, reward in (("a", 0.0), ("z", 5.0))]
-    said = heard_of(model, told, 0.2, 1.0)
+    said = heard_of(model, told, 0.2, {"": 1.0})
     assert said.steps == (0.0,)
     assert said.known == 0.5
     assert said.reward == 0.0
@@ -128,7 +128,7 @@ def test_steps_that_it_does_not_know_are_not_held_against_it() -> None:
 @pytest.mark.parametrize(("paid", "excess"), [(0.0, 0.0), (1.0, 1.0)])
 def test_where_all_returns_are_the_same_any_other_is_wrong(paid: float, excess: float) -> None:
     model = Counts().fit([Lived(Situation(("a",)), "go", Outcome("", paid))] * 9, 0)
-    assert heard_of(model, [Lived(Situation(("a",)), "go", Outcome("", 0.0))], 0.2, 0.0).reward == excess
+    assert heard_of(model, [Lived(Situation(("a",)), "go", Outcome("", 0.0))], 0.2, {"": 0.0}).reward == excess
 
 
 def test_bets_that_lost_begin_anew_so_that_a_long_good_time_hides_nothing() -> None:
@@ -141,3 +141,18 @@ def test_bets_that_lost_begin_anew_so_that_a_long_good_time_hides_nothing() -> N
             trust, count = trust.after(bad[:1], 0.25, 1e-4), count + 1
         counts.append(count)
     assert counts[1] <= counts[0] + 1
+
+
+def test_rewards_of_agents_that_are_turned_round_are_seen_where_the_team_earns_nothing() -> None:
+    """As where sides are opposed."""
+
+    def model(sign: float) -> Counted:
+        outcome = Outcome("", 0.0, (("p", sign), ("q", -sign)))
+        return Counted({(Situation(("s",)), "go"): Prediction((outcome,), np.ones(1), 0.0)})
+
+    lived = [Lived(Situation(("s",)), "go", Outcome("", 0.0, (("p", 1.0), ("q", -1.0))))]
+    widths = {"": 0.0, "p": 2.0, "q": 2.0}
+    right, wrong = (heard_of(model(sign), lived, 0.2, widths) for sign in (1.0, -1.0))
+    assert (right.reward, wrong.reward, wrong.reward_error) == (0.0, 1.0, 4.0)
+    assert not Trust().after([wrong] * 30, 0.25, 1e-4).on
+    assert Trust().after([right] * 30, 0.25, 1e-4).on

@@ -100,8 +100,8 @@ def test_counts_are_shares_of_what_came(rows: list[tuple[int, int, int]], seed: 
             if not mine:
                 assert said.uncertainty == 1.0
             else:
-                assert said.reward == pytest.approx(np.mean(mine))
-                assert said.spread == pytest.approx(np.abs(np.array(mine) - np.mean(mine)).mean())
+                assert said.reward() == pytest.approx(np.mean(mine))
+                assert said.spread() == pytest.approx(np.abs(np.array(mine) - np.mean(mine)).mean())
 
 
 def test_what_was_lived_often_is_certain_however_much_chance_is_in_it() -> None:
@@ -260,9 +260,10 @@ def test_outcomes_are_drawn_by_their_probabilities(weights: list[float], uniform
 
 def test_experience_keeps_the_newest_and_is_read_as_it_was_written(tmp_path: Path) -> None:
     lived = [*line(steps=40), Lived(Situation(("x", "y"), ("d",)), "e", Outcome("z", 0.1, (("a", 0.3),), False))]
-    experience = Experience().seen([0.5, -1.0]).with_steps(lived, 30)
+    experience = Experience().seen([{"": 0.5}, {"": -1.0, "a": 0.3}]).seen([{"": 0.0, "b": -2.0}]).with_steps(lived, 30)
     assert experience.lived == tuple(lived[-30:])
-    assert experience.width == 1.5
+    assert experience.widths == {"": 1.5, "a": 0.3, "b": 2.0}
+    assert Experience().widths == {"": 0.0}
     kept = Kept(experience, Trust(False, tuple(np.linspace(0.1, 2, 20)), tuple(np.linspace(-3, 0, 20))), 7)
     write(tmp_path, kept)
     assert read(tmp_path) == kept

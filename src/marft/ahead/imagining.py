@@ -21,6 +21,7 @@ from marft.collection import Collection, play_forking, told_apart
 from marft.config.dyna import DynaSettings
 from marft.game.environment import Environment
 from marft.game.game import Attempt
+from marft.learning.credit.groups import local_rewards
 from marft.playing import Rollouts, nobody
 from marft.runs.checkpoints import State
 from marft.seeds import derive_seed, generator
@@ -81,10 +82,11 @@ class Imagining(Around):
     def _live(self, real: Sequence[Episode], step: int) -> list[Heard]:
         """Hear what the model says of the newest episodes, decide whether it is believed, and only then fit it to
         them. One that is no longer believed forgets what it was fitted to before."""
-        dyna, experience = self._dyna, self.kept.experience.seen([episode.total_reward for episode in real])
+        returns = [{"": episode.total_reward, **local_rewards(episode)} for episode in real]
+        dyna, experience = self._dyna, self.kept.experience.seen(returns)
         lived = [lived_in(episode, dyna.reads, dyna.memory) for episode in real]
-        width = experience.width
-        heard = [heard_of(self.model, steps, dyna.cutoff, width) for steps in lived if steps]
+        widths = experience.widths
+        heard = [heard_of(self.model, steps, dyna.cutoff, widths) for steps in lived if steps]
         trust = self.kept.trust.after(heard, dyna.bound, dyna.alarm) if dyna.check else Trust()
         if self.kept.trust.on and not trust.on:
             experience = replace(experience, lived=())

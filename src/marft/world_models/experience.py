@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
@@ -18,20 +18,25 @@ NAME = "world_model.json"
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Steps that were lived, oldest first, and the lowest and highest return of a real episode so far."""
+    """Steps that were lived, oldest first, and the lowest and highest return of a real episode so far: of the team ("")
+    and of each agent that had rewards of its own."""
 
     lived: tuple[Lived, ...] = ()
-    returns: tuple[float, float] | None = None
+    returns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
-    def width(self) -> float:
+    def widths(self) -> dict[str, float]:
         """How far returns differ."""
-        return self.returns[1] - self.returns[0] if self.returns else 0.0
+        return {role: high - low for role, (low, high) in self.returns.items()} or {"": 0.0}
 
-    def seen(self, returns: Sequence[float]) -> Experience:
-        """With the returns of some more real episodes."""
-        known = [*(self.returns or ()), *returns]
-        return replace(self, returns=(min(known), max(known))) if known else self
+    def seen(self, returns: Sequence[Mapping[str, float]]) -> Experience:
+        """With the returns of some more real episodes; who is not named earned nothing for itself."""
+        found = dict(self.returns)
+        for role in sorted({"", *found, *(role for one in returns for role in one)} if returns else ()):
+            before = found.get(role, (0.0, 0.0) if self.returns else ())
+            known = [*before, *(one.get(role, 0.0) for one in returns)]
+            found[role] = min(known), max(known)
+        return replace(self, returns=found)
 
     def with_steps(self, lived: Iterable[Lived], most: int) -> Experience:
         """With some more steps; of all of them the newest stay."""
@@ -69,7 +74,7 @@ class _Written(BaseModel):
     on: bool
     steps: list[FiniteFloat]
     rewards: list[FiniteFloat]
-    returns: list[FiniteFloat] | None
+    returns: dict[str, list[FiniteFloat]]
     texts: list[str]
     lived: list[_Row]
 
@@ -94,10 +99,10 @@ def write(folder: Path, kept: Kept) -> None:
         )
         for one in kept.experience.lived
     ]
-    returns = kept.experience.returns
+    returns = {role: list(both) for role, both in kept.experience.returns.items()}
     written = _Written(
         fitted=kept.fitted, on=kept.trust.on, steps=list(kept.trust.steps), rewards=list(kept.trust.rewards),
-        returns=list(returns) if returns else None, texts=list(numbers), lived=rows,
+        returns=returns, texts=list(numbers), lived=rows,
     )  # fmt: skip
     (folder / NAME).write_text(written.model_dump_json() + "\n", encoding="utf-8")
 
@@ -114,12 +119,12 @@ def read(folder: Path) -> Kept:
     try:
         written = _Written.model_validate(atomic.read_json(file))
         lived = tuple(_lived(row, written.texts) for row in written.lived)
-        low, high = written.returns or (0.0, 0.0)
+        returns = {role: (low, high) for role, (low, high) in written.returns.items()}
     except (OSError, ValueError, IndexError) as error:
         why = first_problem(error) if isinstance(error, ValidationError) else error
         raise ValueError(f"{file} cannot be read: {why}; start a new run with --from") from None
     trust = Trust(written.on, tuple(written.steps), tuple(written.rewards))
-    return Kept(Experience(lived, (low, high) if written.returns else None), trust, written.fitted)
+    return Kept(Experience(lived, returns), trust, written.fitted)
 
 
 def _lived(row: _Row, texts: Sequence[str]) -> Lived:

@@ -37,6 +37,10 @@ class Outcome:
     agent_rewards: tuple[tuple[str, float], ...] = ()
     success: bool | None = None  # at the end, where the environment can tell
 
+    def earned(self, role: str = "") -> float:
+        """What the team earned, or an agent for itself."""
+        return dict(self.agent_rewards).get(role, 0.0) if role else self.reward
+
 
 @dataclass(frozen=True, slots=True)
 class Lived:
@@ -62,17 +66,16 @@ class Prediction:
     probabilities: Floats = field(default_factory=lambda: np.zeros(0))
     uncertainty: float = 1.0
 
-    @property
-    def reward(self) -> float:
-        """The team's, as expected."""
-        return float(sum(p * outcome.reward for p, outcome in zip(self.probabilities, self.outcomes, strict=True)))
-
-    @property
-    def spread(self) -> float:
-        """How far the team's reward is from that, as expected: ``Σ p |r − E r|``."""
-        mean = self.reward
+    def reward(self, role: str = "") -> float:
+        """The team's, or an agent's own, as expected."""
         both = zip(self.probabilities, self.outcomes, strict=True)
-        return float(sum(p * abs(outcome.reward - mean) for p, outcome in both))
+        return float(sum(p * outcome.earned(role) for p, outcome in both))
+
+    def spread(self, role: str = "") -> float:
+        """How far that reward is from what is expected, as expected: ``Σ p |r − E r|``."""
+        mean = self.reward(role)
+        both = zip(self.probabilities, self.outcomes, strict=True)
+        return float(sum(p * abs(outcome.earned(role) - mean) for p, outcome in both))
 
     @property
     def ways(self) -> Mapping[str, float]:

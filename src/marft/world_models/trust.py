@@ -3,7 +3,8 @@
 For each real step the model gives every next observation x a probability p(x). If it is right, the true one is missed
 as often as the model itself expects: ``excess = Σ p(x)² − p(true)`` has mean 0, however much chance the world has in
 it, and it is 1 where a sure model is wrong. For the rewards of an episode
-``excess = (|Σ (r − E r)| − Σ E|r − E r|) / width`` has a mean of at most 0.
+``excess = (|Σ (r − E r)| − Σ E|r − E r|) / width`` has a mean of at most 0; where agents have rewards of their own,
+all three are sums over the team's and theirs.
 
 A test bets that the mean excess is above a bound (:mod:`marft.betting`), and begins anew whenever its capital falls
 below 1: a detector of changes that sounds falsely once in 1/alarm observations at most, on average (an e-detector of
@@ -14,7 +15,7 @@ our own reading of what a model-based learner should watch.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +35,7 @@ class Heard:
     Args:
         known: share of the steps that it knew enough of.
         missed: 1 − p(true), mean over those.
-        reward_error: |Σ (r − E r)| over those, in the environment's own measure.
+        reward_error: |Σ (r − E r)| over those, the team's and all agents' own together, in the environment's own measure.
     """
 
     steps: tuple[float, ...]
@@ -83,14 +84,15 @@ def _bet(logs: Logs, excess: Sequence[float], bound: float, *, against: bool) ->
     return tuple(capital.tolist())
 
 
-def heard_of(model: WorldModel, lived: Sequence[Lived], cutoff: float, width: float) -> Heard:
+def heard_of(model: WorldModel, lived: Sequence[Lived], cutoff: float, widths: Mapping[str, float]) -> Heard:
     """What a model says of the steps of one real episode.
 
     Args:
         cutoff: uncertainty above which it is not asked: there nothing is imagined either.
-        width: of the returns of real episodes; 0 where all are the same.
+        widths: of the returns of real episodes, of the team ("") and of each agent's own; 0 where all are the same.
     """
-    steps, missed, off, expected = list[float](), list[float](), 0.0, 0.0
+    steps, missed = list[float](), list[float]()
+    off, expected = dict.fromkeys(widths, 0.0), 0.0
     for one in lived:
         said = model.predict(one.situation, one.action)
         if not said.outcomes or said.uncertainty > cutoff:
@@ -98,12 +100,14 @@ def heard_of(model: WorldModel, lived: Sequence[Lived], cutoff: float, width: fl
         excess, miss = of_step(said, one.outcome.following)
         steps.append(excess)
         missed.append(miss)
-        off += one.outcome.reward - said.reward
-        expected += said.spread
-    reward = _clipped((abs(off) - expected) / width) if width else float(abs(off) > expected + 1e-9)
+        for role in widths:
+            off[role] += one.outcome.earned(role) - said.reward(role)
+            expected += said.spread(role)
+    error, width = sum(map(abs, off.values())), sum(widths.values())
+    reward = _clipped((error - expected) / width) if width else float(error > expected + 1e-9)
     return Heard(
         tuple(steps), reward, len(steps) / len(lived) if lived else 0.0, float(np.mean(missed)) if missed else 0.0,
-        abs(off),
+        error,
     )  # fmt: skip
 
 
