@@ -35,7 +35,7 @@ class Heard:
     Args:
         known: share of the steps that it knew enough of.
         missed: 1 − p(true), mean over those.
-        reward_error: |Σ (r − E r)| over those, the team's and all agents' own together, in the environment's own measure.
+        reward_error: |Σ (r − E r)| over those, the team's and all agents' own together, in the environment's measure.
     """
 
     steps: tuple[float, ...]
