@@ -94,6 +94,16 @@ class TestPairs:
         actions = [action for episode in batch for action in episode.actions]
         assert [action.key in held for action in actions] == list(credits.trained)
 
+    @pytest.mark.parametrize("costs", [(0.0, 5.0, 0.0), (2.0, 0.0, 0.0)])
+    def test_costs_order_what_earned_the_same_and_nothing_else(self, costs: tuple[float, ...]) -> None:
+        """What its KL takes off makes no attempt worse than one that earned less."""
+        keys = [(make_action("a", sample=n).key,) for n in range(3)]
+        sides = [Side("t", "", *of, key) for *of, key in zip((1.0, 1.0, 0.0), costs, keys, strict=True)]  # type: ignore[misc, arg-type]
+        found, metrics = comparisons(sides, "extremes", "gap")
+        cheaper = min((0, 1), key=lambda n: costs[n])
+        assert [(pair.better, pair.worse) for pair in found] == [(keys[cheaper], keys[2])]
+        assert metrics["preference/equal_pairs"] == 0
+
     def test_weigh_by_how_far_apart_what_is_left_of_their_rewards_is(self) -> None:
         """Without what was taken off for KL, which is of the pair too."""
         keys = [(ActionKey("s", "t", n, 0, "a", 0),) for n in range(4)]
@@ -339,6 +349,8 @@ class TestRecipes:
         ("table", "told"),
         [
             ({"name": "dpo", "objective": {"name": "ppo"}}, "makes comparisons, which objective 'ppo' does not read"),
+            ({"name": "dpo", "teammate_text": {"coefficient": 1.0}}, "set teammate_text.coefficient = 0"),
+            ({"name": "comam", "reward": {"overlong_buffer": 8}}, "would take the price of length for one"),
             ({"name": "grpo", "objective": {"name": "dpo"}}, "which credit 'grpo' does not make"),
             ({"name": "dpo", "level": "token"}, "compares whole actions; use level = 'action'"),
             ({"name": "dpo", "schedule": {"name": "sequential"}}, "use schedule 'simultaneous' or 'agent-by-agent'"),

@@ -241,6 +241,11 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
         )
     if algorithm.sampler_correction.level == "token" and algorithm.level == "action":
         yield ("sampler_correction.level = 'token' needs level = 'token'; at action level use 'action' or 'geometric'")
+    if credit.ranks_own and algorithm.reward.overlong_buffer:
+        yield (
+            f"reward.overlong_buffer: credit {credit.name!r} goes by how own rewards rank attempts, and would take the "
+            "price of length for one; set it to 0"
+        )
     correction = algorithm.schedule.correction
     if correction == "preceding" and not credit.reads_traces:
         yield (

@@ -111,6 +111,7 @@ class CreditPart(Plugin):
     reads_traces: ClassVar[bool] = False  # it knows of policies updated before (A2PO)
     grouped_by: ClassVar[Literal["task", ""]] = ""  # what rewards are compared with: attempts at the same task
     makes_pairs: ClassVar[bool] = False  # it makes comparisons, for an objective that reads them
+    ranks_own: ClassVar[bool] = False  # it goes by how agents' own rewards rank attempts
     absolute: ClassVar[bool] = False  # its advantages are weights: over their deviation they would say nothing
 
     @property

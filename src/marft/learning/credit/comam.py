@@ -26,6 +26,7 @@ class CoMAM(CreditPart):
     """``local_i + w_i · global``, compared over the trajectories of agent i at a task."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
+    ranks_own: ClassVar[bool] = True
 
     scale: bool = True  # divide by the deviation
     # what w_i is, where it is not negative: "spearman" (ρ), "kendall" (τ_b) or "ndcg" of the two rewards in the group
