@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -47,6 +48,20 @@ class TestBest:
             == [False] * 2 + [True] * 2 + [False] * 2
         )
         assert not any(Best(kept="best").assign(CreditInputs(batch[1:], "token")).trained)
+
+    @pytest.mark.parametrize("judged_by", ["team", "own"])
+    def test_costs_make_no_attempt_the_best(self, judged_by: Literal["team", "own"]) -> None:
+        """What is taken off for KL tells apart what earned the same, and nothing else."""
+        credit = Best(kept="best", judged_by=judged_by, per_task=1)
+
+        def trained(rewards: list[float], costs: list[float]) -> list[bool]:
+            batch = [attempt(n, reward) for n, reward in enumerate(rewards)]
+            of_actions = [np.array([cost]) for cost in costs for _ in range(2)]
+            return [*credit.assign(CreditInputs(batch, "action", costs=of_actions)).trained or []][::2]
+
+        assert trained([1.0, 1.0], [0.0, 5.0]) == [False, False]
+        assert trained([1.0, 0.0], [5.0, 0.0]) == [True, False]
+        assert trained([1.0, 1.0, 0.0], [2.0, 1.0, 0.0]) == [False, True, False]
 
     def test_of_those_that_solved_it_the_ones_that_earned_most_are_kept_first(self) -> None:
         batch = [attempt(0, 0.2), attempt(1, 0.7), attempt(2, 0.4)]

@@ -13,7 +13,16 @@ import numpy as np
 
 from marft.config.parts import CreditPart
 from marft.config.settings import CountOrNone
-from marft.learning.credit.groups import EQUAL, agent_returns, compare, group_names, members, team_returns
+from marft.learning.credit.groups import (
+    EQUAL,
+    agent_costs,
+    compare,
+    earned_returns,
+    group_names,
+    local_rewards,
+    members,
+    team_costs,
+)  # fmt: skip
 from marft.learning.credit.sides import trained_of
 from marft.learning.interfaces import CreditInputs, Credits
 from marft.learning.rewarding import succeeded
@@ -59,13 +68,19 @@ class Best(CreditPart):
     def _attempts(self, inputs: CreditInputs) -> list[_Attempt]:
         if not self.by_agent:
             return [
-                _Attempt(e.task.id, e, float(r), _mine(inputs, e.actions))
-                for e, r in zip(inputs.episodes, team_returns(inputs), strict=True)
+                _Attempt(e.task.id, e, float(r), float(cost), _mine(inputs, e.actions))
+                for e, r, cost in zip(inputs.episodes, earned_returns(inputs), team_costs(inputs), strict=True)
             ]
         return [
-            _Attempt((e.task.id, agent), e, earned, _mine(inputs, [a for a in e.actions if a.agent == agent]))
-            for e, agents in zip(inputs.episodes, agent_returns(inputs), strict=True)
-            for agent, earned in agents.items()
+            _Attempt(
+                (e.task.id, agent),
+                e,
+                e.total_reward + local_rewards(e).get(agent, 0.0),
+                cost,
+                _mine(inputs, [a for a in e.actions if a.agent == agent]),
+            )
+            for e, costs in zip(inputs.episodes, agent_costs(inputs), strict=True)
+            for agent, cost in costs.items()
         ]
 
     def _judge(self, group: Sequence[_Attempt]) -> list[str]:
@@ -74,7 +89,7 @@ class Best(CreditPart):
         fates = ["worse"] * len(group)
         said: set[tuple[bytes, ...]] = set()
         count = 0
-        for index in sorted(range(len(group)), key=lambda index: -group[index].earned):
+        for index in sorted(range(len(group)), key=lambda index: (-group[index].earned, group[index].cost)):
             one = group[index]
             best = most - least >= EQUAL and most - one.earned < EQUAL
             if not (best if self.kept == "best" else succeeded(one.episode)) or not one.actions:
@@ -98,6 +113,7 @@ class _Attempt:
     group: Hashable
     episode: Episode
     earned: float
+    cost: float  # what is taken off for its KL, which tells apart what earned the same
     actions: Sequence[Action]  # that are trained
 
     @property
