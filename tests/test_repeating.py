@@ -57,7 +57,8 @@ class TestBest:
         def trained(rewards: list[float], costs: list[float]) -> list[bool]:
             batch = [attempt(n, reward) for n, reward in enumerate(rewards)]
             of_actions = [np.array([cost]) for cost in costs for _ in range(2)]
-            return [*credit.assign(CreditInputs(batch, "action", costs=of_actions)).trained or []][::2]
+            found = credit.assign(CreditInputs(batch, "action", costs=of_actions)).trained
+            return [*(found or ())][::2]
 
         assert trained([1.0, 1.0], [0.0, 5.0]) == [False, False]
         assert trained([1.0, 0.0], [5.0, 0.0]) == [True, False]
