@@ -1,6 +1,6 @@
 """What agents should say to each other: six ways of passing messages on, in two teams, before and after training.
 
-    python benchmarks/pact.py                                    # three seeds of twelve arms: a night of one core
+    python benchmarks/pact.py                                    # three seeds of twelve arms: 2.5 hours of one core
     python benchmarks/pact.py --seeds 1 --strategies raw rules
     python benchmarks/pact.py --only-table                       # from what is there: a flawless team, at least
 
