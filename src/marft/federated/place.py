@@ -145,5 +145,5 @@ class Place:
             atomic.write_file(key, secrets.token_bytes(KEY_BYTES), rights=0o600)
         found = key.read_bytes()
         if len(found) != KEY_BYTES:
-            raise ValueError(f"{key} is damaged: put it back from a copy, or leave this round out and remove it")
+            raise ValueError(f"{key} is damaged; put it back from a copy, or remove it and another one is drawn")
         return found

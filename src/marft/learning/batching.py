@@ -345,8 +345,6 @@ def _pack(
     assert all(n == len(action.log_probs) for n, action in zip(counts, actions, strict=True)), "scored == sampled"
     before = [of_row[len(said.context) - 1 :] for of_row, (_, said) in zip(places, written, strict=True)]
     positions = [place[np.flatnonzero(said.scored)] for place, (_, said) in zip(before, written, strict=True)]
-    rows_of = iter(before)
-    predicting = [np.concatenate([*islice(rows_of, len(scored_tokens(action)))]) for action in actions]
     targets = [said.tokens[said.scored] for _, said in written]
     scored = np.array([sum(int(said.scored.sum()) for said in scored_tokens(action)) for action in actions])
     names = tuple(sorted({action.agent for action in actions}))
@@ -385,7 +383,7 @@ def _pack(
         token_weights=tensor(np.repeat(token_weights, counts)),
         nll_weights=tensor(np.repeat([denominators.nll_weight(sample) for sample in samples], counts)),
         teammate_text=(
-            TeammateText.of(samples, predicting, temperatures, denominators.teammate_tokens, device)
+            TeammateText.of(samples, _by_action(actions, before), temperatures, denominators.teammate_tokens, device)
             if packing.teammate_text
             else None
         ),
@@ -393,3 +391,9 @@ def _pack(
         agent_names=names,
         level=packing.level,
     )
+
+
+def _by_action(actions: Sequence[Action], rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What belongs to each action's tokens, of its rows one after the other."""
+    left = iter(rows)
+    return [np.concatenate([*islice(left, len(scored_tokens(action)))]) for action in actions]
