@@ -86,18 +86,21 @@ LUCK = 0.5  # how often a spoiled path succeeds all the same
 class Workshop(EnvironmentPart):
     """One walk through the workshop solves a task, or does not: what it needs was done in order, and did not slip.
 
-    Validation tasks are of all kinds alike. Half of the test tasks are mixed like training tasks, the rest otherwise.
+    Validation tasks are of all kinds alike, as many of each as skips need at a tolerance of one point. Half of the test
+    tasks are mixed like training tasks, the rest otherwise.
     """
 
     one_step = True
-    count: int = 2400  # tasks of all splits
+    count: int = 800  # tasks, of training and of test
+    judges: int = 1280  # of validation
     mix: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)  # of the kinds, in their order
     other_mix: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)
 
     def tasks(self, split: Split) -> list[Task]:
         place = ("train", "validation", "test").index(split)
         mixes = {"train": (self.mix,), "validation": EACH_ALONE, "test": (self.mix, self.other_mix)}[split]
-        numbers = range(place, self.count, 3)
+        number = self.judges if split == "validation" else self.count
+        numbers = range(place, 3 * number, 3)
         return [_task(number, count % len(mixes), mixes) for count, number in enumerate(numbers)]
 
     def start(self, task: Task, seed: int) -> WorkshopSession:

@@ -77,8 +77,8 @@ class Edge:
 class Change:
     """One thing that was tried with a network, and whether it was kept: its lineage.
 
-    ``gain`` is of held-out success, on so many ``tasks``, ``low`` and ``high`` the ends of its interval; both are
-    ``gain`` where no two tasks differ.
+    ``gain`` is of held-out success, on so many ``tasks``; ``low`` and ``high`` are the ends of its interval where
+    instructions are judged, and bounds of one side each where a skip is (flows/board.py).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from marft.flows.board import Board, judged, refuse_unknown
+from marft.flows.board import Board, bounded, refuse_unknown
 from marft.flows.improving import Tell
 from marft.flows.network import Change, FlowNetwork
 
@@ -17,9 +17,9 @@ def skipped(board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: T
     """The network that passes by what its contexts do without, and all tries in its lineage.
 
     Each node of a context's likeliest path is left out once, beside those that have gone before; it stays out where the
-    interval of the loss, against the whole path and not against the last try, ends above ``-tolerance``. So all skips
-    of a context together cost no more. Where nothing differs that takes about ``2 / tolerance`` held-out tasks of the
-    context: fewer say too little.
+    lower bound of what is gained (:func:`marft.flows.board.bounded`), against the whole path and not against the last
+    try, is no less than ``-tolerance``. So all skips of a context together cost no more. Where nothing differs that
+    takes about ``3 / tolerance`` held-out tasks of the context: fewer say too little.
     """
     contexts = board.by_context(network)
     known = {context: board.outcomes(network, tasks) for context, tasks in contexts.items()}
@@ -33,7 +33,7 @@ def skipped(board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: T
             if len(board.acting(network, context)) == 1:
                 break  # somebody has to act
             tried = replace(network, skips={**network.skips, context: (*before, name)})
-            found = judged(whole, board.outcomes(tried, tasks))
+            found = bounded(whole, board.outcomes(tried, tasks))
             kept = found.low >= -tolerance
             change = Change(
                 "skip", name, context, "", "", kept, found.gain, found.low, found.high, found.tasks
