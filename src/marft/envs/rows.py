@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from marft.config.folders import from_recipe
 from marft.config.settings import did_you_mean
 from marft.envs.arrow_tables import parquet_rows, saved_rows
+from marft.envs.contents import content_of
 from marft.envs.data_sets import read_dataset
 from marft.envs.text_tables import LONGEST_NAME, csv_rows, json_rows, jsonl_rows, tsv_rows
 from marft.texts import cut, storable
@@ -35,6 +36,11 @@ class Row(NamedTuple):
 
     place: str
     cells: Cells
+
+    @property
+    def digest(self) -> str:
+        """Of all cells, in whatever order they come."""
+        return content_of(json.dumps(dict(self.cells), sort_keys=True, default=repr))
 
     def cell(self, column: str) -> object:
         """What stands in a column.

@@ -48,7 +48,7 @@ def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> 
     seen = set[str]()
     for name in sorted(tables):  # the test first
         path, part = tables[name]
-        for number, read in _read(path, subset, part, wanted):
+        for number, content, read in _read(path, subset, part, wanted):
             statement = " ".join(read.problem.statement.split())
             if statement in seen:
                 continue
@@ -57,11 +57,12 @@ def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> 
             split = "train" if name != "test" and "test" in tables and split == "test" else split
             identity = _free(read.name or f"{Path(path).stem}/{number}", problems)
             problems[identity] = _cut(read.problem, wanted.most_tests if split == "train" else 0)
-            tasks[split].append(Task(identity, read.problem.statement, {"row": number}))
+            tasks[split].append(Task(identity, read.problem.statement, {"row": number, "content": content}))
     return Loaded({split: found[: wanted.limit or None] for split, found in tasks.items()}, problems)
 
 
-def _read(path: str, subset: str, part: str, wanted: Wanted) -> Iterator[tuple[int, Read]]:
+def _read(path: str, subset: str, part: str, wanted: Wanted) -> Iterator[tuple[int, str, Read]]:
+    """Each row's number, its digest, and the problem that it is."""
     layout = ""
     for number, row in enumerate(read_table(path, subset, part)):
         layout = layout or (format_of(row) if wanted.layout == "auto" else wanted.layout)
@@ -72,7 +73,7 @@ def _read(path: str, subset: str, part: str, wanted: Wanted) -> Iterator[tuple[i
             if wanted.leave_out and not why.startswith("environment:"):
                 continue
             raise ValueError(_refusal(row, layout, why)) from error
-        yield number, read
+        yield number, row.digest, read
 
 
 def _one(row: Row, layout: str, wanted: Wanted) -> Read:

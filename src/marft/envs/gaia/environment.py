@@ -77,7 +77,7 @@ class Gaia(Drawn):
         """
         if not (self.path or self.test_path):
             return super().tasks(split)
-        loaded, _ = self._loaded, self._library  # read also where others are learned from: before hours of that
+        loaded = self._loaded  # and pages, also where others are learned from: before hours of that
         return loaded[split] if self.path or split == "test" else super().tasks(split)
 
     def start(self, task: Task, seed: int) -> GaiaSession:  # noqa: ARG002  nothing here is random
@@ -110,4 +110,6 @@ class Gaia(Drawn):
 
     @cached_property
     def _loaded(self) -> dict[Split, list[Task]]:
-        return tasks_of_tables(self.path, self.test_path, self.files, self.levels, self.ungradable == "leave_out")
+        return tasks_of_tables(
+            self.path, self.test_path, self.files, self.levels, self.ungradable == "leave_out", self._library.digest
+        )

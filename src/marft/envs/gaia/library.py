@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from marft.envs.contents import content_of
 from marft.envs.shop.search import Index
 from marft.texts import storable
 
@@ -28,6 +29,11 @@ class Library:
 
     def __init__(self, pages: Sequence[Page]) -> None:
         self.pages = tuple(pages)
+
+    @property
+    def digest(self) -> str:
+        """Of all pages; "": there are none."""
+        return content_of(*(part for page in self.pages for part in page)) if self.pages else ""
 
     @cached_property
     def _index(self) -> Index:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from marft.envs.contents import content_of
 from marft.envs.rows import Row, read_table
 from marft.envs.splits import bare, share_of
 from marft.game.environment import Split
@@ -16,19 +17,22 @@ SHARE = 0.1
 
 
 def tasks_of_tables(
-    path: str, test_path: str, files: str, levels: Collection[int], leave_out: bool
+    path: str, test_path: str, files: str, levels: Collection[int], leave_out: bool, pages: str = ""
 ) -> dict[Split, list[Task]]:
     """Tasks by split: a tenth of the questions of ``path`` is for validation, and where nothing else is the test,
     another tenth for that. No question of the test is in another split. Without ``path`` there is a test alone.
+
+    Args:
+        pages: a digest of those that are searched: a task's ``content`` is of them and of its file.
 
     Raises:
         ValueError: a table cannot be read, or a row used.
     """
     found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
     if test_path:
-        found["test"] = list(_tasks(test_path, files, levels, leave_out))
+        found["test"] = list(_tasks(test_path, files, levels, leave_out, pages))
     tested = {bare(task.prompt) for task in found["test"]} | {task.id for task in found["test"]}
-    for task in _tasks(path, files, levels, leave_out) if path else ():
+    for task in _tasks(path, files, levels, leave_out, pages) if path else ():
         if not {bare(task.prompt), task.id} & tested:
             found[share_of(task.prompt, SHARE, 0.0 if test_path else SHARE)].append(task)
     return found
@@ -39,7 +43,7 @@ def folder_of(table: str, files: str) -> Path:
     return Path(files) if files else Path(table).parent
 
 
-def _tasks(path: str, files: str, levels: Collection[int], leave_out: bool) -> Iterator[Task]:
+def _tasks(path: str, files: str, levels: Collection[int], leave_out: bool, pages: str) -> Iterator[Task]:
     seen: dict[str, str] = {}
     for row in read_table(path, "", PART):
         question, answer = row.text("Question"), row.text(ANSWER)
@@ -59,7 +63,11 @@ def _tasks(path: str, files: str, levels: Collection[int], leave_out: bool) -> I
         seen[bare(question)] = row.place
         _check_file(row, file, folder_of(path, files))
         if level in levels:
-            yield Task(name, question, {"level": level, "answer": answer.strip(), "file": file, "fewest_steps": 1})
+            data = {"level": level, "answer": answer.strip(), "file": file, "fewest_steps": 1}
+            if file or pages:
+                content = (folder_of(path, files) / file).read_bytes() if file else b""
+                data["content"] = content_of(pages, content)
+            yield Task(name, question, data)
 
 
 def _level(row: Row) -> int:

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
+from marft.envs.contents import content_of
 from marft.envs.memory.conversations import Chunk, Kind, Question
 from marft.envs.memory.grading import NOT_MENTIONED
 from marft.envs.text_tables import twice_in
@@ -108,11 +109,13 @@ def _tasks(
 ) -> Iterator[Task]:
     for one in part:
         asked = [question for question in one.questions if question.kind in kinds]
+        content = content_of(*(chunk.text for chunk in one.chunks))
         for first in range(0, len(asked), count):
             some = asked[first : first + count]
             steps = (len(one.chunks) if written else 0) + len(some) * (2 if retrieved else 1)
             data = {
-                "conversation": one.name, "questions": [question.data() for question in some], "fewest_steps": steps
+                "conversation": one.name, "content": content, "fewest_steps": steps,
+                "questions": [question.data() for question in some],
             }  # fmt: skip
             yield Task(
                 f"{one.name}/{first // count}", "\n".join((f"{one.name}:", *(question.text for question in some))), data

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from marft.envs.contents import content_of
 from marft.envs.mle.medals import Leaderboard
 from marft.envs.mle.metrics import METRICS, accuracy
 
@@ -40,6 +42,13 @@ class Competition:
     metric: str
     leaderboard: Leaderboard
     grade: Grade | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of what the team is given, what is right, and who is on the leaderboard."""
+        files = (part for name, content in sorted(self.public.items()) for part in (name, content))
+        rest = [self.answers, self.columns, [*self.leaderboard.scores], self.leaderboard.lower_is_better]
+        return content_of(json.dumps(rest, sort_keys=True), *files)
 
     def score(self, submission: str) -> float:
         """The score of a submission, as text of a table.

@@ -72,8 +72,9 @@ class Mle(Drawn):
             return super().tasks(split)
         of = dealt(self._competitions)
         return [
-            Task(name, one.description, {"competition": name, "metric": one.metric, "fewest_steps": 1})
+            Task(name, one.description, {"competition": name, **about, "fewest_steps": 1})
             for name, one in self._competitions.items()
+            for about in [{"metric": one.metric, "content": one.digest}]
             if of[name] == split
         ]
 
