@@ -6,7 +6,8 @@ The demo's team and sums, as many episodes and steps for everybody: 30 steps of 
 4 tasks on each of four sites, in rounds of 5. Sites have the same kinds of tasks (skew 0), half of them of one kind of
 their own (0.5), or one kind alone (1), and average products or factors of their adapters, gossip on a ring, or learn
 alone. All teams are evaluated on the same held-out tasks of all kinds; where sites end with teams of their own, the
-mean over them. Writes results/federated.json, .md and .svg.
+mean over them. Tables are of all that was measured into ``--output``: seeds may be added arm by arm. Writes
+results/federated.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import machine
@@ -26,6 +27,7 @@ from marft import atomic
 from marft.cli.commands import quieten
 from marft.config import load_recipe
 from marft.config.federation import FederationSettings, parse_federation
+from marft.evaluation.bootstrap import student_t
 from marft.evaluation.session import Keeping, evaluate_checkpoints
 from marft.federated.coordinator import federate
 from marft.federated.history import MARK
@@ -57,25 +59,25 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=machine.RESULTS, help="where the table is written")
     given = parser.parse_args()
     quieten()
-    rows = [
-        row
-        for seed in given.seeds
-        for arm in given.arms
-        for skew in (given.skews if arm != POOLED else [0.0])
-        for row in [kept(given, arm, skew, seed)]
-    ]
+    for seed in given.seeds:
+        for arm in given.arms:
+            for skew in given.skews if arm != POOLED else [0.0]:
+                measured(given, arm, skew, seed)
+    order = [POOLED, *ARMS]
+    rows = [atomic.read_json(file) for file in given.output.glob("*-*-*.json")]
+    rows.sort(key=lambda row: (order.index(row["arm"]), row["skew"], row["seed"]))
     given.results.mkdir(parents=True, exist_ok=True)
     setting = {key: getattr(given, key) for key in ("rounds", "steps", "tasks_per_step", "tasks")}
     text = json.dumps({"machine": machine.describe(), **setting, "rows": rows}, indent=1) + "\n"
     (given.results / "federated.json").write_text(text, encoding="utf-8")
-    lines = "\n".join(table(rows)) + "\n"
+    lines = "\n".join([*table(rows), "", *differences(rows)]) + "\n"
     (given.results / "federated.md").write_text(lines, encoding="utf-8")
     save_plot(given.results, "federated", plot(rows))
     print(lines)
 
 
-def kept(given: argparse.Namespace, arm: str, skew: float, seed: int) -> dict[str, Any]:
-    """What an arm comes to, played once."""
+def measured(given: argparse.Namespace, arm: str, skew: float, seed: int) -> None:
+    """Keep what an arm comes to, played once."""
     name = f"{arm.replace(' ', '-')}-{skew:g}-{seed}"
     file = given.output / f"{name}.json"
     if not file.is_file():
@@ -83,8 +85,6 @@ def kept(given: argparse.Namespace, arm: str, skew: float, seed: int) -> dict[st
         row = {"arm": arm, "skew": skew, "seed": seed, "accuracies": accuracies, "accuracy": fmean(accuracies)}
         atomic.write_file(file, json.dumps(row))
         print(f"{arm}, skew {skew:g}, seed {seed}: {row['accuracy']:.3f}", flush=True)
-    found: dict[str, Any] = atomic.read_json(file)
-    return found
 
 
 def changes_of(tasks_per_step: int) -> dict[str, Any]:
@@ -151,6 +151,33 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             found = [100 * row["accuracy"] for row in rows if row["arm"] == arm and row["skew"] == skew]
             cells.append(f"{fmean(found):.1f} % ({min(found):.1f} to {max(found):.1f})" if found else "")
         lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return lines
+
+
+def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each arm and skew: what it is beyond one run of the same seed that has all tasks, with Student's
+    interval over seeds, and the worst team that any site ended with.
+
+    >>> one = {"skew": 0.0, "seed": 0}
+    >>> two = [{**one, "arm": arm, "accuracy": x, "accuracies": [x]} for arm, x in (("pooled", 0.9), ("alone", 0.8))]
+    >>> differences(two)[-1]
+    '| alone | 0 | 1 | -10.0 |  | 80.0 % |'
+    """
+    lines = [
+        "| against one run with all tasks | skew | seeds | points | 95 %, over seeds | the worst site |",
+        "| --- | ---: | ---: | ---: | --- | ---: |",
+    ]
+    whole = {row["seed"]: row["accuracy"] for row in rows if row["arm"] == POOLED}
+    cases = dict.fromkeys((row["arm"], row["skew"]) for row in rows if row["arm"] != POOLED)
+    for arm, skew in cases:
+        mine = [row for row in rows if (row["arm"], row["skew"]) == (arm, skew) and row["seed"] in whole]
+        points = [100 * (row["accuracy"] - whole[row["seed"]]) for row in mine]
+        over = ""
+        if len(points) > 2:
+            half = student_t(0.975, len(points) - 1) * stdev(points) / len(points) ** 0.5
+            over = f"{fmean(points) - half:+.1f} to {fmean(points) + half:+.1f}"
+        worst = 100 * min(min(row["accuracies"]) for row in mine)
+        lines.append(f"| {arm} | {skew:g} | {len(mine)} | {fmean(points):+.1f} | {over} | {worst:.1f} % |")
     return lines
 
 
