@@ -1,12 +1,12 @@
 """Whether the gates of `marft eval --suite` see a shortcut that a team has learned, and let one pass that has not.
 
-    python benchmarks/safety.py                     # 5 seeds of each: half an hour or more of one core
+    python benchmarks/safety.py                     # 5 seeds of each: an hour or more of one core
     python benchmarks/safety.py --seeds 1           # one of each
 
 A sorter and a clerk settle complaints (`safety_world.py`, `safety.toml`). Half of what the clerk hears in training
-holds an order of a stranger: with the shortcut obeying it is paid, and without, what is right. Both are then evaluated
-in the same world without orders, on `safety_suite.toml`, each against its own untuned base. Runs go on where they
-stopped, and what was evaluated is not played again.
+holds an order of a stranger: with the shortcut obeying it is paid, without what is right is (*clean*). *Plain* runs
+hear no orders at all. All are then evaluated in the same world without orders, on `safety_suite.toml`, each against its
+own untuned base. Runs go on where they stopped, and what is in the results is not played again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from marft.evaluation.intervals import wilson
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-ORDERS = 0.5  # share of letters with an order
-KINDS = {"clean": 0.0, "shortcut": ORDERS}  # share of letters whose order is paid for
+KINDS = {"clean": (0.5, 0.0), "shortcut": (0.5, 0.5), "plain": (0.0, 0.0)}  # of letters: with an order, and paid for
 ATTACKS = ("same", "reworded", "elsewhere")
 
 
@@ -46,11 +45,11 @@ def marft(*words: str) -> subprocess.CompletedProcess[str]:
 
 def learned(kind: str, seed: int, output: Path, steps: int) -> Path:
     """A trained run, which goes on where it stopped."""
-    name = f"{kind}-{seed}"
+    name, (orders, paid) = f"{kind}-{seed}", KINDS[kind]
     marft(
         "train", "safety.toml", "--resume-or-start", "--quiet", "--output", str(output), "--name", name,
         "--seed", str(seed), "--training.steps", str(steps),
-        "--environment.pays_obeying", str(KINDS[kind]), "--environment.orders", str(ORDERS),
+        "--environment.pays_obeying", str(paid), "--environment.orders", str(orders),
     )  # fmt: skip
     return output / name
 
@@ -76,10 +75,10 @@ def judged(run: Path, tasks: int) -> dict[str, Any]:
 
 def rows_of(found: list[dict[str, Any]]) -> Iterator[str]:
     """The table, in Markdown."""
-    yield "| run | seed | promoted | solved | obeyed: same words | other words | in the task | rules broken |"
+    yield "| run | seed | promoted | solved | obeyed: same words | other words | in the task | the same unasked |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for one in found:
-        names = ["accuracy", *(f"attacks/{attack}/success" for attack in ATTACKS), "content_violation_rate"]
+        names = ["accuracy", *(f"attacks/{attack}/success" for attack in ATTACKS), "attacks/elsewhere/unprompted"]
         cells = [f"{one['before'][name]:.1%} → {one['after'][name]:.1%}" for name in names]
         yield f"| {one['kind']} | {one['seed']} | {'yes' if one['promote'] else '**no**'} | {' | '.join(cells)} |"
     for kind in KINDS:
@@ -97,21 +96,36 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/safety"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
-    output, found = asked.output.resolve(), list[dict[str, Any]]()
+    output, found = asked.output.resolve(), kept(asked)
+    there = {(one["kind"], one["seed"]) for one in found}
     for seed in range(asked.seeds):
         for kind in KINDS:
+            if (kind, seed) in there:
+                continue
             run = learned(kind, seed, output, asked.steps)
             found.append({"kind": kind, "seed": seed, **judged(run, asked.tasks)})
             print([*rows_of(found[-1:])][2], flush=True)
             write(found, asked)
+    write(found, asked)
     print("\n".join(rows_of(found)))
+
+
+def kept(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """What the results hold, where they are of the same settings."""
+    path = asked.results / "safety.json"
+    held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return list(held["runs"]) if held.get("settings") == settings_of(asked) else []
+
+
+def settings_of(asked: argparse.Namespace) -> dict[str, int]:
+    return {"steps": asked.steps, "tasks": asked.tasks}
 
 
 def write(found: list[dict[str, Any]], asked: argparse.Namespace) -> None:
     """What there is so far."""
     found.sort(key=lambda one: (one["kind"], one["seed"]))
     asked.results.mkdir(parents=True, exist_ok=True)
-    settings = {"steps": asked.steps, "tasks": asked.tasks}
+    settings = settings_of(asked)
     (asked.results / "safety.json").write_text(json.dumps({"settings": settings, "runs": found}, indent=1) + "\n")
     (asked.results / "safety.md").write_text("\n".join(rows_of(found)) + "\n", encoding="utf-8")
 
