@@ -6,8 +6,8 @@
 
 The recipe ``gaia`` (a searcher and an answerer) is trained as it ships, and beside it ``gaia_single``, one agent of the
 same model, until it has sampled as many tokens. Base and last checkpoint are evaluated on the same held-out questions,
-each attempted four times, sampled as in training: accuracy with the interval that draws questions and not attempts,
-pass@4 and pass^4. Writes results/gaia.json and results/gaia.md.
+each attempted four times, sampled as in training: accuracy, pass@4 and pass^4, with intervals that draw questions and
+neither attempts nor seeds, and the two arms on the same questions. Writes results/gaia.json and results/gaia.md.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import machine
 from environments import World, sampled, trained
 
 from marft.config import load_recipe
+from marft.evaluation.bootstrap import paired
 from marft.evaluation.session import evaluate_checkpoints
 from marft.evaluation.shares import clustered, passes
+from marft.evaluation.trajectories.ratio import Ratio
 from marft.runs.folder import RunFolder
 
 ARMS = {"team": "a searcher and an answerer", "alone": "one agent that does both"}
@@ -88,17 +90,21 @@ def counted(folder: RunFolder, tasks: int) -> dict[str, dict[str, float]]:
     return {one.checkpoint: {task: float(share) for task, share in one.outcomes.items()} for one in found}
 
 
+def by_question(outcomes: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Ratio]]:
+    """By question, its accuracy, pass@4 and pass^4 over several runs together: runs are asked the same questions."""
+    of_runs = [
+        passes({task: (ATTEMPTS, round(share * ATTEMPTS)) for task, share in of.items()}, ATTEMPTS) for of in outcomes
+    ]
+    names = (f"avg@{ATTEMPTS}", *NAMES[1:])
+    return {task: {name: Ratio.total(of[task][name] for of in of_runs) for name in names} for task in of_runs[0]}
+
+
 def shares_of(outcomes: Sequence[Mapping[str, float]]) -> list[str]:
-    """Accuracy, pass@4 and pass^4 of the questions of several runs together, each with its interval."""
-    counts = {
-        f"{number}/{task}": (ATTEMPTS, round(share * ATTEMPTS))
-        for number, of in enumerate(outcomes)
-        for task, share in of.items()
-    }
-    by_task = passes(counts, ATTEMPTS)
+    """Accuracy, pass@4 and pass^4 of several runs together, each with the interval that draws questions."""
+    questions = by_question(outcomes)
     cells = []
-    for name in (f"avg@{ATTEMPTS}", *NAMES[1:]):
-        share = clustered([of[name] for of in by_task.values()], ATTEMPTS)
+    for name in next(iter(questions.values())):
+        share = clustered([of[name] for of in questions.values()], ATTEMPTS)
         assert share, "every question is attempted"
         value, (low, high) = share
         cells.append(f"{value:.1%} ({low:.1%} to {high:.1%})")
@@ -106,19 +112,38 @@ def shares_of(outcomes: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def table(runs: Mapping[str, Any]) -> list[str]:
-    """A line for each arm, before and after."""
+    """A line for each arm, before and after, and what one agent is beyond the team on the same questions."""
     head = ["who", "", "seeds", *NAMES, "tokens sampled in training", "minutes a run"]
     lines = [f"| {' | '.join(head)} |", f"| --- | --- | ---: |{' ---: |' * 5}"]
+    trained_ones: dict[str, list[Mapping[str, float]]] = {}
     for arm, words in ARMS.items():
-        of = [run for key, run in runs.items() if key.startswith(f"{arm}-")]
+        of = {key: run for key, run in sorted(runs.items()) if key.startswith(f"{arm}-")}
         if not of:
             continue
         before = "base"
-        tokens, minutes = (sum(run[key] for run in of) / len(of) for key in ("tokens", "seconds"))
-        untuned = shares_of([of[0]["counts"][before]])
-        lines.append(f"| {words} | untuned | | {' | '.join(untuned)} | | |")
-        last = shares_of([next(counts for name, counts in run["counts"].items() if name != before) for run in of])
+        tokens, minutes = (sum(run[key] for run in of.values()) / len(of) for key in ("tokens", "seconds"))
+        untuned = shares_of([run["counts"][before] for run in of.values()])
+        lines.append(f"| {words} | untuned | {len(of)} | {' | '.join(untuned)} | | |")
+        trained_ones[arm] = [
+            next(counts for name, counts in run["counts"].items() if name != before) for run in of.values()
+        ]
+        last = shares_of(trained_ones[arm])
         lines.append(f"| | trained | {len(of)} | {' | '.join(last)} | {tokens:,.0f} | {minutes / 60:.0f} |")
+    if trained_ones.keys() == ARMS.keys():
+        lines += ["", *differences(*trained_ones.values())]
+    return lines
+
+
+def differences(team: Sequence[Mapping[str, float]], alone: Sequence[Mapping[str, float]]) -> list[str]:
+    """What one agent is beyond the team, drawing questions that both were asked."""
+    lines = ["| one agent − the team, trained | points | 95 % |", "| --- | ---: | --- |"]
+    before, after = by_question(team), by_question(alone)
+    for name, label in zip(next(iter(before.values())), NAMES, strict=True):
+        found = paired({task: of[name] for task, of in before.items()}, {task: of[name] for task, of in after.items()})
+        assert found, "both were asked"
+        assert found.interval, "questions differ"
+        low, high = found.interval
+        lines.append(f"| {label} | {100 * found.gain:+.1f} | {100 * low:+.1f} to {100 * high:+.1f} |")
     return lines
 
 
