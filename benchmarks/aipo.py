@@ -1,13 +1,13 @@
 r"""What an agent learns from helpers whom it may ask while it trains, and who are gone when it has (AIPO).
 
-    python benchmarks/aipo.py                          # five seeds of six arms; it goes on where it stopped
+    python benchmarks/aipo.py                          # five seeds of each arm; it goes on where it stopped
     python benchmarks/aipo.py --seeds 1 --arms aipo grpo
 
 A solver computes ``f1(23, 45)`` by rules that it is told nowhere (``unknown_rules.py``). Tasks, for training and held
 out, are those that it did not solve once in 64 attempts. While it learns it may ask a frozen model that knows the
 rules, in one of two attempts at a task, and from half of the steps on ever less; then it is alone. GRPO has no helpers
-and more steps, so that it samples no fewer tokens of its own. The other arms change one thing each. Settings were
-chosen on seed 0. Writes results/aipo.json, .md and .svg.
+and more steps, so that it samples no fewer tokens of its own. *Plain weight* is π/μ without a cap; *no clip* leaves out
+cap and clip; the others change one thing each. Settings were chosen on seed 0. Writes results/aipo.json, .md and .svg.
 """
 
 from __future__ import annotations
