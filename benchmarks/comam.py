@@ -68,7 +68,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "team": ("--environment.local_weight", "0"),
 }
 BASE_MODEL = "tiny-memory"
-WARM_UP, SKILL, EPISODES = 1200, 0.85, 3000  # steps; of retriever and answerer; conversations
+WARM_UP, SKILL, EPISODES = 1200, 0.4, 3000  # steps; of retriever and answerer; conversations
 HABITS: Mapping[str, Callable[[str], bool]] = {  # of a writer: the notes that it makes, of those that it could
     "everything": lambda note: True,  # noqa: ARG005
     "events alone": lambda note: "bought" in note,
