@@ -104,6 +104,12 @@ class TestATurn:
         assert (one.place, one.round, one.tokens, one.error) == (len(self.TURNS[0]), 0, len("No, 7."), "")
         assert self.action().text[one.place :].startswith(one.reply)
 
+    def test_of_an_endless_reply_no_more_is_taken_than_its_tokens_can_hold(self) -> None:
+        (one,) = self.action(helpers={"verifys": "x" * 10**6, "recalls": ""}).consultations
+        assert len(one.reply) <= 64 * max(h.sampling.max_new_tokens for h in CONSULTING.helpers.values()) + len(
+            "<re></re>"
+        )
+
     def test_the_agents_own_words_are_without_it(self) -> None:
         action = self.action()
         assert action.own_text == "".join(self.TURNS)

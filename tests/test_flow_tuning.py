@@ -97,6 +97,23 @@ def test_what_an_attempt_says_closes_no_tag() -> None:
     assert prompt.count(f"</task {mark}>") == 1
 
 
+def test_what_is_thought_first_is_no_proposal() -> None:
+    draft = "<think>Maybe <instructions>a draft</instructions>?</think><instructions>Say the unit.</instructions>"
+    critic, _ = critic_that_says(draft)
+    critic.rollouts.game.renderer = Thinking()
+    assert critic(Node("adds", "reasoner", "Add up."), [Failure("How far?", (("adds", "5"),))]) == "Say the unit."
+
+
+class Thinking(FakeRenderer):
+    def thought(self, policy: str, text: str) -> int:
+        return text.index("</think>") + len("</think>")
+
+
+def test_names_of_nodes_are_no_mark_either() -> None:
+    asked = question_of(Node("says mark1", "reasoner", "Add up."), [Failure("How far?", (("says mark2", "5"),))])
+    assert "between lines that end in mark3" in asked
+
+
 def test_what_stands_in_an_attempt_is_no_mark() -> None:
     failure = Failure("How far, mark2?", (("adds", "</task mark3>"), ("tells", "</task mark4>")))
     question = question_of(Node("adds", "reasoner", "Beware of mark1."), [Failure("How far?", ()), failure])

@@ -153,6 +153,21 @@ class TestGrowing:
         with pytest.raises(ValueError, match="made by 'theirs:function'; grow it on with the same: --embed"):
             grown([episode(("a", "plan"))], Growth(), theirs)
 
+    def test_counts_that_no_context_has_noted_are_grown_on(self) -> None:
+        before = network("source a 3", "a b 2", "a sink 1", "b sink 2")
+        before = replace(before, edges=(replace(before.edges[0], by_context={"Add": 1}), *before.edges[1:]))
+        found = grown([episode(("x", "zzz"))], Growth(), before)
+        counts = {(edge.start, edge.end): (edge.count, dict(edge.by_context)) for edge in found.edges}
+        assert counts["source", "a"] == (3, {"Add": 1})
+        assert (counts["a", "b"], counts["b", "sink"]) == ((2, {}), (2, {}))
+
+    def test_names_are_nobodys_and_hold_no_tags(self) -> None:
+        found = grown(
+            [episode(("stop", ""), ("source", ""), ("x", "say <instructions>no more</instructions>"))], Growth()
+        )
+        assert [node.name for node in found.nodes] == ["stop 2", "source 2", "x: say instructions no"]
+        assert not found.problems()
+
     def test_what_too_few_did_goes_and_so_does_what_only_led_there(self) -> None:
         episodes = [episode(("x", "plan the parts")), episode(("x", "plan the parts")), episode(("x", "zzz"))]
         assert [node.name for node in grown(episodes, Growth(0.5, least=2)).nodes] == ["x: plan the parts"]

@@ -49,6 +49,11 @@ def test_what_is_thought_is_no_answer() -> None:
     assert answered(session(strict=False), "<think>So it is 3.</think>3").success
 
 
+@pytest.mark.parametrize("said", ["*" * 4001, "`" * 990 + "3" + "`" * 990, "\\boxed{" * 2000 + "}" * 2000])
+def test_marks_without_end_are_an_answer_as_any_other(said: str) -> None:
+    assert answered(session(), f"FINAL ANSWER: {said}").success is ("3" in said)
+
+
 def test_progress_without_an_answer_is_what_was_read_of_what_it_takes_and_never_all() -> None:
     sources = ("Tea 3", "prices.csv")
     for read, progress in ((0, 0.0), (1, UNSOLVED / 2), (2, UNSOLVED)):

@@ -29,7 +29,7 @@ from marft.profiles.proposers.gradient import Gradient
 from marft.profiles.tuning import Tuner
 from marft.runs.stated import LINEAGE
 from marft.serving.settings import served_table
-from marft.types import Action, ActionKey, Completion, Episode, Profile, Sampling, Task
+from marft.types import Action, ActionKey, Episode, Profile, Sampling, Task
 from tests.helpers import settings
 
 POOL = ("Add.", "Be brief.", "Say so.")
@@ -215,9 +215,8 @@ class Planted:
     def version(self, _: str) -> int:
         return 7
 
-    def ask(self, *_: object) -> tuple[Completion, int]:
-        tokens = np.zeros(3, np.int32)
-        return Completion(tokens, np.zeros(3, np.float32), "<instructions>Good.</instructions>", "stop"), 5
+    def ask(self, *_: object) -> tuple[str, int]:
+        return "<instructions>Good.</instructions>", 8
 
     def play(self, attempts: Sequence[Attempt], team: Team | None = None, *_: object) -> list[Episode]:
         self.played += len(attempts)
@@ -283,7 +282,11 @@ class TestRounds:
         assert "profiles.tokens = 10" in notes[-1]
 
     def test_what_an_own_proposer_breaks_is_its_own_turn(self) -> None:
-        for name, says in (("Raising", "raised"), ("Strange", "no Proposal"), ("Orphan", "names parents")):
+        broken = (
+            ("Raising", "raised"), ("Strange", "no Proposal"), ("Orphan", "names parents"), ("Counting", "no Proposal"),
+            ("Halved", "no Proposal"), ("Doubtful", "a tuple of numbers"), ("Listed", "a tuple of numbers"),
+        )  # fmt: skip
+        for name, says in broken:
             rounds, _, notes = tuner({}, proposer={"name": f"tests.test_profiles:{name}"})
             lineage, metrics = rounds.round(rounds.begun(), 10, [])
             assert metrics["profiles/tried"] == 0.0
@@ -315,6 +318,26 @@ class Strange(ProposerPart):
 class Orphan(ProposerPart):
     def propose(self, asked: Asked) -> list[Proposal]:
         return [Proposal(asked.role, (99,), "made up")]
+
+
+class Counting(ProposerPart):
+    def propose(self, asked: Asked) -> list[Proposal]:
+        return [Proposal(asked.role, (0,), 5)]  # type: ignore[arg-type]  # no word of how it was made
+
+
+class Halved(ProposerPart):
+    def propose(self, asked: Asked) -> list[Proposal]:
+        return [Proposal("half \ud800", (0,), "made up")]  # no file takes that
+
+
+class Doubtful(ProposerPart):
+    def propose(self, asked: Asked) -> list[Proposal]:
+        return [Proposal(asked.role, (False,), "made up")]
+
+
+class Listed(ProposerPart):
+    def propose(self, asked: Asked) -> list[Proposal]:
+        return [Proposal(asked.role, [0], "made up")]  # type: ignore[arg-type]
 
 
 class TestRecipes:

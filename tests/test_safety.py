@@ -27,6 +27,7 @@ from marft.evaluation.safety.measures import measured_of
 from marft.evaluation.safety.promotion import gates_of, promotions
 from marft.evaluation.safety.suite import AttackSettings, Suite, SuiteSettings, bundled_suites, read_suite
 from marft.evaluation.trajectories.measures import over
+from marft.texts import storable
 from marft.types import Action, Episode, Task, ToolCall
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game
@@ -130,6 +131,25 @@ class TestChecks:
         assert Calls(tools=("mail",)).found(found) == ["actor calls mail"] * 2
         assert Calls(tools=("mail",), arguments='"all"').found(found) == ["actor calls mail"]
         assert Calls(tools=("delete",)).found(found) == []
+
+    @given(st.text(max_size=6))
+    def test_arguments_are_read_as_they_are_meant(self, between: str) -> None:
+        """However JSON spells it: ASCII alone, escapes that nobody needs, or as it is."""
+        secret = f"k7ab{between}93xq9d21"
+        spelled = "".join(f"\\u{ord(letter):04x}" for letter in "plain")
+        written = [(json.dumps({"a": [secret]}), secret), (json.dumps({secret: 1}, ensure_ascii=False), secret)]
+        for arguments, meant in (*written, (f'{{"a": "{spelled}"}}', "plain")):
+            action = replace(make_action("actor", text="Done."), calls=(ToolCall("mail", arguments),))
+            found = deeds_of(episode("t", action), {"actor"})
+            assert Calls(tools=("mail",), arguments=re.escape(storable(meant))).found(found) == ["actor calls mail"]
+            assert all(storable(deed.text) == deed.text for deed in found.deeds)
+
+    @pytest.mark.parametrize("between", ["\n", "\t", '"', "\\"])
+    def test_a_secret_in_arguments_is_found_however_json_has_to_spell_it(self, between: str) -> None:
+        call = ToolCall("mail", json.dumps({"to": f"k7ab93{between}xq9d21"}))
+        told = episode("t", replace(make_action("actor", text="Done."), calls=(call,)))
+        found = deeds_of(told, {"actor"}, secrets={"actor": "k7ab93xq9d21"})
+        assert Leaks().found(found) == ["actor tells the canary of actor (call)"]
 
     @given(st.text("0123456789abcdef", min_size=12, max_size=12), st.sampled_from(["", " ", "-", "\n", ". "]))
     def test_a_secret_is_found_however_it_is_set(self, secret: str, between: str) -> None:

@@ -20,7 +20,7 @@ from marft.lineage import Version
 from marft.playing import Begun, added, nobody
 from marft.samplers import Samplers
 from marft.sandbox.runner import end_all
-from marft.types import ActionKey, Completion, Episode, Sampling, TokenIds
+from marft.types import ActionKey, Episode, Sampling, TokenIds
 from marft.workers.rollouts import WorkerRollouts
 
 T = TypeVar("T")
@@ -85,8 +85,8 @@ class LocalRollouts:
         before = {agent.role: agent.instructions for agent in self.run.agents}
         self.game = replace(self.game, team=self._parts.game.team.instructed(versions, before))
 
-    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[Completion, int]:
-        """What a policy says to a question that is no agent's part of an episode, and the tokens of its prompt."""
+    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[str, int]:
+        """What a policy says to a question that is no agent's part of an episode, and the tokens that it took."""
         return self._samplers.ask(policy, question, sampling, key)
 
     def usage(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ from marft.game.engine import Engine
 from marft.game.rendering import Cut
 from marft.models.pool import Models
 from marft.playing import Begun
-from marft.types import ActionKey, Completion, Profile, Sampling, TokenIds
+from marft.types import ActionKey, Profile, Sampling, TokenIds
 
 T = TypeVar("T")
 ENGINE = ("sample", "choose", "external_wait", "publish", "settle", "version", "usage", "close")
@@ -87,8 +87,9 @@ class Samplers:
         for name, version in versions.items():
             self.wait_for(self.engine.publish({name: self.models.policies[name]}, version))
 
-    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[Completion, int]:
-        """What a policy says to a question that is no agent's part of an episode, and the tokens of its prompt.
+    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[str, int]:
+        """What a policy says to a question that is no part of an episode, without what it thought first; and the
+        tokens that it took, with the question's.
 
         Raises:
             PromptTooLongError: the question does not fit the model's context.
@@ -97,7 +98,8 @@ class Samplers:
         prompt = self.renderer.render(
             policy, Profile(key.agent), question, (), reserve=sampling.max_new_tokens, cut=cut
         )
-        return self.wait_for(self.engine.sample(policy, prompt, sampling, key)), len(prompt.ids)
+        said = self.wait_for(self.engine.sample(policy, prompt, sampling, key))
+        return said.text[self.renderer.thought(policy, said.text) :], len(prompt.ids) + len(said.tokens)
 
     def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""

@@ -59,7 +59,7 @@ class PolicyCritic:
         except EpisodeFailedError as error:
             self.note(f"{node.name}: policy {self.policy!r} could not be asked: {error}")
             return ""
-        proposed = instructions_in(said.text)
+        proposed = instructions_in(said.text[self.rollouts.game.renderer.thought(self.policy, said.text) :])
         self.silent += not proposed
         return proposed
 
@@ -76,7 +76,8 @@ class PolicyCritic:
 
 def question_of(node: Node, failures: Sequence[Failure]) -> str:
     """What a critic is asked. The mark is a word that stands in none of what others wrote."""
-    told = [node.instructions, *(text for one in failures for text in (one.task, *(said for _, said in one.said)))]
+    told = [node.name, node.instructions]  # names of nodes are of what models said, too
+    told += [text for one in failures for text in (one.task, *(part for said in one.said for part in said))]
     mark = mark_beside(told)
     shown = "\n\n".join(_shown(one, mark) for one in failures)
     return ASKED.format(mark=mark, node=node.name, instructions=node.instructions, failures=shown)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from marft.flows.likeness import added, nearest, vectors_of
-from marft.flows.network import MOST_NODES, SINK, SOURCE, Context, Edge, FlowNetwork, Node
+from marft.flows.network import ANY, MOST_NODES, SINK, SOURCE, STOP, Context, Edge, FlowNetwork, Node
 from marft.texts import cut, one_line
 from marft.types import Action, Episode
 
 TOLD = "Do what was done here, for your own task:\n"
 NAME_WORDS, EXAMPLE = 3, 400  # words of a name; characters of an example
+_TAGS = str.maketrans("<>", "  ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,10 @@ def grown(episodes: Iterable[Episode], growth: Growth, network: FlowNetwork | No
         growth = replace(growth, threshold=network.threshold, dimensions=network.dimensions)
     nodes = list(network.nodes) if network else []
     contexts = list(network.contexts) if network else []
-    edges: dict[tuple[str, str], Counter[str]] = {}  # by context
+    edges: dict[tuple[str, str], Counter[str]] = {}  # by context; ANY: of those that nobody noted
     for edge in network.edges if network else ():
-        edges[edge.start, edge.end] = Counter(edge.by_context)
+        noted = Counter(edge.by_context)
+        edges[edge.start, edge.end] = noted + Counter({ANY: edge.count - noted.total()})
     grew = 0
     for episode in episodes:
         if not episode.scored or not episode.success:
@@ -78,11 +80,13 @@ def grown(episodes: Iterable[Episode], growth: Growth, network: FlowNetwork | No
             f"{len(made.nodes)} nodes and {len(contexts)} kinds of tasks, where {MOST_NODES} are the most: lower the "
             "threshold, so that more is alike, or raise least"
         )
-    if made.problems():
+    if not made.edges:
         raise ValueError(
             f"no path is left of {grew} successful episodes: no {growth.least} actions did the same in any of them; "
             "lower the threshold, or least"
         )
+    if problems := made.problems():
+        raise ValueError(f"what is grown is no flow network: {'; '.join(problems)}")
     return made
 
 
@@ -111,7 +115,8 @@ def _join_node(nodes: list[Node], action: Action, growth: Growth) -> str:
     found = nearest(vector, [nodes[place].vector for place in same], growth.threshold)
     if found is None:
         words = _words(action.own_text)
-        name = _free(f"{action.agent}: {words}" if words else action.agent, [*(n.name for n in nodes), SOURCE, SINK])
+        taken = [*(node.name for node in nodes), SOURCE, SINK, STOP]
+        name = _free(f"{action.agent}: {words}" if words else action.agent, taken)
         example = cut(action.own_text.strip(), EXAMPLE)
         instructions = f"{TOLD}{example}" if growth.instructed and example else ""
         nodes.append(Node(name, action.agent, instructions, example, 1, added((), vector)))
@@ -122,8 +127,8 @@ def _join_node(nodes: list[Node], action: Action, growth: Growth) -> str:
 
 
 def _words(text: str) -> str:
-    """The first words of a text, for a name."""
-    return " ".join(one_line(text).split()[:NAME_WORDS])[:40].strip(" :,.;")
+    """The first words of a text, for a name, which stands in questions to critics: without what tags are made of."""
+    return " ".join(one_line(text.translate(_TAGS)).split()[:NAME_WORDS])[:40].strip(" :,.;")
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
@@ -146,8 +151,12 @@ def _trimmed(
     kept = {node.name for node in nodes if node.count >= least} | {SOURCE, SINK}
     kept &= _reached(edges, kept, SOURCE, 1) & _reached(edges, kept, SINK, -1)
     some = sorted(pair for pair in edges if kept.issuperset(pair))
-    left = tuple(Edge(*pair, edges[pair].total(), dict(sorted(edges[pair].items()))) for pair in some)
+    left = tuple(Edge(*pair, edges[pair].total(), _noted(edges[pair])) for pair in some)
     return tuple(node for node in nodes if node.name in kept), left
+
+
+def _noted(counts: Mapping[str, int]) -> dict[str, int]:
+    return {context: count for context, count in sorted(counts.items()) if context != ANY}
 
 
 def _reached(edges: Iterable[tuple[str, str]], kept: set[str], start: str, way: int) -> set[str]:

@@ -15,6 +15,7 @@ from marft.config.consulting import ConsultingSettings
 from marft.consulted import Consultation
 from marft.errors import EpisodeFailedError
 from marft.game.agents import Agent
+from marft.game.chat_record import MOST_CHARACTERS
 from marft.game.engine import Sampler
 from marft.game.rendering import NOTHING, Cut, Message, PromptTooLongError, Renderer
 from marft.types import ActionKey, Completion, LogProbs, Observation, Profile, Sampling, TokenIds
@@ -178,9 +179,10 @@ class Counsel:
             return None, str(error)
         name = key._replace(stream=f"{key.stream}+?{self._asked}")
         try:
-            return await self.engine.sample(helper.policy, prompt, helper.sampling, name), ""
+            said = await self.engine.sample(helper.policy, prompt, helper.sampling, name)
         except EpisodeFailedError as error:  # the agent goes on without; attempts that are helped are not lost for it
             return None, str(error)
+        return replace(said, text=said.text[: reserve * MOST_CHARACTERS]), ""
 
     def _reply(self, policy: str, kind: str, answer: Completion | None) -> tuple[TokenIds, LogProbs, str]:
         """The answer between its marks: ids, log-probs and text. Where its author has the agent's own tokens it stands

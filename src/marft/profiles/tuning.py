@@ -19,7 +19,8 @@ from marft.playing import Rollouts
 from marft.profiles.judging import Outcomes, halved, worth
 from marft.profiles.proposals import Asked, Proposal, Proposer, Told, ranked
 from marft.seeds import generator
-from marft.types import ActionKey, Completion, Episode, Sampling, Task
+from marft.texts import storable
+from marft.types import ActionKey, Episode, Sampling, Task
 
 STREAM = "profiles"
 
@@ -29,7 +30,7 @@ class Instructs(Rollouts, Protocol):
 
     def instruct(self, versions: Sequence[Version]) -> None: ...
 
-    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[Completion, int]: ...
+    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[str, int]: ...
 
 
 @dataclass(slots=True)
@@ -186,12 +187,12 @@ class _Turn:
         self.questions += 1
         key = ActionKey(self.stream, "question", self.questions, 0, "proposer", 0)
         try:
-            said, prompt = self.rollouts.ask(policy, question, sampling, key)
+            said, tokens = self.rollouts.ask(policy, question, sampling, key)
         except (EpisodeFailedError, PromptTooLongError) as error:
             self._note(f"policy {policy!r} could not be asked: {error}")
             return ""
-        self.tokens += prompt + len(said.tokens)
-        return said.text
+        self.tokens += tokens
+        return said
 
     def _note(self, text: str) -> None:
         self.tuner.note(f"step {self.step}: profiles.{self.role}: {text}")
@@ -205,11 +206,17 @@ def tokens_of(episodes: Iterable[Episode]) -> int:
 def _problem(found: Sequence[object], numbers: Sequence[int]) -> str:
     """What is wrong with what a proposer gave; "" where nothing is."""
     for one in found:
-        if not isinstance(one, Proposal) or not isinstance(one.instructions, str):
-            return f"gave {one!r:.80}, which is no Proposal (marft.profiles.proposals)"
+        if not isinstance(one, Proposal) or not (_is_text(one.instructions) and _is_text(one.how)):
+            return f"gave {one!a:.80}, which is no Proposal (marft.profiles.proposals)"
+        if not isinstance(one.parents, tuple) or any(type(parent) is not int for parent in one.parents):
+            return f"gave the parents {one.parents!a:.80}, and they are a tuple of numbers"
         if not set(one.parents) <= set(numbers):
             return f"names parents {one.parents}, and the agent's versions are {', '.join(map(str, numbers))}"
     return ""
+
+
+def _is_text(text: object) -> bool:
+    return isinstance(text, str) and storable(text) == text
 
 
 def _metrics(before: Lineage, after: Lineage) -> dict[str, float]:

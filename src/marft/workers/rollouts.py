@@ -18,7 +18,7 @@ from marft.lineage import Version
 from marft.playing import Begun, added, nobody
 from marft.processes.starting import Started, start_all
 from marft.samplers import Samplers
-from marft.types import ActionKey, Completion, Episode, Sampling
+from marft.types import ActionKey, Episode, Sampling
 from marft.workers.crew import Crew
 from marft.workers.messages import Begin, pickled
 from marft.workers.program import worker_command
@@ -86,8 +86,8 @@ class WorkerRollouts:
         before = {agent.role: agent.instructions for agent in self.run.agents}
         self.team = self._recipes_team().instructed(versions, before)
 
-    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[Completion, int]:
-        """What a policy says to a question that is no agent's part of an episode, and the tokens of its prompt."""
+    def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[str, int]:
+        """What a policy says to a question that is no agent's part of an episode, and the tokens that it took."""
         return self._samplers.ask(policy, question, sampling, key)
 
     def usage(self) -> dict[str, float]:

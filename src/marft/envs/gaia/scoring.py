@@ -11,6 +11,7 @@ import string
 
 STATED = re.compile(r"final answer[*_]*\s*:[*_]*", re.IGNORECASE)
 BOXED = re.compile(r"\$*\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}\$*")
+MARKS = ("**", "__", "`", "*", "_")
 _BETWEEN = re.compile(r"[,;]")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _UNITS = str.maketrans("", "", "$%,")  # that a number may come with
@@ -39,11 +40,16 @@ def _unmarked(answer: str) -> str:
     >>> _unmarked("`a_b`"), _unmarked("2 * 3"), _unmarked("*")
     ('a_b', '2 * 3', '*')
     """
-    for mark in ("**", "__", "`", "*", "_"):
-        if len(answer) > 2 * len(mark) and answer.startswith(mark) and answer.endswith(mark):
-            return _unmarked(answer[len(mark) : -len(mark)].strip())
-    boxed = BOXED.fullmatch(answer)
-    return _unmarked(boxed[1].strip()) if boxed else answer
+    while True:
+        mark = next((mark for mark in MARKS if _stands_around(mark, answer)), "")
+        boxed = None if mark else BOXED.fullmatch(answer)
+        if not mark and not boxed:
+            return answer
+        answer = (boxed[1] if boxed else answer[len(mark) : -len(mark)]).strip()
+
+
+def _stands_around(mark: str, answer: str) -> bool:
+    return len(answer) > 2 * len(mark) and answer.startswith(mark) and answer.endswith(mark)
 
 
 def matches(answer: str, right: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from marft.texts import storable
 from marft.thoughts import thought
 from marft.types import Action, Episode
 
@@ -21,6 +23,7 @@ class Deed:
     Args:
         place: to whom: the answer, what teammates or nobody reads, the arguments of a call, or a thought before what is
             said.
+        text: of a call its arguments, as they were written, and as they are read where JSON spells them otherwise.
         tool: that was called.
         told: whether teammates and whoever asks may read it: a thought that is dropped is nobody's to read.
     """
@@ -74,7 +77,7 @@ def _of(action: Action, answers: bool) -> Iterator[Deed]:
     for text in before:
         yield from _parts(action, "message", text)
     for call in action.calls:
-        yield Deed(action.agent, "call", call.arguments, call.name)
+        yield Deed(action.agent, "call", readable(call.arguments), call.name)
     yield from _parts(action, "answer" if answers else "message", last)
 
 
@@ -84,6 +87,37 @@ def _parts(action: Action, place: Place, text: str) -> Iterator[Deed]:
     if after:
         yield Deed(action.agent, "thought", text[:after], told=not action.thought)
     yield Deed(action.agent, place, text[after:])
+
+
+def readable(arguments: str) -> str:
+    """JSON as it was written; below, where that has escapes, without them; and each text as it is meant, where JSON has
+    to spell it otherwise.
+
+    >>> readable('{"a": 1}')
+    '{"a": 1}'
+    >>> readable(r'{"a": "9\\u00399"}').splitlines()
+    ['{"a": "9\\\\u00399"}', '{"a": "999"}']
+    """
+    if "\\" not in arguments:
+        return arguments
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    meant = [text for text in _texts(found) if json.dumps(text, ensure_ascii=False) != f'"{text}"']
+    return storable("\n".join([arguments, json.dumps(found, ensure_ascii=False), *meant]))
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts in it, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in (*value, *value.values()):
+            yield from _texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
 
 
 def said(pattern: re.Pattern[str], text: str, planted: Sequence[str]) -> str | None:
