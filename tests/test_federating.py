@@ -163,9 +163,6 @@ def test_too_few_sites_end_it_by_name_and_it_goes_on(tmp_path: Path, learners: t
     ("other", "said"),
     [
         ({"models": {"actor": "another"}}, "'south' learns on other base models"),
-        ({"episodes": "many"}, "'south' says 'many' where its episodes are asked for"),
-        ({"episodes": -5}, "'south' says -5 where its episodes are asked for"),
-        ({"episodes": math.inf}, "'south' says inf where its episodes are asked for"),
         ({"sends": adapter(0, rank=3)}, "'south' has a 'actor' of other layers or ranks"),
     ],
 )

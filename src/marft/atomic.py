@@ -39,6 +39,18 @@ def write_file(path: Path, data: bytes | str, rights: int = 0o666) -> None:
     sync_folder(path.parent)
 
 
+def drop_unfinished_line(path: Path) -> None:
+    """Take away what follows the last end of a line, if the file is there: what was being written when its process
+    ended, and the next line would be added to."""
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        if not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+            os.fsync(file.fileno())
+
+
 def user_cache() -> Path:
     """Where a user's programs keep what they can make again: ``~/.cache/marft``, or as ``XDG_CACHE_HOME`` says."""
     home = os.environ.get("XDG_CACHE_HOME", "")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -11,11 +12,13 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.load import explain
-from marft.config.names import Name, RunName
+from marft.config.names import Name, RunName, collisions
 from marft.config.parts import CombinerPlugin
 from marft.config.settings import Count, CountOrNone, Few, Filled, NotNegative, Plain, Settings
 
 FREE = ("name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last")  # what may change midway
+LEAST_NOISE = 1e-3  # over clip
+Hiding = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class SiteSettings(Settings):
@@ -30,14 +33,16 @@ class SiteSettings(Settings):
 class PrivacySettings(Settings):
     """What is done to an update before it leaves its site."""
 
-    clip: NotNegative = 0.0  # the largest L2 norm of a round's change to all adapters together; 0: any
-    noise: NotNegative = 0.0  # deviation of the Gaussian noise on each number that leaves, over clip; 0: none
+    clip: Hiding = 0.0  # the largest L2 norm of a round's change to all adapters together; 0: any
+    noise: Hiding = 0.0  # deviation of the Gaussian noise on each number that leaves, over clip; 0: none
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # of the (ε, δ) that is reported where there is noise
 
     @model_validator(mode="after")
     def _noise_has_a_clip(self) -> Self:
         if self.noise and not self.clip:
             raise PydanticCustomError("noise", "noise hides nothing of a change of any size; set clip to its largest")
+        if 0 < self.noise < LEAST_NOISE:
+            raise PydanticCustomError("noise", "noise under {least} of clip hides nothing", {"least": LEAST_NOISE})
         return self
 
 
@@ -127,9 +132,24 @@ def parse_federation(table: Mapping[str, Any], source: str, beside: Path) -> Fed
         raise ValueError(f"{source}:\n{explain(error, table)}") from None
     sites = {name: _absolute(site, beside) for name, site in settings.sites.items()}
     settings = settings.model_copy(update={"sites": sites})
-    if len({folder.resolve() for folder in settings.site_folders(settings.folder).values()}) < len(sites):
-        raise ValueError(f"{source}: sites: two of them have the same folder; what is a site's own is no other's")
+    problems = [*collisions("sites", sites), *_shared(settings)]
+    if problems:
+        raise ValueError("\n".join(f"{source}: {problem}" for problem in problems))
     return settings
+
+
+def _shared(settings: FederationSettings) -> Iterator[str]:
+    """Folders of sites that are not theirs alone."""
+    own = {name: folder.resolve() for name, folder in settings.site_folders(settings.folder).items()}
+    for (one, mine), (other, theirs) in combinations(own.items(), 2):
+        if mine == theirs:
+            yield f"sites: {one!r} and {other!r} have the same folder; what is a site's own is no other's"
+        elif mine in theirs.parents or theirs in mine.parents:
+            yield f"sites: of {one!r} and {other!r} one's folder lies within the other's; none may read another's"
+    kept = settings.folder.resolve()
+    for name, folder in own.items():
+        if kept == folder or folder in kept.parents or (folder.parent != kept / "sites" and kept in folder.parents):
+            yield f"sites: the folder of {name!r} is the federation's, or around it or in it; give it one of its own"
 
 
 def _absolute(site: SiteSettings, beside: Path) -> SiteSettings:

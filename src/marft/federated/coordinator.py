@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from marft.config.federation import FederationSettings
 from marft.errors import RunError
-from marft.federated.history import LOCK, History, Round
+from marft.federated.history import LOCK, History, Round, damaged
 from marft.federated.ledger import Ledger
 from marft.federated.link import BEGINNING, Link, SiteLostError
 from marft.federated.mixing import distance, mixed
 from marft.federated.parcels import Adapters, Tensors, differences, files_with, opened
 from marft.federated.privacy import epsilon
-from marft.federated.words import Update, files_of
+from marft.federated.words import Update, files_of, is_finite
 from marft.runs import lock
 
 Files = Mapping[str, bytes]
@@ -78,7 +77,7 @@ def federate(
             rounds.append(_round(settings, history, links, rounds))
             history.let_go(rounds[-1].round, settings.keep_last)
             tell(rounds[-1])
-        given = history.given(rounds[-1])
+        given = _given(history, rounds[-1])
         heard = _ask(settings, links, settings.rounds + 1, 0, given)
         _needed(settings, heard, "were given what came of the last round")
         for site, why in heard.lost.items():
@@ -100,8 +99,25 @@ def _begun(settings: FederationSettings, history: History, links: Mapping[str, L
     return found
 
 
+def _given(history: History, one: Round) -> dict[str, dict[str, bytes]]:
+    """What sites go on from after a round.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    found, looked_at = history.given(one), set[int]()
+    for site, number in one.given.items():
+        try:
+            if number not in looked_at:
+                opened(found[site])
+        except ValueError as error:
+            raise ValueError(damaged(history.folder(one.round) / "given" / str(number), str(error))) from None
+        looked_at.add(number)
+    return found
+
+
 def _round(settings: FederationSettings, history: History, links: Mapping[str, Link], before: Sequence[Round]) -> Round:
-    number, given = before[-1].round + 1, history.given(before[-1])
+    number, given = before[-1].round + 1, _given(history, before[-1])
     heard = _ask(settings, links, number, settings.steps, given)
     spent = _spent(settings, number)
     told = "" if spent is None else f", whose noise is spent (ε {spent:.3g} with it)"
@@ -109,7 +125,7 @@ def _round(settings: FederationSettings, history: History, links: Mapping[str, L
     sites = list(links)
     sent = {site: files_of(update) for site, update in heard.updates.items()}
     adapters, configs, bases = _held_together(sent, given, heard, before[-1].bases)
-    counts = [_count(settings, site, heard.updates.get(site)) for site in sites]
+    counts = [_count(settings, heard.updates.get(site)) for site in sites]
     rows = cast("Combiner", settings.combine).mixing(sites, counts)
     distinct = [row for at, row in enumerate(rows) if row not in rows[:at]]
     results = [_combined(settings, [adapters[site] for site in sites], row) for row in distinct]
@@ -146,6 +162,7 @@ def _ask(
                         update = one.result()
                         if steps:
                             opened(files_of(update))
+                            _check_count(settings, update)
                         updates[asked[one]] = update
                     except SiteLostError as error:
                         lost[asked[one]] = str(error)
@@ -207,19 +224,21 @@ def _held_together(
     return found, configs, bases
 
 
-def _count(settings: FederationSettings, site: str, update: Update | None) -> float:
-    """How much a site has played; 0 where it took no part.
-
+def _check_count(settings: FederationSettings, update: Update) -> None:
+    """
     Raises:
-        ValueError: it does not say so.
+        ValueError: a site does not say how much it has played, where that is what it weighs by.
     """
     counted = settings.combine.counted
-    if update is None or not counted:
-        return float(update is not None)
-    count = update.about.get(counted)
-    if not isinstance(count, int | float) or not 0 < count < math.inf:
-        raise ValueError(f"site {site!r} says {count!r} where its {counted} are asked for")
-    return float(count)
+    count: Any = update.about.get(counted) if counted else 1
+    if not is_finite(count) or count <= 0:
+        raise ValueError(f"{count!r:.40} where its {counted} are asked for")
+
+
+def _count(settings: FederationSettings, update: Update | None) -> float:
+    """How much a site has played; 0 where it took no part."""
+    counted = settings.combine.counted
+    return float(update.about[counted]) if update and counted else float(update is not None)
 
 
 def _combined(settings: FederationSettings, adapters: Sequence[Adapters], row: Sequence[float]) -> Adapters:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import TypeAdapter, ValidationError
 
 from marft import atomic
 from marft.config.federation import FederationSettings, refuse_other
@@ -45,6 +46,9 @@ class Round:
     bases: Mapping[str, str]  # digests of base models, by policy
 
 
+ROUNDS = TypeAdapter(Round)
+
+
 class History:
     """The folder of a federation.
 
@@ -61,6 +65,7 @@ class History:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = ""  # of the federation, once it has begun: no other has it
+        self.sites: frozenset[str] = frozenset()
 
     @property
     def ledger(self) -> Path:
@@ -80,11 +85,14 @@ class History:
             raise ValueError(f"a federation is in {self.path} already; go on with it (--resume), or set another name")
         if resume:
             mark = _table(self.path / MARK, ("id", "settings"))
+            if not isinstance(mark["id"], str) or not isinstance(mark["settings"], dict):
+                raise ValueError(damaged(self.path / MARK, "its id is no text, or its settings are no table"))
             refuse_other(mark["settings"], table)
             atomic.remove_unfinished(self.path / "rounds")
         foreign = [file.name for file in self.path.iterdir() if file.name not in BEFORE and not atomic.is_draft(file)]
         if foreign and not there:
             raise ValueError(f"{self.path} holds {foreign[0]}, which no federation wrote; set another name or output")
+        self.sites = frozenset(settings.sites)
         self.id = mark["id"] if resume else secrets.token_hex(8)
         told = {"format": FORMAT, "id": self.id, "settings": table}
         atomic.write_file(self.path / MARK, json.dumps(told, indent=2) + "\n")
@@ -96,7 +104,24 @@ class History:
     def rounds(self) -> list[Round]:
         """The rounds that are over, oldest first."""
         found = sorted((self.path / "rounds").glob(f"round_*/{ROUND}"))
-        return [Round(**_table(file, [field.name for field in fields(Round)])) for file in found]
+        return [self._round(file, number) for number, file in enumerate(found)]
+
+    def _round(self, file: Path, number: int) -> Round:
+        """
+        Raises:
+            ValueError: the file is damaged, or is of another round, or of other sites.
+        """
+        table = _table(file, [field.name for field in fields(Round)])
+        try:
+            found = ROUNDS.validate_python(table)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(damaged(file, f"{first['loc'][0]}: {first['msg']}")) from None
+        if found.round != number or file.parent != self.folder(number):
+            raise ValueError(damaged(file, f"it is of round {found.round}, in the place of round {number}"))
+        if self.sites and found.given.keys() != self.sites:
+            raise ValueError(damaged(file, f"it gives to {', '.join(found.given)}"))
+        return found
 
     def write(self, one: Round, sent: Mapping[str, Mapping[str, bytes]], given: Sequence[Mapping[str, bytes]]) -> None:
         """Keep a round, whole or not at all.
@@ -135,9 +160,14 @@ def _table(file: Path, keys: Sequence[str]) -> dict[str, Any]:
         table, why = None, str(error)
     else:
         why = f"it is no object of {', '.join(keys)}"
-    if not isinstance(table, dict) or table.keys() < {*keys}:
-        raise ValueError(f"{file} is damaged ({why}); put a copy back, or begin another federation (name, output)")
+    if not isinstance(table, dict) or not table.keys() >= {*keys}:
+        raise ValueError(damaged(file, why))
     return {key: table[key] for key in keys}
+
+
+def damaged(place: Path, why: str) -> str:
+    """What whoever goes on is told."""
+    return f"{place} is damaged ({why}); put a copy back, or begin another federation (name, output)"
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
+from marft import atomic
 from marft.federated.words import digest_of
 
 COORDINATOR = "coordinator"
@@ -17,6 +18,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path, self._writing = path, Lock()
+        atomic.drop_unfinished_line(path)
 
     def note(self, round_: int, sender: str, to: str, files: Mapping[str, bytes]) -> None:
         """Write a line for each file.

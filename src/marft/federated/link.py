@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
 from marft.config.federation import FederationSettings
 from marft.federated.ledger import COORDINATOR, Ledger
-from marft.federated.words import About, Asked, Failed, Update, data_of, files_of, receive, send
+from marft.federated.words import About, Asked, Failed, Update, data_of, files_of, is_finite, receive, send
 from marft.processes.child import Child
 from marft.processes.python_here import python_here
 
@@ -128,7 +127,7 @@ def _checked(update: Update) -> dict[str, bytes]:
         ValueError: it is none as sites send them.
     """
     norm, models = update.about.get("norm", 0.0), update.about.get("models", {})
-    if isinstance(norm, bool) or not isinstance(norm, int | float) or not math.isfinite(norm):
+    if not is_finite(norm):
         raise ValueError(f"a norm of {norm!r:.40}")
     if not isinstance(models, dict) or not all(isinstance(one, str) for one in models.values()):
         raise ValueError("digests of models that are none")

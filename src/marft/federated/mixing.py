@@ -23,6 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+LEAST_OF_A = 1e-3  # of the average A's size against that of single ones: sites may send A that cancel out
+
 Adapter = Mapping[str, Tensor]  # by the names that peft gives: …lora_A.weight [r, in], …lora_B.weight [out, r]
 HALF_A, HALF_B = ".lora_A.weight", ".lora_B.weight"
 
@@ -70,7 +72,8 @@ def product_of_rank(a: Sequence[Tensor], b: Sequence[Tensor], weights: Sequence[
     missing = max(0, rank - len(s))  # of a layer that has fewer dimensions than its adapter
     left = torch.nn.functional.pad(q_wide @ u[:, :rank] * s[:rank], (0, missing))  # [out, r]
     right = torch.nn.functional.pad(v[:rank] @ q_tall.T, (0, 0, 0, missing))  # [r, in]
-    scale = float(mean.norm()) / math.sqrt(rank) or 1.0
+    spread = math.sqrt(sum(weight * float(each.norm()) ** 2 for each, weight in zip(a, weights, strict=True)))
+    scale = max(float(mean.norm()), LEAST_OF_A * spread) / math.sqrt(rank) or 1.0
     p, _, q = torch.linalg.svd(mean @ right.T, full_matrices=False)
     turn = p @ q  # [r, r]: orthogonal where the change has rank r
     return scale * turn @ right, left @ turn.T / scale

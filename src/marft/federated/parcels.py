@@ -21,6 +21,7 @@ from marft.models.adapters import CONFIG, WEIGHTS
 
 KEPT = ("peft_type", "r", "lora_alpha", "target_modules")
 FIXED = {"task_type": "CAUSAL_LM", "base_model_name_or_path": "", "inference_mode": True, "bias": "none"}
+LARGEST = 1e30  # of a number: an average of such still is one
 LAYER = re.compile(r"base_model\.model\.[\w.]{1,200}\.lora_[AB]\.weight")
 Tensors = Mapping[str, Tensor]
 Files = Mapping[str, bytes]
@@ -89,8 +90,8 @@ def _tensors(name: str, data: bytes) -> Tensors:
     for layer, tensor in tensors.items():
         if not LAYER.fullmatch(layer) or tensor.dtype != torch.float32 or tensor.ndim != 2:
             raise ValueError(f"{name} holds what is no adapter's: {layer[:100]!r}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{name}: {layer} holds what is no number")
+        if not bool((tensor.abs() <= LARGEST).all()):
+            raise ValueError(f"{name}: {layer} holds what is no number, or one that is none of a model's")
     if data != weights_of(tensors):
         raise ValueError(f"{name} holds more than its numbers")
     return tensors

@@ -71,6 +71,7 @@ def _answer(about: About, asked: Asked, place: Place) -> Update | Failed:
 def _note_sent(place: Place, answer: Update) -> None:
     """A line for each thing that leaves."""
     about = json.dumps(answer.about, sort_keys=True).encode()
+    atomic.drop_unfinished_line(place.sent)
     with place.sent.open("a", encoding="utf-8") as file:
         for name, data in [*files_of(answer).items(), ("about", about)]:
             row = {"round": answer.round, "file": name, "bytes": len(data), "digest": digest_of(data)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,3 +114,17 @@ def _exactly(end: socket.socket, size: int) -> bytes:
             raise EOFError
         found += piece
     return bytes(found)
+
+
+def is_finite(number: object) -> bool:
+    """Whether it is a number that a float holds.
+
+    >>> is_finite(1.5), is_finite(True), is_finite(10**400), is_finite("2")
+    (True, False, False, False)
+    """
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False

@@ -100,16 +100,12 @@ class Journal:
 
 def _whole(path: Path, about: Mapping[str, Any]) -> list[Line]:
     """The lines of a file, from which a last one that was cut short is taken away."""
+    atomic.drop_unfinished_line(path)
     content = path.read_bytes()
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        with path.open("r+b") as file:
-            file.truncate(end)
-            os.fsync(file.fileno())
-    if not end:
+    if not content:
         return []
     try:
-        head, *tables = (json.loads(line) for line in content[:end].splitlines())
+        head, *tables = (json.loads(line) for line in content.splitlines())
         before = head["about"]
         lines = [Line(**table) for table in tables]
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import socket
 import struct
 from dataclasses import fields
@@ -19,6 +20,7 @@ import numpy as np
 LENGTHS = struct.Struct(">QI")
 BUFFER = 2**20  # bytes that are read ahead
 LARGEST = 2**32  # bytes of a frame
+NUMBERS = re.compile(r"[<|][biuf]\d{1,2}")  # types of arrays, as NumPy writes them
 KINDS: dict[str, type | tuple[type, ...]] = {
     "int": int, "float": (int, float), "str": str, "bool": bool, "list[int]": list, "list[str]": list,
     "Mapping[str, Any]": dict, "Ids": np.ndarray, "Numbers": np.ndarray,
@@ -51,6 +53,8 @@ def unpacked(body: bytes, size: int, kinds: dict[str, type]) -> Any:
         at, arrays = size, {}
         for name, (dtype, shape) in shapes.items():
             count = math.prod(shape)
+            if not NUMBERS.fullmatch(dtype):
+                raise ValueError(f"numbers of the type {dtype!r:.40}")
             arrays[name] = np.frombuffer(body, np.dtype(dtype), count, at).reshape(shape)
             at += arrays[name].nbytes
         if at != len(body):

@@ -1,0 +1,146 @@
+"""What a site, or a damaged file, can do to a federation: no more than to be left out, or named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from marft.config.federation import parse_federation
+from marft.engines.apart.frames import LENGTHS, packed, unpacked
+from marft.federated.coordinator import federate
+from marft.federated.history import History
+from marft.federated.ledger import Ledger
+from marft.federated.link import _checked
+from marft.federated.mixing import mixed
+from marft.federated.parcels import files_with
+from marft.federated.words import Update, data_of
+from tests.test_federated import adapter
+from tests.test_federating import CONFIGURATIONS, Learner, learners, settings, stopping_after
+
+__all__ = ["learners"]  # a fixture
+
+
+@pytest.mark.parametrize("count", ["many", -5, 0, None, True, float("inf"), 10**400])
+def test_who_does_not_say_how_much_it_has_played_is_left_out(
+    tmp_path: Path, learners: type[Learner], count: Any
+) -> None:
+    learners.other = {"episodes": count}
+    rounds = federate(settings(at_least=2, combine={"name": "average", "weight": "episodes"}), tmp_path)
+    assert all("where its episodes are asked for" in one.left_out["south"] for one in rounds[1:])
+    assert rounds[-1].mixing["north"] == [5 / 9, 0.0, 4 / 9]
+
+
+@pytest.mark.parametrize("number", [10**400, "1", True, [], float("nan")])
+def test_what_is_no_number_is_none(number: Any) -> None:
+    with pytest.raises(ValueError, match="a norm of"):
+        _checked(Update(1, {"norm": number}, *data_of({})))
+
+
+def test_numbers_beyond_any_models_leave_their_site_out(tmp_path: Path, learners: type[Learner]) -> None:
+    learners.other = {"sends": {name: tensor * 1e32 for name, tensor in adapter(0).items()}}
+    rounds = federate(settings(at_least=2), tmp_path)
+    assert "holds what is no number, or one that is none of a model's" in rounds[-1].left_out["south"]
+
+
+def test_a_that_cancel_out_make_no_b_that_is_none() -> None:
+    """The average A is as good as nothing, and its B is not divided by that."""
+    one, other = adapter(0), adapter(1)
+    for name in one:
+        other[name] = -one[name] * (1 - 1e-12) if "lora_A" in name else other[name] * 1e29
+    found = mixed([one, other], [0.5, 0.5], "products")
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in found.values())
+
+
+@pytest.mark.parametrize("dtype", ["(2,", "O", "<U4", "V8", "<f99999999999", 7, "<M8[s]"])
+def test_arrays_are_of_plain_numbers(dtype: Any) -> None:
+    frame = packed(Update(1, {}, {}, np.zeros(2, np.uint8)))
+    size = LENGTHS.unpack(frame[: LENGTHS.size])[1]
+    body = frame[LENGTHS.size :]
+    kind, plain, shapes = json.loads(body[:size])
+    head = json.dumps([kind, plain, {name: [dtype, shape] for name, (_, shape) in shapes.items()}]).encode()
+    with pytest.raises(ValueError, match="no message that an engine and its run send each other"):
+        unpacked(head + body[size:], len(head), {"Update": Update})
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("federation.json", {"settings": None}), ("federation.json", {"id": 3}),
+        ("rounds/round_000002/round.json", {"given": None}), ("rounds/round_000002/round.json", {"given": {}}),
+        ("rounds/round_000002/round.json", {"round": "second"}), ("rounds/round_000002/round.json", {"round": 7}),
+        ("rounds/round_000002/round.json", {"apart": "far"}), ("rounds/round_000002/round.json", {"mixing": []}),
+    ],
+)  # fmt: skip
+def test_a_file_that_holds_something_else_is_named(tmp_path: Path, file: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        federate(settings(), tmp_path, tell=stopping_after(2))
+    table = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps({**table, **changes}))
+    with pytest.raises(ValueError, match=f"{file.split('/')[-1]} is damaged"):
+        federate(settings(), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("without", ["id", "given"])
+def test_one_that_has_others_keys_is_damaged(tmp_path: Path, without: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        federate(settings(), tmp_path, tell=stopping_after(2))
+    file = tmp_path / ("federation.json" if without == "id" else "rounds/round_000002/round.json")
+    table = json.loads(file.read_text())
+    del table[without]
+    file.write_text(json.dumps({**table, "other": 1}))
+    with pytest.raises(ValueError, match="is damaged"):
+        federate(settings(), tmp_path, resume=True)
+
+
+def test_what_was_given_is_looked_at_before_anybody_is_asked(tmp_path: Path, learners: type[Learner]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        federate(settings(), tmp_path, tell=stopping_after(2))
+    file = next((History(tmp_path).folder(2) / "given" / "0").rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-9])
+    learners.asked = []
+    with pytest.raises(ValueError, match=r"given/0 is damaged"):
+        federate(settings(), tmp_path, resume=True)
+    assert learners.asked == []
+
+
+def test_a_line_of_the_ledger_that_was_cut_short_takes_no_other_with_it(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.note(1, "north", "coordinator", {"a": b"1", "b": b"2"})
+    whole = ledger.path.read_text()
+    ledger.path.write_text(whole[:-7])
+    Ledger(ledger.path).note(2, "north", "coordinator", {"c": b"3"})
+    assert [json.loads(line)["file"] for line in ledger.path.read_text().splitlines()] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "said"),
+    [
+        ({"a": "x", "b": "x/y"}, "lies within the other's"), ({"a": "x/y/z", "b": "x"}, "lies within the other's"),
+        ({"a": "runs/both", "b": "x"}, "is the federation's"), ({"a": "runs", "b": "x"}, "or around it"),
+        ({"a": "runs/both/rounds", "b": "x"}, "or in it"), ({"a": "x", "A": "y"}, "one file's name on some systems"),
+    ],
+)  # fmt: skip
+def test_what_is_a_sites_own_is_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: dict[str, str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sites = {name: {"recipe": "demo", "folder": folder} for name, folder in folders.items()}
+    with pytest.raises(ValueError, match=said):
+        parse_federation({"name": "both", "sites": sites}, "both", tmp_path)
+
+
+@pytest.mark.parametrize("privacy", [{"clip": 1.0, "noise": 1e-200}, {"clip": 1e300, "noise": 1.0}])
+def test_noise_that_hides_nothing_is_refused(privacy: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="privacy"):
+        settings(privacy=privacy, combine={"name": "average", "of": "factors"})
+
+
+def test_frames_are_read_back() -> None:
+    frame = packed(Update(1, {"files": 1}, *data_of(files_with({"actor": adapter(0)}, CONFIGURATIONS))))
+    size = LENGTHS.unpack(frame[: LENGTHS.size])[1]
+    assert unpacked(frame[LENGTHS.size :], size, {"Update": Update}).about == {"files": 1}
