@@ -85,9 +85,10 @@ def test_where_all_have_the_same_a_both_averages_change_the_same() -> None:
     assert torch.allclose(change(of_factors), change(of_products), atol=1e-5)
 
 
-def test_factors_of_a_product_lie_near_the_sites_own() -> None:
-    site = adapter(3, rank=2, width=64)
-    near = {name: tensor + 0.01 * adapter(4, 2, 64)[name] for name, tensor in site.items()}
+@pytest.mark.parametrize("seed", range(3, 9))
+def test_factors_of_a_product_lie_near_the_sites_own(seed: int) -> None:
+    site = adapter(seed, rank=3, width=64)
+    near = {name: tensor + 0.01 * adapter(seed + 50, 3, 64)[name] for name, tensor in site.items()}
     found = mixed([site, near], [0.5, 0.5], "products")
     a, before = found[f"{LAYER}.lora_A.weight"], site[f"{LAYER}.lora_A.weight"]
     assert float((a * before).sum() / a.norm() / before.norm()) > 0.97

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,17 @@ import torch
 
 from marft.config.federation import parse_federation
 from marft.engines.apart.frames import LENGTHS, packed, unpacked
+from marft.federated import site
 from marft.federated.coordinator import federate
 from marft.federated.history import History
 from marft.federated.ledger import Ledger
 from marft.federated.link import _checked
 from marft.federated.mixing import mixed
-from marft.federated.parcels import files_with
+from marft.federated.parcels import differences, files_with
 from marft.federated.words import Update, data_of
+from marft.models.adapters import CONFIG
+from marft.runs.checkpoints import digest_of_table
+from marft.runs.receiving import receive
 from tests.test_federated import adapter
 from tests.test_federating import CONFIGURATIONS, Learner, learners, settings, stopping_after
 
@@ -144,3 +150,35 @@ def test_frames_are_read_back() -> None:
     frame = packed(Update(1, {"files": 1}, *data_of(files_with({"actor": adapter(0)}, CONFIGURATIONS))))
     size = LENGTHS.unpack(frame[: LENGTHS.size])[1]
     assert unpacked(frame[LENGTHS.size :], size, {"Update": Update}).about == {"files": 1}
+
+
+def test_a_site_that_trains_a_policy_more_or_less_is_no_average() -> None:
+    configs = {f"a/{CONFIG}": b"{}", f"b/{CONFIG}": b"{}"}
+    one, more = {"a": adapter(0)}, {"a": adapter(0), "b": adapter(1)}
+    for first, second in ((one, more), (more, one)):
+        assert list(differences(configs, first, configs, second))
+
+
+def test_two_names_of_one_folder_are_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "y").symlink_to(tmp_path / "x")
+    sites = {name: {"recipe": "demo", "folder": folder} for name, folder in (("a", "x"), ("b", "y"))}
+    with pytest.raises(ValueError, match="the same folder"):
+        parse_federation({"name": "both", "sites": sites}, "both", tmp_path)
+
+
+def test_what_received_others_weights_is_not_the_best_any_more(tmp_path: Path) -> None:
+    (folder := tmp_path / "step_000002").mkdir()
+    for best, left in ((2, (0, -1.0)), (1, (1, 0.5))):
+        table = {"files": {}, "best_step": best, "best_score": 0.5}
+        (folder / "state.json").write_text(json.dumps({**table, "digest": digest_of_table(table)}))
+        record: Any = SimpleNamespace(path=folder, state=SimpleNamespace(step=2))
+        receive(record, {})
+        after = json.loads((folder / "state.json").read_text())
+        assert (after["best_step"], after["best_score"]) == left
+
+
+def test_what_a_site_says_is_nobody_elses_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    site._speak_to(tmp_path / "site.log")
+    assert (tmp_path / "site.log").stat().st_mode & 0o77 == 0

@@ -29,7 +29,7 @@ from marft.flows.choosing import (
 )
 from marft.flows.growing import Growth, grown
 from marft.flows.likeness import cosine, nearest, vectors_of
-from marft.flows.network import ANY, SINK, SOURCE, FlowNetwork, read_network, write_network
+from marft.flows.network import ANY, SINK, SOURCE, Context, Edge, FlowNetwork, Node, read_network, write_network
 from marft.types import Choice, Episode, Task
 from tests.episodes import make_action
 from tests.flow_teams import contexts, network
@@ -346,3 +346,20 @@ def moved(found: FlowNetwork, row: str, start: str, end: str, by: float) -> Flow
     ends = weights.setdefault(row, {}).setdefault(start, {})
     ends[end] = ends.get(end, 0.0) + by
     return replace(found, weights=weights)
+
+
+def test_a_contexts_weights_move_by_the_mean_of_its_own_walks() -> None:
+    seen = {"c": 1, "d": 1}
+    edges = (Edge(SOURCE, "a", 1, seen), Edge(SOURCE, "b", 1, seen), Edge("a", SINK), Edge("b", SINK))
+    net = FlowNetwork((Node("a", "x"), Node("b", "x")), edges, (Context("c"), Context("d")))
+    few = [Walked("c", ("a",), 1.0, 0), Walked("c", ("b",), 0.0, 1)]
+    other = [Walked("d", ("a",), 0.0, number) for number in range(2, 8)]
+    alone, among = learned(net, few, 1.0, 4), learned(net, [*few, *other], 1.0, 4)
+    assert among.weights["c"][SOURCE] == pytest.approx(alone.weights["c"][SOURCE])
+    assert among.weights[""][SOURCE]["a"] == pytest.approx(alone.weights[""][SOURCE]["a"] / 4)
+
+
+def test_a_network_of_other_dimensions_is_grown_on_in_its_own() -> None:
+    first = grown([episode(("x", "plan the parts"))], Growth(0.5, dimensions=64))
+    found = grown([episode(("x", "plan the parts"))], Growth(0.5), first)
+    assert (found.dimensions, len(found.nodes), len(found.nodes[0].vector)) == (64, 1, 64)

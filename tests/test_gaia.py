@@ -334,6 +334,12 @@ class TestMetadata:
         assert len(world.tasks("test")) == 20
         assert not {t.prompt for t in world.tasks("test")} & {t.prompt for t in world.tasks("train")}
 
+    def test_a_question_of_the_test_is_known_by_its_id_too(self, tmp_path: Path) -> None:
+        (tests := tmp_path / "test").mkdir()
+        again = row(3, Question="Said otherwise: what is it?")
+        world = gaia(path=metadata(tmp_path, *map(row, range(10, 40)), again), test_path=metadata(tests, row(3)))
+        assert "t3" not in {t.id for split in ("train", "validation") for t in world.tasks(split)}  # type: ignore[arg-type]
+
     def test_a_test_from_a_file_is_all_of_it_and_what_is_learned_from_is_drawn(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("Tea costs 3.")
         world = gaia(test_path=metadata(tmp_path, *(row(n, file_name="notes.txt") for n in range(20))), train_tasks=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,9 @@ def test_a_gate_with_any_number_of_spaces_is_read_or_refused_at_once() -> None:
     assert Gate.read(f"accuracy{' ' * 5_000}<{' ' * 5_000}-1%").limit == -0.01
     with pytest.raises(ValueError, match="write a metric"):
         Gate.read(f"accuracy{' ' * 5_000}x")
+
+
+@pytest.mark.parametrize("gate", ["cost_tokens < 0", "cost_tokens > 0", "cost_tokens after < 5", "cost_tokens > 5%"])
+def test_what_is_no_number_fails_every_gate(gate: str) -> None:
+    after = evaluation(cost_tokens=[(math.nan, 1.0)] * 100)
+    assert judged([gate], BEFORE, after)[0].failed

@@ -171,3 +171,8 @@ def _tasks_are_played_against_versions_of_the_pool(folder: RunFolder) -> None:
     written = json.loads((folder.checkpoints / "step_000004" / "league" / "league.json").read_text())
     assert [member["step"] for member in written["members"]] == [0, 2, 3, 4]
     assert written["rating"] == rows[-1]["league/rating"]
+
+
+def test_nobody_imagines_whom_of_a_pool_it_plays_against(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nobody imagines whom of a pool"):
+        league(tmp_path, dyna={"share": 0.5})

@@ -338,3 +338,10 @@ class TestFolders:
     def test_metrics_without_a_folder_are_refused(self) -> None:
         with pytest.raises(ValidationError, match="metrics are of competitions from a folder"):
             mle(metrics={"tea": "mae"})
+
+
+@pytest.mark.parametrize("cell", ["inf", "-inf", "nan"])
+def test_a_number_that_is_none_is_not_graded(cell: str) -> None:
+    made = Competition("", {}, {"1": "2.0"}, ("id", "y"), "rmse", Leaderboard([1.0], True))
+    with pytest.raises(InvalidError, match="a number that is meant"):
+        made.score(f"id,y\n1,{cell}\n")

@@ -203,6 +203,17 @@ def compared(draw: st.DrawFn) -> tuple[Compared, dict[Any, np.ndarray], dict[Any
 
 
 class TestCoefficients:
+    @given(drawn=compared(), pooled=st.booleans())
+    @settings(max_examples=30)
+    def test_a_phase_of_one_policy_is_weighed_by_its_own_samples(self, drawn: Any, pooled: bool) -> None:
+        found, now, then = drawn
+        both = {s.action.key: s for s in found.weigh(DPO(), now, then, {"p", "q"}, pooled, Meter())}
+        for policy in "pq":
+            mine = found.weigh(DPO(), now, then, {policy}, pooled, Meter())
+            share = len(mine) / len(both) if pooled else 1.0
+            for s in mine:
+                assert s.advantages[0] == pytest.approx(both[s.action.key].advantages[0] * share)
+
     @given(drawn=compared(), beta=st.floats(0.05, 2), pooled=st.booleans(), imitation=st.sampled_from([0.0, 0.5]))
     @settings(max_examples=60)
     def test_are_the_gradient_of_the_mean_loss_of_each_policys_comparisons(

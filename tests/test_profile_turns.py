@@ -181,3 +181,21 @@ def test_what_agents_said_closes_no_place_of_a_question() -> None:
     Gradient(policy="critic").propose(told)
     assert "end in mark2," in heard[0]
     assert "</actor mark2>" in heard[0]
+
+
+def test_episodes_that_fail_count_against_a_version_that_is_tried() -> None:
+    rounds, world = noting(agents=["reasoner"])
+    play = world.play
+
+    def breaks(attempts: Sequence[Attempt], team: Team | None = None, *_: object) -> list[Episode]:
+        told = (team or world.team).agents[0].profile.instructions
+        return [
+            replace(one, status="failed", error="x", success=None) if told == "Good." and int(one.task.id) % 2 else one
+            for one in play(attempts, team)
+        ]
+
+    world.play = breaks  # type: ignore[method-assign]
+    good = rounds.round(rounds.begun(), 10, [])[0].of("reasoner")[1]
+    assert good.worth is not None
+    assert good.worth.tasks == 12
+    assert good.worth.success < 1

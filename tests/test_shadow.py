@@ -298,3 +298,11 @@ def test_the_same_session_comes_out_the_same() -> None:
         keys.append([key for key, _ in engine.asked])
     assert keys[0] == keys[1]
     assert {key.stream for key in keys[0]} == {"shadow"}
+
+
+def test_a_session_that_failed_after_its_answer_is_passed_over(tmp_path: Path) -> None:
+    failed = replace(session("d"), status="failed", error="x")
+    write_episodes(tmp_path / "sessions-1-000001.parquet", [session("a"), failed])
+    sessions = Sessions(tmp_path, 0, 1.0, ())
+    assert [one.task.id for one in sessions.waiting()] == ["a"]
+    assert sessions.passed.no_answer == 1

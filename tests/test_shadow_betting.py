@@ -152,3 +152,17 @@ def test_peeking_after_every_session_promotes_hardly_any_that_is_not_better() ->
 def test_rules_by_which_nothing_could_be_shown_are_refused(fields: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         ShadowSettings.model_validate(fields)
+
+
+@pytest.mark.parametrize(("sign", "word"), [(1.0, "promote"), (-1.0, "stop")])
+@pytest.mark.parametrize("rate", [0.2, 0.0001])
+def test_each_test_goes_by_its_own_rate(sign: float, word: str, rate: float) -> None:
+    promotions, stops = (rate, 0.01) if sign > 0 else (0.01, rate)
+    settings, differences = ShadowSettings(least=1, false_promotions=promotions, false_stops=stops), list[float]()
+    while (seen := weighed(differences, settings)).word == "hold":
+        differences.append(sign)
+    before = weighed(differences[:-1], settings)
+    p, q = ((verdict.p_better if sign > 0 else verdict.p_worse) for verdict in (seen, before))
+    assert seen.word == word
+    assert p <= rate < q
+    assert [verdict.lower >= 0 if sign > 0 else verdict.upper <= 0 for verdict in (before, seen)] == [False, True]

@@ -244,3 +244,12 @@ def test_actions_are_looked_at_by_the_words_of_the_agent_itself() -> None:
     assert refused(Duplicates(), one, replace(one, episode=replace(one.episode, actions=(begun,)))) == {
         1: "says what another one says"
     }
+
+
+def test_what_a_teammate_heard_and_did_not_pass_on_is_no_excuse() -> None:
+    found = leaky("b reads 56")
+    c = make_action("c", index=0, text="It is 56.")
+    a = replace(make_action("a", index=1, text="Wait."), sees=(c.id,), message_tokens=(1,))
+    b = replace(make_action("b", index=2, text="56"), sees=(a.id,), message_tokens=(1,))
+    told = replace(found, episode=replace(found.episode, actions=(c, a, b)), read={b.id: "psst: 56"})
+    assert refused(Leakage(), told) == {0: "b read an answer that nobody had told it"}

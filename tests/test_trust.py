@@ -156,3 +156,13 @@ def test_rewards_of_agents_that_are_turned_round_are_seen_where_the_team_earns_n
     assert (right.reward, wrong.reward, wrong.reward_error) == (0.0, 1.0, 4.0)
     assert not Trust().after([wrong] * 30, 0.25, 1e-4).on
     assert Trust().after([right] * 30, 0.25, 1e-4).on
+
+
+def test_it_comes_back_where_steps_and_rewards_are_right_and_every_switch_begins_anew() -> None:
+    bad, good, half = heard((1.0,) * 5, 1.0), heard((-1.0,) * 5, -1.0), heard((-1.0,) * 5, 1.0)
+    off = Trust()
+    while off.on:
+        off = off.after([bad], 0.25, 1e-4)
+    assert off == Trust(on=False)
+    assert not off.after([half] * 200, 0.25, 1e-4).on
+    assert off.after([good] * 200, 0.25, 1e-4).on

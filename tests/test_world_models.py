@@ -271,3 +271,7 @@ def test_experience_keeps_the_newest_and_is_read_as_it_was_written(tmp_path: Pat
     (tmp_path / "world_model.json").write_text('{"fitted": 1}')
     with pytest.raises(ValueError, match=r"world_model\.json cannot be read"):
         read(tmp_path)
+
+
+def test_at_a_cutoff_of_0_what_is_certain_is_imagined() -> None:
+    assert not was_cut(played(imagined_line(cutoff=0.0), ["right"]))

@@ -24,7 +24,7 @@ class DynaSettings(Settings):
     warm_up: CountOrNone = 1  # first steps, which learn from real episodes alone
     ramp: CountOrNone = 0  # steps after those in which the share grows to what it is; 0: at once
     horizon: Count = 32  # environment steps of an imagined episode, at most; rollout.max_steps holds, too
-    cutoff: Fraction = 0.2  # uncertainty of the model from which on an imagined episode is cut off, and left out
+    cutoff: Fraction = 0.2  # uncertainty of the model above which an imagined episode is cut off, and left out
     # what imagined episodes begin with: what real ones begin with, or anything that was observed in one
     begins: Literal["first", "anywhere"] = "first"
     reads: Names = ()  # roles whose words the environment goes by; []: all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isawaitable
 
 from marft.memories.interface import Counter, Entry, Kind
@@ -76,13 +76,19 @@ def by_function(function: Callable[[Sequence[str], int], object], name: str) -> 
 
 
 def whose(lines: Sequence[Line], texts: Sequence[str]) -> list[Line]:
-    """Lines of what somebody made of others: one that stood there before keeps its keys, any other may be of all.
+    """Lines of what somebody made of others: one that stood there before keeps its keys, and those of lines that say
+    the same; any other may be of all.
 
     >>> ann = Line("Ann's cat is red.", frozenset(["ann"]), "factual")
     >>> bea = Line("Bea left.", frozenset(["bea"]), "factual")
     >>> [sorted(line.keys) for line in whose([ann, bea], ["Bea left.", "Two people."])]
     [['bea'], ['ann', 'bea']]
+    >>> [sorted(line.keys) for line in whose([ann, Line(ann.text, frozenset(["cat"]), "factual")], [ann.text])]
+    [['ann', 'cat']]
     """
-    known = {line.text: line for line in lines}
+    known = dict[str, Line]()
+    for line in lines:
+        twin = known.get(line.text)
+        known[line.text] = replace(line, keys=merged([twin.keys, line.keys])) if twin else line
     every = merged(line.keys for line in lines)
     return [known.get(text) or Line(text, every, "factual") for text in texts if text.strip()]

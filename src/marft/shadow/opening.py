@@ -134,7 +134,9 @@ def _said_of(asked: Asked, score: str) -> str:
         graded_by = (asked.grade or asked.team).resolve()
         recipe = next((path for path in (graded_by / TEAM, graded_by / "config.toml") if path.is_file()), graded_by)
         return f"{graded_by} {_digest(recipe)}" if recipe.is_file() else str(graded_by)
-    return str(asked.feedback) if score == "feedback" else "the served answer"
+    if score == "feedback" and asked.feedback:
+        return str(asked.feedback.resolve())
+    return "the served answer"
 
 
 def _digest(file: Path) -> str:
