@@ -25,6 +25,7 @@ from marft.federated.words import Update, data_of
 from marft.models.adapters import CONFIG
 from marft.runs.checkpoints import digest_of_table
 from marft.runs.receiving import receive
+from tests.test_cli import run
 from tests.test_federated import adapter
 from tests.test_federating import CONFIGURATIONS, Learner, learners, settings, stopping_after
 
@@ -182,3 +183,13 @@ def test_what_a_site_says_is_nobody_elses_to_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     site._speak_to(tmp_path / "site.log")
     assert (tmp_path / "site.log").stat().st_mode & 0o77 == 0
+
+
+def test_a_recipe_that_cannot_be_used_leaves_no_folder_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "sites.toml"
+    path.write_text('rounds = 1\nsteps = 1\n[sites.north]\nrecipe = "demo"\n[sites.south]\nrecipe = "deno"\n')
+    assert "sites.south: " in run(capsys, "federate", str(path), status=2)
+    assert [*tmp_path.iterdir()] == [path]

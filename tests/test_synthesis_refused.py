@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from marft.cli.synthesis import synthesize
 from marft.config import to_toml
 from marft.runs.folder import RunFolder
 from marft.synthesis.asked import changes_of
@@ -29,9 +30,9 @@ def test_what_is_held_out_is_no_source(tmp_path: Path, split: str) -> None:
 def test_a_teacher_is_named_and_is_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nobody is named who plays"):
         teacher_of(cold(tmp_path, **{"synthesis.teacher": ""}))
-    with pytest.raises(ValueError, match="no recipe at nowhere"):
+    with pytest.raises(ValueError, match="no run, checkpoint, export or recipe is there"):
         teacher_of(cold(tmp_path, **{"synthesis.teacher": "nowhere"}))
-    with pytest.raises(ValueError, match="no run, export or recipe is there; did you mean 'scripts'"):
+    with pytest.raises(ValueError, match="no run, checkpoint, export or recipe is there; did you mean 'scripts'"):
         teacher_of(cold(tmp_path, **{"synthesis.teacher": "script"}))
     with pytest.raises(ValueError, match="its agents are solver, and those of the recipe actor, reasoner"):
         teacher_of(cold(tmp_path, **{"synthesis.teacher": "demo_single"}))
@@ -145,3 +146,11 @@ def test_a_folder_that_is_called_like_the_scripts_is_none_of_them(
     monkeypatch.chdir(tmp_path)
     assert changes_of("scripts") == {"synthesis.teacher": "scripts"}
     assert changes_of("./scripts") == {"synthesis.teacher": str(tmp_path / "scripts")}
+
+
+def test_who_is_not_there_is_said_before_what_is_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo-rows").mkdir(parents=True)
+    (tmp_path / "runs" / "demo-rows" / "config.toml").write_text("")
+    with pytest.raises(ValueError, match="--teacher runs/nope: no run, checkpoint, export or recipe is there"):
+        synthesize(Path("demo"), (), "runs/nope", resume=False, overwrite=False, trust_code=False)

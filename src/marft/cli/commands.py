@@ -17,6 +17,7 @@ from marft.cli.errors import beside
 from marft.cli.listings import preset
 from marft.cli.output import How, output
 from marft.config import RunSettings, load_recipe, to_toml
+from marft.config.consulting import unlearned_replies
 from marft.config.run import refuse_missing_packages, refuse_nothing_to_train
 from marft.envs.tasks import refuse_too_few_steps, tasks_of
 from marft.evaluation.compare import comparison_tables, not_evaluated
@@ -103,7 +104,7 @@ def _looked_at(run: RunSettings) -> list[str]:
         sentences.append(
             f"models.{name}: {model.context} tokens for prompt and action together; a turn ends with {ends}"
         )
-    return sentences
+    return [*sentences, *unlearned_replies(run)]
 
 
 def play(

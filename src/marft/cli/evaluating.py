@@ -107,7 +107,8 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
                 out.tell("evaluation", **{key: told[key] for key in TOLD})
         _show(out, rows, several=len(targets) > 1, by=asked.by)
         for target in targets:
-            out.say(f"saved in {target.kept.evaluations}" + (f"; see {target.kept.report}" if target.folder else ""))
+            shown = target.folder and not (asked.scenarios or asked.suite or asked.organized)  # these are in no report
+            out.say(f"saved in {target.kept.evaluations}" + (f"; see {target.kept.report}" if shown else ""))
         out.tell("done", evaluations=len(rows), runs=[target.kept.path for target in targets])
 
 

@@ -21,10 +21,11 @@ def federate(path: Path, resume: bool, dry_run: bool, how: How) -> None:
     settings = load_federation(path)
     folder = settings.folder
     with output(how) as out:
-        if dry_run:
+        if dry_run or not resume:  # before there is a folder in the way of a better file
             from marft.federated.recipes import check_recipes
 
             check_recipes(settings, folder)
+        if dry_run:
             out.say(f"{len(settings.sites)} sites, {settings.rounds} rounds of {settings.steps} steps: "
                     f"{', '.join(settings.sites)}")  # fmt: skip
             out.tell("dry_run", settings=settings.model_dump(mode="json"))

@@ -16,7 +16,7 @@ from marft.cli.traces import sft as sft_command
 from marft.config import RunSettings, load_recipe
 from marft.config.load import keys_of
 from marft.runs.folder import RunFolder
-from marft.synthesis.asked import changes_of
+from marft.synthesis.asked import changes_of, check_teacher
 from marft.synthesis.manifest import Made
 from marft.synthesis.sifting import Passage
 
@@ -35,6 +35,7 @@ def synthesize(
         run = folder.settings_in_place(overrides, changes_of(teacher))
     else:
         run = named(recipe, overrides, "rows", changes_of(teacher))
+        check_teacher(run.synthesis.teacher)
         folder = RunFolder(Path(run.output) / run.name)
         resume = resume or (goes_on and not overwrite and folder.is_run())
     if resume:
@@ -52,7 +53,7 @@ def synthesize(
             )
         _say(made, out)
         if not goes_on:
-            out.say(f"  marft sft {recipe} --from {folder.path}")
+            out.say(f"  marft sft {folder.config if recipe.is_dir() else recipe} --from {folder.path}")
     return folder
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
+
+from marft.config.bundled import bundled_names
 
 SCRIPTS = "scripts"  # the environment's own, as a teacher
 
@@ -14,3 +17,14 @@ def changes_of(teacher: str) -> dict[str, object]:
         return {}
     there = teacher != SCRIPTS and Path(teacher).exists()
     return {"synthesis.teacher": str(Path(teacher).resolve()) if there else teacher}
+
+
+def check_teacher(named: str) -> None:
+    """
+    Raises:
+        ValueError: nobody is there by that name.
+    """
+    if not named or named == SCRIPTS or Path(named).exists() or named in bundled_names():
+        return
+    hint = f"; did you mean {SCRIPTS!r}?" if get_close_matches(named, [SCRIPTS]) else ""
+    raise ValueError(f"--teacher {named}: no run, checkpoint, export or recipe is there{hint}")

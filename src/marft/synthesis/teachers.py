@@ -8,12 +8,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marft import __version__
-from marft.config.bundled import bundled_names
 from marft.config.consulting import without_helpers
 from marft.config.load import load_recipe, parse_recipe
 from marft.config.run import RunSettings
@@ -26,7 +24,7 @@ from marft.runs.checkpoints import load_policies
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
 from marft.runs.stated import STATE, told_at
-from marft.synthesis.asked import SCRIPTS
+from marft.synthesis.asked import SCRIPTS, check_teacher
 from marft.types import Episode
 
 if TYPE_CHECKING:
@@ -89,8 +87,7 @@ def teacher_of(run: RunSettings, trust_code: bool = False) -> Teacher:
             raise ValueError(f"--teacher {named}: the run has no checkpoint yet, and so nothing that it has learned")
         told = {"kind": "checkpoint", "name": theirs.name, "checkpoint": weights.name}
         return _team(run, theirs, {**told, "weights": _digest((weights / STATE).read_bytes())}, weights)
-    if not path.is_file() and get_close_matches(named, [SCRIPTS]) and named not in bundled_names():
-        raise ValueError(f"--teacher {named}: no run, export or recipe is there; did you mean {SCRIPTS!r}?")
+    check_teacher(named)
     theirs = load_recipe(path, given=run.given.values())
     return _team(run, theirs, {"kind": "recipe", "name": theirs.name})
 
