@@ -88,8 +88,9 @@ METRICS: dict[str, Metric] = {
     "rmse": Metric(lower_is_better=True, of_numbers=rmse),
     "rmsle": Metric(lower_is_better=True, of_numbers=rmsle, least=0.0),
 }
-CALLED = {  # what MLE-bench's configurations call them
+CALLED = {  # what MLE-bench's configurations call them, and others
     "auc-roc": "auc", "roc-auc": "auc", "area-under-roc": "auc", "classification-accuracy": "accuracy",
+    "multi-class-classification-accuracy": "accuracy",
     "binary-log-loss": "log_loss", "log-loss": "log_loss", "mean-absolute-error": "mae",
     "root-mean-squared-error": "rmse", "root-mean-squared-log-error": "rmsle",
 }  # fmt: skip
