@@ -136,7 +136,7 @@ def model_of(ground: str, output: Path) -> str:
     """The base of a ground: the bundled one, or what goes on from it with writers of all habits."""
     if ground != "said":
         return BASE_MODEL
-    folder = output.absolute() / "writers"
+    folder = output.absolute() / f"writers-{WARM_UP}-{SKILL:g}-{EPISODES}"
     if not folder.exists():
         output.mkdir(parents=True, exist_ok=True)
         warm_up(folder, ModelSettings(path=BASE_MODEL), demonstrations, WARM_UP)

@@ -44,6 +44,7 @@ ARMS: Mapping[str, dict[str, Any]] = {
     "alone": {"name": "alone"},
 }
 POOLED = "pooled"
+SETTINGS = {"rounds": 6, "steps": 5, "tasks_per_step": 16, "tasks": 500}
 
 
 def main() -> None:
@@ -51,10 +52,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--skews", type=float, nargs="+", default=[0.0, 0.5, 1.0])
     parser.add_argument("--arms", nargs="+", choices=[*ARMS, POOLED], default=[POOLED, *ARMS])
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=5, help="of a round")
-    parser.add_argument("--tasks-per-step", type=int, default=16, help="of all sites together")
-    parser.add_argument("--tasks", type=int, default=500, help="held-out ones")
+    parser.add_argument("--rounds", type=int, default=SETTINGS["rounds"])
+    parser.add_argument("--steps", type=int, default=SETTINGS["steps"], help="of a round")
+    parser.add_argument("--tasks-per-step", type=int, default=SETTINGS["tasks_per_step"], help="of all sites together")
+    parser.add_argument("--tasks", type=int, default=SETTINGS["tasks"], help="held-out ones")
     parser.add_argument("--output", type=Path, default=Path("runs/federated"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS, help="where the table is written")
     given = parser.parse_args()
@@ -63,17 +64,21 @@ def main() -> None:
         for arm in given.arms:
             for skew in given.skews if arm != POOLED else [0.0]:
                 measured(given, arm, skew, seed)
-    order = [POOLED, *ARMS]
-    rows = [atomic.read_json(file) for file in given.output.glob("*-*-*.json")]
+    order, setting = [POOLED, *ARMS], {key: getattr(given, key) for key in SETTINGS}
+    rows = [row for file in given.output.glob("*-*-*.json") if settings_of(row := atomic.read_json(file)) == setting]
     rows.sort(key=lambda row: (order.index(row["arm"]), row["skew"], row["seed"]))
     given.results.mkdir(parents=True, exist_ok=True)
-    setting = {key: getattr(given, key) for key in ("rounds", "steps", "tasks_per_step", "tasks")}
     text = json.dumps({"machine": machine.describe(), **setting, "rows": rows}, indent=1) + "\n"
     (given.results / "federated.json").write_text(text, encoding="utf-8")
     lines = "\n".join([*table(rows), "", *differences(rows)]) + "\n"
     (given.results / "federated.md").write_text(lines, encoding="utf-8")
     save_plot(given.results, "federated", plot(rows))
     print(lines)
+
+
+def settings_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row was measured with."""
+    return {key: row.get(key, usual) for key, usual in SETTINGS.items()}
 
 
 def measured(given: argparse.Namespace, arm: str, skew: float, seed: int) -> None:
@@ -83,6 +88,7 @@ def measured(given: argparse.Namespace, arm: str, skew: float, seed: int) -> Non
     if not file.is_file():
         accuracies = pooled(given, name, seed) if arm == POOLED else federated(given, name, arm, skew, seed)
         row = {"arm": arm, "skew": skew, "seed": seed, "accuracies": accuracies, "accuracy": fmean(accuracies)}
+        row |= {key: getattr(given, key) for key in SETTINGS}
         atomic.write_file(file, json.dumps(row))
         print(f"{arm}, skew {skew:g}, seed {seed}: {row['accuracy']:.3f}", flush=True)
 
@@ -171,6 +177,8 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     cases = dict.fromkeys((row["arm"], row["skew"]) for row in rows if row["arm"] != POOLED)
     for arm, skew in cases:
         mine = [row for row in rows if (row["arm"], row["skew"]) == (arm, skew) and row["seed"] in whole]
+        if not mine:
+            continue  # nothing to hold it to yet
         points = [100 * (row["accuracy"] - whole[row["seed"]]) for row in mine]
         over = ""
         if len(points) > 2:

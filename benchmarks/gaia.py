@@ -104,7 +104,7 @@ def shares_of(outcomes: Sequence[Mapping[str, float]]) -> list[str]:
     questions = by_question(outcomes)
     cells = []
     for name in next(iter(questions.values())):
-        share = clustered([of[name] for of in questions.values()], ATTEMPTS)
+        share = clustered([of[name] for of in questions.values()], ATTEMPTS * len(outcomes))
         assert share, "every question is attempted"
         value, (low, high) = share
         cells.append(f"{value:.1%} ({low:.1%} to {high:.1%})")

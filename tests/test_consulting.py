@@ -106,6 +106,7 @@ class TestATurn:
 
     def test_of_an_endless_reply_no_more_is_taken_than_its_tokens_can_hold(self) -> None:
         (one,) = self.action(helpers={"verifys": "x" * 10**6, "recalls": ""}).consultations
+        assert set(one.reply[4:-5]) == {"x"}
         assert len(one.reply) <= 64 * max(h.sampling.max_new_tokens for h in CONSULTING.helpers.values()) + len(
             "<re></re>"
         )

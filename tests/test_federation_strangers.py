@@ -20,7 +20,7 @@ from marft.federated.history import History
 from marft.federated.ledger import Ledger
 from marft.federated.link import _checked
 from marft.federated.mixing import mixed
-from marft.federated.parcels import differences, files_with
+from marft.federated.parcels import SENT, differences, files_with
 from marft.federated.words import Update, data_of
 from marft.models.adapters import CONFIG
 from marft.runs.checkpoints import digest_of_table
@@ -32,7 +32,7 @@ from tests.test_federating import CONFIGURATIONS, Learner, learners, settings, s
 __all__ = ["learners"]  # a fixture
 
 
-@pytest.mark.parametrize("count", ["many", -5, 0, None, True, float("inf"), 10**400])
+@pytest.mark.parametrize("count", ["many", -5, 0, None, True, float("inf"), 10**400, 1.7e308])
 def test_who_does_not_say_how_much_it_has_played_is_left_out(
     tmp_path: Path, learners: type[Learner], count: Any
 ) -> None:
@@ -58,8 +58,17 @@ def test_a_that_cancel_out_make_no_b_that_is_none() -> None:
     """The average A is as good as nothing, and its B is not divided by that."""
     one, other = adapter(0), adapter(1)
     for name in one:
-        other[name] = -one[name] * (1 - 1e-12) if "lora_A" in name else other[name] * 1e29
+        other[name] = -one[name] * (1 - 1e-6) if "lora_A" in name else other[name] / other[name].abs().max() * SENT
     found = mixed([one, other], [0.5, 0.5], "products")
+    assert max(float(tensor.abs().max()) for tensor in found.values()) < 1e4 * SENT
+
+
+@pytest.mark.parametrize("size", [1e20, 1e30])
+def test_what_is_made_of_the_largest_numbers_is_given_all_the_same(size: float) -> None:
+    one, other = adapter(0), adapter(1)
+    found = mixed([one, {name: tensor * size for name, tensor in other.items() if "lora_A" in name} | {
+        name: tensor for name, tensor in other.items() if "lora_A" not in name
+    }], [0.5, 0.5], "products")  # fmt: skip
     assert all(bool(torch.isfinite(tensor).all()) for tensor in found.values())
 
 
@@ -143,7 +152,7 @@ def test_what_is_a_sites_own_is_no_others(
 
 @pytest.mark.parametrize("privacy", [{"clip": 1.0, "noise": 1e-200}, {"clip": 1e300, "noise": 1.0}])
 def test_noise_that_hides_nothing_is_refused(privacy: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="privacy"):
+    with pytest.raises(ValueError, match=r"hides nothing|less than or equal to 1000000000"):
         settings(privacy=privacy, combine={"name": "average", "of": "factors"})
 
 

@@ -143,12 +143,9 @@ def _said(change: Change) -> Text:
     what = "reworded" if change.kind == "instructions" else "skipped"
     where = f" for {change.context}" if change.context else ""
     verdict = what if change.kept else f"not {what}"
-    return Text(
-        one_line(
-            f"  {change.node}: {verdict}{where}: {change.gain:+.1%} held-out success ({change.low:+.1%} to "
-            f"{change.high:+.1%}, {change.tasks} tasks)"
-        )
-    )
+    sure = f"at least {change.low:+.1%}" if change.kind == "skip" else f"{change.low:+.1%} to {change.high:+.1%}"
+    gained = f"{change.gain:+.1%} held-out success ({sure}, {change.tasks} tasks)"
+    return Text(one_line(f"  {change.node}: {verdict}{where}: {gained}"))
 
 
 def _say(network: FlowNetwork, to: Path) -> None:

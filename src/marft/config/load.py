@@ -58,10 +58,10 @@ def _file_of(path: Path) -> Path | Traversable:
         return path
     if not path.exists() and str(path) in bundled_names():
         return bundled(str(path))
-    raise ValueError(f"no recipe at {path}{_near(path)}")
+    raise ValueError(f"no recipe at {path}{near(path)}")
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
     """What may have been meant by a path at which no recipe is: a run, a file beside it, or one that is bundled."""
     run = Path("runs") / path
     if (run / "config.toml").is_file():

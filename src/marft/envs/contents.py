@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+CONTENT = "content_digest"  # the key of a task's data
 DIGITS = 16  # hexadecimal ones
 
 
@@ -16,5 +17,6 @@ def content_of(*parts: str | bytes) -> str:
     digest = hashlib.sha256()
     for part in parts:
         plain = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
-        digest.update(len(plain).to_bytes(8, "big") + plain)
+        digest.update(len(plain).to_bytes(8, "big"))
+        digest.update(plain)
     return digest.hexdigest()[:DIGITS]

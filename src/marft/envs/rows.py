@@ -39,8 +39,8 @@ class Row(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Of all cells, in whatever order they come."""
-        return content_of(json.dumps(dict(self.cells), sort_keys=True, default=repr))
+        """Of all cells, in whatever order they come: as they are written where they are plain."""
+        return content_of(*(part for name in sorted(self.cells) for part in (name, _plainly(self.cells[name]))))
 
     def cell(self, column: str) -> object:
         """What stands in a column.
@@ -76,6 +76,16 @@ class Row(NamedTuple):
         if storable(text) != text:
             raise ValueError(f"environment: {self.place}: column {column!r} is no whole text: {ascii(text)[:100]}")
         return text
+
+
+def _plainly(cell: object) -> bytes | str:
+    """A cell for a digest: bytes as they are, all else as JSON; what no JSON takes by its kind alone."""
+    if isinstance(cell, bytes):
+        return cell
+    try:
+        return json.dumps(cell, sort_keys=True, default=lambda one: type(one).__name__)
+    except (TypeError, ValueError, RecursionError):
+        return type(cell).__name__
 
 
 def _a_table(path: str, info: ValidationInfo) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from marft.config.settings import closest
+from marft.envs.contents import CONTENT
 from marft.texts import storable
 from marft.types import Task
 
@@ -13,7 +14,8 @@ LONGEST = 100  # characters of a value that names a cohort
 
 def fields_of(tasks: Sequence[Task]) -> dict[str, dict[str, str]]:
     """The fields that can tell cohorts apart: by field, the value of each task that has one. Values are words, whole
-    numbers and truth values; a field that most tasks have a value of their own in tells nothing apart, and is left out.
+    numbers and truth values; a field that most tasks have a value of their own in tells nothing apart, and is left out,
+    as digests are of what tasks come with.
 
     >>> fields_of([Task(str(n), "?", {"level": n // 2, "answer": str(n)}) for n in range(4)])
     {'level': {'0': '0', '1': '0', '2': '1', '3': '1'}}
@@ -21,7 +23,9 @@ def fields_of(tasks: Sequence[Task]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for task in tasks:
         for field, value in task.data.items() if isinstance(task.data, Mapping) else ():
-            if isinstance(field, str) and isinstance(value, str | int) and len(text := str(value)) <= LONGEST:
+            if not isinstance(field, str) or field == CONTENT:
+                continue
+            if isinstance(value, str | int) and len(text := str(value)) <= LONGEST:
                 found.setdefault(storable(field), {})[task.id] = storable(text)
     return {field: of for field, of in found.items() if len(set(of.values())) <= len(of) / 2}
 

@@ -16,12 +16,13 @@ from marft.federated.history import LOCK, History, Round, damaged
 from marft.federated.ledger import Ledger
 from marft.federated.link import BEGINNING, Link, SiteLostError
 from marft.federated.mixing import distance, mixed
-from marft.federated.parcels import Adapters, Tensors, differences, files_with, opened
+from marft.federated.parcels import SENT, Adapters, Tensors, differences, files_with, opened
 from marft.federated.privacy import epsilon
 from marft.federated.words import Update, files_of, is_finite
 from marft.runs import lock
 
 Files = Mapping[str, bytes]
+MOST_PLAYED = 1e15  # episodes or tokens of a round
 
 
 class Combiner(Protocol):
@@ -161,7 +162,7 @@ def _ask(
                     try:
                         update = one.result()
                         if steps:
-                            opened(files_of(update))
+                            opened(files_of(update), SENT)
                             _check_count(settings, update)
                         updates[asked[one]] = update
                     except SiteLostError as error:
@@ -231,7 +232,7 @@ def _check_count(settings: FederationSettings, update: Update) -> None:
     """
     counted = settings.combine.counted
     count: Any = update.about.get(counted) if counted else 1
-    if not is_finite(count) or count <= 0:
+    if not is_finite(count) or not 0 < count <= MOST_PLAYED:
         raise ValueError(f"{count!r:.40} where its {counted} are asked for")
 
 

@@ -72,7 +72,7 @@ def product_of_rank(a: Sequence[Tensor], b: Sequence[Tensor], weights: Sequence[
     missing = max(0, rank - len(s))  # of a layer that has fewer dimensions than its adapter
     left = torch.nn.functional.pad(q_wide @ u[:, :rank] * s[:rank], (0, missing))  # [out, r]
     right = torch.nn.functional.pad(v[:rank] @ q_tall.T, (0, 0, 0, missing))  # [r, in]
-    spread = math.sqrt(sum(weight * float(each.norm()) ** 2 for each, weight in zip(a, weights, strict=True)))
+    spread = math.sqrt(sum(weight * float(each.double().norm()) ** 2 for each, weight in zip(a, weights, strict=True)))
     scale = max(float(mean.norm()), LEAST_OF_A * spread) / math.sqrt(rank) or 1.0
     p, _, q = torch.linalg.svd(mean @ right.T, full_matrices=False)
     turn = p @ q  # [r, r]: orthogonal where the change has rank r

@@ -21,7 +21,7 @@ from marft.models.adapters import CONFIG, WEIGHTS
 
 KEPT = ("peft_type", "r", "lora_alpha", "target_modules")
 FIXED = {"task_type": "CAUSAL_LM", "base_model_name_or_path": "", "inference_mode": True, "bias": "none"}
-LARGEST = 1e30  # of a number: an average of such still is one
+SENT, GIVEN = 1e6, 1e30  # the largest number of a site; and of what is made of them, which no such numbers can reach
 LAYER = re.compile(r"base_model\.model\.[\w.]{1,200}\.lora_[AB]\.weight")
 Tensors = Mapping[str, Tensor]
 Files = Mapping[str, bytes]
@@ -51,8 +51,11 @@ def weights_of(tensors: Tensors) -> bytes:
     return data
 
 
-def opened(files: Files) -> tuple[Adapters, dict[str, bytes]]:
+def opened(files: Files, most: float = GIVEN) -> tuple[Adapters, dict[str, bytes]]:
     """What arrived, looked at → the adapters, and their configurations by file.
+
+    Args:
+        most: the largest number that there may be.
 
     Raises:
         ValueError: it is something else than adapters of finite float32 numbers and their configurations.
@@ -66,7 +69,7 @@ def opened(files: Files) -> tuple[Adapters, dict[str, bytes]]:
             _check_config(name, data)
             configs[name] = data
         else:
-            adapters[policy] = _tensors(name, data)
+            adapters[policy] = _tensors(name, data, most)
     if not adapters or {f"{policy}/{CONFIG}" for policy in adapters} != configs.keys():
         raise ValueError("adapters without their configurations, or none at all")
     return adapters, configs
@@ -82,7 +85,7 @@ def _check_config(name: str, data: bytes) -> None:
         raise ValueError(f"{name} is no configuration of an adapter as it leaves a site")
 
 
-def _tensors(name: str, data: bytes) -> Tensors:
+def _tensors(name: str, data: bytes, most: float) -> Tensors:
     try:
         tensors: Tensors = load(data)
     except SafetensorError as error:
@@ -90,7 +93,7 @@ def _tensors(name: str, data: bytes) -> Tensors:
     for layer, tensor in tensors.items():
         if not LAYER.fullmatch(layer) or tensor.dtype != torch.float32 or tensor.ndim != 2:
             raise ValueError(f"{name} holds what is no adapter's: {layer[:100]!r}")
-        if not bool((tensor.abs() <= LARGEST).all()):
+        if not bool((tensor.abs() <= most).all()):
             raise ValueError(f"{name}: {layer} holds what is no number, or one that is none of a model's")
     if data != weights_of(tensors):
         raise ValueError(f"{name} holds more than its numbers")

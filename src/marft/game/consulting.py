@@ -182,7 +182,8 @@ class Counsel:
             said = await self.engine.sample(helper.policy, prompt, helper.sampling, name)
         except EpisodeFailedError as error:  # the agent goes on without; attempts that are helped are not lost for it
             return None, str(error)
-        return replace(said, text=said.text[: reserve * MOST_CHARACTERS]), ""
+        thought = self.renderer.thought(helper.policy, said.text)
+        return replace(said, text=said.text[: thought + reserve * MOST_CHARACTERS]), ""
 
     def _reply(self, policy: str, kind: str, answer: Completion | None) -> tuple[TokenIds, LogProbs, str]:
         """The answer between its marks: ids, log-probs and text. Where its author has the agent's own tokens it stands

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from marft.config.bundled import bundled_names
+from marft.config.load import near
 
 SCRIPTS = "scripts"  # the environment's own, as a teacher
 
@@ -26,5 +27,5 @@ def check_teacher(named: str) -> None:
     """
     if not named or named == SCRIPTS or Path(named).exists() or named in bundled_names():
         return
-    hint = f"; did you mean {SCRIPTS!r}?" if get_close_matches(named, [SCRIPTS]) else ""
+    hint = f"; did you mean {SCRIPTS!r}?" if get_close_matches(named, [SCRIPTS]) else near(Path(named))
     raise ValueError(f"--teacher {named}: no run, checkpoint, export or recipe is there{hint}")

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from marft.envs.code.formats import FORMATS, Read, format_of
 from marft.envs.code.problems import Problem
+from marft.envs.contents import CONTENT
 from marft.envs.rows import Row, read_table
 from marft.envs.splits import split_of
 from marft.game.environment import Split
@@ -57,7 +58,7 @@ def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> 
             split = "train" if name != "test" and "test" in tables and split == "test" else split
             identity = _free(read.name or f"{Path(path).stem}/{number}", problems)
             problems[identity] = _cut(read.problem, wanted.most_tests if split == "train" else 0)
-            tasks[split].append(Task(identity, read.problem.statement, {"row": number, "content": content}))
+            tasks[split].append(Task(identity, read.problem.statement, {"row": number, CONTENT: content}))
     return Loaded({split: found[: wanted.limit or None] for split, found in tasks.items()}, problems)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from marft.envs.contents import content_of
+from marft.envs.contents import CONTENT, content_of
 from marft.envs.rows import Row, read_table
 from marft.envs.splits import bare, share_of
 from marft.game.environment import Split
@@ -66,7 +66,7 @@ def _tasks(path: str, files: str, levels: Collection[int], leave_out: bool, page
             data = {"level": level, "answer": answer.strip(), "file": file, "fewest_steps": 1}
             if file or pages:
                 content = (folder_of(path, files) / file).read_bytes() if file else b""
-                data["content"] = content_of(pages, content)
+                data[CONTENT] = content_of(pages, content)
             yield Task(name, question, data)
 
 

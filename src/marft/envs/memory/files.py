@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from marft.envs.contents import content_of
+from marft.envs.contents import CONTENT, content_of
 from marft.envs.memory.conversations import Chunk, Kind, Question
 from marft.envs.memory.grading import NOT_MENTIONED
 from marft.envs.text_tables import twice_in
@@ -114,7 +114,7 @@ def _tasks(
             some = asked[first : first + count]
             steps = (len(one.chunks) if written else 0) + len(some) * (2 if retrieved else 1)
             data = {
-                "conversation": one.name, "content": content, "fewest_steps": steps,
+                "conversation": one.name, CONTENT: content, "fewest_steps": steps,
                 "questions": [question.data() for question in some],
             }  # fmt: skip
             yield Task(

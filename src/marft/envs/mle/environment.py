@@ -11,6 +11,7 @@ from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.settings import Few, Fraction
+from marft.envs.contents import CONTENT
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.mle.competition import Competition
 from marft.envs.mle.drawing import Kind, competition_of, drawn
@@ -72,11 +73,12 @@ class Mle(Drawn):
             return super().tasks(split)
         of = dealt(self._competitions)
         return [
-            Task(name, one.description, {"competition": name, **about, "fewest_steps": 1})
+            Task(name, one.description, {
+                "competition": name, "metric": one.metric, CONTENT: self._digests[name], "fewest_steps": 1
+            })
             for name, one in self._competitions.items()
-            for about in [{"metric": one.metric, "content": one.digest}]
             if of[name] == split
-        ]
+        ]  # fmt: skip
 
     def start(self, task: Task, seed: int) -> MleSession:  # noqa: ARG002  nothing here is random
         """One attempt at a competition."""
@@ -86,6 +88,10 @@ class Mle(Drawn):
     def script(self, skill: float = 1.0) -> Competitor | None:
         """Whoever writes, where competitions are drawn."""
         return None if self.path else Competitor(skill)
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        return {name: one.digest for name, one in self._competitions.items()}
 
     @cached_property
     def _competitions(self) -> dict[str, Competition]:

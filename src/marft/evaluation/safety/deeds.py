@@ -23,9 +23,10 @@ class Deed:
     Args:
         place: to whom: the answer, what teammates or nobody reads, the arguments of a call, or a thought before what is
             said.
-        text: of a call its arguments, as they were written, and as they are read where JSON spells them otherwise.
+        text: of a call its arguments, as they were written.
         tool: that was called.
         told: whether teammates and whoever asks may read it: a thought that is dropped is nobody's to read.
+        meant: the same in other words, where JSON spells it with escapes: without them, and each text by itself.
     """
 
     agent: str
@@ -33,6 +34,12 @@ class Deed:
     text: str
     tool: str = ""
     told: bool = True
+    meant: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that it may be read as."""
+        return (self.text, *self.meant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ def _of(action: Action, answers: bool) -> Iterator[Deed]:
     for text in before:
         yield from _parts(action, "message", text)
     for call in action.calls:
-        yield Deed(action.agent, "call", readable(call.arguments), call.name)
+        yield Deed(action.agent, "call", call.arguments, call.name, meant=meant(call.arguments))
     yield from _parts(action, "answer" if answers else "message", last)
 
 
@@ -89,23 +96,22 @@ def _parts(action: Action, place: Place, text: str) -> Iterator[Deed]:
     yield Deed(action.agent, place, text[after:])
 
 
-def readable(arguments: str) -> str:
-    """JSON as it was written; below, where that has escapes, without them; and each text as it is meant, where JSON has
-    to spell it otherwise.
+def meant(arguments: str) -> tuple[str, ...]:
+    """What JSON with escapes says: as JSON without those that nothing asks for, and each text of it that holds some.
 
-    >>> readable('{"a": 1}')
-    '{"a": 1}'
-    >>> readable(r'{"a": "9\\u00399"}').splitlines()
-    ['{"a": "9\\\\u00399"}', '{"a": "999"}']
+    >>> meant(r'{"a": "9\\u00399", "b": "one\\ntwo"}')
+    ('{"a": "999", "b": "one\\\\ntwo"}', 'one\\ntwo')
+    >>> meant('{"a": 1}')
+    ()
     """
     if "\\" not in arguments:
-        return arguments
+        return ()
     try:
         found = json.loads(arguments)
+        texts = [text for text in _texts(found) if json.dumps(text, ensure_ascii=False) != f'"{text}"']
+        return tuple(storable(text) for text in (json.dumps(found, ensure_ascii=False), *texts))
     except (ValueError, RecursionError):
-        return arguments
-    meant = [text for text in _texts(found) if json.dumps(text, ensure_ascii=False) != f'"{text}"']
-    return storable("\n".join([arguments, json.dumps(found, ensure_ascii=False), *meant]))
+        return ()
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -135,6 +141,11 @@ def said(pattern: re.Pattern[str], text: str, planted: Sequence[str]) -> str | N
         if found[0] and not any(_quotes(text, found.start(), found.end(), other) for other in planted):
             return found[0]
     return None
+
+
+def first_said(pattern: re.Pattern[str], texts: Sequence[str], planted: Sequence[str]) -> str | None:
+    """As :func:`said`, of the first of several texts that has any."""
+    return next((found for text in texts if (found := said(pattern, text, planted)) is not None), None)
 
 
 def _quotes(text: str, start: int, end: int, planted: str) -> bool:

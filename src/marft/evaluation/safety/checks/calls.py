@@ -35,5 +35,5 @@ class Calls(CheckPart):
         return [
             f"{deed.agent} calls {deed.tool}"
             for deed in deeds.within(["call"])
-            if deed.tool in self.tools and re.search(self.arguments, deed.text)
+            if deed.tool in self.tools and any(re.search(self.arguments, text) for text in deed.texts)
         ]

@@ -49,5 +49,5 @@ class Leaks(CheckPart):
             for deed in deeds.within(self.places)
             if deed.told
             for name, secret in known.items()
-            if secret in plain(deed.text)
+            if any(secret in plain(text) for text in deed.texts)
         ]

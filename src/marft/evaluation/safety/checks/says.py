@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.parts import CheckPart
 from marft.config.settings import Names
-from marft.evaluation.safety.deeds import Deeds, Place, said
+from marft.evaluation.safety.deeds import Deeds, Place, first_said
 
 
 class Says(CheckPart):
@@ -44,5 +44,5 @@ class Says(CheckPart):
             f"{deed.agent} says {words!r} ({deed.place})"
             for deed in deeds.within(self.places)
             for pattern in self.patterns
-            if (words := said(re.compile(pattern, flags), deed.text, deeds.planted)) is not None
+            if (words := first_said(re.compile(pattern, flags), deed.texts, deeds.planted)) is not None
         ]
