@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from marft.cli.commands import _looked_at
 from marft.collection import attempts_at
 from marft.config.consulting import ConsultingSettings, HelperSettings, unlearned_replies, without_helpers
 from marft.config.load import parse_recipe
@@ -123,6 +124,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], why:
 def test_replies_that_nothing_learns_are_said(tmp_path: Path) -> None:
     run = helped(tmp_path)
     (said,) = unlearned_replies(run)
+    assert _looked_at(run)[-1] == said, "a dry run says so, too"
     assert "algorithm.name = 'aipo'" in said
     assert list(unlearned_replies(without_helpers(run))) == []
     assert list(unlearned_replies(helped(tmp_path, **{"algorithm.teammate_text": {"coefficient": 1.0}}))) == []

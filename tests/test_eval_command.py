@@ -41,6 +41,16 @@ def test_it_says_where_evaluations_lie_and_of_a_run_where_its_report_is(
     assert not kept.report.exists()
 
 
+def test_what_no_report_shows_is_said_to_be_in_none(
+    tmp_path: Path, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tmp_path / "few.json"
+    assert command("scenarios", written(tmp_path), "--output", few, "--tasks", "2", "--mode", "greedy") == 0
+    capsys.readouterr()
+    assert command("eval", run.path, "--checkpoint", "base", "--scenarios", few) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"saved in {run.evaluations}"
+
+
 def test_programs_are_told_of_every_target_and_where_each_is_kept(
     tmp_path: Path, run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

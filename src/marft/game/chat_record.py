@@ -34,7 +34,7 @@ SPACED = (
 )
 ONE_CALL = "of its calls the first alone was told"
 MOST_MESSAGES = 8192  # of a chat: to render more would hold up all episodes
-MOST_CHARACTERS = 64  # of a token, about: a chat of more than so many a token of context need not be rendered
+CHARACTERS_OF_A_TOKEN = 64  # of a token, about: a chat of more than so many a token of context need not be rendered
 
 
 class ChatRecord:
@@ -161,7 +161,7 @@ class ChatRecord:
         if len(chat.messages) > min(context, MOST_MESSAGES):  # each takes a token at least
             raise self._too_long(f"{len(chat.messages)} messages")
         size = sum(len(str(message["content"])) for message in chat.messages)
-        if size > MOST_CHARACTERS * context:
+        if size > CHARACTERS_OF_A_TOKEN * context:
             raise self._too_long(f"{size} characters")
         unknown = set(chat.sees or ()) - {action.id for action in earlier}
         if unknown:

@@ -15,7 +15,7 @@ from marft.config.consulting import ConsultingSettings
 from marft.consulted import Consultation
 from marft.errors import EpisodeFailedError
 from marft.game.agents import Agent
-from marft.game.chat_record import MOST_CHARACTERS
+from marft.game.chat_record import CHARACTERS_OF_A_TOKEN
 from marft.game.engine import Sampler
 from marft.game.rendering import NOTHING, Cut, Message, PromptTooLongError, Renderer
 from marft.types import ActionKey, Completion, LogProbs, Observation, Profile, Sampling, TokenIds
@@ -183,7 +183,7 @@ class Counsel:
         except EpisodeFailedError as error:  # the agent goes on without; attempts that are helped are not lost for it
             return None, str(error)
         thought = self.renderer.thought(helper.policy, said.text)
-        return replace(said, text=said.text[: thought + reserve * MOST_CHARACTERS]), ""
+        return replace(said, text=said.text[: thought + reserve * CHARACTERS_OF_A_TOKEN]), ""
 
     def _reply(self, policy: str, kind: str, answer: Completion | None) -> tuple[TokenIds, LogProbs, str]:
         """The answer between its marks: ids, log-probs and text. Where its author has the agent's own tokens it stands
