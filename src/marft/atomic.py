@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+OWN = 0o600  # rights of files that could hold what is secret
 UNFINISHED = ".unfinished-"
 BEFORE = "-before"
 DRAFT = re.compile(re.escape(UNFINISHED) + r"[0-9a-f]{16}")  # of a file

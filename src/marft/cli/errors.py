@@ -17,8 +17,9 @@ from datetime import datetime
 from pathlib import Path
 
 from marft import __version__
-from marft.atomic import write_file
+from marft.atomic import OWN, write_file
 from marft.endpoints.keys import masked, secrets_typed
+from marft.endpoints.secrets import censored
 from marft.errors import RunError
 from marft.faults import deliberate, described, place_of
 from marft.texts import cut, storable, visible
@@ -112,10 +113,15 @@ def _explained(error: Exception) -> tuple[str, int]:
 
 
 def _say(message: str) -> None:
-    shown = cut(visible(message), LONGEST)
+    shown = cut(visible(_without_secrets(message)), LONGEST)
     if shown not in _now.said:  # what ends a thread often comes back to whoever waits for it
         _now.said.add(shown)
         print(f"marft: {shown}", file=sys.stderr)  # noqa: T201
+
+
+def _without_secrets(text: str) -> str:
+    """Return the text without what the command line says in confidence, and what has the shape of a secret."""
+    return censored(masked(list(secrets_typed(sys.argv[1:])), text))
 
 
 def _is_deliberate(error: Exception) -> bool:
@@ -211,7 +217,7 @@ def _keep(error: Exception) -> str:
             "".join(traceback.format_exception(error)),
         ]
     )
-    text = masked(list(secrets_typed(sys.argv[1:])), text)
+    text = _without_secrets(text)
     folder = _now.folder
     places = [NO_RUN]
     with suppress(OSError):  # no folder for temporary files takes any
@@ -220,6 +226,6 @@ def _keep(error: Exception) -> str:
         places.insert(0, folder / IN_A_RUN)
     for place in places:
         with suppress(OSError):
-            write_file(place, storable(text))  # which replaces a link, and does not follow it
+            write_file(place, storable(text), OWN)  # which replaces a link, and does not follow it
             return str(place)
     return ""

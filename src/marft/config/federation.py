@@ -15,6 +15,7 @@ from marft.config.load import explain
 from marft.config.names import Name, RunName, collisions
 from marft.config.parts import CombinerPlugin
 from marft.config.settings import Count, CountOrNone, Few, Filled, NotNegative, Plain, Settings
+from marft.endpoints.secrets import refuse_secrets
 
 FREE = ("name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last")  # what may change midway
 LEAST_NOISE = 1e-3  # over clip
@@ -126,6 +127,7 @@ def parse_federation(table: Mapping[str, Any], source: str, beside: Path) -> Fed
     Raises:
         ValueError: with one line for each thing that is wrong.
     """
+    refuse_secrets(table, source)
     try:
         settings = FederationSettings.model_validate(table, context={})
     except ValidationError as error:

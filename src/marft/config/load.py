@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from marft.config.algorithm import under_the_preset_named
 from marft.config.bundled import bundled, bundled_names
@@ -18,6 +19,8 @@ from marft.config.folders import FOLDER, look_for_modules_in
 from marft.config.given import in_words, name_of, refuse_missing
 from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, closest, did_you_mean, too_deep
+from marft.endpoints.keys import SECRET
+from marft.endpoints.secrets import censored, refuse_secrets
 
 PRESET = ["algorithm", "name"]
 ENGINE = ["engine", "kind"]
@@ -100,6 +103,7 @@ def parse_recipe(
         for key, value in sorted(others, key=lambda pair: pair[0] != ENGINE):  # which engine, before what is its own
             _change(table, key, value)
         _check_depth(table, source)
+        refuse_secrets(table, source)
         refuse_missing(table, source)
         look_for_modules_in(table.get(FOLDER))
         run = RunSettings.model_validate(table, context={FOLDER: table.get(FOLDER)})
@@ -145,12 +149,13 @@ def explain(error: ValidationError, table: Mapping[str, object]) -> str:
             message = f"needs at least {least} item{'s' if least > 1 else ''}"
         elif isinstance(problem["input"], _Broken):
             message = (
-                f"{_shown(str(problem['input']))} is no TOML: {problem['input'].why}; see that brackets and quotes end"
+                f"{_broken(problem['input'])} is no TOML: {problem['input'].why}; see that brackets and quotes end"
             )
         elif problem["type"] in ("model_type", "dict_type"):  # pydantic names a class of ours, or Python's
-            message = f"is a table of keys, as in {{ key = value }} (given: {_shown(problem['input'])})"
+            message = f"is a table of keys, as in {{ key = value }}{_given(problem)}"
         elif not isinstance(problem["input"], dict | list) and "input" in problem:
-            message = f"{message[0].lower()}{message[1:]} (given: {_shown(problem['input'])})"
+            message = f"{message[0].lower()}{message[1:]}{_given(problem)}"
+        message = censored(message)
         lines += [f"  {where + ': ' if where else ''}{line}" for line in message.split("\n")]
     return "\n".join(lines)
 
@@ -172,8 +177,20 @@ def _inside(location: Sequence[str | int], outer: Sequence[str | int]) -> bool:
     return len(location) > len(outer) and tuple(location[: len(outer)]) == tuple(outer)
 
 
+def _given(problem: ErrorDetails) -> str:
+    """Return the wrong value for a message, but not where a key may have been written in the place of its variable."""
+    about_secrets = any(SECRET.search(str(part)) or "variable" in str(part) for part in problem["loc"])
+    if about_secrets and problem["input"] and isinstance(problem["input"], str | dict | list):
+        return ""
+    return f" (given: {_shown(problem['input'])})"
+
+
+def _broken(text: str) -> str:
+    return "what was given (it is not shown, for it may hold a secret)" if SECRET.search(text) else _shown(str(text))
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = censored(repr(value))
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 

@@ -113,7 +113,7 @@ def _read_as_written(schema: Any) -> None:
 class Settings(BaseModel):
     """A table of a recipe. Its fields are the table's keys, and nothing else is accepted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

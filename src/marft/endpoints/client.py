@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from marft.config.endpoint import EndpointSettings
 from marft.endpoints.failures import as_failure, clean
-from marft.endpoints.keys import read_key, secrets_in
+from marft.endpoints.keys import filled, read_key, secrets_in, variables_of
 from marft.endpoints.limits import Limits, OwnLimits
 from marft.endpoints.replies import ModelReply, masked_reply, read_body, reply_of, usage_of
 from marft.endpoints.response_size import limit_response_size
@@ -47,7 +47,9 @@ class Endpoint:
         self.name, self.settings, self.model = name, settings, model
         self.used = Usage()
         self._key = _read_key(name, settings)
-        self._secrets = tuple(dict.fromkeys([*filter(None, [self._key]), *secrets_in(settings.options)]))
+        self._options = _filled(name, settings.options)
+        named = [*filter(None, [self._key]), *variables_of(settings.options)]
+        self._secrets = tuple(dict.fromkeys([*named, *secrets_in(self._options)]))
         self.limits: Limits = OwnLimits(settings)
         self._client = self._made()
         self._thread = LoopThread()
@@ -55,7 +57,7 @@ class Endpoint:
     def body(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, object]) -> dict[str, object]:
         """A request's body: the messages and ``fields``, without what the recipe omits, with its options."""
         whole = {"model": self.model, "messages": [dict(message) for message in messages], **fields}
-        return {key: value for key, value in whole.items() if key not in self.settings.omit} | self.settings.options
+        return {key: value for key, value in whole.items() if key not in self.settings.omit} | self._options
 
     async def ask(self, body: Mapping[str, object]) -> ModelReply:
         """The answer to one request. May be awaited on any event loop.
@@ -138,3 +140,10 @@ def _read_key(name: str, settings: EndpointSettings) -> str:
     except ValueError as error:
         remedy = "; or remove api_key_variable where the server asks for no key"
         raise ValueError(f"endpoint {name!r}: {error}{remedy}") from None
+
+
+def _filled(name: str, options: dict[str, object]) -> dict[str, object]:
+    try:
+        return filled(options)
+    except ValueError as error:
+        raise ValueError(f"endpoint {name!r}: options: {error}") from None

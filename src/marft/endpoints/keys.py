@@ -10,11 +10,14 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
+from typing import TypeVar, cast
 from urllib.parse import quote
 
 SECRET = re.compile(r"key|token|secret|passw|credential|auth|bearer|cookie|signature", re.IGNORECASE)  # names of fields
 SHORTEST = 8  # characters of what is masked in whole answers: "none" or "EMPTY" is no secret, and a word
 MASK = "***"
+VARIABLE = re.compile(r"(?P<scheme>[A-Za-z]+ )?\$(?P<brace>\{)?(?P<name>[A-Za-z_]\w*)(?(brace)\})")
+T = TypeVar("T")
 
 
 def read_key(variable: str) -> str:
@@ -29,6 +32,33 @@ def read_key(variable: str) -> str:
     if not (key.isascii() and key.isprintable()):
         raise ValueError(f"the environment variable {variable} holds characters that no key has")
     return key
+
+
+def filled(value: T) -> T:
+    """Return the value with what environment variables hold for each text ``"$NAME"`` in it, at any depth.
+
+    Raises:
+        ValueError: a variable is not set, or holds what no key has.
+    """
+    made: object = value
+    if isinstance(value, dict):
+        made = {key: filled(inner) for key, inner in value.items()}
+    elif isinstance(value, list | tuple):
+        made = type(value)(filled(inner) for inner in value)
+    elif isinstance(value, str) and (named := VARIABLE.fullmatch(value)):
+        made = f"{named['scheme'] or ''}{read_key(named['name'])}"
+    return cast(T, made)
+
+
+def variables_of(value: object) -> Iterator[str]:
+    """Yield what the environment variables hold that a value names as ``"$NAME"``, of those that are set."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from variables_of(inner)
+    elif isinstance(value, str) and (named := VARIABLE.fullmatch(value)):
+        yield from filter(None, [os.environ.get(named["name"], "").strip()])
 
 
 def without(key: str, text: str) -> str:
@@ -48,7 +78,7 @@ def secrets_in(fields: object, secret: bool = False) -> Iterator[str]:
     elif isinstance(fields, list | tuple):
         for value in fields:
             yield from secrets_in(value, secret)
-    elif secret and isinstance(fields, str):
+    elif secret and isinstance(fields, str) and not VARIABLE.fullmatch(fields):
         scheme, _, rest = fields.partition(" ")
         yield from (word for word in (fields, rest if scheme.isalpha() else "") if len(word) >= SHORTEST)
 

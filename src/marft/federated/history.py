@@ -95,8 +95,8 @@ class History:
         self.sites = frozenset(settings.sites)
         self.id = mark["id"] if resume else secrets.token_hex(8)
         told = {"format": FORMAT, "id": self.id, "settings": table}
-        atomic.write_file(self.path / MARK, json.dumps(told, indent=2) + "\n")
-        atomic.write_file(self.path / SETTINGS, tomli_w.dumps(table))
+        atomic.write_file(self.path / MARK, json.dumps(told, indent=2) + "\n", atomic.OWN)
+        atomic.write_file(self.path / SETTINGS, tomli_w.dumps(table), atomic.OWN)
 
     def folder(self, number: int) -> Path:
         return self.path / "rounds" / f"round_{number:06d}"

@@ -137,7 +137,7 @@ class Checkpoints:
             if learner.critic:
                 save_file(_contiguous(learner.critic.state_dict()), draft / CRITIC)
             save_file(_contiguous(learner.optimizer_state()), draft / OPTIMIZER)
-            (draft / RECIPE).write_text(to_toml(run), encoding="utf-8")
+            atomic.write_file(draft / RECIPE, to_toml(run), atomic.OWN)
             beside(draft)
             files = {file.relative_to(draft).as_posix(): digest_of_file(file) for file in _files(draft)}
             known = {"models": models.digests(), "code": digests_of_code(run), "version": __version__}

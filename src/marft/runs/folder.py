@@ -231,7 +231,7 @@ class RunFolder:
 
     def write_config(self, run: RunSettings) -> None:
         """Save the resolved recipe."""
-        atomic.write_file(self.config, to_toml(run))
+        atomic.write_file(self.config, to_toml(run), atomic.OWN)
 
     def whole_recipe(self) -> str:
         """Where a copy of the recipe lies, for those who have lost theirs; "" where none does."""

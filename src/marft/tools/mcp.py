@@ -12,7 +12,7 @@ from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import Strings
-from marft.config.endpoint import checked_url
+from marft.config.endpoint import VARIABLE, checked_url
 from marft.config.plugins import Plugin
 from marft.config.settings import Positive
 from marft.game.tool_sources import StatelessSource, ToolSession, ToolSource
@@ -55,12 +55,27 @@ class MCP(Plugin):
     def _can_be_reached(cls, url: str) -> str:
         return checked_url(url, "header_variables") if url else url
 
+    @field_validator("environment")
+    @classmethod
+    def _names_variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(VARIABLE.fullmatch, names)):
+            raise PydanticCustomError(
+                "variable", 'holds names of environment variables, as in ["MY_KEY"], never values'
+            )
+        return names
+
     @field_validator("header_variables")
     @classmethod
     def _are_headers(cls, headers: dict[str, str]) -> dict[str, str]:
         for name in headers:
             if not HEADER.fullmatch(name):
                 raise PydanticCustomError("header", "no header can be called {name}", {"name": repr(name)})
+        if not all(map(VARIABLE.fullmatch, headers.values())):
+            raise PydanticCustomError(
+                "variable",
+                'names for each header the environment variable that holds it, such as { Authorization = "MY_KEY" }, '
+                "never its value",
+            )
         return headers
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from marft.endpoints.keys import filled
 from marft.engines.apart.bases import open_each
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import command, python_of
@@ -112,7 +113,7 @@ def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Seq
         len(ranks),
         room[0],
         run.seed % 2**31,
-        dict(settings.options),
+        filled(dict(settings.options)),
         *told(some[0].tokenizer, _holding_of(some[0])),
         rests=settings.sleep,
     )

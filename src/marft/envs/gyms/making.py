@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from marft.config.plugins import import_path, module_in
+from marft.endpoints.keys import filled, masked, variables_of
 from marft.faults import described
 
 
@@ -71,6 +72,7 @@ def _is_path(game: str) -> bool:
 
 def _made(game: str, factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
     try:
-        return factory(**kwargs)
+        return factory(**filled(dict(kwargs)))
     except Exception as error:
-        raise ValueError(f"environment.game: {game} cannot be made with {dict(kwargs)}: {described(error)}") from error
+        said = masked(list(variables_of(kwargs)), described(error))
+        raise ValueError(f"environment.game: {game} cannot be made with {dict(kwargs)}: {said}") from error

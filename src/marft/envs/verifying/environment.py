@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any, ClassVar, Literal
 
 from marft.config.settings import Bounded, CountOrNone, Filled, Plain
+from marft.endpoints.keys import filled
 from marft.envs.apart.part import ApartPart, at_home
 from marft.envs.apart.process import Apart, EnvironmentApartError, number_in
 from marft.envs.apart.words import TOOLS, described, measures, told
@@ -35,7 +36,9 @@ class Verifiers(ApartPart):
 
     @cached_property
     def _apart(self) -> Apart:
-        return Apart("verifiers", at_home(self.python), {"name": self.id, "args": self.args}, self.timeout_seconds)
+        return Apart(
+            "verifiers", at_home(self.python), {"name": self.id, "args": filled(self.args)}, self.timeout_seconds
+        )
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
