@@ -180,7 +180,7 @@ def test_two_names_of_one_folder_are_one_folder(tmp_path: Path) -> None:
 def test_what_received_others_weights_is_not_the_best_any_more(tmp_path: Path) -> None:
     (folder := tmp_path / "step_000002").mkdir()
     for best, left in ((2, (0, -1.0)), (1, (1, 0.5))):
-        table = {"files": {}, "best_step": best, "best_score": 0.5}
+        table = {"files": {}, "best_step": best, "best_score": 0.5, "best_by": "reward"}
         (folder / "state.json").write_text(json.dumps({**table, "digest": digest_of_table(table)}))
         record: Any = SimpleNamespace(path=folder, state=SimpleNamespace(step=2))
         receive(record, {})

@@ -79,20 +79,20 @@ def gone_on(tmp_path: Path, every: int, *losses: float) -> State:
 
 
 @pytest.mark.parametrize(
-    ("every", "losses", "best", "score"),
+    ("every", "losses", "best", "score", "steps"),
     [
-        (1, (9.0, 0.1, 1.0, 0.2, 2.0), 2, 1.0),  # what was better after steps 1 and 3 is not saved
-        (2, (9.0, 2.0, 1.0), 4, 1.0),
-        (2, (0.5, 1.0, 2.0), 2, 1.0),
-        (3, (9.0, 1.0, 2.0), 4, 2.0),
-        (0, (9.0, 4.0), 4, 4.0),
+        (1, (9.0, 0.3, 1.0, 0.2, 2.0), 3, 0.2, [1, 2, 3, 4]),
+        (2, (9.0, 2.0, 1.0), 4, 1.0, [2, 4]),
+        (2, (0.5, 1.0, 2.0), 2, 1.0, [2, 4]),
+        (3, (9.0, 1.0, 2.0), 3, 1.0, [2, 3, 4]),
+        (0, (9.0, 4.0), 4, 4.0, [2, 4]),
     ],
 )
-def test_the_best_is_the_one_saved_at_which_held_out_turns_were_likeliest(
-    every: int, losses: tuple[float, ...], best: int, score: float, tmp_path: Path, saved: list[State]
+def test_the_best_is_the_one_at_which_held_out_turns_were_likeliest_and_is_saved(
+    every: int, losses: tuple[float, ...], best: int, score: float, steps: list[int], tmp_path: Path, saved: list[State]
 ) -> None:
     state = gone_on(tmp_path, every, *losses)
-    assert [one.step for one in saved] == [2, 4]
+    assert [one.step for one in saved] == steps
     assert (state, state.best_step, state.best_score) == (saved[-1], best, -score)
 
 

@@ -107,8 +107,8 @@ def test_no_checkpoint_that_was_given_up_stays_the_best_one(
         (folder.checkpoints / f"step_{step:06d}" / "state.json").write_text("{}")
     checkpoints, learner = Checkpoints(folder, run.checkpoints), cast("Any", SimpleNamespace(optimizers={}))
     goes_back = Returning(run, checkpoints, cast("Any", None), learner, lambda _: None, lambda _: None)
-    then = State(step=4, best_step=best_then[0], best_score=best_then[1])
-    now = State(step=8, best_step=best_now[0], best_score=best_now[1])
+    then = State(step=4, best_step=best_then[0], best_score=best_then[1], best_by="reward")
+    now = State(step=8, best_step=best_now[0], best_score=best_now[1], best_by="reward")
     state = goes_back.go_back(now, cast("Any", SimpleNamespace(state=then)), 0.5)
     assert (state.best_step, state.best_score) == expected
     assert [step_of(path) for path in checkpoints.steps()] == [step for step in kept if step <= 4]

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from marft import atomic
+from marft import atomic, load_run
 from marft.atomic import new_folder
 from marft.config import RunSettings, parse_recipe
 from marft.errors import RunError
+from marft.evaluation.session import find_checkpoint
+from marft.export.writing import export_run
 from marft.learning import undoing
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
@@ -26,13 +30,14 @@ from marft.models.pool import Models
 from marft.runs import lock
 from marft.runs.changes import changes, notes
 from marft.runs.checkpoints import Checkpoints, State, load_critic, load_policies, read_record
-from marft.runs.folder import RunFolder
+from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Log, Mark, read_rows, rewind
 from marft.runs.removing import remove_checkpoint, remove_run
 from marft.runs.sinks import MetricSinks
-from marft.training import Silent, _rate, train
+from marft.serving.settings import served
+from marft.training import MEASURES, Silent, _rate, train
 from tests.helpers import recipe, settings
-from tests.runs import Listening
+from tests.runs import Listening, contents
 
 
 def begun(output: Path, *files: str) -> RunFolder:
@@ -226,13 +231,78 @@ class TestStepsInARow:
 
 class TestTheBestCheckpoint:
     def test_a_first_one_is_the_best_however_bad(self) -> None:
-        rated = _rate(State(step=3), {"reward": -7.0}, validated=False)
-        assert (rated.best_step, rated.best_score) == (3, -7.0)
+        rated = _rate(State(step=3), {"reward": -7.0}, ["reward"])
+        assert (rated.best_step, rated.best_score, rated.best_by) == (3, -7.0, "reward")
 
     def test_among_equals_it_is_the_first(self) -> None:
-        before = State(step=4, best_step=3, best_score=0.5)
-        assert _rate(before, {"reward": 0.5}, validated=False) == before
-        assert _rate(before, {"reward": float("nan")}, validated=False) == before
+        before = State(step=4, best_step=3, best_score=0.5, best_by="reward")
+        assert _rate(before, {"reward": 0.5}, ["reward"]) == before
+        assert _rate(before, {"reward": float("nan")}, ["reward"]) == before
+
+    def test_scores_on_several_scales_are_never_held_against_each_other(self) -> None:
+        """A run that goes on may be validated where it was not before, and the other way around."""
+        rewarded = State(step=4, best_step=3, best_score=50.0, best_by="reward")
+        validated = _rate(rewarded, {"reward": 60.0, "validation_reward": 40.0}, MEASURES[:2])
+        assert (validated.best_step, validated.best_score, validated.best_by) == (4, 40.0, "validation_reward")
+        assert _rate(replace(validated, step=5), {"reward": 60.0}, ["reward"]) == replace(validated, step=5)
+        accurate = _rate(replace(validated, step=6), {"validation_reward": 1.0, "validation_accuracy": 0.1}, MEASURES)
+        assert (accurate.best_step, accurate.best_score, accurate.best_by) == (6, 0.1, "validation_accuracy")
+        assert _rate(replace(accurate, step=7), {"validation_reward": 99.0}, MEASURES).best_step == 6
+
+
+SCORES = (0.2, 0.9, 0.1, 0.9, 0.3, 0.8)  # validated after each step
+
+
+def validated_run(output: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[RunSettings, RunFolder]:
+    """A run of six steps that is not trained yet, of which each validation finds what ``SCORES`` has."""
+    run = settings("tiny", output, "--training.steps", "6", "--training.record_episodes_every", "0", *overrides)
+    folder = RunFolder.create(run)
+
+    def validate(*_: object) -> dict[str, float]:
+        return {"validation_accuracy": SCORES[len(folder.read_metrics())]}
+
+    monkeypatch.setattr("marft.training._validate", validate)
+    return run, folder
+
+
+@pytest.mark.slow
+class TestAValidatedStep:
+    @pytest.mark.parametrize("keep_last", ["1", "2"])
+    @pytest.mark.parametrize(
+        ("validates", "saves", "best", "steps"),
+        [("2", "3", 2, {2, 3, 6}), ("1", "6", 2, {2, 6}), ("3", "2", 6, {4, 6}), ("5", "4", 5, {5, 6})],
+    )
+    def test_that_is_the_best_is_saved_whatever_else_is(
+        self, validates: str, saves: str, best: int, steps: set[int], keep_last: str, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        run, folder = validated_run(
+            tmp_path, monkeypatch, "--evaluation.every", validates, "--checkpoints.every", saves,
+            "--checkpoints.keep_last", keep_last,
+        )  # fmt: skip
+        assert train(run, folder).best_step == best
+        checkpoints = Checkpoints(folder, run.checkpoints)
+        assert checkpoints.find("best").name == f"step_{best:06d}"
+        assert {step_of(path) for path in checkpoints.steps()} == {best, *sorted(steps)[-int(keep_last) :]}
+
+    @pytest.mark.parametrize("stops", [1, 2, 3, 5])
+    def test_is_the_best_of_a_run_that_stopped_and_went_on_too(
+        self, stops: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options = ("--evaluation.every", "2", "--checkpoints.every", "3", "--checkpoints.keep_last", "1")
+        run, straight = validated_run(tmp_path / "straight", monkeypatch, *options)
+        state = train(run, straight)
+        run, folder = validated_run(tmp_path / "stopped", monkeypatch, *options)
+
+        class Stopping(Silent):
+            def wants_stop(self) -> bool:
+                return len(folder.read_metrics()) == stops
+
+        train(run, folder, observer=Stopping())
+        assert train(run, folder, resume=True) == state
+        for name in ("step_000002", "step_000006"):
+            mine, theirs = (contents(one.checkpoints / name) for one in (folder, straight))
+            assert [key for key in theirs if key.endswith(".safetensors") and mine[key] != theirs[key]] == []
 
 
 @pytest.fixture(scope="module")
@@ -290,25 +360,32 @@ class TestWhatIsGone:
         assert rewind(path, 0, Mark.of(b"")) == []
         assert path.read_bytes() == b""
 
-    def test_where_the_best_checkpoint_is_gone_the_last_stands_for_it(
+    def test_where_the_best_checkpoint_is_gone_no_other_one_stands_for_it(
         self, mine: tuple[RunSettings, RunFolder]
     ) -> None:
         run, folder = mine
         checkpoints = Checkpoints(folder, run.checkpoints)
-        last = folder.checkpoints / "step_000002"
-        best = folder.checkpoints / f"step_{read_record(last).state.best_step:06d}"
-        assert checkpoints.find("best") == best
-        if best != last:
+        best = checkpoints.find("best")
+        assert best.name == f"step_{read_record(checkpoints.find('last')).state.best_step:06d}"
+        if best != checkpoints.find("last"):
             best.rename(folder.path / "elsewhere")
-        assert checkpoints.find("best") == last
+            with pytest.raises(ValueError, match=r"the best checkpoint, is gone .*last, step_000002"):
+                checkpoints.find("best")
 
-    def test_where_none_was_rated_the_best_is_not_what_the_run_began_with(
-        self, mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("find", ["eval", "export", "serve", "python"])
+    def test_where_no_step_was_rated_none_is_the_best(
+        self, find: str, mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         run, folder = mine
-        (folder.checkpoints / "step_000001").rename(folder.checkpoints / "step_000000")
         monkeypatch.setattr("marft.runs.checkpoints.verify", lambda _: State(step=2))
-        assert Checkpoints(folder, run.checkpoints).find("best").name == "step_000002"
+        ways: dict[str, Callable[[], object]] = {
+            "eval": lambda: find_checkpoint(run, folder, "best"),
+            "export": lambda: export_run(folder, "best", tmp_path / "team"),
+            "serve": lambda: served(folder.path, "best"),
+            "python": lambda: load_run(folder.path).checkpoint("best"),
+        }
+        with pytest.raises(ValueError, match=r"no best checkpoint: .*validated or rated .*: last, step_00000"):
+            ways[find]()
 
     def test_a_policy_that_a_checkpoint_lacks_is_named(self, source: Path) -> None:
         models = Models(settings())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +50,8 @@ from marft.runs.sinks import MetricSinks
 from marft.starting import Start
 from marft.tracing.live import traced
 from marft.types import Episode
+
+MEASURES = ("validation_accuracy", "validation_reward", "reward")  # of the best checkpoint, by rank
 
 
 def train(
@@ -165,8 +167,9 @@ def _go_on(
             observer.step(state.step, metrics)
             stop = observer.wants_stop()
             due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
-            if due and not target:  # what is saved where it goes back are not the weights that were measured
-                state = _rate(state, metrics, validated=bool(run.evaluation.every))
+            if not target:  # what is saved where it goes back are not the weights that were measured
+                state = _rate(state, metrics, MEASURES[:2] if run.evaluation.every else MEASURES[2:] if due else ())
+                due = due or state.best_step == state.step
             if target:
                 state = returning.go_back(state, target, watch.cooled())
                 watch.go_back(target.state.step)
@@ -294,13 +297,19 @@ def _validate(rollouts: Rollouts, gathering: Gathering) -> dict[str, float]:
     return {name: value for name, value in measured.items() if value is not None}
 
 
-def _rate(state: State, metrics: dict[str, float], validated: bool) -> State:
-    """Note the best checkpoint: by what was validated, where a run validates, else by the step's reward; of validated
-    ones by accuracy, or by reward where the environment does not say what is a success."""
-    measures = ("validation_accuracy", "validation_reward") if validated else ("reward",)
-    score = next((metrics[name] for name in measures if name in metrics), math.nan)
-    if not math.isnan(score) and (score > state.best_score or state.best_step == 0):
-        return replace(state, best_step=state.step, best_score=score)
+def _rate(state: State, metrics: Mapping[str, float], measures: Sequence[str]) -> State:
+    """Return the state with the best checkpoint. An earlier one of ``MEASURES`` replaces later ones,
+    whatever they are.
+
+    Args:
+        measures: those of ``MEASURES`` that count at this step.
+    """
+    name = next((name for name in measures if not math.isnan(metrics.get(name, math.nan))), "")
+    known = MEASURES.index(state.best_by) if state.best_step else len(MEASURES)
+    if not name or MEASURES.index(name) > known:
+        return state
+    if MEASURES.index(name) < known or metrics[name] > state.best_score:
+        return replace(state, best_step=state.step, best_score=metrics[name], best_by=name)
     return state
 
 

@@ -81,7 +81,7 @@ class TrainingSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    every: Count = 10  # steps from one checkpoint to the next
+    every: Count = 10  # steps from one checkpoint to the next; the best validated step is saved beside them
     keep_last: Count = 2  # newest checkpoints that stay
     keep_best: bool = True  # the best one stays: by validation accuracy or reward, else by the step's reward
 

@@ -47,6 +47,7 @@ class State:
     environment_steps: int = 0
     best_step: int = 0  # the checkpoint with the best score so far; 0 for none
     best_score: float = -1.0
+    best_by: str = ""  # the metric that the score is of; scores of others are on other scales
     tasks_drawn: int = 0  # of the endless pass over the training tasks
     tasks: str = ""  # digest of the training tasks
     returns: int = 0  # times that the run has gone back to an earlier checkpoint
@@ -167,23 +168,39 @@ class Checkpoints:
         return self.folder.saved_steps()
 
     def find(self, name: str) -> Path:
-        """A checkpoint by name: ``last``, ``best`` (the last where none was rated, or where it is gone) or
-        ``step_000050``.
+        """Return the folder of a checkpoint by name: ``last``, ``best`` or ``step_000050``.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is none. ``best`` never stands for a checkpoint that was not rated.
         """
         steps = self.steps()
         if steps and name == "last":
             return steps[-1]
         if steps and name == "best":
-            step = verify(steps[-1]).best_step
-            best = self.path / name_of(step)
-            return best if step and best.is_dir() else steps[-1]
+            return self._best(steps)
         if name in (path.name for path in steps):
             return self.path / name
         known = ", ".join(["last", "best", *(path.name for path in steps)] if steps else ["none; marft train --resume"])
         raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {known}")
+
+    def _best(self, steps: Sequence[Path]) -> Path:
+        """Return the best checkpoint, as the newest one has it.
+
+        Raises:
+            ValueError: no step was rated, or the checkpoint is gone.
+        """
+        step, others = verify(steps[-1]).best_step, ", ".join(["last", *(path.name for path in steps)])
+        if not step:
+            raise ValueError(
+                f"{self.path} has no best checkpoint: no step up to {step_of(steps[-1])} was validated or rated "
+                f"(evaluation.every, sft.held_out); name another one: {others}"
+            )
+        best = self.path / name_of(step)
+        if not best.is_dir():
+            raise ValueError(
+                f"{best}, the best checkpoint, is gone (checkpoints.keep_best keeps it); name another one: {others}"
+            )
+        return best
 
     def _let_go(self, state: State) -> None:
         done = [step_of(path) for path in self.steps() if step_of(path) <= state.step]  # what is later was passed over

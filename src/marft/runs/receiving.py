@@ -30,7 +30,7 @@ def receive(record: Record, adapters: Mapping[str, Path]) -> None:
             shutil.copyfile(folder / WEIGHTS, draft / name)
             table["files"][name] = digest_of_file(draft / name)
         if table["best_step"] == record.state.step:
-            table |= {"best_step": 0, "best_score": -1.0}
+            table |= {"best_step": 0, "best_score": -1.0, "best_by": ""}
         (draft / STATE).write_text(json.dumps({**table, "digest": digest_of_table(table)}, indent=2) + "\n")
 
 

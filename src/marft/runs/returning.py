@@ -86,7 +86,7 @@ class Returning:
         """The best checkpoint as it was known then; none, where it has made way for one of those that are gone."""
         there = {step_of(path) for path in self._checkpoints.steps()}
         best = record.state if record.state.best_step in there else State()
-        return {"best_step": best.best_step, "best_score": best.best_score}
+        return {"best_step": best.best_step, "best_score": best.best_score, "best_by": best.best_by}
 
     def _newest(self, step: int, well: int) -> Record | None:
         for path in reversed(self._checkpoints.steps()):

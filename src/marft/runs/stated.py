@@ -47,6 +47,7 @@ class Written(BaseModel):
     environment_steps: NonNegativeInt
     best_step: NonNegativeInt
     best_score: float
+    best_by: str
     tasks_drawn: NonNegativeInt
     tasks: str
     returns: NonNegativeInt

@@ -27,6 +27,8 @@ from marft.starting import IMITATED, Start
 from marft.traces.lessons import Lessons, plan, read_lessons
 from marft.traces.record import Tally
 
+HELD_OUT = "sft/held_out_loss"
+
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
@@ -102,16 +104,16 @@ class _Loop:
             while state.step < len(steps) and not stop:
                 state, metrics = self._step(state, steps)
                 last = state.step == len(steps)
-                due = last or state.step % run.checkpoints.every == 0
                 if self.lessons.held_out and (last or (run.sft.every and state.step % run.sft.every == 0)):
                     held_out = self._held_out()
-                    metrics |= _losses(held_out, "sft/held_out_loss")
-                    if due and (state.best_step == 0 or -held_out.mean() > state.best_score):
-                        state = replace(state, best_step=state.step, best_score=-held_out.mean())
+                    metrics |= _losses(held_out, HELD_OUT)
+                    if state.best_step == 0 or -held_out.mean() > state.best_score:
+                        state = replace(state, best_step=state.step, best_score=-held_out.mean(), best_by=HELD_OUT)
                 sinks.write(state.step, metrics)
                 self.observer.step(state.step, metrics)
                 stop = self.observer.wants_stop()
-                if due or stop:
+                due = state.step % run.checkpoints.every == 0 or state.step == state.best_step
+                if last or stop or due:
                     checkpoints.save(state, run, self.models, self.supervisor, sinks.mark())
         return state, held_out.mean()
 
