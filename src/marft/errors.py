@@ -18,3 +18,15 @@ class EpisodeFailedError(Exception):
             "timed_out" if status == "timed_out" else "failed"
         )  # whoever raises it
         self.reason = reason
+
+
+class RowFailedError(EpisodeFailedError):
+    """A row that could not be sampled for a reason of its own; the engine goes on with all others.
+
+    Args:
+        form: whether the text could not be held to the form that was asked for.
+    """
+
+    def __init__(self, reason: str, form: bool = False) -> None:
+        super().__init__("failed", reason)
+        self.form = form

@@ -35,7 +35,11 @@ class Text:
         self._count = 0
 
     def allow(self, mask: bytes, tokens: int) -> None:
-        """The next token is one of those of ``mask``, which are so many."""
+        """The next token is one of those of ``mask``, which are so many. Said again, it changes nothing."""
+        if self._at and self._at[-1] == self._count:
+            del self._at[-1], self._masks[-1]
+        if self.forced and self.forced[-1] == self._count:
+            del self.forced[-1]
         if tokens > 1:
             self._at.append(self._count)
             self._masks.append(mask)

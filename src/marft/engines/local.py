@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -19,10 +21,10 @@ from marft.engines.grammars import Grammars
 from marft.engines.holding import Holding
 from marft.engines.spelling import spelling_of
 from marft.engines.stillness import Stillness
-from marft.errors import EpisodeFailedError
+from marft.errors import RowFailedError
 from marft.game.engine import Weights
 from marft.models.backbone import Backbone
-from marft.texts import until
+from marft.texts import one_line, raised, until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 
 T = TypeVar("T")
@@ -96,6 +98,7 @@ class LocalEngine:
         self._running: dict[int, _Request] = {}  # by id of the row
         self._choices: list[_PendingChoice] = []
         self._aside = 0  # what else the worker is to do
+        self.problem = ""  # why it could not go on when it was last asked; "" where it could
         self._driver: asyncio.Task[None] | None = None
         self._stillness = Stillness()
 
@@ -190,14 +193,16 @@ class LocalEngine:
                     choices = await loop.run_in_executor(self._worker, self._choose, asked)
                     self._choices = self._choices[len(asked) :]  # others may have joined meanwhile
                     for chooser, choice in zip(asked, choices, strict=True):
-                        if not chooser.result.done():
-                            chooser.result.set_result((choice, self._now(chooser.policy)))
+                        self._chosen(chooser, choice)
                     continue
                 admitted, gone = self._admit(), self._given_up()
                 finished = await loop.run_in_executor(self._worker, self._advance, admitted, gone)
                 for done in sorted(finished, key=lambda done: self._running[id(done.row)].key):
                     self._resolve(self._running.pop(id(done.row)), done)
-        except Exception as error:  # noqa: BLE001  whoever waits must hear of it
+        except Exception as error:  # whoever waits must hear of it
+            self._note_problem(error)
+            for batch in self._batches.values():
+                batch.reset()
             everybody: list[_Request | _PendingChoice] = [*self._running.values(), *self._waiting, *self._choices]
             for request in everybody:
                 if not request.result.done():
@@ -242,21 +247,69 @@ class LocalEngine:
             if left:
                 batch.abandon(left)
             if rows:
-                finished += batch.admit(rows)
+                finished += self._done(batch, partial(batch.admit, rows), rows)
         while not finished and any(len(batch) for batch in self._batches.values()):
             for batch in self._batches.values():
                 if len(batch):
-                    finished += batch.step()
+                    finished += self._done(batch, batch.step)
             if not self.in_order and self._somebody_waits():
                 break
         return finished
+
+    def _done(
+        self, batch: RunningBatch, work: Callable[[], list[Finished]], joining: Sequence[Row] = ()
+    ) -> list[Finished]:  # fmt: skip
+        """On the worker: what a batch does → the rows that finished with it. Those that failed alone failed of their
+        own, unless the batch can sample nothing any more; where none did, all have failed.
+
+        Args:
+            joining: rows that are not in the batch yet.
+        """
+        rows = [*batch.rows, *joining]
+        try:
+            finished, own = work(), True
+        except Exception as error:
+            logging.getLogger("marft").exception("all %d rows of a batch have failed", len(rows))
+            batch.reset()
+            finished, own = [Finished.failed(row, error) for row in rows], False
+        failed = [done for done in finished if done.error]
+        if not failed:
+            self.problem = ""
+            return finished
+        broken = batch.raised_by_a_plain_row()
+        if broken:
+            self._note_problem(broken)
+        else:
+            self.problem = ""
+        if broken or not own:
+            return finished
+        why = {id(done): RowFailedError(f"it could not be sampled: {one_line(raised(done.error))}") for done in failed}
+        return [replace(done, error=why.get(id(done))) for done in finished]
+
+    def _note_problem(self, error: Exception) -> None:
+        self.problem = one_line(raised(error))
+        logging.getLogger("marft").critical("the engine cannot go on: %s", self.problem, exc_info=error)
 
     def _somebody_waits(self) -> bool:
         """For what runs to be interrupted."""
         gone = any(request.result.done() for request in list(self._running.values()))
         return bool(self._choices or self._aside or gone or self._worth_a_prefill())
 
-    def _choose(self, asked: Sequence[_PendingChoice]) -> list[Choice]:
+    def _choose(self, asked: Sequence[_PendingChoice]) -> list[Choice | Exception]:
+        """On the worker: what each request comes to, together where that can be done, else each alone."""
+        try:
+            return [*self._scored(asked)]
+        except Exception as error:
+            logging.getLogger("marft").exception("%d choices could not be made together", len(asked))
+            if len(asked) > 1:
+                return [found for request in asked for found in self._choose([request])]
+            broken = self._batches[id(self.policies[asked[0].policy].backbone)].raised_by_a_plain_row()
+            if broken:
+                self._note_problem(broken)
+                return [error]
+            return [RowFailedError(f"nothing could be chosen: {one_line(raised(error))}")]
+
+    def _scored(self, asked: Sequence[_PendingChoice]) -> list[Choice]:
         """On the worker: score all options of all requests, one forward a backbone (in batches that fit)."""
         made: dict[int, Choice] = {}
         for backbone in {id(local.backbone): local.backbone for local in self.policies.values()}.values():
@@ -264,14 +317,31 @@ class LocalEngine:
             made.update(zip(map(id, mine), choose(backbone, mine), strict=True))
         return [made[id(request.choice)] for request in asked]
 
+    def _chosen(self, request: _PendingChoice, choice: Choice | Exception) -> None:
+        if request.result.done():
+            return
+        if isinstance(choice, Exception):
+            request.result.set_exception(choice)
+        else:
+            request.result.set_result((choice, self._now(request.policy)))
+
     def _resolve(self, request: _Request, done: Finished) -> None:
         self._sampled_tokens += len(done.tokens)
         if request.result.done():
             return
+        error = done.error
         if done.problem:
-            said = f"a text could not be held to its grammar: {done.problem}"
-            request.result.set_exception(EpisodeFailedError("failed", said))
+            error = RowFailedError(f"a text could not be held to its grammar: {done.problem}", form=True)
+        if error:
+            request.result.set_exception(error)
             return
+        try:
+            self._complete(request, done)
+        except Exception as error:
+            logging.getLogger("marft").exception("what was sampled could not be spelled")
+            request.result.set_exception(RowFailedError(f"it could not be spelled: {one_line(raised(error))}"))
+
+    def _complete(self, request: _Request, done: Finished) -> None:
         request.result.set_result(
             Completion(
                 done.tokens,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from marft.game.engine import Engine, Sampler, Weights
+from marft.game.engine import Engine, Sampler, Weights, problem_of
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 
 
@@ -63,6 +63,11 @@ class Router:
         """Wait until no engine computes anything any more."""
         for engine in self.distinct:
             await engine.settle()
+
+    @property
+    def problem(self) -> str:
+        """Why one of the engines cannot go on; "" where all can."""
+        return next((problem for engine in self.distinct if (problem := problem_of(engine))), "")
 
     def version(self, policy: str) -> int:
         """The version of a policy at its engine."""

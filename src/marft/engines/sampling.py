@@ -68,7 +68,8 @@ def allowed_tokens(logits_BV: Tensor, options: list[Sampling]) -> Tensor | None:
     if all(option.top_k == 0 and option.top_p >= 1.0 for option in options):
         return None
     vocabulary = logits_BV.shape[-1]
-    top_k = sent(np.array([option.top_k or vocabulary for option in options]), logits_BV.device)
+    counts = [min(option.top_k or vocabulary, vocabulary) for option in options]
+    top_k = sent(np.array(counts, np.int64), logits_BV.device)
     top_p = sent(np.array([option.top_p for option in options], np.float32), logits_BV.device)
     ordered, order = logits_BV.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # mass of the likelier tokens

@@ -13,14 +13,15 @@ from marft.marks import Grammar
 from marft.thoughts import Said
 from marft.types import Action, Sampling, Tool, ToolCall
 
-Refusal = Literal["invalid", "too_long", "unsupported"]
+Refusal = Literal["invalid", "too_long", "unsupported", "failed"]
 
 
 class ChatRefusedError(ValueError):
     """A chat that no action answers; the message is for the client. Nothing was sampled, and nothing is recorded.
 
     Args:
-        why: ``invalid``, ``too_long`` (beyond the model's context) or ``unsupported``.
+        why: ``invalid``, ``too_long`` (beyond the model's context), ``unsupported``, or ``failed`` (the engine's fault,
+            and this chat's alone).
     """
 
     def __init__(self, why: Refusal, message: str) -> None:

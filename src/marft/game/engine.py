@@ -61,3 +61,8 @@ class Engine(Sampler, Protocol):
     async def close(self) -> None:
         """End whatever was started."""
         ...
+
+
+def problem_of(engine: object) -> str:
+    """Why an engine cannot go on, where it says so (``problem``); "" where it can, or does not say."""
+    return str(getattr(engine, "problem", ""))

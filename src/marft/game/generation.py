@@ -10,9 +10,9 @@ from operator import or_
 import numpy as np
 import numpy.typing as npt
 
-from marft.errors import EpisodeFailedError
+from marft.errors import EpisodeFailedError, RowFailedError
 from marft.game.agents import Agent, Request
-from marft.game.chat import Chat
+from marft.game.chat import Chat, ChatRefusedError
 from marft.game.chat_record import ChatRecord
 from marft.game.consulting import Counsel, Quote
 from marft.game.engine import Sampler
@@ -301,6 +301,9 @@ async def answer(
     """Sample one turn of a client's chat. The calls in it are the client's to make.
 
     Where it stands in the episode is filled in by the caller.
+
+    Raises:
+        ChatRefusedError: its row could not be sampled.
     """
     renderer = record.renderer
     room = renderer.context(agent.policy) - len(prompt.ids)
@@ -309,7 +312,10 @@ async def answer(
     sampling = chat.sampling(agent.sampling, room, grammar, renderer.call_end(agent.policy) if chat.calls_once else "")
     if chat.live:
         chat.live.text = partial(renderer.live, agent.policy, sampling.stop, agent.thinking == "drop", calls)
-    completion = await engine.sample(agent.policy, prompt, sampling, key)
+    try:
+        completion = await engine.sample(agent.policy, prompt, sampling, key)
+    except RowFailedError as error:  # the client's to hear: the episode goes on
+        raise ChatRefusedError("unsupported" if error.form else "failed", error.reason) from error
     draft = Draft(prompt, ResponsePrefix())
     draft.say(completion)
     if calls and completion.finish == "stop":

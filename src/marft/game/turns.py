@@ -264,7 +264,7 @@ class Turns:
         try:
             yield
         except Exception as error:  # the engine's are the run's, and not the episode's alone
-            if step == self._acting:
+            if step == self._acting and not isinstance(error, ChatRefusedError):
                 self._failure = error
             raise
         finally:

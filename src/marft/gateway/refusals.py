@@ -29,6 +29,8 @@ class RequestError(Exception):
 
     @staticmethod
     def of(error: ChatRefusedError) -> RequestError:
+        if error.why == "failed":
+            return RequestError(500, "not_sampled", f"this request could not be answered: {error}")
         return RequestError(400, CODES[error.why], str(error), None if error.why == "unsupported" else "messages")
 
 

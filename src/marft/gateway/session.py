@@ -7,6 +7,7 @@ request is admitted in order before every session has one pending, waits for som
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -188,6 +189,7 @@ class Session:
         except RequestError:
             raise
         except Exception as error:  # the episode fails of it, and says why
+            logging.getLogger("marft").exception("an action of %s failed, and its episode with it", request.role)
             raise RequestError(500, "episode_failed", "the action failed, and the episode with it") from error
         finally:
             exchange.listeners -= 1

@@ -74,7 +74,7 @@ class App:
                 Route("/v1/messages", self._endpoint(Messages()), methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models/{model:path}", self._models, methods=["GET"]),
-                Route("/healthz", _healthy, methods=["GET"]),
+                Route("/healthz", self._healthy, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
             ],
             exception_handlers={HTTPException: no_address(self._unknown)},
@@ -143,6 +143,11 @@ class App:
             return JSONResponse(models[self.asking.models.index(named)])
         except RequestError as error:
             return JSONResponse(ChatCompletions().error(error), error.status)
+
+    async def _healthy(self, _: Request) -> Response:
+        """Say whether requests can be answered; what the engine could not do last it may do the next time it is asked."""
+        problem = self.asking.problem or ("" if self.loop.is_running() else "its event loop has ended")
+        return PlainTextResponse(f"the engine cannot go on: {problem}\n" if problem else "ok\n", 503 if problem else 200)
 
     async def _metrics(self, request: Request) -> Response:
         try:
@@ -308,7 +313,3 @@ def _is_local(origin: str) -> bool:
         return urlsplit(origin).hostname in LOCAL
     except ValueError:
         return False
-
-
-async def _healthy(_: Request) -> Response:
-    return PlainTextResponse("ok\n")

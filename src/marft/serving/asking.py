@@ -16,6 +16,7 @@ import numpy as np
 from marft.config.agents import COLDEST
 from marft.game.agents import Agent, Agents
 from marft.game.chat import Chat, ChatRefusedError, Reply
+from marft.game.engine import problem_of
 from marft.game.environment import Split
 from marft.game.game import Attempt, Game
 from marft.game.live import Live
@@ -148,16 +149,30 @@ class Asking:
             whole: the session that hears the answer, where the whole team is asked.
         """
         named = task if seed is None else replace(task, id=f"seed {seed}")
-        episode = await play(game, Attempt(named, STREAM))
+        try:
+            episode = await play(game, Attempt(named, STREAM))
+        except Exception as error:
+            logging.getLogger("marft").exception("%s could not be played", task.id)
+            raise self._failed("the request could not be answered; the server's log says why") from error
         actions = [replace(action, key=action.key._replace(task=task.id)) for action in episode.actions]
         episode = replace(episode, task=task, actions=tuple(actions))
         answer = whole.answer.id if whole and whole.answer else ""
         self._record(replace(episode, transitions=(), answer=answer))  # ungraded: nothing says what it is worth
         if not episode.scored:
             logging.getLogger("marft").warning("%s: %s: %s", task.id, episode.status, one_line(episode.error))
-            status, code = (504, "timeout") if episode.status == "timed_out" else (500, "team_failed")
-            raise RequestError(status, code, "the team could not answer; the server's log says why")
+            said = "the team could not answer; the server's log says why"
+            raise RequestError(504, "timeout", said) if episode.status == "timed_out" else self._failed(said)
         return episode
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be answered; "" where that is not known."""
+        return problem_of(self.game.engine)
+
+    def _failed(self, said: str) -> RequestError:
+        if self.problem:
+            return RequestError(503, "engine_failed", f"the engine cannot go on: {self.problem}")
+        return RequestError(500, "team_failed", said)
 
 
 class Question:

@@ -35,7 +35,7 @@ from marft.engines.apart.words import (
 from marft.engines.choice_sampling import drawn
 from marft.engines.holding import Holding
 from marft.engines.spelling import Ending, spelling_of
-from marft.errors import EpisodeFailedError, RunError
+from marft.errors import RowFailedError, RunError
 from marft.game.engine import Weights
 from marft.playing import RESTARTS
 from marft.processes.child import KILLED, Command
@@ -329,7 +329,7 @@ class EngineApart:
                 if loaded and not loaded.done():
                     loaded.set_result(None)
             case Failed(number, reason):
-                self._end(number, EpisodeFailedError("failed", reason))
+                self._end(number, RowFailedError(reason))
             case Refused(number, reason):
                 self._refuse(number, reason)
             case Said() | Weighed():

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from transformers import PreTrainedTokenizerBase
 
 from marft.engines.holding import Holding
-from marft.errors import EpisodeFailedError, RunError
+from marft.errors import RowFailedError, RunError
 from marft.marks import Grammar
 from marft.types import Completion
 
@@ -47,7 +47,7 @@ def with_masks(completion: Completion, grammar: Grammar, holding: Holding) -> Co
     """What was sampled under a grammar, with what that allowed for at each place.
 
     Raises:
-        EpisodeFailedError: it did not allow for what was sampled.
+        RowFailedError: it did not allow for what was sampled.
     """
     text = holding.begin(grammar)
     for place, token in enumerate(completion.tokens.tolist()):
@@ -55,5 +55,5 @@ def with_masks(completion: Completion, grammar: Grammar, holding: Holding) -> Co
         text.take(token)
         if text.problem:
             said = f"a text could not be held to its grammar: at its token {place}, {text.problem}"
-            raise EpisodeFailedError("failed", said)
+            raise RowFailedError(said, form=True)
     return replace(completion, masks=text.masks(), forced=tuple(text.forced))

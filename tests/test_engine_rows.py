@@ -1,0 +1,165 @@
+"""A row that cannot be sampled is nobody else's trouble: the others go on with what they would have said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from marft.engines.decoding import Finished, Row, RunningBatch
+from marft.errors import RowFailedError
+from marft.marks import Grammar
+from marft.models.backbone import Backbone
+from marft.models.families import small_backbone
+from marft.models.running_rows import CachedRows
+from marft.rollouts import LocalRollouts
+from marft.types import Option, Prompt, Sampling
+from tests.families import FAMILY
+from tests.test_decoding import PROMPTS, new_batch, row, run, tuned
+from tests.test_engine import key, settings
+
+__all__ = ["tuned"]  # a fixture
+POISON = 99  # an id that no other row reads or has for a prompt
+
+
+def deaf(_: int) -> None:
+    raise OSError("nobody hears")
+
+
+
+GUILTY: dict[str, Callable[[], Row]] = {
+    "an id that there is not": lambda: row((5, 10**6)),
+    "an id below 0": lambda: row((5, -1)),
+    "no prompt": lambda: row(()),
+    "a listener that raises": lambda: row((POISON,), listener=deaf),
+    "a stop that is no text": lambda: row((POISON,), stop=(5,)),
+    "a temperature that is no number": lambda: row((POISON,), temperature=float("nan")),
+    "a temperature below 0": lambda: row((POISON,), temperature=-1.0),
+    "a top-p that is no number of any size": lambda: row((POISON,), top_p="x"),
+    "a top-k beyond all numbers below 0": lambda: row((POISON,), top_k=-(10**30)),
+    "too few numbers to sample with": lambda: replace(row((POISON,)), uniforms=np.zeros(2, np.float32)),
+    "a grammar that is none": lambda: row((POISON,), grammar=Grammar("regex", "(")),
+}
+
+
+def texts(done: dict[int, Finished], rows: list[Row]) -> list[list[int]]:
+    return [done[id(one)].tokens.tolist() for one in rows]
+
+
+@pytest.mark.parametrize("what", GUILTY)
+@pytest.mark.parametrize("later", [False, True], ids=["with the others", "beside them"])
+def test_a_guilty_row_fails_alone(tuned: Backbone, what: str, later: bool) -> None:
+    innocent = [row(prompt, adapter) for prompt, adapter in zip(PROMPTS[:3], (None, "one", "two"), strict=True)]
+    alone = texts(run(new_batch(tuned), innocent), innocent)
+    guilty, batch = GUILTY[what](), new_batch(tuned)
+    done = run(batch, innocent, [guilty]) if later else run(batch, [innocent[0], guilty, *innocent[1:]])
+    assert done[id(guilty)].error
+    assert texts(done, innocent) == alone
+    assert not any(done[id(one)].error for one in innocent)
+    assert len(batch) == 0
+    assert not (batch.texts or batch.tellers or batch.endings or batch.alternatives)
+
+
+def test_a_top_k_beyond_all_numbers_is_that_of_the_whole_vocabulary(backbone: Backbone) -> None:
+    rows = [row((5, 6), top_k=count) for count in (0, 10**30)]
+    first, second = texts(run(new_batch(backbone), rows), rows)
+    assert first == second
+
+
+@pytest.mark.parametrize("name", ["", "LFM 2"], ids=["our cache", "the model's own"])
+def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
+    backbone: Backbone, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From some token on: the others have sampled as much by then."""
+    backbone = small_backbone(FAMILY[name]) if name else backbone
+    innocent = [row(prompt, temperature=0.0) for prompt in PROMPTS[:4]]
+    alone = run(new_batch(backbone), innocent)
+    guilty = row((40, 41), temperature=0.0)
+    bad = int(run(new_batch(backbone), [guilty])[id(guilty)].tokens[3])
+    batch = new_batch(backbone)
+    if any(bad in done.tokens[:-1] for done in alone.values()):
+        pytest.skip("another row says it too")
+    embed = backbone.decoder.get_input_embeddings()
+    before = embed.forward
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        if bool((ids == bad).any()):
+            raise RuntimeError("that one")
+        return before(ids)
+
+    monkeypatch.setattr(embed, "forward", forward)
+    done = run(batch, [innocent[0], guilty, *innocent[1:]])
+    assert str(done[id(guilty)].error) == "that one"
+    assert isinstance(batch.running, CachedRows) is (not name)
+    for one in innocent:
+        assert done[id(one)].tokens.tolist() == alone[id(one)].tokens.tolist()
+        np.testing.assert_allclose(done[id(one)].log_probs, alone[id(one)].log_probs, atol=1e-4)
+
+
+def asked(rollouts: LocalRollouts, *samplings: Sampling) -> list[Any]:
+    engine = rollouts.engine.engines["actor"]
+
+    async def ask() -> list[Any]:
+        calls = [engine.sample("actor", Prompt(np.array([5], np.int32)), one, key(n)) for n, one in enumerate(samplings)]
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    return rollouts.wait_for(ask())
+
+
+PLAIN = Sampling(max_new_tokens=5)
+
+
+def test_the_engine_says_which_row_failed_and_answers_as_before(
+    random_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LocalRollouts(settings(random_model)) as rollouts, caplog.at_level(logging.ERROR, "marft"):
+        (before,) = asked(rollouts, PLAIN)
+        beside, guilty = asked(rollouts, PLAIN, replace(PLAIN, listener=deaf))
+        (after,) = asked(rollouts, PLAIN)
+        problem = rollouts.engine.problem
+    assert isinstance(guilty, RowFailedError)
+    assert "nobody hears" in str(guilty)
+    assert "nobody hears" in caplog.text
+    assert before.tokens.tolist() == beside.tokens.tolist() == after.tokens.tolist()
+    assert problem == ""
+
+
+@pytest.mark.parametrize("where", ["step", "admit"])
+def test_an_engine_that_cannot_go_on_says_so_until_it_can(
+    random_model: Path, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def boom(*_: object) -> None:
+        raise RuntimeError("device lost")
+
+    with LocalRollouts(settings(random_model)) as rollouts, caplog.at_level(logging.ERROR, "marft"):
+        (before,) = asked(rollouts, PLAIN)
+        with monkeypatch.context() as patched:
+            patched.setattr(RunningBatch, where, boom)
+            assert [str(one) for one in asked(rollouts, PLAIN, PLAIN)] == ["device lost"] * 2
+            assert "device lost" in rollouts.engine.problem
+        (after,) = asked(rollouts, PLAIN)
+        assert rollouts.engine.problem == ""
+    assert before.tokens.tolist() == after.tokens.tolist()
+    assert "the engine cannot go on" in caplog.text
+
+
+def test_a_choice_that_cannot_be_made_is_nobody_elses(random_model: Path) -> None:
+    options = [Option(np.array([number, 2], np.int32)) for number in (5, 6)]
+
+    async def ask(engine: Any) -> list[Any]:
+        prompts = (Prompt(np.array([id], np.int32)) for id in (5, 10**6, 7))
+        calls = [engine.choose("actor", prompt, options, Sampling(), key(n)) for n, prompt in enumerate(prompts)]
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    with LocalRollouts(settings(random_model)) as rollouts:
+        first, second, third = rollouts.wait_for(ask(rollouts.engine.engines["actor"]))
+    assert isinstance(second, RowFailedError)
+    assert first[0].options
+    assert third[0].options
