@@ -220,7 +220,7 @@ class TestAnswers:
         return answers[0], episode
 
     def test_it_is_a_completion_that_says_which_action_it_is_and_what_was_only_recorded(self) -> None:
-        answer, episode = self.answer(temperature=0.1, seed=7, frequency_penalty=1, user="me")
+        answer, episode = self.answer(temperature=0.1, seed=7, truncation="auto", user="me")
         table, (action,) = answer.table, episode.actions
         assert (answer.status, table["object"], table["model"]) == (200, "chat.completion", "a")
         assert table["choices"][0] == {
@@ -231,7 +231,7 @@ class TestAnswers:
         assert table["usage"]["prompt_tokens"] == len(action.prompt)
         assert answer.headers["x-marft-action"] == "0/a/0"
         assert table["marft"] == {
-            "actions": ["0/a/0"], "sees": [], "ignored": ["frequency_penalty"],
+            "actions": ["0/a/0"], "sees": [], "ignored": ["truncation"],
             "recorded_only": {"temperature": 0.1, "seed": 7},
         }  # fmt: skip
         assert action.wishes == '{"seed": 7, "temperature": 0.1}'

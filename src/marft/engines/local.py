@@ -199,7 +199,7 @@ class LocalEngine:
                 finished = await loop.run_in_executor(self._worker, self._advance, admitted, gone)
                 for done in sorted(finished, key=lambda done: self._running[id(done.row)].key):
                     self._resolve(self._running.pop(id(done.row)), done)
-        except Exception as error:  # whoever waits must hear of it
+        except Exception as error:  # noqa: BLE001  whoever waits must hear of it
             self._note_problem(error)
             for batch in self._batches.values():
                 batch.reset()
@@ -283,8 +283,7 @@ class LocalEngine:
             self.problem = ""
         if broken or not own:
             return finished
-        why = {id(done): RowFailedError(f"it could not be sampled: {one_line(raised(done.error))}") for done in failed}
-        return [replace(done, error=why.get(id(done))) for done in finished]
+        return [replace(done, error=_own(done.error)) if done.error else done for done in finished]
 
     def _note_problem(self, error: Exception) -> None:
         self.problem = one_line(raised(error))
@@ -364,6 +363,10 @@ class LocalEngine:
         ids = done.tokens.tolist()
         text = _decoder(local.tokenizer)(ids[:-1] if ids[-1] in local.stop_ids else ids)
         return until(text, request.row.sampling.stop)
+
+
+def _own(error: Exception) -> RowFailedError:
+    return RowFailedError(f"it could not be sampled: {one_line(raised(error))}")
 
 
 def _pass_of(key: ActionKey) -> str:

@@ -145,9 +145,11 @@ class App:
             return JSONResponse(ChatCompletions().error(error), error.status)
 
     async def _healthy(self, _: Request) -> Response:
-        """Say whether requests can be answered; what the engine could not do last it may do the next time it is asked."""
+        """Say whether requests can be answered. An engine that could not go on is tried again with every request."""
         problem = self.asking.problem or ("" if self.loop.is_running() else "its event loop has ended")
-        return PlainTextResponse(f"the engine cannot go on: {problem}\n" if problem else "ok\n", 503 if problem else 200)
+        return PlainTextResponse(
+            f"the engine cannot go on: {problem}\n" if problem else "ok\n", 503 if problem else 200
+        )
 
     async def _metrics(self, request: Request) -> Response:
         try:

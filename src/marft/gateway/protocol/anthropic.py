@@ -11,7 +11,6 @@ from pydantic import Field
 from marft.game.chat import Chat, Constraint, Reply
 from marft.game.live import Begun
 from marft.game.rendering import arguments_of
-from marft.gateway.protocol.chat_completions import Number
 from marft.gateway.protocol.exchange import (
     NOTHING,
     Asked,
@@ -23,19 +22,21 @@ from marft.gateway.protocol.exchange import (
     said_by,
     usage_of,
 )
+from marft.gateway.protocol.fields import Sampled, ignored
 from marft.gateway.protocol.reading import (
+    MOST_MESSAGES,
     MOST_STOPS,
+    MOST_TOOLS,
     CallSaid,
+    Content,
     Count,
     Name,
-    Part,
     Said,
     Schema,
     Stop,
     Table,
     chat_of,
     forced_call,
-    left_out,
     read,
     text_of,
     unsupported,
@@ -49,7 +50,6 @@ DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }  # by type of the block
-CHANGE_NOTHING = ("metadata", "service_tier", "cache_control")
 KINDS = {
     400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error", 410: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error",
@@ -63,12 +63,12 @@ class Block(Table):
     name: Name | None = None
     input: dict[str, Any] | None = None
     tool_use_id: Name | None = None
-    content: str | list[Part] | None = None
+    content: Content = None
 
 
 class Message(Table):
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], Field(max_length=MOST_MESSAGES)]
 
 
 class OfferedTool(Table):
@@ -93,17 +93,14 @@ class OutputConfig(Table):
     format: Format | None = None
 
 
-class Request(Table):
+class Request(Sampled):
     model: str = ""
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_tokens: Count
-    system: str | list[Part] | None = None
-    tools: list[OfferedTool] | None = None
+    system: Content = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Choice | None = None
     stop_sequences: Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: int | None = None
     stream: bool | None = None
     output_config: OutputConfig | None = None
 
@@ -111,22 +108,22 @@ class Request(Table):
 class Messages(Protocol):
     def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
         request = read(Request, body)
+        left = ignored(request)
         if request.messages[-1].role == "assistant":
             raise unsupported("messages", "no answer goes on from the beginning of one; end with the user's message")
         tools = tuple(map(_tool, request.tools or ()))
         system = text_of(request.system)
-        wishes = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
         chat = Chat(
             messages=chat_of([*([Said("system", system)] if system else []), *_turns(request.messages)]),
             tools=tools,
             calls=request.tool_choice is None or request.tool_choice.type != "none",
             max_tokens=request.max_tokens,
             stop=tuple(request.stop_sequences or ()),
-            wishes={name: value for name, value in wishes.items() if value is not None},
+            wishes=request.wishes,
             constraint=_constraint(request, tools),
             parallel=request.tool_choice is None or not request.tool_choice.disable_parallel_tool_use,
         )
-        return Asked(chat, 1, bool(request.stream), tuple(left_out(request, CHANGE_NOTHING)))
+        return Asked(chat, 1, bool(request.stream), left, model=request.model)
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
         (reply,) = replies

@@ -21,9 +21,12 @@ from marft.gateway.protocol.exchange import (
     log_probs_of,
     usage_of,
 )
+from marft.gateway.protocol.fields import Sampled, ignored
 from marft.gateway.protocol.reading import (
     MOST_ACTIONS,
     MOST_ALTERNATIVES,
+    MOST_MESSAGES,
+    MOST_TOOLS,
     CallSaid,
     Content,
     Count,
@@ -34,19 +37,12 @@ from marft.gateway.protocol.reading import (
     Table,
     chat_of,
     forced_call,
-    left_out,
     read,
     stops_of,
     text_of,
-    unsupported,
 )
 from marft.gateway.refusals import RequestError
 from marft.types import Tool
-
-CHANGE_NOTHING = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-)  # fmt: skip
-Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
 class CalledFunction(Table):
@@ -101,10 +97,10 @@ class StreamOptions(Table):
     include_usage: bool | None = None
 
 
-class Request(Table):
+class Request(Sampled):
     model: str = ""
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[OfferedTool] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    tools: Annotated[list[OfferedTool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | Forced | None = None
     parallel_tool_calls: bool | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ACTIONS)] | None = None
@@ -113,15 +109,9 @@ class Request(Table):
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     response_format: ResponseFormat | None = None
-    logit_bias: dict[str, float] | None = None
-    functions: list[object] | None = None
-    modalities: list[str] | None = None
 
 
 class ChatCompletions(Protocol):
@@ -129,29 +119,22 @@ class ChatCompletions(Protocol):
         request = read(Request, body)
         if request.top_logprobs and not request.logprobs:
             raise RequestError(400, "invalid_value", "top_logprobs needs logprobs", "top_logprobs")
-        if request.logit_bias:
-            raise unsupported("logit_bias", "it would change what is trained on")
-        if request.functions:
-            raise unsupported("functions", "offer them as tools")
-        if request.modalities and request.modalities != ["text"]:
-            raise unsupported("modalities", "agents write text alone")
+        left = ignored(request)
         tools = tuple(_tool(tool) for tool in request.tools or ())
-        wishes = {name: getattr(request, name) for name in ("temperature", "top_p", "seed")}
         chat = Chat(
             messages=chat_of(map(_said, request.messages)),
             tools=tools,
             calls=request.tool_choice != "none",
             max_tokens=min(filter(None, (request.max_completion_tokens, request.max_tokens)), default=None),
             stop=stops_of(request.stop),
-            wishes={name: value for name, value in wishes.items() if value is not None},
+            wishes=request.wishes,
             constraint=_constraint(request, tools),
             pieces=bool(request.logprobs),
             alternatives=request.top_logprobs or 0,
             parallel=request.parallel_tool_calls is not False,
         )
         usage = bool(request.stream_options and request.stream_options.include_usage)
-        ignored = tuple(left_out(request, CHANGE_NOTHING))
-        return Asked(chat, request.n or 1, bool(request.stream), ignored, {"usage": usage})
+        return Asked(chat, request.n or 1, bool(request.stream), left, {"usage": usage}, model=request.model)
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
         choices = [

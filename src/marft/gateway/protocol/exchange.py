@@ -28,6 +28,7 @@ class Asked:
         ignored: fields that nobody reads.
         detail: what else the response takes.
         turns: what is to be kept of it, for requests that name its response.
+        model: as the client calls it.
     """
 
     chat: Chat
@@ -36,6 +37,7 @@ class Asked:
     ignored: tuple[str, ...] = ()
     detail: Mapping[str, Any] | None = None
     turns: tuple[Said, ...] | None = None
+    model: str = ""
 
 
 class Stream(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -19,14 +19,12 @@ from marft.types import Tool
 MOST_ACTIONS = 64  # of one request
 MOST_STOPS = 16
 MOST_ALTERNATIVES = 20  # of a token
-ECHOED = {  # what our own answers, and a client's library, write into messages beside what they say
-    "id", "status", "annotations", "logprobs", "refusal", "cache_control", "signature", "index", "thinking", "summary",
-    "caller", "encrypted_content", "audio", "function_call", "parsed", "parsed_arguments", "reasoning_content",
-}  # fmt: skip
+MOST_MESSAGES = 8192  # of a chat, and parts of a message
+MOST_TOOLS = 512
 
 
 class Table(BaseModel):
-    """A table of a request. Fields that it does not name are left, and told of in the response."""
+    """A table of a request; :mod:`marft.gateway.protocol.fields` says what becomes of fields that it does not name."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
@@ -66,27 +64,6 @@ def _finite(text: str) -> float:
     return number
 
 
-def left_out(table: Table, known: Iterable[str] = ()) -> list[str]:
-    """Fields that nobody reads, by name; those of inner tables as ``tools.function.strict``.
-
-    Args:
-        known: those of the request that change nothing here.
-    """
-    known = set(known)
-    return sorted({name for name in _unread(table) if name not in known})[:32]
-
-
-def _unread(table: Table) -> Iterator[str]:
-    for name, value in (table.model_extra or {}).items():
-        if value is not None:
-            yield storable(name)[:64]
-    for name in type(table).model_fields:
-        found = getattr(table, name)
-        for inner in found if isinstance(found, list) else [found]:
-            if isinstance(inner, Table):
-                yield from (f"{name}.{one}" for one in _unread(inner) if one.rpartition(".")[2] not in ECHOED)
-
-
 def unsupported(field: str, why: str) -> RequestError:
     return RequestError(400, "unsupported_parameter", f"{field}: {why}", field)
 
@@ -96,7 +73,8 @@ class Part(Table):
     text: str | None = None
 
 
-Content = str | list[Part] | None
+Parts = Annotated[list[Part], Field(max_length=MOST_MESSAGES)]
+Content = str | Parts | None
 
 
 def text_of(content: Content, texts: Sequence[str] = ("text",)) -> str:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
 from marft.game.live import Begun
-from marft.gateway.protocol.chat_completions import ChatCompletions, Number
+from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import (
     NOTHING,
     Asked,
@@ -26,18 +26,20 @@ from marft.gateway.protocol.exchange import (
     said_by,
     usage_of,
 )
+from marft.gateway.protocol.fields import Sampled, ignored
 from marft.gateway.protocol.reading import (
     MOST_ALTERNATIVES,
+    MOST_MESSAGES,
+    MOST_TOOLS,
     CallSaid,
+    Content,
     Count,
     Name,
-    Part,
     Said,
     Schema,
     Table,
     chat_of,
     forced_call,
-    left_out,
     read,
     text_of,
     unsupported,
@@ -45,9 +47,6 @@ from marft.gateway.protocol.reading import (
 from marft.gateway.refusals import RequestError
 from marft.types import Tool
 
-CHANGE_NOTHING = (
-    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-)  # fmt: skip
 LOG_PROBS = "message.output_text.logprobs"  # among what is to be included
 PART = ("response.reasoning_summary_part", "response.content_part")  # of a thought, of a message
 TEXT = ("response.reasoning_summary_text", "response.output_text")
@@ -59,11 +58,11 @@ class Item(Table):
 
     type: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[Part] | None = None
+    content: Content = None
     call_id: Name | None = None
     name: Name | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
+    output: Content = None
 
 
 class OfferedTool(Table):
@@ -87,30 +86,29 @@ class Text(Table):
     format: Format | None = None
 
 
-class Request(Table):
+class Request(Sampled):
     model: str = ""
-    input: str | Annotated[list[Item], Field(min_length=1)]
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES)]
     instructions: str | None = None
-    tools: list[OfferedTool] | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | Forced | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Count | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
     text: Text | None = None
     stream: bool | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    include: list[str] | None = None
+    include: (
+        Annotated[list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]], Field(max_length=16)]
+        | None
+    ) = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
-    conversation: object = None
 
 
 class Responses(Protocol):
     def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
         request = read(Request, body)
-        if request.conversation is not None:
-            raise unsupported("conversation", "send the whole input, or what is new since previous_response_id")
+        left = ignored(request)
         previous = request.previous_response_id
         if previous is not None and previous not in earlier:
             raise RequestError(
@@ -121,21 +119,19 @@ class Responses(Protocol):
         items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
         told = [Said("system", request.instructions)] if request.instructions else []
         turns = _turns(items, earlier[previous] if previous else ())
-        wishes = {name: getattr(request, name) for name in ("temperature", "top_p")}
         chat = Chat(
             messages=chat_of([*told, *turns]),
             tools=tools,
             calls=request.tool_choice != "none",
             max_tokens=request.max_output_tokens,
-            wishes={name: value for name, value in wishes.items() if value is not None},
+            wishes=request.wishes,
             constraint=_constraint(request, tools),
             pieces=LOG_PROBS in (request.include or ()) or bool(request.top_logprobs),
             alternatives=request.top_logprobs or 0,
             parallel=request.parallel_tool_calls is not False,
         )
-        ignored = tuple(left_out(request, CHANGE_NOTHING))
         keeps = None if request.store is False else tuple(turns)
-        return Asked(chat, 1, bool(request.stream), ignored, json.loads(body), keeps)
+        return Asked(chat, 1, bool(request.stream), left, json.loads(body), keeps, request.model)
 
     def kept(self, asked: Asked, replies: Sequence[Reply]) -> Mapping[str, tuple[Said, ...]]:
         if asked.turns is None:
