@@ -100,7 +100,17 @@ def test_sampling_is_wished_for_in_the_same_words_everywhere(protocol: Protocol)
 HOSTILE: list[Any] = [
     10**30, -(10**30), 2**63, 2**31, 10**4000, -1, -5, 1e308, -1e308, True, "1", [], {}, [1], 5e-324, 0.5, -0.5,
 ]  # fmt: skip
-NUMBERS = ("temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "top_logprobs")
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "n",
+    "top_logprobs",
+)
 
 
 @ALL
@@ -149,5 +159,5 @@ def test_too_many_messages_parts_or_tools_are_refused(protocol: Protocol) -> Non
 def test_the_page_names_every_field_that_is_ignored() -> None:
     page = (Path(__file__).parents[1] / "docs" / "gateway.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`([\w.]+)`", page))
-    assert fields.FOR_THE_SERVER | fields.NAMED <= told
+    assert told >= fields.FOR_THE_SERVER | fields.NAMED
     assert set(fields.ASKS_NOTHING) <= told
