@@ -118,12 +118,12 @@ NUMBERS = (
 def test_a_number_beyond_its_bounds_is_refused_and_what_is_left_can_be_computed_with(
     protocol: Protocol, name: str
 ) -> None:
+    refusals = list[tuple[int, str]]()
     for value in HOSTILE:
         try:
             asked = read(protocol, **{name: value})
         except RequestError as error:
-            assert error.status == 400
-            assert (error.param or name) == name
+            refusals.append((error.status, error.param or name))
             continue
         wishes = asked.chat.wishes
         assert 0 <= wishes.get("temperature", 1) <= 1e6
@@ -134,6 +134,7 @@ def test_a_number_beyond_its_bounds_is_refused_and_what_is_left_can_be_computed_
         assert 0 < asked.count <= 64
         assert 0 <= asked.chat.alternatives <= 20
         assert not isinstance(wishes.get(name), bool)
+    assert set(refusals) == {(400, name)}
 
 
 @ALL
