@@ -65,10 +65,13 @@ class FakeRenderer:
     ) -> TokenIds | NotExact:
         return self.start(policy, new, tools)
 
-    def thought(self, policy: str, text: str) -> int:
+    def thought(self, policy: str, text: str, begun: str = "") -> int:
         return thought(text)
 
-    def live(self, policy: str, stops: Sequence[str], drops: bool, tools: bool) -> LiveText:
+    def opening(self, policy: str, text: str) -> TokenIds:
+        return self.ids(policy, text)
+
+    def live(self, policy: str, stops: Sequence[str], drops: bool, tools: bool, begun: str = "") -> LiveText:
         spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
         certain = ToolFormat(None, {}, (), CALL).certain  # type: ignore[arg-type]  of which the syntax alone counts
         return LiveText(spelling, stops, False if drops else None, certain if tools else len)

@@ -105,7 +105,7 @@ def test_what_is_thought_first_is_no_proposal() -> None:
 
 
 class Thinking(FakeRenderer):
-    def thought(self, policy: str, text: str) -> int:
+    def thought(self, policy: str, text: str, begun: str = "") -> int:
         return text.index("</think>") + len("</think>")
 
 

@@ -30,7 +30,7 @@ from marft.game.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, P
 from marft.marks import Grammar
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
-from marft.thoughts import Said, thought
+from marft.thoughts import BEGINS, ENDS, Said, thinking_after, thought
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the tokens wanted need not be counted
@@ -110,19 +110,35 @@ class ChatRenderer:
             self._changes[key] = changes_turns(format, tools)
         return self._changes[key] or continue_ids(format, ids, messages, new, tools)
 
-    def thought(self, policy: str, text: str) -> int:
+    def thought(self, policy: str, text: str, begun: str = "") -> int:
         """How many of the first characters of a turn's text are a thought. The template may have begun it."""
         format = self.formats[policy]
-        return thought(text, not format.remote and begins_thought(format))
+        return thought(text, not format.remote and thinking_after(begun, begins_thought(format)))
 
-    def live(self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool) -> LiveText:
+    def opening(self, policy: str, text: str) -> TokenIds:
+        """Return the ids of a text that a client begins a turn with. What looks like a control token is text."""
+        format = self.formats[policy]
+        if format.remote:
+            raise ValueError("it is behind an endpoint, which takes whole messages alone")
+        if begins_thought(format):
+            if ENDS not in text:
+                raise ValueError(
+                    "its chat template begins every turn with a thought, which the text would be part of; end it in "
+                    f"the text ({ENDS}), or turn thoughts off (template_options.enable_thinking = false)"
+                )
+            text = text.lstrip().removeprefix(BEGINS)
+        return _encoded(format, [text])
+
+    def live(
+        self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool, begun: str = ""
+    ) -> LiveText:  # fmt: skip
         """What spells a turn while it is sampled."""
         format = self.formats[policy]
         if policy not in self._spellings:
             self._spellings[policy] = spelling_of(format.tokenizer, format.stop_ids)
-        begun = begins_thought(format) if drops else None
-        certain = partial(self.tool_format(policy).certain, dropped=drops) if tools else len
-        return LiveText(self._spellings[policy](), stops, begun, certain)
+        thinking = thinking_after(begun, begins_thought(format))
+        certain = partial(self.tool_format(policy).after(begun).certain, dropped=drops) if tools else len
+        return LiveText(self._spellings[policy](), stops, thinking if drops else None, certain)
 
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
         """An action as messages of a chat: what it said, called and was answered."""

@@ -176,9 +176,7 @@ class ToolFormat:
         """The calls in a turn's sampled tokens, which may come after a teammate's."""
         ids = [int(token) for token in tokens]
         text = str(self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids))
-        begun = self.begun
-        if begun is not None and len(prefix):
-            begun = thinking_after(str(self.tokenizer.decode(prefix.tolist())), begun)
+        begun = self.after(str(self.tokenizer.decode(prefix.tolist()))).begun if len(prefix) else self.begun
         if self.syntax:
             return self.syntax.read(text, begun)
         text = text if begun is None else text[first_thought(text, begun) :]
@@ -187,6 +185,10 @@ class ToolFormat:
             return [_parsed(call) for call in message.get("tool_calls") or ()]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             return [unreadable(text, raised(error))]
+
+    def after(self, text: str) -> ToolFormat:
+        """Return the format of a turn that goes on from a text: a thought may be open there, or no longer."""
+        return self if self.begun is None else replace(self, begun=thinking_after(text, self.begun))
 
     def response(self, calls: Sequence[ToolCall], ended: int | None = None) -> TokenIds | NotExact:
         """The ids that come after a turn which made ``calls`` and said nothing else: what the tools answered, and the

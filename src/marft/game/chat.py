@@ -55,6 +55,7 @@ class Chat:
         pieces: whether the text of each token is asked for.
         alternatives: how many of the likeliest tokens are asked for beside each.
         parallel: whether a turn may make several calls, where it need not make any.
+        begun: what the client begins the answer with: the agent goes on from there, and it is not trained.
         live: hears the action while it comes about.
     """
 
@@ -69,6 +70,7 @@ class Chat:
     pieces: bool = False
     alternatives: int = 0
     parallel: bool = True
+    begun: str = ""
     live: Live | None = field(default=None, compare=False)
 
     def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None, ends: str | Said = "") -> Sampling:
@@ -105,6 +107,8 @@ class Reply:
         message: the turn, as it must come back to be gone on from by its ids.
         calls: of tools in it, for the client to make.
         thought: what of the text the message leaves out.
+        begun: what the client began the message with.
+        stopped: the stop string that ended it; "" where none did.
         pieces: the text of each token, where it was asked for.
         alternatives: the texts of the likeliest tokens in the place of each, and their log-probs, where they were.
     """
@@ -113,5 +117,7 @@ class Reply:
     message: ChatMessage
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
+    begun: str = ""
+    stopped: str = ""
     pieces: tuple[str, ...] = ()
     alternatives: tuple[tuple[tuple[str, float], ...], ...] = ()

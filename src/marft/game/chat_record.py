@@ -33,6 +33,7 @@ SPACED = (
     r"\U00020000-\U0003ffff]"
 )
 ONE_CALL = "of its calls the first alone was told"
+STOPPED = "the stop string behind its calls was not told"
 MOST_MESSAGES = 8192  # of a chat: to render more would hold up all episodes
 CHARACTERS_OF_A_TOKEN = 64  # of a token, about: a chat of more than so many a token of context need not be rendered
 
@@ -64,21 +65,25 @@ class ChatRecord:
             told = conversation.tell(chat.messages[count:], node)
         except ValueError as error:
             raise ChatRefusedError("invalid", str(error)) from error
+        path = [turn.said for turn in _turns(told)]
+        if chat.begun:
+            told, begun_by = self._opened(told, chat, earlier)
+            path += begun_by
         self._check_room(len(told.context))
         if not why and told.restarted:
             why = f"template: {told.restarted}"
-        path = [turn.said for turn in _turns(told)]
         known = {action.id: action for action in earlier}
         seen = tuple(dict.fromkeys(name for said in path for name in (*known[said].sees, said)))
         if chat.sees is None:
             unseen = [action for action in earlier if action.id not in seen]
             given = [text for text in (task, self.agent.profile.instructions) if text]
-            texts = [(text.strip(), _apart(text, given)) for message in chat.messages for text in _texts(message)]
+            messages = _whole(chat)
+            texts = [(text.strip(), _apart(text, given)) for message in messages for text in _texts(message)]
             others = [one for one in unseen if _shows(texts, one.message, self._content(one))]
         else:
             others = [known[name] for name in dict.fromkeys(chat.sees) if name not in seen]
         heard = [Heard(other, Message(other.agent, other.message), other.message) for other in others]
-        prompt = Prompt(told.context, 0, chat.messages, chat.tools)
+        prompt = Prompt(told.context, 0, _whole(chat), chat.tools)
         return Asked(prompt, heard, (), tuple(path), seen, why, told, chatted=True)
 
     def keep(self, asked: Asked, chat: Chat, action: Action) -> None:
@@ -86,12 +91,27 @@ class ChatRecord:
         assert asked.node is not None, "it was asked with this record"
         calls = _calls(action)
         message = self._message(action)
-        shortened = THOUGHTS if action.thought else ""
-        if chat.calls_once and calls:
-            made = self.renderer.calls(action.policy, action.tokens, chat.tools)
-            shortened = shortened or (ONE_CALL if len(made) > len(calls) else "")
-        self._conversation(chat).say(asked.node, [message], action.tokens, action.id, True, shortened)
-        self._said[action.id] = message, Reply(action, message, calls, action.text[: action.thought])
+        if chat.begun:
+            message = {**message, "content": f"{chat.begun}{message['content'] or ''}"}
+        ids = self.told(chat, action.policy, action.tokens, action.text)
+        self._conversation(chat).say(asked.node, [message], ids, action.id, True, self._shortened(chat, action))
+        thought, stopped = action.text[: action.thought], self._stopped(chat, action.policy, action.tokens, action.text)
+        self._said[action.id] = message, Reply(action, message, calls, thought, chat.begun, stopped)
+
+    def told(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> TokenIds:
+        """Return the ids of a turn without the stop string that ended it, and what was sampled with that: the client
+        reads neither. They are those that were sampled, but for a piece of a token before the stop string.
+
+        Args:
+            tokens: as they were sampled, [T].
+            text: without the stop string.
+        """
+        if not self._stopped(chat, policy, tokens, text):
+            return tokens
+        count = len(tokens)
+        while not text.startswith(kept := self.renderer.spelled(policy, tokens[:count])):
+            count -= 1
+        return np.concatenate([tokens[:count], self.renderer.ids(policy, text[len(kept) :])])
 
     def reply(self, action: Action, pieces: bool = False) -> Reply:
         """An action as its client is told it.
@@ -117,12 +137,51 @@ class ChatRecord:
         where its template cannot show that."""
         prompt = asked.prompt
         added = "\n\n".join(f"Message from {one.message.role}:\n{one.message.text}" for one in unseen)
+        begun = asked.node.begun if asked.node else ""
+        chat = prompt.chat[:-1] if begun else prompt.chat
         try:
-            return self.renderer.start(
-                self.agent.policy, [*prompt.chat, {"role": "user", "content": added}], prompt.tools
-            )
+            ids = self.renderer.start(self.agent.policy, [*chat, {"role": "user", "content": added}], prompt.tools)
+            return np.concatenate([ids, self.renderer.opening(self.agent.policy, begun)]) if begun else ids
         except ValueError:
             return prompt.ids
+
+    def _stopped(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> str:
+        """The stop string, of the client or of the recipe, that ended a turn; "" where none did."""
+        said = self.renderer.spelled(policy, tokens)
+        stops = [stop for stop in (*chat.stop, *self.agent.sampling.stop) if isinstance(stop, str)]
+        found = [(at, len(stop), stop) for stop in stops if (at := said.find(stop)) >= 0]
+        return min(found)[2] if found and min(found)[2] not in text else ""
+
+    def _shortened(self, chat: Chat, action: Action) -> str:
+        """Why nothing goes on from an action as it was sampled; "" where something may."""
+        calls = _calls(action)
+        if action.thought:
+            return THOUGHTS
+        if chat.calls_once and len(self.renderer.calls(action.policy, action.tokens, chat.tools)) > len(calls) > 0:
+            return ONE_CALL
+        return STOPPED if calls and self._stopped(chat, action.policy, action.tokens, action.text) else ""
+
+    def _opened(self, told: Node, chat: Chat, earlier: Sequence[Action]) -> tuple[Node, list[str]]:
+        """What a turn goes on from that a client begins, and the id of the agent's own turn that it was, if it was one:
+        then by the ids of that.
+
+        Raises:
+            ChatRefusedError: no turn can begin so.
+        """
+        if chat.constraint:
+            raise ChatRefusedError("unsupported", "an answer of a given form is written from its beginning on")
+        policy, turn = self.agent.policy, ({"role": "assistant", "content": chat.begun},)
+        try:
+            ids = self.renderer.opening(policy, chat.begun)
+        except ValueError as error:
+            raise ChatRefusedError("unsupported", f"the last message cannot be continued: {error}") from error
+        own = next((child for child in told.children if child.said and child.messages == turn), None)
+        if own is None or own.shortened:
+            return self._conversation(chat).open(told, chat.begun, ids), []
+        action = next(action for action in earlier if action.id == own.said)
+        ended = len(action.tokens) - self.renderer.response_prefix(policy, action)
+        ids = own.ids[: len(own.ids) - (ended if own.ids is action.tokens else 0)]
+        return self._conversation(chat).open(told, chat.begun, ids), [own.said]
 
     def _message(self, action: Action) -> ChatMessage:
         """An action's turn, as a client is told it."""
@@ -160,7 +219,7 @@ class ChatRecord:
         context = self.renderer.context(self.agent.policy)
         if len(chat.messages) > min(context, MOST_MESSAGES):  # each takes a token at least
             raise self._too_long(f"{len(chat.messages)} messages")
-        size = sum(len(str(message["content"])) for message in chat.messages)
+        size = sum(len(str(message["content"])) for message in _whole(chat))
         if size > CHARACTERS_OF_A_TOKEN * context:
             raise self._too_long(f"{size} characters")
         unknown = set(chat.sees or ()) - {action.id for action in earlier}
@@ -208,6 +267,11 @@ def _turns(node: Node) -> list[Node]:
             found.append(at)
         at = at.parent
     return found[::-1]
+
+
+def _whole(chat: Chat) -> tuple[ChatMessage, ...]:
+    """A chat's messages, and the beginning of the turn where the client gives one."""
+    return (*chat.messages, {"role": "assistant", "content": chat.begun}) if chat.begun else chat.messages
 
 
 def _calls(action: Action) -> tuple[ToolCall, ...]:

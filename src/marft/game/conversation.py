@@ -41,6 +41,7 @@ class Node:
         sampled: whether the turn was sampled here. A turn that is taken over from another branch was not.
         restarted: why it begins a new segment, in place of what its messages would go on from.
         shortened: why nothing can go on from a turn as it was sampled: its messages say less.
+        begun: the text that a client begins the next turn with; its ids are the last ones here.
     """
 
     parent: Node | None
@@ -51,6 +52,7 @@ class Node:
     sampled: bool = False
     restarted: str = ""
     shortened: str = ""
+    begun: str = ""
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -117,6 +119,18 @@ class Conversation:
             self.root, tuple(messages), self.template.start(messages) if ids is None else ids, reason
         )
 
+    def open(self, told: Node, begun: str, ids: TokenIds) -> Node:
+        """Return the node that a turn goes on from which a client begins.
+
+        Args:
+            told: what the agent is told before.
+            begun: the text that the turn begins with.
+            ids: of that text, [T].
+        """
+        known = _told(told.before, told.messages, begun)
+        whole = np.concatenate([told.ids, ids])
+        return known or self._add(told.before, told.messages, whole, told.restarted, begun)
+
     def say(
         self, told: Node, messages: Sequence[ChatMessage], ids: TokenIds, said: str, sampled: bool = True,
         shortened: str = "",
@@ -150,15 +164,17 @@ class Conversation:
                     waiting.append((child, end))
         return found
 
-    def _add(self, parent: Node, messages: tuple[ChatMessage, ...], ids: TokenIds, reason: str) -> Node:
-        known = _told(parent, messages)
+    def _add(
+        self, parent: Node, messages: tuple[ChatMessage, ...], ids: TokenIds, reason: str, begun: str = ""
+    ) -> Node:  # fmt: skip
+        known = _told(parent, messages, begun)
         if known is not None:
             return known
-        node = Node(parent, messages, ids, np.concatenate([parent.context, ids]), restarted=reason)
+        node = Node(parent, messages, ids, np.concatenate([parent.context, ids]), restarted=reason, begun=begun)
         parent.children.append(node)
         return node
 
 
-def _told(parent: Node, messages: tuple[ChatMessage, ...]) -> Node | None:
-    """Where the same was told after the same before: a turn, or the root."""
-    return next((child for child in parent.children if child.messages == messages), None)
+def _told(parent: Node, messages: tuple[ChatMessage, ...], begun: str = "") -> Node | None:
+    """Where the same was told after the same before (a turn, or the root), and the next turn begins in the same way."""
+    return next((child for child in parent.children if child.messages == messages and child.begun == begun), None)

@@ -22,6 +22,7 @@ from marft.game.tool_belt import ToolBelt
 from marft.marks import Mark, Masks, only
 from marft.segments import Restart
 from marft.texts import raised
+from marft.thoughts import Said, thinking_after
 from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Option, Prompt, TokenIds, ToolCall
 from marft.usage import Usage
 
@@ -309,9 +310,10 @@ async def answer(
     room = renderer.context(agent.policy) - len(prompt.ids)
     grammar = renderer.grammar(agent.policy, chat) if chat.constraint else None
     calls = bool(chat.tools) and chat.calls
-    sampling = chat.sampling(agent.sampling, room, grammar, renderer.call_end(agent.policy) if chat.calls_once else "")
+    sampling = chat.sampling(agent.sampling, room, grammar, _call_end(renderer, agent, chat))
+    begun = {"begun": chat.begun} if chat.begun else {}
     if chat.live:
-        chat.live.text = partial(renderer.live, agent.policy, sampling.stop, agent.thinking == "drop", calls)
+        chat.live.text = partial(renderer.live, agent.policy, sampling.stop, agent.thinking == "drop", calls, **begun)
     try:
         completion = await engine.sample(agent.policy, prompt, sampling, key)
     except RowFailedError as error:  # the client's to hear: the episode goes on
@@ -319,13 +321,25 @@ async def answer(
     draft = Draft(prompt, ResponsePrefix())
     draft.say(completion)
     if calls and completion.finish == "stop":
-        read = completion.calls
-        found = renderer.calls(agent.policy, completion.tokens, chat.tools) if read is None else read
+        found = list(_called(record, agent, chat, completion) if completion.calls is None else completion.calls)
         draft.calls += ([call for call in found if call.name][:1] or found) if chat.calls_once else found
     action = replace(draft.action(key, agent, completion.finish), wishes=chat.recorded())
     if completion.alternatives:
         record.note_alternatives(action.id, completion.alternatives)
     return action
+
+
+def _called(record: ChatRecord, agent: Agent, chat: Chat, completion: Completion) -> Sequence[ToolCall]:
+    """Return the calls in what a client is told of a turn."""
+    told = record.told(chat, agent.policy, completion.tokens, completion.text)
+    begun = record.renderer.opening(agent.policy, chat.begun) if chat.begun else NOTHING
+    return record.renderer.calls(agent.policy, told, chat.tools, begun)
+
+
+def _call_end(renderer: Renderer, agent: Agent, chat: Chat) -> str | Said:
+    """Return the mark that ends a turn after its first call; "" where no such mark is to end it."""
+    end = renderer.call_end(agent.policy) if chat.calls_once else ""
+    return replace(end, begun=thinking_after(chat.begun, end.begun)) if isinstance(end, Said) else end
 
 
 async def choose(

@@ -103,16 +103,30 @@ class Renderer(Protocol):
             messages: the same in messages.
         """
 
-    def thought(self, policy: str, text: str) -> int:
-        """How many of the first characters of a turn's text are a thought."""
+    def thought(self, policy: str, text: str, begun: str = "") -> int:
+        """How many of the first characters of a turn's text are a thought.
 
-    def live(self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool) -> LiveText:
+        Args:
+            begun: the text that a client began the turn with.
+        """
+
+    def live(
+        self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool, begun: str = ""
+    ) -> LiveText:  # fmt: skip
         """What spells a turn while it is sampled.
 
         Args:
             stops: texts that end it.
             drops: whether its thoughts are no part of what it says.
             tools: whether it may call any.
+            begun: the text that a client began the turn with.
+        """
+
+    def opening(self, policy: str, text: str) -> TokenIds:
+        """Return the ids of a text that a client begins a turn with, after the prompt.
+
+        Raises:
+            ValueError: no turn of the policy can begin with it.
         """
 
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:

@@ -222,7 +222,7 @@ class Turns:
         action = replace(
             made,
             index=index,
-            thought=self.game.renderer.thought(agent.policy, made.text) if dropped else 0,
+            thought=self._thought(agent, request, made.text) if dropped else 0,
             sees=tuple(tokens),
             message_tokens=tuple(tokens.values()),
             truncated_tokens=prompt.truncated_tokens,
@@ -232,6 +232,10 @@ class Turns:
             restarted=asked.restarted,
         )
         return self._taken(action, asked, request)
+
+    def _thought(self, agent: Agent, request: Request, text: str) -> int:
+        begun = {"begun": request.chat.begun} if request.chat and request.chat.begun else {}
+        return self.game.renderer.thought(agent.policy, text, **begun)
 
     def _chatted(self, agent: Agent, chat: Chat, shown: str) -> Asked:
         """What an agent is asked with through a client; raises :class:`ChatRefusedError`."""

@@ -102,6 +102,8 @@ class Asking:
             raise unsupported("n", "a team answers once; ask it so many times")
         if chat.pieces:
             raise unsupported("logprobs", "they are of one agent; ask a role")
+        if chat.begun:
+            raise unsupported("messages", "a team answers anew; ask a role to continue a turn")
         if chat.constraint:
             raise unsupported("response_format", "a team is not held to a form; ask a role")
 

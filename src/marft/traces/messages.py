@@ -9,7 +9,7 @@ from typing import Any
 
 from marft.engines.tool_format import DEPTH
 from marft.game.rendering import ChatMessage
-from marft.gateway.protocol.reading import CallSaid, Said, chat_of
+from marft.gateway.protocol.reading import CallSaid, Said, chat_of, joined
 from marft.gateway.refusals import RequestError
 from marft.texts import storable
 from marft.thoughts import BEGINS, ENDS, thought
@@ -103,7 +103,7 @@ def text_of(content: object) -> str:
         if kind not in TEXTS or not isinstance(found, str):
             raise UnreadableError(f"a message holds a part of type {str(kind)[:40]!r}, and agents read text alone")
         texts.append(storable(found))
-    return "".join(texts)
+    return joined(texts)
 
 
 def calls_of(table: Mapping[str, Any]) -> tuple[CallSaid, ...]:

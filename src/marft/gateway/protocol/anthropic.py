@@ -37,8 +37,10 @@ from marft.gateway.protocol.reading import (
     Table,
     chat_of,
     forced_call,
+    joined,
     read,
     text_of,
+    turn_to_continue,
     unsupported,
 )
 from marft.gateway.refusals import RequestError
@@ -109,12 +111,12 @@ class Messages(Protocol):
     def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
         request = read(Request, body)
         left = ignored(request)
-        if request.messages[-1].role == "assistant":
-            raise unsupported("messages", "no answer goes on from the beginning of one; end with the user's message")
-        tools = tuple(map(_tool, request.tools or ()))
         system = text_of(request.system)
+        said = [*([Said("system", system)] if system else []), *_turns(request.messages)]
+        begun = turn_to_continue(said) if request.messages[-1].role == "assistant" else None
+        tools = tuple(map(_tool, request.tools or ()))
         chat = Chat(
-            messages=chat_of([*([Said("system", system)] if system else []), *_turns(request.messages)]),
+            messages=chat_of(said if begun is None else said[:-1]),
             tools=tools,
             calls=request.tool_choice is None or request.tool_choice.type != "none",
             max_tokens=request.max_tokens,
@@ -122,15 +124,16 @@ class Messages(Protocol):
             wishes=request.wishes,
             constraint=_constraint(request, tools),
             parallel=request.tool_choice is None or not request.tool_choice.disable_parallel_tool_use,
+            begun=begun or "",
         )
         return Asked(chat, 1, bool(request.stream), left, model=request.model)
 
-    def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
+    def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
         (reply,) = replies
         return {
             **_head(reply.action.id, told),
             "content": _blocks(reply),
-            "stop_reason": _why_stopped(reply),
+            **_stopped(asked, reply),
             "usage": _usage(reply),
         }
 
@@ -167,7 +170,7 @@ class Blocks(Stream):
                 yield from self._close()
                 yield from self._go_on({**call, "input": {}}, json.dumps(call["input"]))
         yield from self._close()
-        end = {"delta": {"stop_reason": _why_stopped(reply), "stop_sequence": None}, "usage": _usage(reply)}
+        end = {"delta": _stopped(self.asked, reply), "usage": _usage(reply)}
         yield "message_delta", {"type": "message_delta", **end}
         yield "message_stop", {"type": "message_stop"}
 
@@ -203,12 +206,14 @@ def _turns(messages: Sequence[Message]) -> Iterator[Said]:
                 texts.append(block.text)
             elif block.type == "tool_use" and message.role == "assistant" and block.id and block.name:
                 calls.append(CallSaid(block.id, block.name, json.dumps(block.input or {})))
-            elif block.type == "tool_result" and message.role == "user" and block.tool_use_id:
+            elif block.type == "tool_result" and message.role == "user":
+                if not block.tool_use_id:
+                    raise RequestError(400, "invalid_value", "a tool_result needs its tool_use_id", "messages")
                 yield Said("tool", text_of(block.content), answers=block.tool_use_id)
             elif block.type not in ("thinking", "redacted_thinking"):  # which are in the ids
                 raise unsupported("messages", f"a block of type {storable(block.type)[:64]!r} cannot be read like this")
         if texts or calls or message.role == "assistant":
-            yield Said(message.role, "".join(texts), tuple(calls))
+            yield Said(message.role, joined(texts), tuple(calls))
 
 
 def _tool(tool: OfferedTool) -> Tool:
@@ -247,10 +252,12 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
     return [*thought, *said, *calls]
 
 
-def _why_stopped(reply: Reply) -> str:
-    if reply.calls:
-        return "tool_use"
-    return "max_tokens" if reply.action.finish == "length" else "end_turn"
+def _stopped(asked: Asked, reply: Reply) -> dict[str, str | None]:
+    """Return why an answer ends, and the client's stop sequence that ended it: a turn that calls tools says that."""
+    sequence = reply.stopped if reply.stopped in asked.chat.stop else None
+    said = "stop_sequence" if sequence is not None else "end_turn"
+    reason = "max_tokens" if reply.action.finish == "length" else said
+    return {"stop_reason": "tool_use" if reply.calls else reason, "stop_sequence": sequence}
 
 
 def _usage(reply: Reply) -> dict[str, int]:

@@ -19,6 +19,7 @@ from marft.gateway.protocol.exchange import (
     call_id,
     in_pieces,
     log_probs_of,
+    said_by,
     usage_of,
 )
 from marft.gateway.protocol.fields import Sampled, ignored
@@ -40,6 +41,7 @@ from marft.gateway.protocol.reading import (
     read,
     stops_of,
     text_of,
+    turn_to_continue,
 )
 from marft.gateway.refusals import RequestError
 from marft.types import Tool
@@ -112,6 +114,8 @@ class Request(Sampled):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     response_format: ResponseFormat | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 class ChatCompletions(Protocol):
@@ -120,9 +124,11 @@ class ChatCompletions(Protocol):
         if request.top_logprobs and not request.logprobs:
             raise RequestError(400, "invalid_value", "top_logprobs needs logprobs", "top_logprobs")
         left = ignored(request)
+        said = [_said(message) for message in request.messages]
+        begun = turn_to_continue(said) if _continues(request) else None
         tools = tuple(_tool(tool) for tool in request.tools or ())
         chat = Chat(
-            messages=chat_of(map(_said, request.messages)),
+            messages=chat_of(said if begun is None else said[:-1]),
             tools=tools,
             calls=request.tool_choice != "none",
             max_tokens=min(filter(None, (request.max_completion_tokens, request.max_tokens)), default=None),
@@ -132,6 +138,7 @@ class ChatCompletions(Protocol):
             pieces=bool(request.logprobs),
             alternatives=request.top_logprobs or 0,
             parallel=request.parallel_tool_calls is not False,
+            begun=begun or "",
         )
         usage = bool(request.stream_options and request.stream_options.include_usage)
         return Asked(chat, request.n or 1, bool(request.stream), left, {"usage": usage}, model=request.model)
@@ -213,6 +220,18 @@ def _said(message: Message) -> Said:
     return Said(role, text, tuple(calls))
 
 
+def _continues(request: Request) -> bool:
+    """Return whether the last turn is continued: no other one begins then.
+
+    Raises:
+        RequestError: the request says both.
+    """
+    if request.continue_final_message and request.add_generation_prompt:
+        message = "continue_final_message opens no turn: leave out add_generation_prompt, or set it to false"
+        raise RequestError(400, "invalid_value", message, "add_generation_prompt")
+    return bool(request.continue_final_message) or request.add_generation_prompt is False
+
+
 def _tool(tool: OfferedTool) -> Tool:
     return Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {})
 
@@ -243,7 +262,7 @@ def _head(name: str, told: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _message(reply: Reply) -> dict[str, Any]:
     message: dict[str, Any] = {
-        "role": "assistant", "content": reply.message["content"] or (None if reply.calls else ""), "refusal": None,
+        "role": "assistant", "content": said_by(reply) or (None if reply.calls else ""), "refusal": None,
     }  # fmt: skip
     if reply.thought:
         message["reasoning_content"] = reply.thought

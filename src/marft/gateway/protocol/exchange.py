@@ -113,8 +113,8 @@ def call_id(reply: Reply, number: int) -> str:
 
 
 def said_by(reply: Reply) -> str:
-    """What an answer says beside its calls."""
-    return str(reply.message["content"] or "")
+    """What an answer says beside its calls, after what the client began it with."""
+    return str(reply.message["content"] or "")[len(reply.begun) :]
 
 
 def in_pieces(text: str, size: int = 64) -> Iterator[str]:

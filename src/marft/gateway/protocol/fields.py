@@ -37,14 +37,12 @@ NAMED = frozenset({  # ignored too, and named in the response under ``marft.igno
     "tools.defer_loading", "tools.allowed_callers", "stream_options.continuous_usage_stats",
 })  # fmt: skip
 ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values of fields that are refused with any other one
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "allowed_token_ids": ([],),
     "background": (False,),
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "frequency_penalty": (0,),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -91,7 +91,22 @@ def text_of(content: Content, texts: Sequence[str] = ("text",)) -> str:
     for part in content:
         if part.type not in texts or part.text is None:
             raise unsupported("content", f"a part is of type {storable(part.type)[:64]!r}, and agents read text alone")
-    return "".join(part.text or "" for part in content)
+    return joined(part.text or "" for part in content)
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Return the parts of a message as one text. A line break stands between two parts, as vLLM has it, unless space
+    stands there already; empty parts are left out.
+
+    >>> joined(["Is it 3?", "", "Or 4?"]), joined(["Is it ", "3?"])
+    ('Is it 3?\\nOr 4?', 'Is it 3?')
+    """
+    said = list[str]()
+    for part in filter(None, parts):
+        if said and not (said[-1][-1].isspace() or part[0].isspace()):
+            said.append("\n")
+        said.append(part)
+    return "".join(said)
 
 
 def stops_of(stop: list[str] | str | None) -> tuple[str, ...]:
@@ -134,39 +149,89 @@ class Said:
 
 
 def chat_of(messages: Iterable[Said]) -> tuple[ChatMessage, ...]:
-    """The messages as chat templates take them, calls and answers named by their places as in
-    :func:`marft.game.rendering.exchange`: so a prompt does not depend on what a client calls them.
+    """Return the messages as chat templates take them. Calls and answers are named by their places, as in
+    :func:`marft.game.rendering.exchange`: so a prompt does not depend on the ids of a client. The answers to a turn's
+    calls stand in the order of the calls, for many templates show no ids. A turn whose calls all have no answer stays
+    as it is.
 
     Raises:
-        RequestError: there is none, or an answer belongs to no call of the turn before it that still has none.
+        RequestError: there is no message; two calls of a turn have one id; an answer belongs to no call of the turn
+            before it, or to one that has an answer; some calls of a turn have answers, and some have none.
     """
-    chat, open_calls = list[ChatMessage](), dict[str, list[tuple[str, str]]]()
+    chat, calls = list[ChatMessage](), _OpenCalls()
     for message in messages:
         if message.answers is not None:
-            if not open_calls.get(message.answers):
-                raise RequestError(
-                    400, "invalid_value",
-                    "a tool's answer must follow on the turn that calls it, under the id of a call that has none yet",
-                    "messages",
-                )  # fmt: skip
-            place, name = open_calls[message.answers].pop(0)  # the first of those of one id that has no answer
-            chat.append({"role": "tool", "name": name, "tool_call_id": place, "content": message.text})
+            calls.answer(message.answers, message.text)
             continue
-        places = [(f"call{number:05d}", call) for number, call in enumerate(message.calls)]
-        open_calls = {}
-        for place, call in places:
-            open_calls.setdefault(call.id, []).append((place, call.name))
+        chat += calls.close()
+        calls = _OpenCalls.of(message.calls)
         turn: dict[str, object] = {"role": message.role, "content": message.text}
-        if places:
+        if message.calls:
             turn["tool_calls"] = [
                 {
                     "type": "function",
-                    "id": place,
+                    "id": _place(number),
                     "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
                 }
-                for place, call in places
+                for number, call in enumerate(message.calls)
             ]
         chat.append(turn)
+    chat += calls.close()
     if not chat:
-        raise RequestError(400, "invalid_value", "a chat has at least one message", "messages")
+        raise _invalid("a chat has at least one message")
     return tuple(chat)
+
+
+def turn_to_continue(messages: Sequence[Said]) -> str:
+    """Return the text of a last turn that a client asks to continue.
+
+    Raises:
+        RequestError: the last message is no assistant's turn of text alone.
+    """
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant":
+        raise _invalid("the last message is not the assistant's: there is no turn to continue")
+    if last.calls:
+        raise _invalid("the last message calls tools: send their answers, for such a turn cannot be continued")
+    return last.text
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenCalls:
+    """The calls of a turn, by id in their order, and the answers so far."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(calls: Sequence[CallSaid]) -> _OpenCalls:
+        names = {call.id: call.name for call in calls}
+        if len(names) < len(calls):
+            raise _invalid("two calls of a turn have the same id: no answer could be told from the other's")
+        return _OpenCalls(names)
+
+    def answer(self, id_: str, text: str) -> None:
+        name = storable(id_)[:64]
+        if id_ not in self.names:
+            raise _invalid(f"the answer to {name!r} belongs to no call of the assistant's turn before it")
+        if id_ in self.answers:
+            raise _invalid(f"the call {name!r} has two answers")
+        self.answers[id_] = text
+
+    def close(self) -> Iterator[ChatMessage]:
+        """Yield the answers in the order of the calls."""
+        missing = [id_ for id_ in self.names if id_ not in self.answers]
+        if missing and self.answers:
+            listed = storable(", ".join(missing))[:500]
+            raise _invalid(f"these calls of a turn have no answer right after it, and others have: {listed}")
+        for number, (id_, name) in enumerate(self.names.items()):
+            if id_ in self.answers:
+                yield {"role": "tool", "name": name, "tool_call_id": _place(number), "content": self.answers[id_]}
+
+
+def _place(number: int) -> str:
+    return f"call{number:05d}"
+
+
+def _invalid(message: str) -> RequestError:
+    return RequestError(400, "invalid_value", message, "messages")

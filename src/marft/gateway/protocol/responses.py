@@ -275,7 +275,9 @@ def _turns(items: Sequence[Item], earlier: Sequence[Said]) -> list[Said]:
             open_turn = bool(turns) and turns[-1].role == "assistant"
             last = turns.pop() if open_turn else Said("assistant", "")
             turns.append(Said("assistant", last.text, (*last.calls, call)))
-        elif kind == "function_call_output" and item.call_id:
+        elif kind == "function_call_output":
+            if not item.call_id:
+                raise RequestError(400, "invalid_value", f"input.{number}: an output needs its call_id", "input")
             turns.append(Said("tool", text_of(item.output, TEXTS), answers=item.call_id))
         elif kind != "reasoning":  # what was thought is in the ids, where it is gone on from
             raise RequestError(
