@@ -15,7 +15,6 @@ from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.errors import EpisodeFailedError
 from marft.game.agents import Agents
 from marft.game.chat import ChatRefusedError
-from marft.game.chat_record import _holds
 from marft.game.conversation import Node
 from marft.types import ActionKey, Completion, Episode, Observation
 from tests.chatting import ADD, SEEK, Parrot, Said, Stopping, asked, talked
@@ -222,18 +221,6 @@ class TestWhatItDependsOn:
 
         episode, _ = talked(format_named("hermes"), scripted("yes", "1", "2", "3", "4"), talk, "a", "b")
         assert [action.sees for action in episode.actions[1:]] == [(), (), ("0/a/0",), ("0/a/0",)]
-
-    @pytest.mark.parametrize(
-        ("text", "part", "held"),
-        [
-            ("pi is 3.142", "142", False), ("0.5", "5", False), ("0.5", ".5", False), ("1,000", "1", False),
-            ("It is 1, or 2.", "1", True), ("It is 1, or 2.", "2", True), ("end.", ".", False), ("end.", "end", True),
-            ("请检查答案是四是否正确", "答案是四", True), ("答案是42吗", "42", True), ("答案是142吗", "42", False),
-            ("ends", "end", False), ("a (b) c", "(b)", True), ("1" * 2_000_000, "1", False),
-        ],
-    )  # fmt: skip
-    def test_a_piece_of_a_longer_word_or_number_is_no_text_of_its_own(self, text: str, part: str, held: bool) -> None:
-        assert _holds(text, part) is held
 
     def test_what_was_said_beside_a_call_is_what_the_client_was_told(self) -> None:
         async def talk(_: Observation, agents: Agents) -> None:

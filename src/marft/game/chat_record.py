@@ -7,8 +7,7 @@ comes before (``WHY``), what is left of it is text like any other: a new segment
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from marft.game.chat import Chat, ChatRefusedError, Reply
 from marft.game.communication import Heard
 from marft.game.conversation import Conversation, Node
 from marft.game.memory import THOUGHTS, Asked, Spoken
+from marft.game.quoting import Quoting, texts_of
 from marft.game.rendering import ChatMessage, Message, Renderer
 from marft.types import Action, Prompt, TokenIds, ToolCall
 
@@ -27,11 +27,6 @@ WHY = {
     "tools": "other tools are offered than before",
     "template": "",  # the reason is the template's own
 }
-# A character of a word in a script that sets words apart: neither Thai, Lao, Burmese, Khmer, kana nor Chinese ones.
-SPACED = (
-    r"[^\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    r"\U00020000-\U0003ffff]"
-)
 ONE_CALL = "of its calls the first alone was told"
 STOPPED = "the stop string behind its calls was not told"
 MOST_MESSAGES = 8192  # of a chat: to render more would hold up all episodes
@@ -39,10 +34,14 @@ CHARACTERS_OF_A_TOKEN = 64  # of a token, about: a chat of more than so many a t
 
 
 class ChatRecord:
-    """One agent's conversations with the programs of an episode: a tree for each list of tools."""
+    """One agent's conversations with the programs of an episode: a tree for each list of tools.
 
-    def __init__(self, agent: Agent, renderer: Renderer) -> None:
-        self.agent, self.renderer = agent, renderer
+    Args:
+        quoting: what all agents of the episode said and were shown.
+    """
+
+    def __init__(self, agent: Agent, renderer: Renderer, quoting: Quoting) -> None:
+        self.agent, self.renderer, self._quoting = agent, renderer, quoting
         self._conversations: dict[str, Conversation] = {}
         self._said: dict[str, tuple[ChatMessage, Reply]] = {}  # by id of the action
         self._alternatives: dict[str, Sequence[Sequence[tuple[int, float]]]] = {}  # by id of the action
@@ -52,7 +51,7 @@ class ChatRecord:
 
         Args:
             earlier: the episode's actions so far.
-            task: what the environment shows: words that stand in it are nobody's.
+            task: what the environment shows: its words are nobody's.
 
         Raises:
             ChatRefusedError: it cannot be answered.
@@ -75,11 +74,10 @@ class ChatRecord:
         known = {action.id: action for action in earlier}
         seen = tuple(dict.fromkeys(name for said in path for name in (*known[said].sees, said)))
         if chat.sees is None:
-            unseen = [action for action in earlier if action.id not in seen]
             given = [text for text in (task, self.agent.profile.instructions) if text]
-            messages = _whole(chat)
-            texts = [(text.strip(), _apart(text, given)) for message in messages for text in _texts(message)]
-            others = [one for one in unseen if _shows(texts, one.message, self._content(one))]
+            new = [*texts_of(chat.messages[count:]), chat.begun]
+            quoted = self._quoting.seen(new, given, earlier)
+            others = [action for action in earlier if action.id in quoted.difference(seen)]
         else:
             others = [known[name] for name in dict.fromkeys(chat.sees) if name not in seen]
         heard = [Heard(other, Message(other.agent, other.message), other.message) for other in others]
@@ -97,6 +95,7 @@ class ChatRecord:
         self._conversation(chat).say(asked.node, [message], ids, action.id, True, self._shortened(chat, action))
         thought, stopped = action.text[: action.thought], self._stopped(chat, action.policy, action.tokens, action.text)
         self._said[action.id] = message, Reply(action, message, calls, thought, chat.begun, stopped)
+        self._quoting.note(action, message, chat)
 
     def told(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> TokenIds:
         """Return the ids of a turn without the stop string that ended it, and what was sampled with that: the client
@@ -190,10 +189,6 @@ class ChatRecord:
             return {"role": "assistant", "content": action.message}
         return self.renderer.calling_turn(action.policy, action.message, calls, np.empty(0, np.int32))[0]
 
-    def _content(self, action: Action) -> str:
-        """What it says beside its calls."""
-        return str(self._message(action)["content"]) if action.calls else action.message
-
     def _conversation(self, chat: Chat) -> Conversation:
         key = json.dumps([(tool.name, tool.description, tool.parameters) for tool in chat.tools])
         if key not in self._conversations:
@@ -276,55 +271,3 @@ def _whole(chat: Chat) -> tuple[ChatMessage, ...]:
 
 def _calls(action: Action) -> tuple[ToolCall, ...]:
     return tuple(call for call in action.calls if call.name)
-
-
-def _shows(texts: Sequence[tuple[str, str]], *said: str) -> bool:
-    """Whether texts hold what was said: as a whole, or within one, as words of their own.
-
-    Args:
-        texts: without space around them, and what of each may hold it.
-    """
-    wanted = {text for one in said if (text := one.strip())}
-    return any(whole == part or _holds(rest, part) for whole, rest in texts for part in wanted)
-
-
-def _apart(text: str, given: Sequence[str]) -> str:
-    """A text without what everybody was given, where that stands in it word for word: a short answer stands in many a
-    task by chance.
-
-    >>> _apart("Yes or no?\\n\\nThe other one says: no", ["Yes or no?"])
-    '\\n\\n\\nThe other one says: no'
-    """
-    for words in given:
-        if _is_text(words, text):
-            text = re.sub(_pattern(words), "\n", text)
-    return text
-
-
-def _texts(message: ChatMessage) -> Iterator[str]:
-    yield str(message["content"])
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        yield from map(str, call["function"]["arguments"].values())
-
-
-def _holds(text: str, part: str) -> bool:
-    """Whether a text holds another one that is no piece of a longer word or number.
-
-    >>> _holds("It is 142.", "42"), _holds("It is 42.", "42")
-    (False, True)
-    """
-    return _is_text(part, text) and re.search(_pattern(part), text) is not None
-
-
-def _is_text(part: str, text: str) -> bool:
-    """Whether a text holds another one at all, and that is more than signs."""
-    return part in text and any(map(str.isalnum, part))
-
-
-def _pattern(part: str) -> str:
-    """The regular expression of a text that is no piece of a longer word or number."""
-    before = (f"(?<!{SPACED})" if re.match(SPACED, part) else "") + (r"(?<!\d[.,])" if part[0].isdecimal() else "")
-    before += r"(?<!\d)" if re.match(r"[.,]\d", part) else ""
-    after = (f"(?!{SPACED})" if re.match(SPACED, part[-1]) else "") + (r"(?![.,]\d)" if part[-1].isdecimal() else "")
-    return before + re.escape(part) + after

@@ -27,6 +27,7 @@ from marft.game.loop_threads import cancelled
 from marft.game.memory import Asked, Memory
 from marft.game.organizing import close_after, open_for
 from marft.game.outcome import Outcome
+from marft.game.quoting import Quoting
 from marft.game.reading import RefusedError, whole
 from marft.game.rendering import Cut
 from marft.game.tool_belt import ToolBelt
@@ -78,6 +79,7 @@ class Turns:
             if agent.memory == "own"
         }
         self._chats: dict[str, ChatRecord] = {}  # by role: with the programs of an organization
+        self._quoting = Quoting()  # of the same programs
         self._outcome = Outcome()
 
     def open(self) -> None:
@@ -239,7 +241,7 @@ class Turns:
 
     def _chatted(self, agent: Agent, chat: Chat, shown: str) -> Asked:
         """What an agent is asked with through a client; raises :class:`ChatRefusedError`."""
-        record = self._chats.setdefault(agent.role, ChatRecord(agent, self.game.renderer))
+        record = self._chats.setdefault(agent.role, ChatRecord(agent, self.game.renderer, self._quoting))
         return record.asked(chat, [self.actions[index] for index in sorted(self.actions)], shown)
 
     def _asked_with(self, agent: Agent, request: Request, room: int, name: str) -> Asked:

@@ -1,0 +1,298 @@
+"""Whose words stand in the messages that a program sends: from them follows which action depends on which.
+
+Texts are compared word by word: space, punctuation, Markdown and the escapes of JSON do not count, letters and case do.
+Longer texts are looked for before shorter ones, and what one of them explains counts for no other: so a short answer
+is not found in a copy of the task, nor the task's words in an answer that quotes the task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from marft.game.chat import Chat
+from marft.game.rendering import ChatMessage
+from marft.thoughts import thought
+from marft.types import Action
+
+# A character of a word in a script that sets words apart: neither Thai, Lao, Burmese, Khmer, kana nor Chinese ones.
+SPACED = (
+    r"[^\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff]"
+)
+WORD = re.compile(rf"{SPACED}+(?:(?<=\d)[.,](?=\d){SPACED}+)*|[^\W_]")
+ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
+SPACE = re.compile(r"\\+[nrt]")
+WINDOW = 4  # words: so many in a row that stood somewhere before are no chance
+LONGEST_PART = 6  # words of an action that show it, where it is longer than twice that
+NEAR = 8  # words before a text in which its author may be named
+
+
+def plain(text: str) -> str:
+    """Return the words of a text, with one space before and after each.
+
+    >>> plain('It is **3.142**,\\\\n"1,000" or x_1.')
+    ' It is 3.142 1,000 or x 1 '
+    """
+    if "\\" in text:
+        text = SPACE.sub(" ", ESCAPED.sub(lambda found: chr(int(found[1], 16)), text))
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return f" {' '.join(WORD.findall(text))} ".replace("  ", " ")
+
+
+def texts_of(messages: Sequence[ChatMessage]) -> Iterator[str]:
+    """Yield the texts of messages, those in the arguments of calls included."""
+    for message in messages:
+        yield str(message["content"] or "")
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            yield from _strings(call["function"]["arguments"])
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What an action says.
+
+    Args:
+        texts: in which it may be passed on, in plain words: whole, without its thought, an argument of a call.
+        prompt: what it was told, in plain words.
+    """
+
+    action: Action
+    texts: tuple[str, ...]
+    prompt: tuple[str, ...]
+
+    @cached_property
+    def role(self) -> str:
+        """Return the role in plain words."""
+        return plain(self.action.agent)
+
+    @cached_property
+    def size(self) -> int:
+        """Return how many of its words in a row show it, where the whole does not stand there; 0: none do."""
+        count = len(self._words)
+        return 0 if count < WINDOW else max(WINDOW, min(LONGEST_PART, -(-count // 2)))
+
+    @cached_property
+    def windows(self) -> frozenset[str]:
+        """Return all stretches of that many words."""
+        return frozenset(_windows(self._words, self.size)) if self.size else frozenset()
+
+    @cached_property
+    def _words(self) -> list[str]:
+        return max(self.texts, key=len, default="").split()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a text stands: in which piece, and from which character to which; its spaces included."""
+
+    piece: int
+    start: int
+    end: int
+
+
+class Quoting:
+    """What was said and shown in an episode so far."""
+
+    def __init__(self) -> None:
+        self._plain: dict[str, str] = {}
+        self._speeches: dict[str, Speech] = {}  # by id of the action
+        self._shown: dict[str, frozenset[str]] = {}  # windows of programs' own words → the actions that were there
+
+    def note(self, action: Action, message: ChatMessage, chat: Chat) -> None:
+        """Note an action.
+
+        Args:
+            message: as the client is told it.
+            chat: that it answers.
+        """
+        told = [*texts_of(chat.messages), chat.begun]
+        self._speeches[action.id] = self._speech(action, list(texts_of([message])), told)
+
+    def seen(self, texts: Sequence[str], given: Sequence[str], earlier: Sequence[Action]) -> set[str]:
+        """Return the ids of the earlier actions whose words stand in texts.
+
+        Args:
+            given: the task as it was shown, and the agent's own instructions.
+        """
+        for text in given:
+            for window in _windows(self._words_of(text).split(), WINDOW):
+                self._shown[window] = frozenset()
+        speeches = [self._speeches.get(action.id) or self._speech(action, [], []) for action in earlier]
+        reading = _Reading(self._shown, [self._words_of(text) for text in given], map(self._words_of, texts))
+        found = reading.authors(speeches)
+        there = frozenset(action.id for action in earlier)
+        for piece in reading.pieces:
+            for window in _windows(piece.split(), WINDOW):
+                self._shown.setdefault(window, there)
+        return found
+
+    def _speech(self, action: Action, told: Sequence[str], prompt: Sequence[str]) -> Speech:
+        whole = [action.message, action.message[thought(action.message) :], *told[:1]]
+        parts = [words for text in told[1:] if (words := self._words_of(text)).count(" ") > 2]  # else it is a number
+        texts = dict.fromkeys([*map(self._words_of, whole), *parts])
+        return Speech(action, tuple(filter(str.strip, texts)), tuple(map(self._words_of, prompt)))
+
+    def _words_of(self, text: str) -> str:
+        if text not in self._plain:
+            self._plain[text] = plain(text)
+        return self._plain[text]
+
+
+class _Reading:
+    """Texts that are read for whose words they are. What is explained is cut out of their ``pieces``."""
+
+    def __init__(self, shown: Mapping[str, frozenset[str]], given: Sequence[str], texts: Iterator[str]) -> None:
+        self._shown, self._given = shown, [text for text in given if text.strip()]
+        self.pieces = [text for text in texts if text.strip()]
+
+    def authors(self, speeches: Sequence[Speech], done: set[str] | None = None) -> set[str]:
+        """Return the ids of the actions that have said something here, or in what others quote of them.
+
+        Args:
+            done: actions whose quotes have been read already.
+        """
+        done = set() if done is None else done
+        found = dict[str, tuple[Speech, list[str]]]()  # and what of it stands here
+        by_text = dict[str, list[Speech]]()
+        for speech in speeches:
+            for text in speech.texts:
+                by_text.setdefault(text, []).append(speech)
+        for text in sorted({*by_text, *self._given}, key=len, reverse=True):
+            for speech in self._whole(text, by_text.get(text, [])):
+                found.setdefault(speech.action.id, (speech, []))[1].append(text)
+        for speech, parts in self._in_parts(speeches):
+            found.setdefault(speech.action.id, (speech, []))[1].extend(parts)
+        quoted = set[str]()
+        for name, (speech, texts) in found.items():
+            others = [one for one in speeches if one.action.id in speech.action.sees]
+            if others and name not in done:
+                done.add(name)
+                quoted |= _Reading(self._shown, self._given, iter(texts)).authors(others, done)
+        return {*found, *quoted}
+
+    def _whole(self, text: str, speeches: Sequence[Speech]) -> list[Speech]:
+        """Cut out a text where it stands as a whole; each place counts for one of those who said just that."""
+        places, left = list(self._places(text)), list(speeches)
+        cut = places if text in self._given and not speeches else places[:1] if text in self._given else []
+        for place in places[len(cut) :]:
+            able = [speech for speech in speeches if not self._explained(place, text, speech)]
+            waiting = [speech for speech in able if speech in left]
+            if waiting:
+                left.remove(self._likeliest(place, waiting))
+            if able:
+                cut = [*cut, place]
+        self._cut(cut)
+        return [speech for speech in speeches if speech not in left]
+
+    def _places(self, text: str) -> Iterator[_Place]:
+        for number, piece in enumerate(self.pieces):
+            at = piece.find(text)
+            while at >= 0:
+                yield _Place(number, at, at + len(text))
+                at = piece.find(text, at + len(text) - 1)
+
+    def _explained(self, place: _Place, text: str, speech: Speech) -> bool:
+        """Return whether a text stands within more words that had been shown before the action: then it is a piece of
+        those."""
+        piece, words = self.pieces[place.piece], text.split()
+        before = piece[: place.start].split()[1 - WINDOW :]
+        after = piece[place.end :][: 200 * WINDOW].split()[: WINDOW - 1]
+        if len(words) >= WINDOW:
+            ends = [[*before[-1:], *words[: WINDOW - 1]], [*words[1 - WINDOW :], *after[:1]]]
+            longer = any(self._known(" ".join(end), speech) for end in ends if len(end) == WINDOW)
+            return longer and all(self._known(window, speech) for window in _windows(words, WINDOW))
+        around = [*before, *words, *after]
+        first = max(0, len(before) + len(words) - WINDOW)
+        starts = range(first, min(len(before), len(around) - WINDOW) + 1)
+        return any(self._known(" ".join(around[at : at + WINDOW]), speech) for at in starts)
+
+    def _known(self, window: str, speech: Speech) -> bool:
+        there = self._shown.get(window)
+        return there is not None and speech.action.id not in there
+
+    def _likeliest(self, place: _Place, speeches: Sequence[Speech]) -> Speech:
+        """Return whose words these are, of those who said the same: who is named before them last, or spoke last."""
+        before = f" {' '.join(self.pieces[place.piece][: place.start].split()[-NEAR:])} "
+        return max(speeches, key=lambda speech: (before.rfind(speech.role), speech.action.index))
+
+    def _in_parts(self, speeches: Sequence[Speech]) -> Iterator[tuple[Speech, list[str]]]:
+        """Cut out what stands here of actions that were edited or cut, the longest stretch first."""
+        waiting = [speech for speech in speeches if speech.size]
+        while True:
+            here = {size: self._windows(size) for size in {speech.size for speech in waiting}}
+            waiting = [speech for speech in waiting if not speech.windows.isdisjoint(here[speech.size])]
+            parts = [(speech, self._parts(speech)) for speech in waiting]
+            parts = [(speech, found) for speech, found in parts if found]
+            if not parts:
+                return
+            speech, places = max(parts, key=lambda part: (_longest(part[1]), part[0].action.index))
+            waiting = [one for one, _ in parts if one is not speech]
+            yield speech, [self.pieces[one.piece][one.start : one.end] for one in places]
+            self._cut(places)
+
+    def _windows(self, size: int) -> set[str]:
+        return {window for piece in self.pieces for window in _windows(piece.split(), size)}
+
+    def _parts(self, speech: Speech) -> list[_Place]:
+        """Return where stretches of an action stand that hold words of its own."""
+        return [place for place, own in self._stretches(speech) if own]
+
+    def _stretches(self, speech: Speech) -> Iterator[tuple[_Place, bool]]:
+        """Yield where stretches of an action stand, and whether they hold words of its own."""
+        for number, piece in enumerate(self.pieces):
+            at, start, end, own = 0, 0, -1, False
+            for window in _windows(piece.split(), speech.size):
+                if window in speech.windows:
+                    if at > end and end >= 0:
+                        yield _Place(number, start, end), own
+                        own = False
+                    start = at if at > end else start
+                    end = at + len(window) + 2
+                    own = own or self._own(window, speech)
+                at += window.index(" ") + 1
+            if end >= 0:
+                yield _Place(number, start, end), own
+
+    def _own(self, window: str, speech: Speech) -> bool:
+        """Return whether an action has brought these words: they were shown neither to it nor anywhere before."""
+        if any(f" {window} " in text for text in (*speech.prompt, *self._given)):
+            return False
+        return not all(self._known(part, speech) for part in _windows(window.split(), WINDOW))
+
+    def _cut(self, places: Sequence[_Place]) -> None:
+        """Cut places out of the pieces."""
+        ends = dict[int, list[tuple[int, int]]]()
+        for place in places:
+            ends.setdefault(place.piece, []).append((place.start, place.end))
+        pieces = list[str]()
+        for number, piece in enumerate(self.pieces):
+            at = 0
+            for start, end in sorted(ends.get(number, [])):
+                pieces.append(piece[at : start + 1])
+                at = end - 1
+            pieces.append(piece[at:])
+        self.pieces = [piece for piece in pieces if piece.strip()]
+
+
+def _longest(places: Sequence[_Place]) -> int:
+    return max(place.end - place.start for place in places)
+
+
+def _windows(words: Sequence[str], size: int) -> Iterator[str]:
+    """Yield all stretches of so many words."""
+    return (" ".join(words[at : at + size]) for at in range(len(words) - size + 1))
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Yield the texts in a value of JSON."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    for inner in value if isinstance(value, list) else [value]:
+        if isinstance(inner, Mapping | list):
+            yield from _strings(inner)
+        else:
+            yield str(inner)

@@ -1,0 +1,187 @@
+"""Which action depends on which follows from whose words its prompt shows, however a program passes them on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from marft.game.agents import Agents
+from marft.game.quoting import plain
+from marft.types import Observation
+from tests.chatting import asked, talked
+from tests.quoting_worlds import ROLES, World
+from tests.test_gateway_chats import scripted, user
+from tests.test_gateway_tokens import format_named
+
+TASK = "Add the numbers 17 and 25, and then say whether the sum is even: is it 42? Say yes or no."
+
+
+def dependencies(turns: Sequence[tuple[str, str, str]], task: str, *roles: str) -> list[set[int]]:
+    """Which earlier turns each one depends on.
+
+    Args:
+        turns: of which role, what it is asked, what it says.
+    """
+
+    async def talk(_: Observation, agents: Agents) -> None:
+        for role, prompt, _text in turns:
+            await asked(agents[role], [user(prompt)], shown=task)
+
+    texts = [text for _, _, text in turns]
+    episode, _ = talked(format_named("list"), scripted(*texts), talk, *roles, longest=10_000)
+    assert (episode.status, episode.error) == ("terminated", "")
+    numbers = {action.id: number for number, action in enumerate(episode.actions)}
+    return [{numbers[name] for name in action.sees} for action in episode.actions]
+
+
+def depends(said: str, prompt: str, *, task: str = TASK) -> bool:
+    """Whether a prompt depends on what somebody said who was asked the task."""
+    return 0 in dependencies([("a", task, said), ("b", prompt, "Hm.")], task, "a", "b")[1]
+
+
+@pytest.mark.slow
+def test_of_a_hundred_conversations_nearly_all_dependencies_are_found_and_few_others() -> None:
+    right = found = true = 0
+    for seed in range(100):
+        world = World(seed)
+        turns = [(turn.role, turn.prompt, turn.text) for turn in world.turns]
+        for number, (sees, turn) in enumerate(zip(dependencies(turns, world.task, *ROLES), world.turns, strict=True)):
+            assert all(other < number for other in sees)
+            right, found, true = right + len(sees & turn.sees), found + len(sees), true + len(turn.sees)
+    assert true > 400
+    assert right / true > 0.98, f"{right} of {true} dependencies were found"
+    assert right / found > 0.98, f"{found - right} of {found} are none"
+
+
+class TestWhatShowsAnAction:
+    @pytest.mark.parametrize(
+        ("said", "prompt"),
+        [
+            (f"The task is: {TASK} I think so.", "{task}\n\nMessage from a:\n{said}"),
+            (f"{TASK}\n\n42", "Message from a:\n{said}\n\n{task}"),
+            ("Say yes or no.", "{task}\n\nMessage from a:\n{said}"),
+            (TASK, "{task}\n\nMessage from a:\n{said}"),
+            ("42", "{task}\n\nMessage from a: {said}"),
+            ("42", "Message from a: {said}\n\n{task}"),
+            ("yes", "{said}\n{task}\n{said}"),
+            ("It is **42**, I think.", "{task} They say: It is 42, I think"),
+            ("答案是四十二", "{task}\n请检查{said}是否正确"),
+        ],
+    )
+    def test_it_is_its_words_beside_those_of_the_task(self, said: str, prompt: str) -> None:
+        assert depends(said, prompt.format(task=TASK, said=said))
+
+    @pytest.mark.parametrize(
+        ("said", "prompt"),
+        [
+            ("42", "{task}"),
+            ("yes", "{task}\n\n{task}"),
+            ("Say yes or no.", "{task}"),
+            ("no", "Add the numbers 17 and 25, and then say whether the sum is even: is it 42? Say yes or no"),
+            ("yes", "What is asked: Say yes or no."),
+            (f"The task is: {TASK} I think so, for 17 and 25 make 42 in my book.", "{task}"),
+            (f"{TASK} The sum is even.", "The numbers 17 and 25 are to be added. {task}"),
+            ("42", "{task} Or is it 142, 42nd, 4.42 or 42,5?"),
+        ],
+    )
+    def test_the_words_of_the_task_alone_show_nobody(self, said: str, prompt: str) -> None:
+        assert not depends(said, prompt.format(task=TASK, said=said))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda text: text[: len(text) * 2 // 3] + "…",
+            lambda text: text.replace(" ", "\n  "),
+            lambda text: json.dumps({"content": text}),
+            lambda text: json.dumps({"body": json.dumps({"content": text}, ensure_ascii=False)}),
+            lambda text: "> " + text.replace("\n", "\n> "),
+            lambda text: text.replace("orchard", "garden"),
+            lambda text: text.partition("</think>")[2],
+        ],
+    )  # fmt: skip
+    def test_it_may_be_cut_edited_escaped_and_set_otherwise(self, change: object) -> None:
+        said = '<think>Hm.</think>We pick "ripe" pears – all of them –\nfrom the big orchard, ümläuts \\frac{1}{2} and so on.'
+        assert callable(change)
+        assert depends(said, f"{TASK}\n\n{change(said)}\n\nGo on.")
+
+    def test_it_may_stand_among_sentences_of_the_task(self) -> None:
+        said = "Seventeen is a prime of the first kind. Its sum with the other makes an even one."
+        first, second = said.split(". ")
+        assert depends(said, f"Add the numbers 17 and 25. {first}. Say yes or no. {second}")
+
+    def test_what_stands_in_the_arguments_of_calls_is_seen(self) -> None:
+        async def talk(_: Observation, agents: Agents) -> None:
+            await asked(agents.a, [user("?")])
+            call = {"id": "x", "type": "function", "function": {
+                "name": "tell", "arguments": json.dumps({"to": {"all": ["It is \"42\",\nI think."]}})}}  # fmt: skip
+            answer = {"role": "tool", "tool_call_id": "x", "content": "done"}
+            await asked(agents.b, [user("!"), {"role": "assistant", "tool_calls": [call]}, answer])
+
+        episode, _ = talked(format_named("list"), scripted('It is "42",\nI think.', "Yes."), talk, "a", "b")
+        assert episode.actions[1].sees == ("0/a/0",)
+
+    def test_what_a_program_has_always_said_is_nobodys(self) -> None:
+        rule = "Reply with yes or no, and nothing else."
+        turns = [("a", f"Even? {rule}", "yes"), ("b", f"Odd? {rule}", "no"), ("b", f"a: yes\n{rule}", "Hm.")]
+        assert dependencies(turns, "?", "a", "b") == [set(), set(), {0}]
+
+
+class TestWhoOfSeveral:
+    def test_who_is_quoted_is_seen_through_the_one_who_quotes(self) -> None:
+        first = "The pears are ripe, and all of them are green."
+        second = f"Somebody has claimed: {first} I doubt that they are."
+        third = f"Two of us differ. {second} So let us look again."
+        turns = [
+            ("a", "?", first),
+            ("b", f"a: {first}", second),
+            ("c", f"b: {second}", third),
+            ("a", f"c: {third}", "Hm"),
+        ]
+        assert dependencies(turns, "?", "a", "b", "c") == [set(), {0}, {0, 1}, {0, 1, 2}]
+
+    def test_who_says_the_same_without_having_seen_it_is_not_quoted(self) -> None:
+        turns = [
+            ("a", "1 + 2?", "3"),
+            ("b", "1 + 2?", "It must be 3, for 1 and 2 make that."),
+            ("c", "b: It must be 3, for 1 and 2 make that.", "Hm"),
+        ]
+        assert dependencies(turns, "1 + 2?", "a", "b", "c")[2] == {1}
+
+    @pytest.mark.parametrize(
+        ("prompt", "seen"),
+        [
+            ("a: 42", {0}), ("b: 42", {1}), ("a: 42\nb: 42", {0, 1}), ("b: 42\na: 42", {0, 1}), ("Somebody: 42", {1}),
+        ],
+    )  # fmt: skip
+    def test_equal_answers_count_once_for_each_place(self, prompt: str, seen: set[int]) -> None:
+        turns = [("a", "6 * 7?", "42"), ("b", "6 * 7?", "42"), ("c", f"6 * 7?\n{prompt}", "Hm")]
+        assert dependencies(turns, "6 * 7?", "a", "b", "c")[2] == seen
+
+    def test_of_equal_answers_of_one_agent_the_last_is_seen(self) -> None:
+        turns = [("a", "?", "42"), ("b", "?", "41"), ("a", "b: 41. Sure?", "42"), ("b", "a: 42\nb: 41", "Hm")]
+        assert dependencies(turns, "?", "a", "b")[3] >= {1, 2}
+
+    def test_a_part_of_two_drafts_that_begin_alike_shows_the_one_that_goes_on(self) -> None:
+        begin = "Let me think about this one step by step. First, the pears"
+        turns = [
+            ("a", "?", f"{begin} are ripe."),
+            ("b", "?", f"{begin} are all still green."),
+            ("c", f"{begin} are ripe.", "Hm"),
+        ]
+        assert dependencies(turns, "?", "a", "b", "c")[2] == {0}
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "held"),
+    [
+        ("pi is 3.142", "142", False), ("0.5", "5", False), ("0.5", ".5", False), ("1,000", "1", False),
+        ("It is 1, or 2.", "1", True), ("It is 1, or 2.", "2", True), ("end.", "end", True),
+        ("请检查答案是四是否正确", "答案是四", True), ("答案是42吗", "42", True), ("答案是142吗", "42", False),
+        ("ends", "end", False), ("a (b) c", "(b)", True), ("1" * 2_000_000, "1", False),
+        ('{"a": "x\\ny"}', "x\ny", True), ('"\\u00fcm \\ud83e\\uddee"', "üm 🧮", True), ("\\\\theta", "\\theta", True),
+    ],
+)  # fmt: skip
+def test_a_piece_of_a_longer_word_or_number_is_no_text_of_its_own(text: str, part: str, held: bool) -> None:
+    assert (plain(part) in plain(text)) is held
