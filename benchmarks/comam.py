@@ -13,7 +13,7 @@ note everything or events alone, so that either can be learned: the first earns 
 as often. *Asked*: the recipe as it ships, where the writer earns the share of those facts that will be asked.
 
 Each seed's teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired
-by conversation, each over all seeds (evaluation/bootstrap.py), and by seed (Student's t). The weights of the global
+by conversation, each over all seeds (evaluation/paired.py), and by seed (Student's t). The weights of the global
 reward are those of training; what other measures of consistency would have made of the joint runs' episodes is counted
 on those. How far apart the two aims are is played by the world's script, without a model. Writes results/comam.json,
 .md and .svg.
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice, product
@@ -42,7 +41,8 @@ from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.engines.renderer import ChatRenderer
 from marft.envs.scripts import Cue, Line, Script
-from marft.evaluation.bootstrap import paired, student_t
+from marft.evaluation.intervals import students
+from marft.evaluation.paired import paired
 from marft.evaluation.session import evaluate_checkpoints
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.learning.credit.comam import CoMAM
@@ -337,10 +337,7 @@ def _share(run: Mapping[str, Any], name: str) -> float:
 
 def _over_seeds(gains: Sequence[float]) -> tuple[float, float] | None:
     """Student's interval of a mean of seeds."""
-    if len(gains) < 3:
-        return None
-    reach = student_t(0.975, len(gains) - 1) * float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
-    return float(np.mean(gains)) - reach, float(np.mean(gains)) + reach
+    return students(gains) if len(gains) > 2 else None
 
 
 def _points(interval: tuple[float, float] | None) -> str:

@@ -1,12 +1,13 @@
-"""How often intervals of 95 % hold the truth, where it is known.
+"""Measure how often 95 % intervals contain the true value, where it is known.
 
     python benchmarks/coverage.py               # ten seeds of 1,000 simulations each: minutes
     python benchmarks/coverage.py --seeds 1
     python benchmarks/coverage.py --first-seed 100      # seeds that nothing was chosen on: what results/coverage.md has
 
-Differences on the same tasks (`marft compare`) of three kinds of metrics, and shares over several attempts at a task
-(`marft eval --attempts`), at 50 and at 200 tasks. Writes results/coverage.json and .md; ends with 1 where any kind
-holds less than 93 % of the truths over all seeds. A seed by itself is known to 0.7 points.
+Three families, from 5 to 200 tasks: means (`mean_interval`: rewards), differences on the same tasks (`paired`: `marft
+compare`), and shares over several attempts at a task (`clustered`: `marft eval --attempts`). The width is relative to
+Student's interval on the same data. Writes results/coverage.json and .md. Ends with status 1 if an interval covers less
+than 93 % from the number of tasks in `HOLDS_FROM` on, or is over 1.3 times as wide as Student's on normal data.
 """
 
 from __future__ import annotations
@@ -14,86 +15,130 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from marft.evaluation.bootstrap import RESAMPLES, interval_of, resamples
+from marft.evaluation.intervals import mean_interval, students
+from marft.evaluation.paired import influences, paired
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.attempts import pass_at
 from marft.evaluation.trajectories.ratio import Ratio
 
 TIMES = 1000
-TASKS = (50, 200)
-AT_LEAST = 0.93
+TASKS = (5, 10, 20, 50, 100, 200)
+AT_LEAST, AT_MOST_WIDTH = 0.93, 1.3
 ATTEMPTS = 8
+MARK = r" \*"
 ROOT = Path(__file__).parent
-Parts = npt.NDArray[np.float64]  # [N, M, 4]: amount and out of, before and after, of N tasks in M simulations
-Simulation = Callable[[np.random.Generator, int], tuple[Parts, float]]
+Array = npt.NDArray[np.float64]
+Simulation = Callable[[np.random.Generator, int], tuple[Array, float]]  # N tasks → data, and the true value
+Interval = tuple[float, float] | None
 
 
-def accuracies(draw: np.random.Generator, tasks: int) -> tuple[Parts, float]:
-    """Tasks of different difficulty: what is solved before is often solved after → parts, and the true gain."""
-    ease = draw.beta(2, 2, (tasks, TIMES))
-    before, after = draw.random((2, tasks, TIMES)) < np.stack([ease, ease + 0.3 * (1 - ease)])
-    ones = np.ones((tasks, TIMES))
-    return np.stack([before, ones, after, ones], -1).astype(float), 0.15
+def accuracies(draw: np.random.Generator, tasks: int) -> tuple[Array, float]:
+    """Draw tasks of different difficulty: what is solved before is often solved after → [N, 4], and the true gain."""
+    ease = draw.beta(2, 2, tasks)
+    before, after = draw.random((2, tasks)) < np.stack([ease, ease + 0.3 * (1 - ease)])
+    return np.stack([before, np.ones(tasks), after, np.ones(tasks)], -1).astype(float), 0.15
 
 
-def error_rates(draw: np.random.Generator, tasks: int) -> tuple[Parts, float]:
-    """Calls that fail, of a number of calls that differs between tasks, as does how often they fail."""
-    rate = draw.beta(2, 8, (tasks, TIMES))
-    calls = 1 + draw.poisson(3, (2, tasks, TIMES))
+def error_rates(draw: np.random.Generator, tasks: int) -> tuple[Array, float]:
+    """Draw calls that fail: their number and their rate of failure differ between tasks."""
+    rate = draw.beta(2, 8, tasks)
+    calls = 1 + draw.poisson(3, (2, tasks))
     failed = draw.binomial(calls, np.stack([rate, rate / 2]))
     return np.stack([failed[0], calls[0], failed[1], calls[1]], -1).astype(float), -0.1
 
 
-def costs(draw: np.random.Generator, tasks: int) -> tuple[Parts, float]:
-    """Tokens an episode: some tasks take many times more than others."""
-    size = np.exp(draw.normal(0, 0.5, (tasks, TIMES)))
-    before, after = size * np.exp(draw.normal(0, 0.3, (2, tasks, TIMES)))
-    ones = np.ones((tasks, TIMES))
-    return np.stack([before, ones, 1.5 * after, ones], -1), 0.5 * float(np.exp((0.5**2 + 0.3**2) / 2))
+def costs(spread: float) -> Simulation:
+    """Draw tokens an episode, lognormal over tasks with this spread: some tasks take many times more than others."""
+
+    def draw_costs(draw: np.random.Generator, tasks: int) -> tuple[Array, float]:
+        size = np.exp(draw.normal(0, spread, tasks))
+        before, after = size * np.exp(draw.normal(0, 0.3, (2, tasks)))
+        parts = np.stack([before, np.ones(tasks), 1.5 * after, np.ones(tasks)], -1)
+        return parts, 0.5 * float(np.exp((spread**2 + 0.3**2) / 2))
+
+    return draw_costs
 
 
-def differences(simulate: Simulation, tasks: int, seed: int) -> float:
-    """The share of intervals of a difference that hold the truth."""
-    parts, truth = simulate(np.random.default_rng(seed), tasks)
-    found = interval_of(parts, resamples(tasks, seed + 1, RESAMPLES))
-    return sum(1 for interval in found if interval and interval[0] <= truth <= interval[1]) / TIMES
+def tokens_a_call(draw: np.random.Generator, tasks: int) -> tuple[Array, float]:
+    """Draw tokens, and the calls that they are divided by: a ratio of two skewed sums."""
+    size = np.exp(draw.normal(0, 0.8, tasks))
+    before, after = size * np.exp(draw.normal(0, 0.3, (2, tasks)))
+    calls = 1 + draw.poisson(2, (2, tasks))
+    return np.stack([before, calls[0], 0.7 * after, calls[1]], -1), -0.1 * float(np.exp((0.8**2 + 0.3**2) / 2))
 
 
-def averages(tasks: int, seed: int) -> float:
-    """The share of intervals of avg@8 that hold the truth, where most tasks are easy or hard."""
-    draw = np.random.default_rng(seed)
-    solved = draw.binomial(ATTEMPTS, draw.beta(0.5, 0.5, (TIMES, tasks)))
-    return _held([[Ratio(c / ATTEMPTS) for c in row] for row in solved.tolist()], 0.5)
-
-
-def passes(tasks: int, seed: int) -> float:
-    """The same of pass@4 of 8 attempts, at tasks that are solved in from none to 40 % of them."""
-    draw = np.random.default_rng(seed)
-    ease = draw.uniform(0, 0.4, (TIMES, tasks))
-    solved = draw.binomial(ATTEMPTS, ease)
-    truth = 1 - (1 - 0.6**5) / (5 * 0.4)  # 1 − E (1 − p)⁴
-    return _held([[Ratio(pass_at(4, ATTEMPTS, c)) for c in row] for row in solved.tolist()], truth)
-
-
-def _held(simulated: list[list[Ratio]], truth: float) -> float:
-    found = [clustered(shares, ATTEMPTS) for shares in simulated]
-    return sum(1 for each in found if each and each[1][0] <= truth <= each[1][1]) / TIMES
-
-
-CASES: dict[str, Callable[[int, int], float]] = {
-    "accuracy, change": lambda tasks, seed: differences(accuracies, tasks, seed),
-    "tool_error_rate, change": lambda tasks, seed: differences(error_rates, tasks, seed),
-    "cost_tokens, change": lambda tasks, seed: differences(costs, tasks, seed),
-    "avg@8": averages,
-    "pass@4 of 8": passes,
+MEANS: dict[str, Simulation] = {
+    "normal": lambda draw, n: (draw.normal(2, 1, n), 2.0),
+    "0 or 1, half": lambda draw, n: (draw.binomial(1, 0.5, n).astype(float), 0.5),
+    "0 to 1, most near 0 or 1": lambda draw, n: (draw.beta(0.5, 0.5, n), 0.5),
+    "0 to 1, skewed": lambda draw, n: (draw.beta(0.5, 2, n), 0.2),
+    "lognormal, spread 0.5": lambda draw, n: (np.exp(draw.normal(0, 0.5, n)), float(np.exp(0.125))),
+    "exponential": lambda draw, n: (draw.exponential(1.0, n), 1.0),
+    "lognormal, spread 1": lambda draw, n: (np.exp(draw.normal(0, 1, n)), float(np.exp(0.5))),
 }
+DIFFERENCES: dict[str, Simulation] = {
+    "accuracy": accuracies, "tool_error_rate": error_rates, "tokens a call": tokens_a_call,
+    "cost_tokens, spread 0.5": costs(0.5), "cost_tokens, spread 1": costs(1.0),
+}  # fmt: skip
+HOLDS_FROM = {
+    "0 to 1, skewed": 10, "tool_error_rate": 10, "exponential": 10, "lognormal, spread 1": 20,
+    "cost_tokens, spread 1": 50,
+}  # fmt: skip
+
+
+def averages(draw: np.random.Generator, tasks: int) -> tuple[list[Ratio], float]:
+    """Draw avg@8 of tasks most of which are easy or hard."""
+    solved = draw.binomial(ATTEMPTS, draw.beta(0.5, 0.5, tasks))
+    return [Ratio(count / ATTEMPTS) for count in solved.tolist()], 0.5
+
+
+def passes(draw: np.random.Generator, tasks: int) -> tuple[list[Ratio], float]:
+    """Draw pass@4 of 8 attempts, at tasks that are solved in from none to 40 % of them."""
+    solved = draw.binomial(ATTEMPTS, draw.uniform(0, 0.4, tasks))
+    truth = 1 - (1 - 0.6**5) / (5 * 0.4)  # 1 − E (1 − p)⁴
+    return [Ratio(pass_at(4, ATTEMPTS, count)) for count in solved.tolist()], truth
+
+
+def found(name: str, draw: np.random.Generator, tasks: int) -> tuple[Interval, float, Array]:
+    """Return one simulated interval, the true value, and the data for Student's interval."""
+    family, _, kind = name.partition(": ")
+    if family == "mean":
+        values, truth = MEANS[kind](draw, tasks)
+        return mean_interval(values), truth, values
+    if family == "difference":
+        parts, truth = DIFFERENCES[kind](draw, tasks)
+        sides = [{str(n): Ratio(*row) for n, row in enumerate(parts[:, of].tolist())} for of in ([0, 1], [2, 3])]
+        compared = paired(*sides)
+        return compared.interval if compared else None, truth, influences(parts)
+    shares, truth = (averages if kind == "avg@8" else passes)(draw, tasks)
+    share = clustered(shares, ATTEMPTS)
+    return share[1] if share else None, truth, np.array([ratio.amount for ratio in shares])
+
+
+def simulated(name: str, tasks: int, seed: int) -> tuple[float, float]:
+    """Return coverage, and mean width relative to Student's; simulations without an interval are left out."""
+    draw, held, widths, plain = np.random.default_rng([seed, tasks]), [], [], []
+    for _ in range(TIMES):
+        interval, truth, values = found(name, draw, tasks)
+        if interval is not None and np.ptp(values) > 0:
+            low, high = students(values)
+            held.append(interval[0] <= truth <= interval[1])
+            widths.append(interval[1] - interval[0])
+            plain.append(high - low)
+    return float(np.mean(held)), float(np.mean(widths) / np.mean(plain))
+
+
+def names() -> Iterator[str]:
+    yield from (f"mean: {kind}" for kind in MEANS)
+    yield from (f"difference: {kind}" for kind in DIFFERENCES)
+    yield from ("share: avg@8", "share: pass@4 of 8")
 
 
 def main() -> None:
@@ -104,31 +149,42 @@ def main() -> None:
     arguments = parser.parse_args()
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     rows: list[dict[str, Any]] = []
-    for name, simulate in CASES.items():
+    for name in names():
         for tasks in TASKS:
-            shares = [simulate(tasks, 1000 * seed) for seed in seeds]
-            rows.append({"interval": name, "tasks": tasks, "shares": shares})
-            print(f"{name}, {tasks} tasks: {np.mean(shares):.1%}, lowest {min(shares):.1%}", flush=True)
+            cells = [simulated(name, tasks, seed) for seed in seeds]
+            coverage, width = (float(np.mean(column)) for column in zip(*cells, strict=True))
+            promised = tasks >= HOLDS_FROM.get(name.partition(": ")[2], 5)
+            rows.append({"interval": name, "tasks": tasks, "coverage": coverage, "width": width, "promised": promised})
+            print(f"{name}, {tasks} tasks: {coverage:.1%}, width {width:.2f}{'' if promised else ' *'}", flush=True)
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / "coverage.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     (arguments.results / "coverage.md").write_text(table(rows, seeds), encoding="utf-8")
-    sys.exit(any(np.mean(row["shares"]) < AT_LEAST for row in rows))
+    sys.exit(any(map(broken, rows)))
+
+
+def broken(row: dict[str, Any]) -> bool:
+    """Return whether a row contradicts what the project claims."""
+    too_wide = row["interval"] == "mean: normal" and row["width"] > AT_MOST_WIDTH
+    return bool(too_wide or (row["promised"] and row["coverage"] < AT_LEAST))
 
 
 def table(rows: list[dict[str, Any]], seeds: range) -> str:
     """The results as Markdown."""
     lines = [
-        f"Intervals of 95 % that hold the truth, of {TIMES:,} simulations a seed, over seeds {seeds[0]} to {seeds[-1]}"
-        f" (`python benchmarks/coverage.py --first-seed {seeds[0]}`):",
+        f"Coverage of 95 % intervals, and their mean width relative to Student's interval, from {TIMES:,} simulations a"
+        f" seed over seeds {seeds[0]} to {seeds[-1]} (`python benchmarks/coverage.py --first-seed {seeds[0]}`)."
+        " \\* marks too few tasks for this kind of data: there no interval here is promised to hold.",
         "",
-        "| interval | tasks | mean | lowest seed | highest seed |",
-        "| --- | --- | --- | --- | --- |",
+        f"| interval | {' | '.join(f'{tasks} tasks' for tasks in TASKS)} |",
+        f"| --- |{' --- |' * len(TASKS)}",
     ]
-    for row in rows:
-        shares = np.array(row["shares"])
-        lines.append(
-            f"| {row['interval']} | {row['tasks']} | {shares.mean():.1%} | {shares.min():.1%} | {shares.max():.1%} |"
-        )
+    for name in dict.fromkeys(row["interval"] for row in rows):
+        cells = [
+            f"{row['coverage']:.1%} ({row['width']:.2f}){'' if row['promised'] else MARK}"
+            for row in rows
+            if row["interval"] == name
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 

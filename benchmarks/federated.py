@@ -16,7 +16,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import machine
@@ -27,7 +27,7 @@ from marft import atomic
 from marft.cli.commands import quieten
 from marft.config import load_recipe
 from marft.config.federation import FederationSettings, parse_federation
-from marft.evaluation.bootstrap import student_t
+from marft.evaluation.intervals import students
 from marft.evaluation.session import Keeping, evaluate_checkpoints
 from marft.federated.coordinator import federate
 from marft.federated.history import MARK
@@ -182,8 +182,8 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         points = [100 * (row["accuracy"] - whole[row["seed"]]) for row in mine]
         over = ""
         if len(points) > 2:
-            half = student_t(0.975, len(points) - 1) * stdev(points) / len(points) ** 0.5
-            over = f"{fmean(points) - half:+.1f} to {fmean(points) + half:+.1f}"
+            low, high = students(points)
+            over = f"{low:+.1f} to {high:+.1f}"
         worst = 100 * min(min(row["accuracies"]) for row in mine)
         lines.append(f"| {arm} | {skew:g} | {len(mine)} | {fmean(points):+.1f} | {over} | {worst:.1f} % |")
     return lines

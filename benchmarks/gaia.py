@@ -22,7 +22,7 @@ import machine
 from environments import World, sampled, trained
 
 from marft.config import load_recipe
-from marft.evaluation.bootstrap import paired
+from marft.evaluation.paired import paired
 from marft.evaluation.session import evaluate_checkpoints
 from marft.evaluation.shares import clustered, passes
 from marft.evaluation.trajectories.ratio import Ratio

@@ -11,7 +11,7 @@ to 24; seats beyond those that were trained are played by the trained reasoners 
 Teams of the same size are also trained as a tree and as a debate from the beginning.
 
 All play the same held-out tasks, sampled as in training. Differences are paired by task, each over all seeds
-(evaluation/bootstrap.py); the range over seeds stands beside them. Writes results/reorganization.json, .md and .svg.
+(evaluation/paired.py); the range over seeds stands beside them. Writes results/reorganization.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from marft import atomic
 from marft.cli.commands import quieten
 from marft.config import RunSettings, to_toml
 from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
-from marft.evaluation.bootstrap import Difference, paired
+from marft.evaluation.paired import Difference, paired
 from marft.evaluation.session import BASE, Keeping, evaluate_checkpoints
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.runs.folder import RunFolder

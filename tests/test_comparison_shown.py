@@ -10,12 +10,12 @@ from tests.test_gates import MISSED, SOLVED, evaluation
 TOLD = """\
 greedy, 20 tasks
 metric    before  after       change                 95 % interval
-reward       0.5    0.8         +0.3            +0.1455 to +0.4545
-accuracy   62.5%  68.8%  +6.2 points  -17.0 points to +29.5 points
+reward       0.5    0.8         +0.3            +0.1346 to +0.4492
+accuracy   62.5%  68.8%  +6.2 points  -17.0 points to +28.9 points
 of all tasks newly failed: 1 (0); newly solved: 2 (10, 11)
-passed: accuracy < -50%: accuracy went from 62.5% to 68.8% on 16 tasks (+6.2 points, 95 % -17.0 points to +29.5 points)
-failed: reward > 0.1: reward went from 0.5 to 0.8 on 20 tasks (+0.3, 95 % +0.1455 to +0.4545)
-failed: reward > 0.2: reward went from 0.5 to 0.8 on 20 tasks (+0.3, 95 % +0.1455 to +0.4545)
+passed: accuracy < -50%: accuracy went from 62.5% to 68.8% on 16 tasks (+6.2 points, 95 % -17.0 points to +28.9 points)
+failed: reward > 0.1: reward went from 0.5 to 0.8 on 20 tasks (+0.3, 95 % +0.1346 to +0.4492)
+failed: reward > 0.2: reward went from 0.5 to 0.8 on 20 tasks (+0.3, 95 % +0.1346 to +0.4492)
 """
 
 
@@ -38,7 +38,7 @@ def test_the_team_over_all_tasks_the_tasks_that_turned_and_gates() -> None:
 
 
 def test_in_a_line_stand_accuracy_or_else_reward_its_interval_and_how_many_gates_failed() -> None:
-    said = "greedy: accuracy 62.5% → 68.8% (+6.2 points, -17.0 points to +29.5 points)"
+    said = "greedy: accuracy 62.5% → 68.8% (+6.2 points, -17.0 points to +28.9 points)"
     gates = ("accuracy < -50%", "reward > 0.1", "reward > 0.2")
     assert repr(made(*gates, by="level")) == f"Comparison({said}; 2 of 3 gates failed)"
     assert repr(made()) == f"Comparison({said})"

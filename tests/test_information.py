@@ -30,15 +30,31 @@ def slow(pairs: list[tuple[int, int]]) -> float:
 
     def entropy(values: list[Any]) -> float:
         counts = Counter(values)
-        plug_in = -math.fsum(c / len(values) * math.log2(c / len(values)) for c in counts.values())
-        return plug_in + (len(counts) - 1) / (2 * len(values) * math.log(2))
+        return -math.fsum(c / len(values) * math.log2(c / len(values)) for c in counts.values())
 
     return entropy([a for a, _ in pairs]) + entropy([b for _, b in pairs]) - entropy(pairs)
 
 
 @given(PAIRS)
 def test_it_is_the_formula(pairs: list[tuple[int, int]]) -> None:
-    assert information(pairs, shuffles=0).counted == pytest.approx(slow(pairs), abs=1e-12)
+    found = information(pairs, shuffles=0)
+    counts = Counter(a for a, _ in pairs)
+    most = -math.fsum(c / len(pairs) * math.log2(c / len(pairs)) for c in counts.values())
+    assert found.counted == pytest.approx(slow(pairs), abs=1e-12)
+    assert found.entropy == pytest.approx(most + (len(counts) - 1) / (2 * len(pairs) * math.log(2)), abs=1e-12)
+
+
+@pytest.mark.parametrize("synonyms", [1, 3])
+@pytest.mark.parametrize("number", [24, 32, 64, 256])
+@pytest.mark.parametrize(("noise", "bits"), [(0.0, 3.0), (0.3, 1.43), (1.0, 0.0)])
+def test_few_pairs_tell_as_much_as_many(number: int, synonyms: int, noise: float, bits: float) -> None:
+    random, found = Random(number), []
+    for _ in range(60):
+        parts = [random.randrange(8) for _ in range(number)]
+        heard = [random.randrange(8) if random.random() < noise else part for part in parts]
+        said = [(part, random.randrange(synonyms)) for part in heard]
+        found.append(information(list(zip(parts, said, strict=True))).told)
+    assert float(np.mean(found)) == pytest.approx(bits, abs=0.25)
 
 
 @given(PAIRS)

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 from rich.table import Table
 from rich.text import Text
 
-from marft.evaluation.bootstrap import Difference, paired
 from marft.evaluation.cohorts import named_cohorts
 from marft.evaluation.gates import Verdict, by_metric, shown
+from marft.evaluation.paired import Difference, paired
 from marft.evaluation.turned import Turned
 from marft.texts import one_line
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,7 +191,8 @@ def _paired(
     if measure == "accuracy" and all(isinstance(side[task], bool) for task in both for side in (first, second)):
         return paired_difference([first[task] for task in both], [second[task] for task in both])
     gained = [second[task] - first[task] for task in both]
-    return sum(gained) / len(gained), mean_interval(gained)
+    shares = all(0 <= side[task] <= 1 for task in both for side in (first, second))
+    return sum(gained) / len(gained), mean_interval(gained, (-1.0, 1.0) if shares else (-math.inf, math.inf))
 
 
 def passes_cells(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -67,7 +67,7 @@ class Evaluation:
     ``tools`` is what agents were told of their tools (:mod:`marft.evaluation.definitions`); None where nobody knows.
 
     ``interval`` is Wilson's, of tasks, not attempts (:func:`marft.evaluation.shares.clustered`); ``reward_interval`` is
-    by the normal approximation. All are of 95 %.
+    :func:`marft.evaluation.intervals.mean_interval`. All are of 95 %.
     """
 
     checkpoint: str

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marft.evaluation.bootstrap import Difference, paired
 from marft.evaluation.cohorts import cohorts_of, named_cohorts
 from marft.evaluation.intervals import Z95_ONE_SIDED, bounds_of_gain
+from marft.evaluation.paired import Difference, paired
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.metrics import find

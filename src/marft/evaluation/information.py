@@ -1,8 +1,8 @@
 """How much of what only one agent knew its messages tell: mutual information over a batch of episodes.
 
-Counted pairs overstate it: where every message is another one, each tells everything of this batch and perhaps
-nothing. So entropies are corrected for what few counts hide (Miller 1955), and what pairs still share once they are
-shuffled, when nothing is told, is taken off.
+The plug-in estimate of few pairs is too high: where every message is different, each one identifies its episode.
+Shuffled pairs show how high it is by chance. As in adjusted mutual information (Vinh et al. 2010), the excess over
+chance is divided by the largest excess possible, and this share is multiplied by the entropy of what could be told.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ Codes = npt.NDArray[np.intp]  # [N], a number for each different value
 
 
 class Information(NamedTuple):
-    """What is told, in bits.
+    """Information that messages carry, in bits.
 
     Args:
-        counted: mutual information of the pairs, corrected.
+        counted: plug-in mutual information of the pairs.
         null: the same of shuffled pairs, mean over the shuffles.
-        deviation: of a shuffle's.
-        entropy: of what could be told, corrected.
+        deviation: of the shuffles.
+        most: plug-in entropy of what could be told.
+        entropy: the same, corrected for its bias.
     """
 
     counted: float
     null: float
     deviation: float
+    most: float
     entropy: float
 
     @property
     def told(self) -> float:
-        """What the pairs have in common beyond chance; it may fall a little below 0."""
-        return self.counted - self.null
+        """Information beyond chance, ``Ĥ (I − null) / (H − null)``; slightly below 0 at times. Where the largest excess
+        possible is within three deviations of chance, too few messages repeat for a share: the excess itself."""
+        excess, room = self.counted - self.null, self.most - self.null
+        return self.entropy * excess / room if room > max(3 * self.deviation, 1e-9) else excess
 
 
 def information(pairs: Sequence[tuple[Hashable, Hashable]], shuffles: int = SHUFFLES, seed: int = 0) -> Information:
@@ -58,29 +62,37 @@ def information(pairs: Sequence[tuple[Hashable, Hashable]], shuffles: int = SHUF
     random = generator(seed, "information")
     shuffled = np.array([mutual_information(first, random.permutation(second)) for _ in range(shuffles)])
     null, deviation = (float(shuffled.mean()), float(shuffled.std())) if shuffles else (0.0, 0.0)
-    return Information(mutual_information(first, second), null, deviation, entropy(first))
+    return Information(mutual_information(first, second), null, deviation, plug_in(first), entropy(first))
 
 
 def mutual_information(first: Codes, second: Codes) -> float:
-    """``Ĥ(X) + Ĥ(Y) − Ĥ(X, Y)`` in bits, each entropy as :func:`entropy` has it.
+    """Return ``H(X) + H(Y) − H(X, Y)`` in bits, of plug-in entropies.
 
     Args:
         first: [N].
         second: [N].
     """
-    return entropy(first) + entropy(second) - entropy(first * (int(second.max()) + 1) + second)
+    return plug_in(first) + plug_in(second) - plug_in(first * (int(second.max()) + 1) + second)
 
 
-def entropy(codes: Codes) -> float:
-    """``−Σ p̂ log₂ p̂ + (K − 1) / (2 N ln 2)`` for K different values among N: the plug-in entropy, in bits, with the
-    correction of Miller (1955) for its bias.
+def plug_in(codes: Codes) -> float:
+    """Return the plug-in entropy ``−Σ p̂ log₂ p̂`` in bits.
 
     Args:
         codes: [N].
     """
-    counts = np.unique(codes, return_counts=True)[1]
-    shares = counts / len(codes)
-    return float(-(shares * np.log2(shares)).sum() + (len(counts) - 1) / (2 * len(codes) * math.log(2)))
+    shares = np.unique(codes, return_counts=True)[1] / len(codes)
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def entropy(codes: Codes) -> float:
+    """Return the entropy in bits, the plug-in estimate plus the correction of Miller 1955 for its bias,
+    ``(K − 1) / (2 N ln 2)`` for K different values among N.
+
+    Args:
+        codes: [N].
+    """
+    return plug_in(codes) + (len(np.unique(codes)) - 1) / (2 * len(codes) * math.log(2))
 
 
 def information_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
+from scipy import special
 
 Z95 = 1.959964
 Z95_ONE_SIDED = 1.644854
@@ -28,20 +30,98 @@ def wilson_of(p: float, trials: float, z: float = Z95) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of a mean, by the normal approximation, ``mean ± 1.96 s/√n``; None where the values do not differ:
-    that none of them did says nothing of how far others would.
+def mean_interval(
+    values: Sequence[float] | npt.NDArray[np.float64], bounds: tuple[float, float] | None = None, *, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Confidence interval of a mean; None where the values do not differ, or there are fewer than two.
 
-    Of a difference on the same tasks, give the differences.
+    For a quantity with finite bounds it is Wilson's interval of the effective number of trials
+    (:func:`effective_trials`), which stays within them. For others it is the union of Student's interval and
+    Hall's, which corrects for skewness (:func:`skew_corrected`).
 
-    >>> mean_interval([0.0, 1.0, 0.0, 1.0, 1.0, 1.0])
-    (0.253..., 1.079...)
+    Simulated coverage of 95 % intervals (``benchmarks/coverage.py``) is 93 to 98 % from 5 values on for normal or
+    moderately skewed data, and from 10 on for data as skewed as an exponential. Where a few values decide, such as
+    costs that differ tenfold between tasks, it takes 50. With fewer values no interval here holds.
+
+    >>> [round(bound, 3) for bound in mean_interval([0.0, 1.0, 0.0, 1.0, 1.0, 1.0])]
+    [0.204, 0.94]
+
+    Args:
+        values: [N] independent values; for a difference on the same tasks, the differences.
+        bounds: least and greatest possible value. By default (0, 1) where all values lie there, else none.
+        level: of confidence.
     """
     numbers = np.asarray(values, np.float64)
-    if len(numbers) < 2 or numbers.min() == numbers.max():
+    if len(numbers) < 2 or not numbers.std() > 1e-12 * np.abs(numbers).max():
         return None
-    centre, half = float(numbers.mean()), Z95 * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
-    return centre - half, centre + half
+    if bounds is None:
+        bounds = (0.0, 1.0) if numbers.min() >= 0 and numbers.max() <= 1 else (-math.inf, math.inf)
+    low, high = bounds
+    if not math.isfinite(high - low):
+        return skew_corrected(numbers, level)
+    z, scaled = float(special.ndtri((1 + level) / 2)), (numbers - low) / (high - low)
+    variance = float(scaled.var(ddof=1)) / len(scaled)
+    p = float(scaled.mean())
+    first, last = wilson_of(p, effective_trials(p, variance, len(scaled) - 1, z), z)
+    return low + first * (high - low), low + last * (high - low)
+
+
+def effective_trials(p: float, variance: float, freedom: int, z: float) -> float:
+    """Number of independent trials whose share ``p`` has this variance (Korn and Graubard 1998): ``p (1 − p) / v``,
+    times ``(z / t)²`` as the variance is an estimate with ``freedom`` degrees of freedom.
+
+    Args:
+        p: share.
+        variance: of the share, above 0.
+        freedom: degrees of freedom of the variance.
+        z: deviations that the interval reaches.
+    """
+    t = float(special.stdtrit(freedom, special.ndtr(z)))
+    return p * (1 - p) / variance * (z / t) ** 2
+
+
+def students(values: Sequence[float] | npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
+    """Student's confidence interval of a mean of normal data, ``x̄ ± t s/√n``.
+
+    >>> [round(bound, 2) for bound in students([1.0, 2.0, 3.0])]
+    [-0.48, 4.48]
+
+    Args:
+        values: [N], at least two.
+        level: of confidence.
+    """
+    mean, n = float(np.mean(values)), len(values)
+    reach = float(special.stdtrit(n - 1, (1 + level) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return mean - reach, mean + reach
+
+
+def skew_corrected(values: npt.NDArray[np.float64], level: float) -> tuple[float, float]:
+    """Confidence interval of the mean of skewed data: the union of Student's interval and that of Hall 1992, which
+    inverts ``g(T) = T + γT²/3 + γ²T³/27 + γ/6n`` with ``T = (x̄ − μ)/s`` and takes ``√n g(T)`` as Student's.
+
+    The sample skewness γ of few values is too small, and a miss goes with one that is smaller still. It is therefore
+    multiplied by ``min(1.4, (n − 3)/5.5)``, chosen by simulation: 1.4 keeps the coverage of lognormal data above 93 %,
+    and the smaller factors keep intervals of normal data at most 1.3 times as wide as Student's.
+
+    Args:
+        values: [N], at least two that differ.
+        level: of confidence.
+    """
+    n, mean, deviation = len(values), float(values.mean()), float(values.std(ddof=1))
+    low, high = students(values, level)
+    if n <= 3:
+        return low, high
+    third = float((((values - mean) / deviation) ** 3).mean())  # by the unbiased deviation: (n/(n−1))^1.5 too small
+    skewness = min(1.4, (n - 3) / 5.5) * third * n**2 / ((n - 1) * (n - 2))
+    if abs(skewness) < 1e-6:
+        return low, high
+
+    t = (high - mean) / deviation
+
+    def inverse(y: float) -> float:
+        return 3 / skewness * (float(np.cbrt(1 + skewness * (y - skewness / (6 * n)))) - 1)
+
+    return min(low, mean - deviation * inverse(t)), max(high, mean - deviation * inverse(-t))
 
 
 def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> tuple[float, tuple[float, float]]:
@@ -93,20 +173,10 @@ def bounds_of_gain(differences: Sequence[float], z: float = Z95_ONE_SIDED) -> tu
 
 
 def at_most(successes: float, trials: int, z: float = Z95_ONE_SIDED) -> float:
-    """The exact one-sided upper bound of a proportion (Clopper and Pearson 1934): the largest at which so few successes
-    are as likely as ``z`` says, by bisection. Parts of a success count as a whole one.
+    """The exact one-sided upper bound of a proportion (Clopper and Pearson 1934). A part of a success counts as one.
 
     >>> round(at_most(0, 59), 4)
     0.0495
     """
-    count, rare = math.ceil(successes - 1e-9), math.erfc(z / math.sqrt(2)) / 2
-    if count >= trials:
-        return 1.0
-    ways = [math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) for k in range(count + 1)]
-    low, high = count / trials, 1.0
-    for _ in range(60):
-        p = (low + high) / 2
-        some, none = math.log(p), math.log1p(-p)
-        chance = math.fsum(math.exp(way + k * some + (trials - k) * none) for k, way in enumerate(ways))
-        low, high = (p, high) if chance > rare else (low, p)
-    return high
+    count = math.ceil(successes - 1e-9)
+    return 1.0 if count >= trials else float(special.betaincinv(count + 1, trials - count, special.ndtr(z)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marft.evaluation.intervals import Z95, wilson_of
+from marft.evaluation.intervals import Z95, effective_trials, wilson_of
 from marft.evaluation.trajectories.attempts import pass_all, pass_at
 from marft.evaluation.trajectories.ratio import Ratio
 
@@ -15,8 +15,9 @@ def clustered(shares: Sequence[Ratio], attempts: int, z: float = Z95) -> tuple[f
     """A share over tasks, ``p = Σ a / Σ n``, and its 95 % interval; None where it is out of nothing.
 
     Attempts at one task are alike, and count for less than as many tasks: Wilson's interval of the effective number of
-    trials ``p (1 − p) / v`` (Korn and Graubard 1998), where ``v = N/(N−1) Σ (a − p n)² / (Σ n)²`` is the variance
-    between tasks; at least the number of tasks, at most that of attempts. With one attempt each it is Wilson's.
+    trials (:func:`~marft.evaluation.intervals.effective_trials`), where ``v = N/(N−1) Σ (a − p n)² / (Σ n)²`` is the
+    variance between tasks; at least the number of tasks, at most that of attempts. With one attempt each that is
+    Wilson's interval.
 
     >>> share, (low, high) = clustered([Ratio(1, 2)] * 50 + [Ratio(2, 2)] * 50, 2)
     >>> share, round(low, 3), round(high, 3)
@@ -35,7 +36,7 @@ def clustered(shares: Sequence[Ratio], attempts: int, z: float = Z95) -> tuple[f
     spread = sum((share.amount - p * share.out_of) ** 2 for share in shares)
     variance = spread * tasks / (tasks - 1) / total.out_of**2 if tasks > 1 else 0.0
     most = float(tasks * attempts) if 0 < p < 1 else float(tasks)
-    trials = min(max(p * (1 - p) / variance, float(tasks)), most) if variance > 0 else most
+    trials = min(max(effective_trials(p, variance, tasks - 1, z), float(tasks)), most) if variance > 0 else most
     return p, wilson_of(p, trials, z)
 
 

@@ -86,10 +86,12 @@ CATALOGUE: dict[str, list[Metric]] = {
                scopes=("agent",), better="higher"),
         Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "
                "this agent", ".1f", "tokens", BOTH),
-        Metric("information", "told", "mutual information of what an agent alone knew, as declared, and what it said: "
-               "Ĥ(X) + Ĥ(Y) − Ĥ(X, Y), each entropy counted and corrected (Miller 1955), less its mean over 20 "
-               "shuffles of the pairs, in which nothing is told; needs `hidden`", ".2f", "bits", ("agent",),
-               better="higher", advice="near 0 nothing is told of it; near what is to be told all of it"),
+        Metric("information", "told", "mutual information I of what an agent alone knew (`hidden`) and what it said, "
+               "adjusted for chance: Ĥ (I − null) / (H − null), where null is the mean of I over 20 shuffles of the "
+               "pairs, H the entropy of what it knew and Ĥ the same with its bias corrected (`hidden_entropy`)",
+               ".2f", "bits", ("agent",), better="higher",
+               advice="near 0 the messages tell nothing of it, near `hidden_entropy` all of it; noisy with fewer than "
+               "about 4 episodes a message"),
         Metric("hidden_entropy", "to be told", "entropy Ĥ(X) of what an agent alone knew, as declared: the most that "
                "it could tell; needs `hidden`", ".2f", "bits", ("agent",)),
         Metric("restarts", "restarts", "how often a chat was rendered anew in place of going on by its ids: prompts of "

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from marft.evaluation.bootstrap import paired
 from marft.evaluation.intervals import paired_difference, wilson
+from marft.evaluation.paired import average, paired
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.types import Episode
 
@@ -124,28 +124,22 @@ def value_of(
     """The mean of a measure, with its interval, and how it stands to the team's; None where nothing is known.
 
     Args:
-        shares: of attempts that did or did not: intervals end at 0 and 1, differences at -1 and 1; where no two tasks
-            differ, and drawing them again tells nothing, the interval is Wilson's, and of a difference that of Agresti
-            and Min.
+        shares: of attempts that succeed or fail. Where no two tasks differ, the interval is Wilson's, and that of a
+            difference Agresti and Min's.
     """
-    mean = paired({task: Ratio(0.0, ratio.out_of) for task, ratio in scores.items()}, scores)
-    if mean is None:
+    found = average(scores)
+    if found is None:
         return None
+    mean, own = found
     outcomes = _outcomes(scores) if shares else None
-    own = mean.interval or (wilson(sum(outcomes.values()), len(outcomes)) if outcomes else None)
-    own = _within(own, 0.0, 1.0) if shares else own
+    own = own or (wilson(sum(outcomes.values()), len(outcomes)) if outcomes else None)
     against = paired(team, scores) if team is not None else None
     if team is None or against is None:
-        return Value(mean.after, own)
+        return Value(mean, own)
     before, both, interval = _outcomes(team), team.keys() & scores.keys(), against.interval
     if interval is None and outcomes and before:
         interval = paired_difference([before[task] for task in both], [outcomes[task] for task in both])[1]
-    return Value(mean.after, own, against.gain, _within(interval, -1.0, 1.0) if shares else interval)
-
-
-def _within(interval: Interval, lowest: float, highest: float) -> Interval:
-    """As much of an interval as there can be."""
-    return interval and (max(lowest, interval[0]), min(highest, interval[1]))
+    return Value(mean, own, against.gain, interval)
 
 
 def _outcomes(scores: Mapping[str, Ratio]) -> dict[str, bool] | None:

@@ -1,0 +1,88 @@
+"""Differences of metrics on the same tasks, with confidence intervals. Metrics are ratios of sums over tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from marft.evaluation.intervals import mean_interval
+from marft.evaluation.trajectories.ratio import Ratio
+
+Array = npt.NDArray[np.float64]
+
+
+class Difference(NamedTuple):
+    """A metric before and after, on the tasks that both sides have, and its gain. The interval is None where the tasks
+    do not tell: there is one, or no two of them differ."""
+
+    before: float
+    after: float
+    interval: tuple[float, float] | None
+    tasks: int
+
+    @property
+    def gain(self) -> float:
+        return self.after - self.before
+
+
+def paired(before: Mapping[str, Ratio], after: Mapping[str, Ratio], *, level: float = 0.95) -> Difference | None:
+    """Compare a metric on the tasks that both sides have; None where either side has a denominator of 0.
+
+    >>> paired({"t": Ratio(1, 4)}, {"t": Ratio(1, 2), "u": Ratio(1, 1)})
+    Difference(before=0.25, after=0.5, interval=None, tasks=1)
+
+    Args:
+        before: by task.
+        after: by task.
+        level: of the interval.
+    """
+    tasks = sorted(before.keys() & after.keys())
+    one, two = Ratio.total(before[task] for task in tasks), Ratio.total(after[task] for task in tasks)
+    if one.value is None or two.value is None:
+        return None
+    parts = np.array([[*before[task], *after[task]] for task in tasks], np.float64)
+    shares = bool(((parts[:, ::2] >= 0) & (parts[:, ::2] <= parts[:, 1::2])).all())
+    bounds = (-1.0, 1.0) if shares else (-np.inf, np.inf)
+    return Difference(one.value, two.value, mean_interval(influences(parts), bounds, level=level), len(tasks))
+
+
+def average(ratios: Mapping[str, Ratio], *, level: float = 0.95) -> tuple[float, tuple[float, float] | None] | None:
+    """Return a metric over tasks and its confidence interval; None where the denominator is 0. The interval is None
+    where no two tasks differ.
+
+    >>> average({"t": Ratio(1, 4), "u": Ratio(1, 4)})
+    (0.25, None)
+
+    Args:
+        ratios: by task.
+        level: of the interval.
+    """
+    total = Ratio.total(ratios.values())
+    if total.value is None:
+        return None
+    parts = np.array([[0.0, out_of, amount, out_of] for amount, out_of in ratios.values()], np.float64)
+    shares = all(0 <= amount <= out_of for amount, out_of in ratios.values())
+    bounds = (0.0, 1.0) if shares else (-np.inf, np.inf)
+    return total.value, mean_interval(influences(parts), bounds, level=level)
+
+
+def influences(parts: Array) -> Array:
+    """Linearize the difference of two ratios, ``Σ a₂ / Σ n₂ − Σ a₁ / Σ n₁``: one value a task, [N], whose mean is the
+    difference and whose spread is that of the difference, to first order (the infinitesimal jackknife; Efron and
+    Tibshirani 1993, §21.3).
+
+    >>> influences(np.array([[1.0, 2.0, 2.0, 2.0], [0.0, 2.0, 1.0, 2.0]]))
+    array([0.5, 0.5])
+
+    Args:
+        parts: amounts and denominators of N tasks, before and after, [N, 4].
+    """
+    n1, n2 = parts[:, 1].mean(), parts[:, 3].mean()
+    first, second = parts[:, 0].mean() / n1, parts[:, 2].mean() / n2
+    with np.errstate(invalid="ignore"):  # an amount that is infinite has no interval
+        before, after = (parts[:, 0] - first * parts[:, 1]) / n1, (parts[:, 2] - second * parts[:, 3]) / n2
+        found: Array = second - first + after - before
+    return found
