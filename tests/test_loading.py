@@ -239,6 +239,17 @@ TEMPLATES = {
         "{% for m in messages %}{{ m.content }}{% if m.role == 'system' %}{% for a in range(99999) %}"
         "{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}{% endfor %}", "it loops",
     ),
+    "computes for hours": ("{{ 10 ** 100000000 }}", "it loops, or computes too much"),
+    "computes where a chat ends": (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if not add_generation_prompt %}"
+        "{% set n = messages | length %}{{ (9 + n) ** 100000000 }}{% endif %}", "it loops, or computes too much",
+    ),
+    "repeats": ("{{ 'x' * 10 ** 10 }}", "it takes more than 1,024 MB"),
+    "replaces": ("{% set a = 'x' * 10 ** 6 %}{{ a.replace('x', a) }}", "it takes more than 1,024 MB"),
+    "fills up": ("{{ '%2000000000d' % 1 }}", "it takes more than 1,024 MB"),
+    "centers": ("{{ 'x' | center(10 ** 9) }}", "it takes more than 1,024 MB"),
+    "says too much": ("{{ messages[0].content * 2000000 }}", "at most 16,777,216 are read"),
+    "is too long": ("{# " + "x" * 2**20 + " #}", "at most 1,048,576 are read"),
     "recurses": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
     "syntax": ("{% for m in messages %}", "TemplateSyntaxError"),
     "refuses": ("{{ raise_exception('nobody may speak') }}", "nobody may speak"),
@@ -247,12 +258,15 @@ TEMPLATES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_chat_template_that_does_not_work_is_refused_in_time(
     model: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "SECONDS", 0.3)
     template, message = TEMPLATES[name]
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    load_tokenizer(ModelSettings(path=str(model)))  # starts the process that renders
     (model / "chat_template.jinja").write_text(template)
     began = time.monotonic()
     with pytest.raises(ValueError, match=r"models: the chat template of '.*model'") as caught:
@@ -261,6 +275,35 @@ def test_a_chat_template_that_does_not_work_is_refused_in_time(
     assert message in str(caught.value)
     assert "set chat_template to a Jinja file" in str(caught.value)
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_template_that_is_costly_in_use_alone_loses_its_prompt(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 0.5)
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages | length > 3 %}{{ (messages | length) ** 100000000 }}{% endif %}"
+    (model / "chat_template.jinja").write_text(source)
+    tokenizer = load_tokenizer(ModelSettings(path=str(model)))
+    chat = [{"role": "user", "content": "hello"}]
+    with pytest.raises(templates.CANNOT_RENDER, match=r"still rendering after 0.5 s"):
+        tokenizer.apply_chat_template(chat * 4, tokenize=False)
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "hello"
+
+
+@pytest.mark.slow
+def test_a_template_renders_alike_in_either_process(model: Path) -> None:
+    """The bundled template as it is, and with a comment that makes it another's."""
+    chat = [
+        {"role": "user", "content": 'a "quoted"\nline, ümlaut \ud83d\ude00'},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 0.1}}}]},
+        {"role": "tool", "content": "</x>"},
+    ]
+    texts = []
+    for comment in ("", "{# not ours #}"):
+        source = (Path(formats.__file__).parent / "tiny" / "chat_template.jinja").read_text()
+        (model / "chat_template.jinja").write_text(source + comment)
+        tokenizer = load_tokenizer(ModelSettings(path=str(model)))
+        texts.append(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    assert texts[0] == texts[1]
 
 
 def test_a_template_without_system_messages_is_fine(model: Path) -> None:

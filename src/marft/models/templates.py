@@ -1,21 +1,34 @@
-"""Chat templates are programs that come with a model: they are tried out once, with a limit of time."""
+"""Chat templates are programs that come with a model. All but our own run in a process that can be stopped.
+
+Jinja's sandbox keeps a template from files and the network, not from a loop, or from one operation that takes hours or
+gigabytes. So transformers' compiler is replaced here: each render of another model's template is a request to
+:mod:`marft.models.template_process`, which is ended when it takes too long.
+"""
 
 from __future__ import annotations
 
+import builtins
 import itertools
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+import json
+import os
+import socket
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol
 
-from jinja2 import TemplateError
+import jinja2
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
 
+from marft.processes.child import Child
+from marft.processes.python_here import python_here
 from marft.texts import raised, visible
 
 SECONDS = 5.0  # for one prompt; templates take about a millisecond
+MOST_TEMPLATE = 2**20  # characters of a template's source
+CHUNK = 2**20
 SAID = "What is 12 + 34?"
 CHATS = (
     [{"role": "user", "content": SAID}],
@@ -30,10 +43,89 @@ CANNOT_RENDER = (
     TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
 )  # what rendering a chat raises where a template does not take it  # fmt: skip
 REMEDY = "set chat_template to a Jinja file that works, or use an instruction-tuned model"
+_compile_here = chat_template_utils._cached_compile_jinja_template
 
 
-class _TooLongError(Exception):
-    """The limit of time is over."""
+class TooSlowError(TemplateError):
+    """A template was still rendering at the time limit."""
+
+
+class Compiled(Protocol):
+    """The part of a compiled template that transformers uses."""
+
+    @property
+    def environment(self) -> jinja2.Environment: ...
+
+    def render(self, **variables: object) -> str: ...
+
+
+class RemoteTemplate:
+    """A template that is rendered in the other process."""
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MOST_TEMPLATE:
+            raise ValueError(f"it has {len(source):,} characters; at most {MOST_TEMPLATE:,} are read")
+        self._source = source
+        _renderer.ask(source, None)  # what compiles in time there is parsed in time here
+
+    @property
+    def environment(self) -> jinja2.Environment:
+        """transformers' environment of templates."""
+        environment: jinja2.Environment = _compile_here("").environment
+        return environment
+
+    def render(self, **variables: object) -> str:
+        """Return the text.
+
+        Raises:
+            TooSlowError: the time is over.
+            TemplateError, ValueError, TypeError, MemoryError: whatever the template raises.
+        """
+        return _renderer.ask(self._source, variables)
+
+
+class _Renderer:
+    """The connection to the process, which starts with the first request."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._child: Child | None = None
+        self._owner = 0
+
+    def ask(self, template: str, variables: dict[str, object] | None) -> str:
+        """Render a template, or only compile it."""
+        request = json.dumps([template, variables]).encode()
+        with self._lock:
+            child = self._started()
+            try:
+                child.socket.sendall(b"%r\n%s\n" % (SECONDS, request))
+                answer: list[Any] = json.loads(_line(child.socket))
+            except BaseException:
+                self._end()  # its answer to this request is none to the next one
+                raise
+        if len(answer) == 1:
+            return str(answer[0])
+        raise _error(*answer)
+
+    def _started(self) -> Child:
+        if self._child is None or self._owner != os.getpid():
+            command = partial(python_here, "marft.models.template_process")
+            self._child, self._owner = Child("chat templates", command, quiet=True), os.getpid()
+            try:
+                _line(self._child.socket)
+            except BaseException as error:
+                said = "; ".join(self._child.said) or raised(error)
+                self._end()
+                raise RuntimeError(f"the process that renders chat templates did not start: {said}") from error
+        return self._child
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+
+_renderer = _Renderer()
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], what: str) -> None:
@@ -44,10 +136,11 @@ def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], 
     """
     for number, (asks, chat) in enumerate(itertools.product((True, False), CHATS)):
         try:
-            with _limited(SECONDS):
-                text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=asks, **options)
-        except _TooLongError:
-            raise ValueError(f"{what} was still rendering after {SECONDS:g} s: it loops; {REMEDY}") from None
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=asks, **options)
+        except TooSlowError:
+            raise ValueError(
+                f"{what} was still rendering after {SECONDS:g} s: it loops, or computes too much; {REMEDY}"
+            ) from None
         except Exception as error:
             if number == 0:
                 raise ValueError(f"{what} cannot render a message: {visible(raised(error))}; {REMEDY}") from error
@@ -56,21 +149,52 @@ def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], 
             raise ValueError(f"{what} does not show what a user says; {REMEDY}")
 
 
-@contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raise in whatever Python code runs in the block when its time is over, on any thread.
+@cache
+def _bundled() -> frozenset[str]:
+    """The templates of the models that come with the package."""
+    folder = Path(__file__).parent
+    return frozenset(path.read_text(encoding="utf-8") for path in folder.glob("tiny*/chat_template.jinja"))
 
-    By a trace function, for a thread cannot be ended and a signal reaches the main thread alone.
+
+@cache
+def _compile_bundled(template: str) -> Compiled:
+    compiled: Compiled = _compile_here(template)
+    return compiled
+
+
+def _compile(template: str) -> Compiled:
+    """Return our own templates compiled, and a stand-in for those of others."""
+    return _compile_bundled(template) if template in _bundled() else _remote(template)
+
+
+@lru_cache(32)
+def _remote(template: str) -> RemoteTemplate:
+    return RemoteTemplate(template)
+
+
+def _line(connection: socket.socket) -> bytes:
+    """Read one line of the process.
+
+    Raises:
+        RuntimeError: the process has ended.
     """
-    before, end = sys.gettrace(), time.monotonic() + seconds
+    read = bytearray()
+    while not read.endswith(b"\n"):
+        chunk = connection.recv(CHUNK)
+        if not chunk:
+            raise RuntimeError("the process that renders chat templates has ended")
+        read += chunk
+    return bytes(read)
 
-    def look(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ARG001
-        if time.monotonic() > end:
-            raise _TooLongError
-        return look
 
-    sys.settrace(look)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+def _error(kind: str, message: str, line: int | None) -> Exception:
+    """The error that the process met, of the same type where that can be raised here."""
+    if kind == TooSlowError.__name__:
+        return TooSlowError(message)
+    found = getattr(jinja2, kind, None) or getattr(jinja2.exceptions, kind, None) or getattr(builtins, kind, None)
+    if not isinstance(found, type) or not issubclass(found, CANNOT_RENDER) or issubclass(found, UnicodeError):
+        return TemplateError(f"{kind}: {message}")
+    return found(message, line or 1) if issubclass(found, TemplateSyntaxError) else found(message)
+
+
+chat_template_utils._compile_jinja_template = _compile
