@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -58,6 +60,61 @@ def test_every_plain_value_crosses_the_wall_and_stays_what_it_is(value: object) 
 def test_whatever_else_comes_over_the_wall_is_refused_in_words(text: str) -> None:
     with suppress(ValueError):
         decode(text)
+
+
+COLLIDING = [{"i": f"{number * (2**61 - 1):x}"} for number in range(2**14)]  # all of them have the hash 0
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (json.dumps({"s": COLLIDING}), "more than 16 keys of one hash"),
+        (json.dumps({"z": COLLIDING}), "more than 16 keys of one hash"),
+        (json.dumps({"d": [[key, 1] for key in COLLIDING]}), "more than 16 keys of one hash"),
+        (json.dumps([{"s": [{"t": [key, "a"]} for key in COLLIDING]}]), "more than 16 keys of one hash"),
+        ("1" * 10**6, "too many digits"),
+        ("0." + "1" * 10**6, "too many digits"),
+        (json.dumps({"f": "1" * 10**6}), "no number"),
+        ("[" * 10**5, "no value: RecursionError"),
+    ],
+    ids=["set", "frozenset", "dict", "tuples", "integer", "real", "float", "deep"],
+)  # fmt: skip
+def test_no_text_takes_more_than_linear_time_to_decode(text: str, why: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ValueError, match=why):
+        decode(text)
+    assert time.process_time() - began < 4
+
+
+def test_values_whose_hashes_collide_are_compared_as_a_set_in_linear_time() -> None:
+    case = Case(Call("f"), ([1, 2],), as_set=True)
+    began = time.process_time()
+    assert not passes(case, Outcome("returned", [number * (2**61 - 1) for number in range(2**15)]), 0.0)
+    assert [passes(case, Outcome("returned", value), 0.0) for value in ([2, 1, 1], [1], [1, 2, 3], 5, [[1], 2])] == [
+        True, False, False, False, False,
+    ]  # fmt: skip
+    assert time.process_time() - began < 4
+
+
+@isolated
+@pytest.mark.slow
+def test_a_program_finds_no_input_but_its_own() -> None:
+    spy = (
+        "import gc, sys\n"
+        "def look(depth):\n"
+        "    frames = [sys._getframe(n) for n in range(1, depth)]\n"
+        "    return str([f.f_locals for f in frames]) + str([f.f_globals for f in frames])\n"
+        "def f(x):\n"
+        "    depth = 1\n"
+        "    while True:\n"
+        "        try: sys._getframe(depth)\n"
+        "        except ValueError: break\n"
+        "        depth += 1\n"
+        "    seen = look(depth - 1) + str([o for o in gc.get_objects() if isinstance(o, (dict, list))])\n"
+        "    return ['in' + 'put-' + n in seen for n in 'abc']"
+    )
+    found = outcomes([spy], [Call("f", (f"input-{name}",)) for name in "abc"], SHORT)[0]
+    assert [out.value for out in found] == [[name == here for name in "abc"] for here in "abc"]
 
 
 class Sly(int):

@@ -1,7 +1,7 @@
 """The judge's side in the jail: every program meets every input in a process of its own. Standard library alone.
 
 What runs a program is a child that has neither our output nor the nonce that our lines begin with: it has an input,
-and two pipes that we read. It can say what it likes there, for itself and this one input; what that is worth is
+and two pipes that we read; the other inputs and programs are dropped first. It can say what it likes there, for itself and this one input; what that is worth is
 found out outside, where the right answers are. None of them is in here.
 """
 
@@ -84,8 +84,11 @@ def run(
         os.close(said)
         os.close(heard)
         leave = os._exit
+        limits = {name: order[name] for name in ("cpu_seconds", "memory_bytes")}
+        for kept in (order["inputs"], order["programs"], order):  # what a program could find in the frames above it
+            kept.clear()
         try:
-            be_program(codes, given, say, print_to, order)
+            be_program(codes, given, say, print_to, limits)
             leave(0)
         finally:
             leave(1)
@@ -156,12 +159,12 @@ def finish(child: int) -> None:
             pass
 
 
-def be_program(codes: tuple[Any, Any], given: dict[str, Any], say: int, print_to: int, order: dict[str, Any]) -> None:
+def be_program(codes: tuple[Any, Any], given: dict[str, Any], say: int, print_to: int, limits: dict[str, int]) -> None:
     """Run the code before a program and the program in this process, and say how that went."""
     before, program = codes
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_CPU, (order["cpu_seconds"], order["cpu_seconds"]))
-    resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], order["memory_bytes"]))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"]))
+    resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"], limits["memory_bytes"]))
     scope: dict[str, Any] = {"__name__": "program", "__builtins__": builtins}
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # which site brings, and site is not there
     try:

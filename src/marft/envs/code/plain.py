@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
-LARGE = 1 << 63  # whole numbers beyond it are written in hexadecimal, which has no limit of digits
+LARGE = 1 << 63  # whole numbers beyond it are written in hexadecimal, which is read in linear time
+LONGEST_NUMBER = 32  # characters of any other number, as JSON writes it
+MOST_ALIKE = 16  # keys of one hash: each further one is compared with all of them
+NOT_FINITE = ("inf", "-inf", "nan")
 
 
 def encode(value: object) -> str:
@@ -27,13 +31,13 @@ def encode(value: object) -> str:
 
 
 def decode(text: str) -> Any:
-    """The value of a text, whoever wrote it.
+    """The value of a text, whoever wrote it, in linear time: no keys that collide, no decimal number of many digits.
 
     Raises:
         ValueError: it is the text of no value.
     """
     try:
-        return _read(json.loads(text))
+        return _read(json.loads(text, parse_int=_integer, parse_float=_real))
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no value: {type(error).__name__}") from error
 
@@ -128,6 +132,8 @@ def _read(found: Any) -> Any:
     if letter == "i":
         return int(inner, 16)
     if letter == "f":
+        if inner not in NOT_FINITE:
+            raise ValueError(f"no number: {inner!r:.40}")
         return float(inner)
     if letter == "b":
         return bytes.fromhex(inner)
@@ -135,7 +141,31 @@ def _read(found: Any) -> Any:
     if not isinstance(items, list):
         raise TypeError(f"{letter} holds no list")
     if letter == "c":
-        return complex(*items)
-    if letter == "d":
-        return dict(items)
-    return {"t": tuple, "s": set, "z": frozenset}[letter](items)
+        real, imaginary = items
+        return complex(float(real), float(imaginary))
+    if letter == "t":
+        return tuple(items)
+    _refuse_collisions(items if letter != "d" else (key for key, _ in items))
+    return dict(items) if letter == "d" else {"s": set, "z": frozenset}[letter](items)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_NUMBER:
+        raise ValueError("a whole number of too many digits")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    if len(digits) > LONGEST_NUMBER:
+        raise ValueError("a number of too many digits")
+    return float(digits)
+
+
+def _refuse_collisions(keys: Iterable[Any]) -> None:
+    """
+    Raises:
+        ValueError: many keys have one hash: to put n of them into a table takes n² comparisons.
+    """
+    hashes = sorted(map(hash, keys))
+    if any(one == other for one, other in zip(hashes, hashes[MOST_ALIKE:], strict=False)):
+        raise ValueError(f"more than {MOST_ALIKE} keys of one hash")

@@ -91,7 +91,8 @@ def passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
 
 def _same_members(right: Any, value: Any) -> bool:
     try:
-        return set(value) == set(right)
+        wanted = set(right)  # our own: values whose hashes collide cost nothing in there
+        return {item for item in value if item in wanted} == wanted and all(item in wanted for item in value)
     except TypeError:  # it holds nothing, or what no set holds
         return False
 

@@ -52,7 +52,7 @@ def run(program: str, public: Mapping[str, bytes], limits: SandboxSettings) -> L
     ran = run_python(AROUND, limits, files={**public, PROGRAM: program.encode("utf-8", "replace")})
     try:
         printed, submission = json.loads(ran.output.splitlines()[-1])
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, RecursionError):
         return Left(ENDED[ran.outcome], None)
     right = isinstance(printed, str) and isinstance(submission, str | None)
     return Left(printed.strip(), submission) if right else Left(ENDED["failed"], None)
