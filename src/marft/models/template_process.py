@@ -30,7 +30,8 @@ def main(descriptor: int) -> None:
             child = child or Child(descriptor)
             reply = child.reply(stream.readline(), float(seconds))
             if reply.startswith((b'["TooSlowError"', b'["MemoryError"')):  # memory may be in pieces
-                child = child.end()
+                child.end()
+                child = None
             stream.write(reply)
             stream.flush()
 

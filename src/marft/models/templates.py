@@ -197,4 +197,4 @@ def _error(kind: str, message: str, line: int | None) -> Exception:
     return found(message, line or 1) if issubclass(found, TemplateSyntaxError) else found(message)
 
 
-chat_template_utils._compile_jinja_template = _compile
+chat_template_utils._compile_jinja_template = _compile  # type: ignore[assignment]  # a cache of the same signature

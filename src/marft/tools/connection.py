@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from marft.endpoints.keys import masked, read_key, secrets_in, without
 from marft.game.loop_threads import LoopThread
 from marft.processes import SUBREAPER
+from marft.tools.contents import read_result
 from marft.types import Tool
 
 if TYPE_CHECKING:
@@ -227,8 +228,7 @@ def text_of(result: CallToolResult, secrets: Collection[str] = ()) -> str:
     Raises:
         RuntimeError: the tool says that it failed.
     """
-    parts = [part.text if part.type == "text" else f"[{part.type}]" for part in result.content]
-    text = masked(secrets, "\n".join(parts))
+    text = masked(secrets, read_result(result))
     if result.is_error:
         raise RuntimeError(text)
     return text

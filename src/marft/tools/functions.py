@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
@@ -24,9 +23,8 @@ from marft.config.plugins import Plugin, import_path
 from marft.game.environment import OFFERED, Session
 from marft.game.tool_sources import ToolSession, ToolSource
 from marft.texts import raised
+from marft.tools.results import refuse_return, text_of
 from marft.types import Task, Tool
-
-TEXT = str | int | float | bool | None
 
 
 class Functions(Plugin):
@@ -67,7 +65,8 @@ class Function:
         """Read the signature.
 
         Raises:
-            ValueError: an argument has no type hint, or one that has no JSON schema, or takes any number of values.
+            ValueError: an argument has no type hint, or one that has no JSON schema, or takes any number of values; or
+                what it returns is never JSON.
         """
         try:
             return Function._read(function, method)
@@ -88,6 +87,7 @@ class Function:
             default = ... if parameter.default is parameter.empty else parameter.default
             # whatever an argument is called, it must shadow nothing of pydantic's
             fields[f"argument_{parameter.name}"] = (hints[parameter.name], Field(default, alias=parameter.name))
+        _refuse_return(name, hints.get("return", Any))
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
         parameters = model.model_json_schema(by_alias=True)
         parameters.pop("title", None)
@@ -145,11 +145,8 @@ class FunctionSession:
     owner: object = None
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Call the function → its result as text; what it raises is the agent's to read."""
-        result = self.bodies[tool](**self.functions[tool].bind(arguments))
-        if isinstance(result, Awaitable):
-            result = await result
-        return str(result) if isinstance(result, TEXT) else json.dumps(result, ensure_ascii=False, default=str)
+        """Call the function → its result as text (:mod:`marft.tools.results`). The agent reads what it raises."""
+        return await text_of(self.bodies[tool](**self.functions[tool].bind(arguments)))
 
     async def end(self) -> None:
         """End what the episode's object holds, if it has a ``close``."""
@@ -203,6 +200,13 @@ def _functions(found: Callable[..., object]) -> dict[str, Function]:
         name: Function.of(method, not isinstance(inspect.getattr_static(found, name), staticmethod))
         for name, method in methods.items()
     }
+
+
+def _refuse_return(name: str, annotation: object) -> None:
+    try:
+        refuse_return(annotation)
+    except ValueError as error:
+        raise ValueError(f"tool {name!r}: {error}") from error
 
 
 def _is_tool(name: str) -> bool:

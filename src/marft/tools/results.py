@@ -1,0 +1,110 @@
+"""The result of a Python tool as text: strings as they are, all else as JSON, in pydantic's form."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+)  # fmt: skip
+from itertools import islice
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import PydanticUserError, TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+MOST_ITEMS = 100_000  # that are taken from a generator
+WRAPPERS = (Awaitable, Coroutine, AsyncGenerator, AsyncIterable, AsyncIterator)
+WITHOUT_TEXT = (Callable, type)  # pydantic has a schema of them, and no JSON
+GIVE = "return text, numbers, lists, dictionaries, a dataclass or a pydantic model"
+
+
+async def text_of(result: object) -> str:
+    """Return a result as text. Awaitables are awaited, generators collected.
+
+    Raises:
+        ValueError: it cannot be written as JSON.
+    """
+    if isinstance(result, Awaitable):
+        result = await result
+    if isinstance(result, AsyncIterable):
+        found = []
+        async for item in result:
+            found.append(_within(item, len(found)))
+        result = found
+    if isinstance(result, Iterator):
+        result = _plain(result)  # as many items as there may be
+    if isinstance(result, str):
+        return result if type(result) is str else str(to_jsonable_python(result))
+    try:
+        return json.dumps(to_jsonable_python(result, fallback=_plain), ensure_ascii=False)
+    except (PydanticSerializationError, UnicodeDecodeError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the tool returned a {type(result).__name__} that is no JSON ({error}); {GIVE}") from error
+
+
+def refuse_return(annotation: Any) -> None:
+    """Check the return annotation of a tool.
+
+    Raises:
+        ValueError: no value of that type can be written as JSON.
+    """
+    if not _may_be_text(annotation):
+        shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+        raise ValueError(f"it returns {shown}, which cannot be written as JSON; {GIVE}")
+
+
+def _may_be_text(annotation: Any) -> bool:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _may_be_text(arguments[0])
+    if origin in (Union, UnionType):
+        return any(map(_may_be_text, arguments))
+    if origin in WRAPPERS:
+        return all(map(_may_be_text, arguments[-1:] if origin is Coroutine else arguments[:1]))
+    if annotation in WITHOUT_TEXT or origin in WITHOUT_TEXT:
+        return False
+    try:
+        TypeAdapter(annotation)
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        if origin is not None:
+            known = [argument for argument in arguments if argument is not Ellipsis and not isinstance(argument, list)]
+            return _can_be_listed(origin) and (hasattr(origin, "tolist") or all(map(_may_be_text, known)))
+        return not isinstance(annotation, type) or _can_be_listed(annotation) or _is_open(annotation)
+    return True
+
+
+def _can_be_listed(kind: Any) -> bool:
+    """Return whether values of a type become lists: arrays, and what is iterated over."""
+    return hasattr(kind, "tolist") or (isinstance(kind, type) and issubclass(kind, Iterable))
+
+
+def _is_open(kind: type) -> bool:
+    """Return whether a type only says what its values can do."""
+    return inspect.isabstract(kind) or bool(getattr(kind, "_is_protocol", False))
+
+
+def _plain(value: Any) -> Any:
+    """Return what pydantic knows in the place of what it does not: NumPy's scalars and arrays, and other iterables."""
+    tolist = getattr(value, "tolist", None)
+    if callable(tolist) and not isinstance(value, type):
+        return tolist()
+    if isinstance(value, Iterable) and not isinstance(value, type):
+        items = value.items() if hasattr(value, "items") else value
+        found = [_within(item, place) for place, item in enumerate(islice(iter(items), MOST_ITEMS + 1))]
+        return dict(found) if hasattr(value, "items") else found
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+
+
+def _within(item: Any, place: int) -> Any:
+    if place >= MOST_ITEMS:
+        raise ValueError(f"it yields more than {MOST_ITEMS:,} items")
+    return item
