@@ -1,8 +1,8 @@
 """The judge's side in the jail: every program meets every input in a process of its own. Standard library alone.
 
 What runs a program is a child that has neither our output nor the nonce that our lines begin with: it has an input,
-and two pipes that we read; the other inputs and programs are dropped first. It can say what it likes there, for itself and this one input; what that is worth is
-found out outside, where the right answers are. None of them is in here.
+and two pipes that we read; the other inputs and programs are dropped first. It can say what it likes there, for itself
+and this one input; what that is worth is found out outside, where the right answers are. None of them is in here.
 """
 
 from __future__ import annotations
