@@ -11,7 +11,7 @@ from dataclasses import replace
 from marft.errors import EpisodeFailedError
 from marft.game.loop_threads import LoopThreadPool, OverdueError, RaisedError, in_words
 from marft.game.reading import RefusedError, number, own_rewards
-from marft.rewards.terms import Term, TermReward
+from marft.rewards.terms import Term, TermReward, names_of
 from marft.types import Episode, Transition
 
 MOST_THREADS = 64  # episodes whose terms run at once, however many are over
@@ -32,6 +32,7 @@ class RewardComposer:
 
     def __init__(self, terms: Sequence[Term], roles: Sequence[str], threads: LoopThreadPool, timeout: float) -> None:
         self.terms, self.roles, self.threads, self.timeout = terms, roles, threads, timeout
+        self._names = {id(term): name for term, name in zip(terms, names_of(terms), strict=True)}
         self._gate = asyncio.Semaphore(MOST_THREADS)
 
     async def __call__(self, episode: Episode) -> Episode:
@@ -50,7 +51,7 @@ class RewardComposer:
         try:
             return await in_words(_score, (term, self.roles, episode), EpisodeFailedError)
         except RaisedError as error:
-            raise EpisodeFailedError("failed", f"reward term {term.name!r} raised {error}") from error
+            raise EpisodeFailedError("failed", f"reward term {self._names[id(term)]!r} raised {error}") from error
 
     async def _on_a_thread(self, episode: Episode, terms: Sequence[Term]) -> dict[int, Sequence[TermReward]]:
         """What each term gives, by its identity."""
@@ -61,7 +62,7 @@ class RewardComposer:
             thread, under_way = self.threads.acquire(), ""
             try:
                 for term in terms:
-                    under_way = term.name
+                    under_way = self._names[id(term)]
                     scores[id(term)] = await thread.call_theirs(
                         _score, term, self.roles, episode, timeout=self.timeout, passing=EpisodeFailedError
                     )
@@ -82,9 +83,10 @@ def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[TermReward]]
     Raises:
         EpisodeFailedError: a reward is not finite.
     """
-    transitions = list(episode.transitions)
+    transitions, names = list(episode.transitions), names_of([term for term, _ in scores])
     for index, transition in enumerate(transitions):
-        transitions[index] = _composed(transition, [(term, earned[index]) for term, earned in scores])
+        here = [(name, term, earned[index]) for name, (term, earned) in zip(names, scores, strict=True)]
+        transitions[index] = _composed(transition, here)
         numbers = [transitions[index].reward, *transitions[index].agent_rewards.values()]
         if not all(map(math.isfinite, numbers)):
             terms = transitions[index].terms
@@ -111,14 +113,14 @@ def _read(given: object, roles: Sequence[str]) -> TermReward:
     return TermReward(number(given.team, "gave the team a reward of"), own_rewards(given.agents, roles))
 
 
-def _composed(transition: Transition, earned: Sequence[tuple[Term, TermReward]]) -> Transition:
+def _composed(transition: Transition, earned: Sequence[tuple[str, Term, TermReward]]) -> Transition:
     team, own, parts = 0.0, dict[str, float](), dict[str, float]()
-    for term, here in earned:
+    for name, term, here in earned:
         share = term.weighed(here.team)
         team += share
-        parts[term.name] = parts.get(term.name, 0.0) + share
+        parts[name] = share
         for agent, reward in here.agents.items():
             share = term.weighed(reward)
             own[agent] = own.get(agent, 0.0) + share
-            parts[f"{term.name}/{agent}"] = parts.get(f"{term.name}/{agent}", 0.0) + share
+            parts[f"{name}/{agent}"] = share
     return replace(transition, reward=team, agent_rewards=own, terms=parts)

@@ -19,6 +19,7 @@ r"""What a reward is composed of: named terms, each with a weight and a clip, in
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -78,6 +79,11 @@ class Term(Plugin, ABC):
     def written(self) -> str:
         """Where it is written, ``rewards.py:12``, for messages."""
         return defined(type(self).score)
+
+    @property
+    def label(self) -> str:
+        """A word that tells it from other terms of its kind; "" where it has none."""
+        return ""
 
     def opened(self, answering: Sequence[str]) -> Term:
         """The term with the connections that it needs, for whoever plays episodes and closes it.
@@ -231,6 +237,11 @@ class Function(Term):
         import_path(call, info.context)
         return call
 
+    @property
+    def label(self) -> str:
+        """The name of the function."""
+        return self.call.rpartition(":")[2].replace(".", "_")
+
     def written(self) -> str:
         """Where the function stands: file and line."""
         return defined(import_path(self.call))
@@ -239,6 +250,24 @@ class Function(Term):
         """Ask the function about the whole episode; what it gives counts at the end."""
         said = import_path(self.call)(episode)
         return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, said)
+
+
+def names_of(terms: Sequence[Term]) -> list[str]:
+    """Return a unique name for each term of a recipe, for metrics and messages.
+
+    The only term of its kind is called after its kind (``format``). Several of one kind have their labels added
+    (``function_brevity``), and those that are still equal are numbered from the second on (``format_2``).
+    """
+    kinds, names = Counter(term.name for term in terms), list[str]()
+    for term in terms:
+        name = base = f"{term.name}_{term.label}" if kinds[term.name] > 1 and term.label else term.name
+        taken = {*names, *(kinds.keys() - {term.name})}
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{base}_{number}"
+        names.append(name)
+    return names
 
 
 def unknown_roles(agents: Iterable[str], roles: Sequence[str]) -> Iterable[str]:

@@ -37,7 +37,7 @@ async def text_of(result: object) -> str:
     if isinstance(result, Awaitable):
         result = await result
     if isinstance(result, AsyncIterable):
-        found = []
+        found: list[object] = []
         async for item in result:
             found.append(_within(item, len(found)))
         result = found
