@@ -171,13 +171,13 @@ def test_a_term_gives_one_entry_a_step_and_may_be_awaited() -> None:
     assert composed(Awaited()) == [(2.0, {})] * 3
 
 
-def pays_one(episode: Episode) -> float:  # noqa: ARG001
+def pays_one(episode: Episode) -> float:
     return 1.0
 
 
 class Pays:
     @staticmethod
-    def ten(episode: Episode) -> dict[str, float]:  # noqa: ARG004
+    def ten(episode: Episode) -> dict[str, float]:
         return {"a": 10.0}
 
 

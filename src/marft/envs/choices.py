@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from marft.game.answers import stated_answer
 
-_LABELLED = re.compile(r"[(\[]?\s*(\w{1,2})\s*[)\].:]")
+_LABELLED = re.compile(r"[(\[]?\s*(\w{1,2})\s*[)\].:](?!\d)")
 _OF_OTHERS = re.compile(
     r"\b(?:all|none|neither|any|both|either|each) of (?:the|these|those)\b|\babove\b", re.IGNORECASE
 )

@@ -6,6 +6,15 @@ import re
 
 STATED = re.compile(r"\banswer\s*(?:is|=|:)\s*:?", re.IGNORECASE)
 _BRACES = re.compile("[{}]")
+_SIGNS = "+\\-\u2010-\u2015\u2212"
+_NO_WORD_BEFORE, _NO_WORD_AFTER = r"(?<!\w)", r"(?!\w)"
+_NO_SIGN = rf"(?<![\w.{_SIGNS}~\u2248/^])(?<!\d[*:])(?<!minus )(?<!negative )(?<!\d [{_SIGNS}*/] )"
+_NO_REST = rf"(?!\w|[.,'\u2019]\d|\s?%|[{_SIGNS}*/^:]\d|\s[{_SIGNS}*/]\s\d)"
+_NO_NUMBER_BEFORE = rf"{_NO_SIGN}(?<!\d,)(?<!\d['\u2019])"
+_NO_NUMBER_AFTER = rf"{_NO_REST}(?! \d{{3}}(?!\d))"
+_LISTED = re.compile(
+    rf"{_NO_SIGN}(?<!\d['\u2019])\d{{1,9}}(?![,'\u2019]\d{{3}}(?!\d)){_NO_REST.replace(',', '', 1)}", re.IGNORECASE
+)
 _OPENS, _CLOSES = "<answer>", "</answer>"
 
 
@@ -68,6 +77,27 @@ def states_answer(text: str) -> bool:
     (True, False)
     """
     return find_answer(text) is not None or STATED.search(text) is not None
+
+
+def named(words: str) -> re.Pattern[str]:
+    """Return what finds words in a text where they stand for themselves. Digits at their ends are not part of another
+    number: of a negative one, a decimal, a fraction, a percentage, a range, a time or one with thousands.
+
+    >>> [bool(named("1").search(text)) for text in ("I choose 1.", "(1)", "-1", "1.5", "0.1", "1/2", "1,000")]
+    [True, True, False, False, False, False, False]
+    """
+    before = _NO_NUMBER_BEFORE if words[:1].isdigit() else _NO_WORD_BEFORE
+    after = _NO_NUMBER_AFTER if words[-1:].isdigit() else _NO_WORD_AFTER
+    return re.compile(f"{before}{re.escape(words)}{after}", re.IGNORECASE)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Return the whole numbers of a list in a text, in its order. Others are left out, not read in part.
+
+    >>> whole_numbers("2, then 1, and 7; not -3, 0.5 or 1/2"), whole_numbers("1,2")
+    ([2, 1, 7], [1, 2])
+    """
+    return [int(number) for number in _LISTED.findall(text)]
 
 
 def answer_in(solution: str) -> str:

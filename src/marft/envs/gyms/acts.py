@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,6 +9,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
+
+from marft.game.answers import named as found_alone
 
 MOST = 8192  # actions of a space
 MOST_LISTED = 256  # that are possible at once
@@ -91,6 +92,8 @@ def chosen(text: str, options: Sequence[str]) -> str:
 
     >>> chosen("I go left, no: right.", ["left", "right"]), chosen("up", ["left", "right"])
     ('right', '')
+    >>> chosen("I choose -1", ["0", "1"]), chosen("0.5", ["0", "1"])
+    ('', '')
     """
     plain = " ".join(text.split()).casefold()
     found = [(-1, 0, "")]
@@ -100,7 +103,7 @@ def chosen(text: str, options: Sequence[str]) -> str:
             return option
         if words not in plain:  # which is known sooner
             continue
-        at = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(words)}(?!\w)", plain)]
+        at = [match.start() for match in found_alone(words).finditer(plain)]
         found += [(at[-1] + len(words), len(words), option)] if at else []
     return max(found)[2]
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from marft.envs.memory.conversations import Chunk, Question
 from marft.envs.memory.grading import Grading, graded, holds
+from marft.game.answers import whole_numbers
 from marft.memories.notebook import Notebook
 from marft.types import JointAction, Observation, Step
 
@@ -171,7 +172,7 @@ def numbered(text: str, notes: Sequence[str]) -> list[str]:
     >>> numbered("2, then 1, and 7", ["Ann likes rice.", "Bea likes soup."])
     ['Bea likes soup.', 'Ann likes rice.']
     """
-    places = dict.fromkeys(int(number) for number in re.findall(r"\d{1,6}", text))
+    places = dict.fromkeys(whole_numbers(text))
     return [notes[place - 1] for place in places if 1 <= place <= len(notes)]
 
 

@@ -11,6 +11,7 @@ from marft.game.answers import stated_answer
 READ = re.compile(r"[\d\s,;:=|()\[\].+-]*")
 GROUPS = re.compile(r"[\n;)\]]+")
 NUMBER = re.compile(r"\d+")
+NOT_WHOLE = re.compile(r"(?<!\d)[+-]\d|=\s*[+-]|=[^\n;)\]]*\d\.\d")  # negative, or a fraction
 MOST = 4000  # characters that are read of an answer
 
 Fills = list[tuple[Cell, int]]
@@ -30,7 +31,7 @@ def answer_in(text: str, size: int) -> Fills | Grid | None:
     True
     """
     stated = stated_answer(text.rpartition("####")[2])[:MOST]
-    if not READ.fullmatch(stated):
+    if not READ.fullmatch(stated) or NOT_WHOLE.search(stated):
         return None
     groups = [numbers for part in GROUPS.split(stated) if (numbers := _numbers(part, size))]
     if len(groups) == size and all(len(group) == size for group in groups):

@@ -132,4 +132,4 @@ def legal(move: str, options: Sequence[str]) -> str:
 
 def plain(text: str) -> str:
     """A move without spacing, case, brackets and full stop."""
-    return " ".join(text.strip(" \n\t[].").split()).casefold()
+    return " ".join(text.lstrip(" \n\t[").rstrip(" \n\t].").split()).casefold()
