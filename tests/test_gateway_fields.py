@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
+from marft.gateway.client import Client
 from marft.gateway.protocol import fields
 from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked, Protocol
 from marft.gateway.protocol.responses import Responses
 from marft.gateway.refusals import RequestError
+from marft.types import Task
+from tests.gateways import Response, ask, played, send
 
 USER = {"role": "user", "content": "x"}
 PLAIN: dict[Protocol, dict[str, Any]] = {
@@ -155,6 +159,42 @@ def test_too_many_messages_parts_or_tools_are_refused(protocol: Protocol) -> Non
     key = "input" if isinstance(protocol, Responses) else "messages"
     for options in ({key: many}, {key: parts}, {"tools": tools}):
         assert refusal(protocol, **options).status == 400
+
+
+def answers(*requests: tuple[str, Any, str]) -> list[Response]:
+    """What an agent's address answers to requests: a path below it, a body, a method."""
+    found: list[Response] = []
+
+    def solve(_: Task, clients: Mapping[str, Client]) -> None:
+        at = clients["a"].base_url
+        found.extend(send(f"{at}/{path}", body, method=method) for path, body, method in requests)
+        assert ask(clients["a"]).status == 200
+
+    assert len(played(solve).actions) == 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", ["embeddings", "completions", "audio/speech", "../chat/completions", "messages/batches"]
+)
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_an_agents_address_says_what_is_not_served_there(path: str, method: str) -> None:
+    (answer,) = answers((path, {"input": "x"} if method == "POST" else None, method))
+    error = answer.table["error"]
+    assert answer.status == 404
+    assert "served are v1/chat/completions, v1/responses, v1/messages" in error["message"]
+    assert (answer.table.get("type") == "error") is path.startswith("messages"), "in the words of its protocol"
+
+
+def test_tokens_of_a_chat_are_counted_as_they_would_be_read() -> None:
+    body = {"model": "a", "messages": [USER], "system": "Be brief."}
+    counted, read, wrong = answers(
+        ("messages/count_tokens", body, "POST"), ("messages/count_tokens", {**body, "tools": []}, "POST"),
+        ("messages/count_tokens", {"messages": []}, "POST"),
+    )  # fmt: skip
+    assert counted.table == read.table
+    assert counted.table["input_tokens"] > 0
+    assert (wrong.status, wrong.table["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_the_page_names_every_field_that_is_ignored() -> None:

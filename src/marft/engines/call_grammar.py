@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from marft.engines.messages import ASKED, Format, render_text
+from marft.engines.schema_checks import check_schema
 from marft.engines.schemas import schema_text
 from marft.engines.tool_format import NAME, PROBE, PROBE_CALL, header
 from marft.game.chat import Chat, Constraint
@@ -77,7 +78,9 @@ class CallFormat:
         for number, tool in enumerate(tools):
             name, arguments = _literal(tokenizer, json.dumps(tool.name, ensure_ascii=False)), f"arguments{number}"
             first, second = (name, arguments) if self.name_first else (arguments, name)
-            schema = schema_text({"type": "object", **tool.parameters})
+            parameters = {"type": "object", **tool.parameters}
+            check_schema(parameters)
+            schema = schema_text(parameters)
             rules += [f"call{number}: {before} {first} {middle} {second} {after}", f"{arguments}: %json {schema}"]
         opening, closing = _literal(tokenizer, self.opening), _literal(tokenizer, self.closing)
         more = f" ({_literal(tokenizer, self.between)} call)*" if parallel and self.between is not None else ""
@@ -89,13 +92,14 @@ def grammar_of(format: Format, chat: Chat, constraint: Constraint) -> Grammar:
     """What an answer to a chat must be.
 
     Raises:
-        ValueError: the model's chat template does not write calls as JSON.
+        ValueError: the model's chat template does not write calls as JSON, or a schema cannot be held.
     """
     if constraint.kind == "call":
         tools = [tool for tool in chat.tools if constraint.tool in ("", tool.name)]
         rules = CallFormat.of(format).rules(format.tokenizer, tools, constraint.parallel)
         return Grammar("lark", "\n".join(["start: calls", *rules]))
     schema = {"type": "object"} if constraint.schema is None else constraint.schema
+    check_schema(schema)
     if not (chat.tools and chat.calls):
         return Grammar("json", json.dumps(schema))
     rules = CallFormat.of(format).rules(format.tokenizer, chat.tools, constraint.parallel)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from marft.engines.schema_checks import check_schema
 from marft.engines.schemas import schema_text
 from marft.marks import Grammar
 from marft.texts import cut
@@ -57,8 +59,9 @@ class Grammars:
         Raises:
             ValueError: the grammar cannot be held.
         """
+        whole = self._compiled(grammar)  # which may take seconds: nobody else waits for it
         with self._lock:
-            return self._compiled(grammar).deep_copy()
+            return whole.deep_copy()
 
     def next_tokens(self, matchers: Sequence[LLMatcher]) -> npt.NDArray[np.uint8]:
         """The tokens that each text may go on with, packed as in :class:`marft.marks.Masks`, [B, bytes]."""
@@ -66,21 +69,28 @@ class Grammars:
 
         words = allocate_token_bitmask(len(matchers), self._tokens.vocab_size)
         numbered = [(matcher, row) for row, matcher in enumerate(matchers)]
-        fill_next_token_bitmask_par(self._executor, numbered, words)
+        with no_panic():
+            fill_next_token_bitmask_par(self._executor, numbered, words)
         return words.view(np.uint8)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher
 
-        if grammar.kind == "json":
-            text = LLMatcher.grammar_from_json_schema(schema_text(json.loads(grammar.text)))
-        elif grammar.kind == "regex":
-            text = LLMatcher.grammar_from_regex(grammar.text)
-        else:
-            text = LLMatcher.grammar_from_lark(grammar.text)
-        matcher = LLMatcher(self._tokens, text, log_level=0)
-        if matcher.is_error():
-            raise ValueError(cut(" ".join(matcher.get_error().split()), SHOWN))
+        with no_panic():
+            if grammar.kind == "json":
+                schema = json.loads(grammar.text)
+                check_schema(schema)
+                text = LLMatcher.grammar_from_json_schema(schema_text(schema))
+            elif grammar.kind == "regex":
+                text = LLMatcher.grammar_from_regex(grammar.text)
+            else:
+                text = LLMatcher.grammar_from_lark(grammar.text)
+            matcher = LLMatcher(self._tokens, text, log_level=0)
+            if matcher.is_error():
+                raise ValueError(cut(" ".join(matcher.get_error().split()), SHOWN))
+            begun = matcher.deep_copy()
+            if not self.next_tokens([begun]).any() or begun.is_error():
+                raise ValueError("no text has this form")
         return matcher
 
     @cached_property
@@ -100,6 +110,17 @@ class Grammars:
         from llguidance import LLExecutor
 
         return LLExecutor()
+
+
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """Raise a ``ValueError`` for what llguidance raises as a panic of its own, which no ``except Exception`` takes."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"llguidance cannot hold this form: {cut(str(error), SHOWN)}") from None
 
 
 _known: WeakKeyDictionary[PreTrainedTokenizerBase, dict[int | None, Grammars]] = WeakKeyDictionary()

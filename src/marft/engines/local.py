@@ -366,6 +366,7 @@ class LocalEngine:
 
 
 def _own(error: Exception) -> RowFailedError:
+    """A row's own error, as whoever waits for it hears it."""
     return RowFailedError(f"it could not be sampled: {one_line(raised(error))}")
 
 

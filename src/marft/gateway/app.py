@@ -18,8 +18,21 @@ from starlette.routing import Route
 from marft.game.chat import ChatRefusedError, Reply
 from marft.game.live import Begun
 from marft.gateway.hearing import Hearing, Telling
-from marft.gateway.http import Bounds, after, body_of, no_address, streaming, unless_gone, written
-from marft.gateway.protocol.anthropic import Messages
+from marft.gateway.http import (
+    METHODS,
+    Bounds,
+    after,
+    asked_by,
+    body_of,
+    no_address,
+    not_served,
+    protocol_at,
+    streaming,
+    unexpected,
+    unless_gone,
+    written,
+)
+from marft.gateway.protocol.anthropic import Counted, Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked, Protocol
 from marft.gateway.protocol.responses import Responses
@@ -29,6 +42,7 @@ from marft.gateway.session import ClientRequest, Exchange, Session
 T = TypeVar("T")
 RETRY_COUNTS = ("x-stainless-retry-count", "x-retry-count")
 LONGEST_KEY = 256
+SERVED = ("chat/completions", "responses", "messages", "messages/count_tokens", "models")
 
 
 class App:
@@ -46,9 +60,11 @@ class App:
                 Route(f"{base}/chat/completions", self._endpoint(ChatCompletions()), methods=["POST"]),
                 Route(f"{base}/responses", self._endpoint(Responses()), methods=["POST"]),
                 Route(f"{base}/messages", self._endpoint(Messages()), methods=["POST"]),
+                Route(f"{base}/messages/count_tokens", self._counted, methods=["POST"]),
                 Route(f"{base}/models", self._models, methods=["GET"]),
                 Route(f"{base}/models/{{model:path}}", self._models, methods=["GET"]),
                 Route("/e/{secret}/waiting", self._waiting, methods=["POST"]),
+                Route("/e/{secret}/{role}/{path:path}", self._not_served, methods=METHODS),
             ],
             exception_handlers={HTTPException: no_address(unknown)},
         )
@@ -60,13 +76,16 @@ class App:
             except RequestError as error:
                 headers = {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
                 return JSONResponse(protocol.error(error), error.status, headers)
+            except Exception as error:  # noqa: BLE001  of ours
+                told = unexpected(error)
+                return JSONResponse(protocol.error(told), told.status, {"x-should-retry": "false"})
 
         return endpoint
 
     async def _answer(self, protocol: Protocol, request: Request) -> Response:
         session, role = self._session(request), request.path_params["role"]
         body = await body_of(request, self.bounds)
-        asked = protocol.read(body, session.kept.get(role, {}))
+        asked = await asked_by(protocol, body, session.kept.get(role, {}))
         wanted = _wanted(request, role, asked, body)
         if asked.chat.constraint:
             await _checked(await _there(session, session.check_of, wanted))
@@ -84,6 +103,27 @@ class App:
             raise RequestError(500, "no_response", "the action is recorded, and no response can say it") from error
         session.loop.call_soon_threadsafe(session.deliver, exchange)
         return response
+
+    async def _counted(self, request: Request) -> Response:
+        protocol = Messages(Counted)
+        try:
+            session = self._session(request)
+            body = await body_of(request, self.bounds)
+            wanted = _wanted(request, request.path_params["role"], await asked_by(protocol, body), body)
+            return JSONResponse({"input_tokens": await _there(session, session.tokens_of, wanted)})
+        except RequestError as error:
+            return JSONResponse(protocol.error(error), error.status, {"x-should-retry": "false"})
+
+    async def _not_served(self, request: Request) -> Response:
+        role, path = request.path_params["role"], request.path_params["path"]
+        try:
+            session = self._session(request)
+            await _there(session, session.policy_of, role, request.path_params["secret"])
+            if path.removeprefix("v1/") in SERVED and path.startswith("v1/"):
+                raise RequestError(405, "not_allowed", "Method Not Allowed")
+            raise not_served(path.removeprefix("v1/"), ", ".join(f"v1/{one}" for one in SERVED))
+        except RequestError as error:
+            return JSONResponse(protocol_at(path).error(error), error.status, {"x-should-retry": "false"})
 
     async def _models(self, request: Request) -> Response:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,11 +14,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.gateway.protocol.exchange import Event, Protocol
+from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol
+from marft.gateway.protocol.reading import Said
 from marft.gateway.refusals import RequestError
+from marft.texts import storable
 
 T = TypeVar("T")
+LARGE = 2**15  # bytes of a body that is read on a thread
+NOT_SERVED = {  # what clients ask for at addresses that others have, and is said of it
+    "completions": "agents are asked in chats, at chat/completions, responses or messages",
+    "embeddings": "agents write text, and embed none",
+}
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,38 @@ async def body_of(request: Request, bounds: Bounds) -> bytes:
     except ClientDisconnect:
         raise RequestError(400, "invalid_value", "the body ended before it was whole") from None
     return bytes(body)
+
+
+async def asked_by(protocol: Protocol, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
+    """A request, read on a thread where that takes long.
+
+    Raises:
+        RequestError: it cannot be answered.
+    """
+    if len(body) < LARGE:
+        return protocol.read(body, earlier)
+    return await asyncio.to_thread(protocol.read, body, earlier)
+
+
+def not_served(path: str, served: str) -> RequestError:
+    """What is said of an address under one that answers.
+
+    Args:
+        path: beyond ``v1/``.
+    """
+    why = NOT_SERVED.get(path, "there is nothing at this address")
+    return RequestError(404, "not_found", f"{storable(path)[:100]} is not served: {why}; served are {served}")
+
+
+def protocol_at(path: str) -> Protocol:
+    """The protocol in whose words an address is answered."""
+    return Messages() if "/messages" in path else ChatCompletions()
+
+
+def unexpected(error: Exception) -> RequestError:
+    """What a client is told of a fault of ours; the log has all of it."""
+    logging.getLogger("marft").error("a request could not be answered", exc_info=error)
+    return RequestError(500, "internal_error", "the server could not answer this request; its log says why")
 
 
 def written(event: Event) -> str:
@@ -112,11 +154,11 @@ def no_address(unknown: Callable[[], RequestError]) -> Callable[[Request, Except
         unknown: what is said of the first.
     """
 
-    async def said(_: Request, error: Exception) -> Response:
+    async def said(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         other = RequestError(error.status_code, "not_allowed", error.detail)
         refusal = unknown() if error.status_code == 404 else other
-        body: Mapping[str, Any] = ChatCompletions().error(refusal)
+        body: Mapping[str, Any] = protocol_at(request.url.path).error(refusal)
         return JSONResponse(body, refusal.status, error.headers)
 
     return said

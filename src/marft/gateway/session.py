@@ -16,6 +16,7 @@ from functools import partial
 
 from marft.game.agents import Agents, Seat
 from marft.game.chat import Chat, ChatRefusedError, Reply
+from marft.game.chat_counting import tokens_of
 from marft.game.chat_record import check_constraint
 from marft.game.live import Live
 from marft.gateway.budget import Budget
@@ -149,6 +150,20 @@ class Session:
             RequestError: the episode is over, or has no such role.
         """
         return self._seat(role, secret).agent.policy
+
+    def tokens_of(self, request: ClientRequest) -> int:
+        """The tokens of a chat as an agent would read it.
+
+        Raises:
+            RequestError: the episode is over, has no such role, or the chat cannot be shown.
+        """
+        policy = self._seat(request.role, request.secret).agent.policy
+        renderer = self._seats(request.secret).outside().renderer
+        assert renderer is not None, "seats of a game have one"
+        try:
+            return tokens_of(renderer, policy, request.chat)
+        except ChatRefusedError as error:
+            raise RequestError.of(error) from error
 
     def check_of(self, request: ClientRequest) -> Callable[[], None]:
         """What looks whether an answer can be held to what a request asks for. It may be called on any thread, and take

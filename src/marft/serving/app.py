@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from marft.game.chat import Reply
 from marft.game.live import Begun, Live
 from marft.gateway.hearing import Hearing, Telling
-from marft.gateway.http import Bounds, after, body_of, no_address, streaming, unless_gone, written
-from marft.gateway.protocol.anthropic import Messages
+from marft.gateway.hosts import is_ours
+from marft.gateway.http import (
+    Bounds,
+    after,
+    asked_by,
+    body_of,
+    no_address,
+    protocol_at,
+    streaming,
+    unexpected,
+    unless_gone,
+    written,
+)
+from marft.gateway.protocol.anthropic import Counted, Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked, Event, Protocol
 from marft.gateway.protocol.responses import Responses
@@ -32,7 +46,7 @@ from marft.serving.measuring import NOBODY, Measured
 
 T = TypeVar("T")
 NOBODY_READS = Response(status_code=499)
-LOCAL = ("localhost", "127.0.0.1", "::1")
+NAMED = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # in a body that is not read yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +71,15 @@ class App:
         loop: that one.
         token: which requests must bring; "" for none.
         busy: told how many requests there are, whenever that changes.
+        host: where it listens: by other names it is not asked without a token.
+        names: others that it is known by.
     """
 
     def __init__(
         self, asking: Asking, loop: asyncio.AbstractEventLoop, token: str, limits: Limits = Limits(),
-        busy: Callable[[int], None] = lambda _: None,
+        busy: Callable[[int], None] = lambda _: None, host: str = "127.0.0.1", names: Sequence[str] = (),
     ) -> None:  # fmt: skip
+        self.host, self.names = host, names
         self.asking, self.loop, self.token, self.limits, self.bounds = asking, loop, token, limits, Bounds()
         self.gate = Gate(limits.concurrency, limits.queue, busy)
         self.measured = Measured(lambda: self.gate.running, lambda: self.gate.waiting)
@@ -72,17 +89,20 @@ class App:
                 Route("/v1/chat/completions", self._endpoint(ChatCompletions()), methods=["POST"]),
                 Route("/v1/responses", self._endpoint(Responses()), methods=["POST"]),
                 Route("/v1/messages", self._endpoint(Messages()), methods=["POST"]),
+                Route("/v1/messages/count_tokens", self._counted, methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models/{model:path}", self._models, methods=["GET"]),
                 Route("/healthz", self._healthy, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
             ],
             exception_handlers={HTTPException: no_address(self._unknown)},
+            middleware=[Middleware(Guarded, app_=self)],
         )
 
     def _unknown(self) -> RequestError:
         paths = [route.path for route in self.asgi.routes if isinstance(route, Route) and "{" not in route.path]
-        served = ", ".join([*paths, *self.beside])
+        outer = [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
+        served = ", ".join([*outer, *self.beside])
         return RequestError(404, "not_found", f"nothing is served at this address; these are: {served}")
 
     def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
@@ -93,18 +113,30 @@ class App:
             except RequestError as error:
                 self.measured.requests.labels(model[0], error.status).inc()
                 return JSONResponse(protocol.error(error), error.status, headers_of(error))
+            except Exception as error:  # noqa: BLE001  of ours
+                told = unexpected(error)
+                self.measured.requests.labels(model[0], told.status).inc()
+                return JSONResponse(protocol.error(told), told.status, headers_of(told))
 
         return endpoint
 
     async def _answer(self, protocol: Protocol, request: Request, known: list[str]) -> Response:
         self.check(request)
         body = await body_of(request, self.bounds)
-        asked = replace(protocol.read(body), turns=None)  # nothing is stored
-        model = str(json.loads(body).get("model") or self.asking.teams[0])
-        known[0] = model if model in self.asking.models else NOBODY
-        self.asking.check(model, asked)
-        one = OneRequest(self, protocol, asked, model, self.asking.next_name())
-        one.begin(self.gate.enter())
+        known[0] = self._named_in(body)
+        place = self.gate.enter()
+        try:
+            asked = replace(await asked_by(protocol, body), turns=None)  # nothing is stored
+            model = asked.model or self.asking.teams[0]
+            known[0] = model if model in self.asking.models else NOBODY
+            self.asking.check(model, asked)
+            if asked.chat.constraint:
+                await asyncio.to_thread(self.asking.check_form, model, asked)  # to compile one may take a second
+            one = OneRequest(self, protocol, asked, model, self.asking.next_name())
+        except BaseException:
+            place.leave()
+            raise
+        one.begin(place)
         headers = {"x-request-id": one.name}
         if asked.stream and model in self.asking.teams:
             return streaming(protocol, one.live(), headers)
@@ -114,22 +146,52 @@ class App:
         answered = await one.unless_gone(request, one.answer())
         return JSONResponse(one.body(answered), headers=headers) if answered else NOBODY_READS
 
+    def _named_in(self, body: bytes) -> str:
+        """The model that a body names, for counts of requests that are not read."""
+        found = NAMED.search(body)
+        name = found[1].decode("utf-8", "replace") if found else ""
+        return name if name in self.asking.models else NOBODY
+
     def check(self, request: Request) -> None:
         """See that a request may be answered.
 
         Raises:
-            RequestError: it brings another token than it must; or it comes from a page of somebody else's, which a
-                browser on this machine shows.
+            RequestError: it brings another token than it must.
         """
         if not self.token:
-            origin = request.headers.get("origin", "")
-            if origin and not _is_local(origin):
-                raise RequestError(403, "forbidden", "pages of other hosts are answered with a token alone")
             return
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         if not hmac.compare_digest(given.encode(), self.token.encode()):
             raise RequestError(401, "invalid_api_key", "this needs the server's token, as a bearer token")
+
+    def check_page(self, headers: Headers) -> None:
+        """See that a request is no page's of somebody else, which a browser on this machine shows.
+
+        Raises:
+            RequestError: it may be.
+        """
+        if self.token:
+            return
+        if not is_ours(headers.get("host", ""), self.host, self.names):
+            raise RequestError(
+                421, "wrong_host", "this host is not answered to without a token; use the server's address"
+            )
+        origin = headers.get("origin", "")
+        if origin and not is_ours(origin.partition("://")[2], self.host, self.names):
+            raise RequestError(403, "forbidden", "pages of other hosts are answered with a token alone")
+
+    async def _counted(self, request: Request) -> Response:
+        """How many tokens a role would read."""
+        protocol = Messages(Counted)
+        try:
+            self.check(request)
+            asked = await asked_by(protocol, await body_of(request, self.bounds))
+            counting = self.asking.count(asked.model or self.asking.teams[0], asked)
+            counted = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counting, self.loop))
+            return JSONResponse({"input_tokens": counted})
+        except RequestError as error:
+            return JSONResponse(protocol.error(error), error.status, headers_of(error))
 
     async def _models(self, request: Request) -> Response:
         try:
@@ -157,6 +219,24 @@ class App:
         except RequestError as error:
             return JSONResponse(ChatCompletions().error(error), error.status)
         return Response(self.measured.text(), media_type="text/plain; version=0.0.4")
+
+
+class Guarded:
+    """Stands before all addresses of a server."""
+
+    def __init__(self, app: ASGIApp, app_: App) -> None:
+        self._inner, self._app = app, app_
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._app.check_page(Headers(scope=scope))
+            except RequestError as error:
+                self._app.measured.requests.labels(NOBODY, error.status).inc()
+                refusal = JSONResponse(protocol_at(scope["path"]).error(error), error.status, headers_of(error))
+                await refusal(scope, receive, send)
+                return
+        await self._inner(scope, receive, send)
 
 
 class OneRequest:
@@ -291,10 +371,8 @@ class OneRequest:
             "actions": [{"id": one.id, "policy": one.policy, "sees": list(one.sees)} for one in actions],
         }
         only = {name: value for name, value in chat.wishes.items() if name not in HONOURED}
-        ignored = list(self.asked.ignored)
-        if self.model in self.app.asking.teams:
-            ignored += [name for name, given in (("max_tokens", chat.max_tokens), ("stop", chat.stop)) if given]
-        return {"model": self.model, "marft": about | _unless_empty(recorded_only=only, ignored=ignored)}
+        named = _unless_empty(recorded_only=only, ignored=list(self.asked.ignored))
+        return {"model": self.model, "marft": about | named}
 
 
 def _unless_empty(**fields: Any) -> dict[str, Any]:
@@ -307,11 +385,3 @@ def headers_of(error: RequestError) -> dict[str, str]:
         return {"retry-after": str(error.seconds)}
     headers = {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
     return headers | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
-
-
-def _is_local(origin: str) -> bool:
-    """Whether a page is of this machine. One that a browser keeps apart (``null``) may be anybody's."""
-    try:
-        return urlsplit(origin).hostname in LOCAL
-    except ValueError:
-        return False

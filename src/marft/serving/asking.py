@@ -16,6 +16,8 @@ import numpy as np
 from marft.config.agents import COLDEST
 from marft.game.agents import Agent, Agents
 from marft.game.chat import Chat, ChatRefusedError, Reply
+from marft.game.chat_counting import tokens_of
+from marft.game.chat_record import check_constraint
 from marft.game.engine import problem_of
 from marft.game.environment import Split
 from marft.game.game import Attempt, Game
@@ -90,9 +92,6 @@ class Asking:
             raise RequestError(
                 404, "model_not_found", f"no model is called {model[:100]!r}; there are: {known}", "model"
             )
-        for name, value in asked.chat.wishes.items():
-            if (name == "temperature" and value < 0) or (name == "top_p" and not 0 < value <= 1):
-                raise RequestError(400, "invalid_value", f"{name} cannot be {value:g}", name)
         if model in self.roles:
             return
         chat = asked.chat
@@ -106,6 +105,33 @@ class Asking:
             raise unsupported("messages", "a team answers anew; ask a role to continue a turn")
         if chat.constraint:
             raise unsupported("response_format", "a team is not held to a form; ask a role")
+
+    def check_form(self, model: str, asked: Asked) -> None:
+        """See that a role's answer can be held to what a request asks for. It may take long, on any thread.
+
+        Raises:
+            RequestError: it cannot.
+        """
+        try:
+            check_constraint(self.game.renderer, self.game.team.agent(model).policy, asked.chat)
+        except ChatRefusedError as error:
+            raise RequestError.of(error) from error
+
+    async def count(self, model: str, asked: Asked) -> int:
+        """How many tokens a role would read.
+
+        Raises:
+            RequestError: that cannot be said.
+        """
+        self.check(model, asked)
+        if model not in self.roles:
+            raise unsupported("model", "the agents of a team read each something else; ask a role")
+        agent = self.game.team.agent(model)
+        chat = replace(asked.chat, messages=_instructed(asked.chat.messages, agent))
+        try:
+            return tokens_of(self.game.renderer, agent.policy, chat)
+        except ChatRefusedError as error:
+            raise RequestError.of(error) from error
 
     async def ask(
         self, model: str, asked: Asked, name: str, progress: Progress = lambda _: None, lives: Sequence[Live] = (),
@@ -123,6 +149,7 @@ class Asking:
         team = replace(self.game.team, agents=wished(self.game.team.agents, asked.chat.wishes))
         if model in self.roles:
             return await self._of_role(model, asked, name, team, lives)
+        team = limited(team, asked.chat)
         return await self._of_team(asked, name, team, _Told(progress, answering_role(team), lives))
 
     async def _of_team(self, asked: Asked, name: str, team: Team, watcher: _Told) -> Answered:
@@ -268,6 +295,20 @@ def wished(agents: Sequence[Agent], wishes: Mapping[str, float | int]) -> tuple[
     """Agents that sample as a client wishes: nothing is trained on here, so the recipe's sampling is a default."""
     asked = {name: value for name, value in wishes.items() if name in HONOURED}
     return tuple(replace(agent, sampling=_sampled(agent.sampling, asked)) for agent in agents)
+
+
+def limited(team: Team, chat: Chat) -> Team:
+    """A team whose answer is as short as a client asks, and ends where it says: so do all texts that may be it."""
+    answering = answering_role(team)
+
+    def of(agent: Agent) -> Agent:
+        if not agent.profile.answers or answering not in ("", agent.role):
+            return agent
+        own = agent.sampling
+        most = min(own.max_new_tokens, chat.max_tokens or own.max_new_tokens)
+        return replace(agent, sampling=replace(own, max_new_tokens=most, stop=(*own.stop, *chat.stop)))
+
+    return replace(team, agents=tuple(map(of, team.agents)))
 
 
 def _sampled(own: Sampling, asked: Mapping[str, float | int]) -> Sampling:

@@ -12,14 +12,16 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marft import __version__
 from marft.game.chat import Chat
+from marft.gateway.http import body_of
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked
 from marft.gateway.refusals import RequestError
-from marft.serving.app import App, OneRequest
+from marft.serving.app import App, Guarded, OneRequest, headers_of
+from marft.serving.measuring import NOBODY
 from marft.serving.offering import MCP_PATH, TOOL
 
 
@@ -71,14 +73,29 @@ def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
         if scope["type"] != "http" or scope["path"] != MCP_PATH:
             await main(scope, receive, send)
             return
+        request = Request(scope, receive)
         try:
-            app.check(Request(scope))
+            app.check(request)
+            body = await body_of(request, app.bounds)
         except RequestError as error:
-            await JSONResponse(ChatCompletions().error(error), error.status)(scope, receive, send)
+            app.measured.requests.labels(NOBODY, error.status).inc()
+            await JSONResponse(ChatCompletions().error(error), error.status, headers_of(error))(scope, receive, send)
             return
-        await inner(scope, receive, send)
+        await inner(scope, _replayed(body, receive), send)
 
-    return both
+    return Guarded(both, app)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """A body that was read already, and then whatever else comes."""
+    parts = [body]
+
+    async def received() -> Message:
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
+        return await receive()
+
+    return received
 
 
 def _running(server: MCPServer[Any]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:

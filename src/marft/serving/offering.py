@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from marft.config.endpoint import names_server
+from marft.gateway.hosts import is_loopback
 
 MCP_PATH, A2A_PATH = "/mcp", "/a2a"
 TOOL = "ask_team"  # as which MCP clients find it
@@ -36,7 +36,7 @@ class Place:
         """
         if self.token and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
             raise ValueError("--token: holds characters that no header can carry")
-        if not self.token and not self.open and not _is_loopback(self.host):
+        if not self.token and not self.open and not is_loopback(self.host):
             raise ValueError(
                 f"--host {self.host}: others than this machine could ask, and no token is set; set MARFT_TOKEN, or say "
                 "--without-token"
@@ -84,13 +84,6 @@ def announced(
     if place.token:
         yield "requests need the token, as a bearer token or as x-api-key"
     else:
-        who = "this machine alone" if _is_loopback(place.host) else "anybody who reaches it"
+        who = "this machine alone" if is_loopback(place.host) else "anybody who reaches it"
         yield f"no token is needed: {who} may ask"
     yield f"sessions are recorded in {record.absolute()}" if record else "nothing is recorded"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from marft.game.loop_threads import LoopThread
 from marft.gateway.listening import Listener, refuse_taken
@@ -77,7 +78,9 @@ def serve(
         closing.callback(beside.close)
         with told.heeded():
             opened = partial(_opened, served=served, place=place, grace=grace, also=also)
-            rollouts.wait_for(_until_told(asking, place.token, limits, ready, apps, told, opened, beside))
+            app = partial(App, asking, token=place.token, limits=limits, busy=beside.busy, host=place.host)
+            names = [urlsplit(also.address).hostname or ""] if also.address else []
+            rollouts.wait_for(_until_told(asking, partial(app, names=names), ready, apps, told, opened))
 
 
 class _Told:
@@ -103,11 +106,11 @@ class _Told:
 
 
 async def _until_told(
-    asking: Asking, token: str, limits: Limits, ready: Callable[[str, tuple[str, ...]], None], apps: list[App],
-    told: _Told, opened: Callable[[App], Listener | OverStandardStreams], beside: Beside,
+    asking: Asking, made: Callable[..., App], ready: Callable[[str, tuple[str, ...]], None], apps: list[App],
+    told: _Told, opened: Callable[[App], Listener | OverStandardStreams],
 ) -> None:  # fmt: skip
     loop, over = asyncio.get_running_loop(), asyncio.Event()
-    app = App(asking, loop, token, limits, beside.busy)
+    app = made(loop=loop)
     apps.append(app)
     listener = opened(app)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from marft.gateway.hosts import is_ours
 
 TOKEN = "token"  # the parameter of the first address
 POLICY = (
@@ -56,7 +57,7 @@ class Access:
     def _answered(self, scope: Scope) -> Response | None:
         """What is answered in the app's place; None where the app may answer."""
         headers = Headers(scope=scope)
-        if not self._is_ours(headers.get("host", "")):
+        if not is_ours(headers.get("host", ""), self._host):
             return refusal(421, "this host is not answered to; use the address that marft view printed")
         if scope["method"] != "GET":
             return refusal(405, "only GET is answered: the viewer changes nothing", {"allow": "GET"})
@@ -87,20 +88,6 @@ class Access:
         except CookieError:
             return False
         return given is not None and _same(given.value, self._session)
-
-    def _is_ours(self, host: str) -> bool:
-        """Whether a name can be nobody else's: an address, this machine, or what the server was told to listen by."""
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
-        except ValueError:
-            return False
-        if name in ("localhost", self._host) and name:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
 
 
 def refusal(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:

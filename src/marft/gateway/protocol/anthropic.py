@@ -107,9 +107,20 @@ class Request(Sampled):
     output_config: OutputConfig | None = None
 
 
+class Counted(Request):
+    """What is counted and not answered."""
+
+    max_tokens: Count = 1
+
+
 class Messages(Protocol):
+    """Answers, or with ``Messages(Counted)`` requests whose tokens are counted."""
+
+    def __init__(self, kind: type[Request] = Request) -> None:
+        self.kind = kind
+
     def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
-        request = read(Request, body)
+        request = read(self.kind, body)
         left = ignored(request)
         system = text_of(request.system)
         said = [*([Said("system", system)] if system else []), *_turns(request.messages)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -16,11 +17,15 @@ from marft.gateway.refusals import RequestError
 from marft.texts import storable
 from marft.types import Tool
 
+LONGEST_NUMBER = 400  # digits
 MOST_ACTIONS = 64  # of one request
 MOST_STOPS = 16
 MOST_ALTERNATIVES = 20  # of a token
 MOST_MESSAGES = 8192  # of a chat, and parts of a message
 MOST_TOOLS = 512
+MOST_TABLES = 2**15  # and lists, of a request
+MOST_VALUES = 2**18
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 class Table(BaseModel):
@@ -43,6 +48,7 @@ def read(kind: type[Read], body: bytes) -> Read:
     Raises:
         RequestError: it is none; the message says where and why.
     """
+    _check_size(body)
     try:
         table = kind.model_validate_json(body)
     except ValidationError as error:
@@ -51,10 +57,31 @@ def read(kind: type[Read], body: bytes) -> Read:
         message = storable(f"{where + ': ' if where else ''}{first['msg']}")
         raise RequestError(400, "invalid_value", message, where or None) from None
     try:
-        json.loads(body, parse_constant=_finite, parse_float=_finite)
+        json.loads(body, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
     except ValueError as error:
         raise RequestError(400, "invalid_value", str(error)) from None
     return table
+
+
+def _check_size(body: bytes) -> None:
+    """See that a body is not made of so many parts that to read it would hold up everybody else.
+
+    Raises:
+        RequestError: it is.
+    """
+    if body.count(b"{") + body.count(b"[") <= MOST_TABLES and body.count(b",") <= MOST_VALUES:
+        return
+    bare = STRING.sub(b"", body)  # texts may hold as many
+    tables = bare.count(b"{") + bare.count(b"[")
+    for count, most, what in ((tables, MOST_TABLES, "tables and lists"), (bare.count(b","), MOST_VALUES, "values")):
+        if count > most:
+            raise RequestError(400, "invalid_value", f"a request has at most {most} {what}, and this one has {count}")
+
+
+def _whole(text: str) -> int:
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(f"a number has at most {LONGEST_NUMBER} digits, and one has {len(text)}")
+    return int(text)
 
 
 def _finite(text: str) -> float:

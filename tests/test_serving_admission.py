@@ -1,0 +1,173 @@
+"""Who is answered by a team that is served, and at what cost to everybody else: before a body is read, and while it is."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
+
+from marft.gateway.hosts import is_ours
+from marft.gateway.protocol.chat_completions import ChatCompletions
+from marft.gateway.refusals import RequestError
+from marft.serving.app import Limits
+from tests.fakes import FakeEngine
+from tests.gateways import send
+from tests.servings import Held, bearer, serving
+
+ALL = ("v1/models", "v1/models/a", "metrics", "healthz", "v1/nothing")
+ASKED = ("v1/chat/completions", "v1/responses", "v1/messages", "v1/messages/count_tokens")
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.5", "[::1"])
+def test_without_a_token_no_address_answers_to_the_name_of_another_host(host: str) -> None:
+    with serving() as s:
+        read = [send(f"{s.url}/{path}", None, {"host": host}, "GET").status for path in ALL]
+        asked = [send(f"{s.url}/{path}", {}, {"host": host}) for path in ASKED]
+        assert not s.episodes
+    assert {*read, *(one.status for one in asked)} == {421}
+    assert asked[0].table["error"]["code"] == "wrong_host"
+    assert asked[2].table["type"] == "error", "as that protocol has it"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9", "LOCALHOST", "[::1]:7", "127.1.2.3"])
+def test_this_machines_own_names_are_answered_to(host: str) -> None:
+    with serving() as s:
+        assert send(f"{s.url}/healthz", None, {"host": host}, "GET").status == 200
+
+
+def test_with_a_token_any_name_is_for_a_page_has_none() -> None:
+    with serving(token="secret") as s:
+        assert send(f"{s.url}/v1/models", None, {"host": "team.example.org"}, "GET").status == 401
+        assert send(f"{s.url}/v1/models", None, {"host": "team.example.org", **bearer("secret")}, "GET").status == 200
+
+
+@pytest.mark.parametrize("path", ["metrics", "healthz", "v1/models"])
+def test_no_page_of_another_host_reads_what_is_read(path: str) -> None:
+    with serving() as s:
+        for origin in ("https://evil.example", "null", "http://127.0.0.1.evil.example"):
+            assert send(f"{s.url}/{path}", None, {"origin": origin}, "GET").status == 403
+
+
+def test_beyond_this_machine_its_addresses_and_its_own_name_count() -> None:
+    ours = [("10.0.0.5:80", "0.0.0.0"), ("team.example.org", "team.example.org"), ("10.0.0.5", "::")]
+    assert all(is_ours(host, listening) for host, listening in ours)
+    assert is_ours("team.example.org", "0.0.0.0", ["team.example.org"])
+    assert not is_ours("evil.example", "0.0.0.0", ["team.example.org"])
+
+
+def test_where_all_places_are_taken_no_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, read = Held(), list[bytes]()
+    with serving("a", engine=engine, limits=Limits(1, 0)) as s, ThreadPoolExecutor(1) as crowd:
+        first = crowd.submit(s.ask, "a")
+        while not engine.waiting:
+            time.sleep(0.01)
+        monkeypatch.setattr("marft.serving.app.asked_by", lambda _, body: read.append(body))
+        assert [send(f"{s.url}/{path}", b"{").status for path in ASKED[:3]] == [429] * 3
+        monkeypatch.undo()
+        engine.may.set()
+        assert first.result().status == 200
+    assert read == []
+
+
+def test_tokens_are_counted_of_a_role_as_it_reads_them_and_of_no_team() -> None:
+    body = {"messages": [USER], "max_tokens": 9}
+    with serving("a") as s:
+        counted = send(f"{s.url}/v1/messages/count_tokens", {"model": "a", "messages": [USER]})
+        asked = send(f"{s.url}/v1/messages", {"model": "a", **body})
+        team = send(f"{s.url}/v1/messages/count_tokens", {"model": "team", "messages": [USER]})
+    assert counted.table["input_tokens"] == asked.table["usage"]["input_tokens"]
+    assert (team.status, team.table["type"]) == (400, "error")
+
+
+def test_a_teams_answer_is_as_short_as_a_client_asks() -> None:
+    seen: list[Any] = []
+
+    class Seeing(FakeEngine):
+        async def sample(self, policy: str, prompt: Any, sampling: Any, key: Any) -> Any:
+            seen.append((key.agent, sampling.max_new_tokens, sampling.stop))
+            return await super().sample(policy, prompt, sampling, key)
+
+    with serving("a", "b", engine=Seeing()) as s:
+        table = s.ask("team", max_tokens=3, stop="!").table
+        own = s.game.team.agents[0].sampling.max_new_tokens
+    assert {most for _, most, _ in seen} <= {3, own}
+    assert seen[-1] == ("b", 3, ("!",))
+    assert "ignored" not in table["marft"]
+
+
+def test_healthz_fails_while_the_engine_cannot_go_on() -> None:
+    engine = FakeEngine()
+    with serving("a", engine=engine) as s:
+        engine.problem = "RuntimeError: device lost"  # type: ignore[attr-defined]
+        told = send(f"{s.url}/healthz", None, method="GET")
+        engine.problem = ""  # type: ignore[attr-defined]
+        assert send(f"{s.url}/healthz", None, method="GET").status == 200
+    assert (told.status, b"device lost" in told.body) == (503, True)
+
+
+def test_a_request_that_is_refused_leaves_its_place() -> None:
+    with serving("a", limits=Limits(1, 0)) as s:
+        for _ in range(3):
+            assert send(f"{s.url}/v1/chat/completions", b"{").status == 400
+        assert s.ask("a").status == 200
+        assert (s.app.gate.running, s.app.gate.waiting) == (0, 0)
+
+
+LARGE: dict[str, tuple[dict[str, Any], int]] = {
+    "messages": ({"messages": [{"role": "user", "content": "xxxxx"}] * 60_000}, 400),
+    "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 100}] * 800}, 400),
+    "tools": ({"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"}}] * 50_000}, 400),
+    "lists": ({"messages": [USER], "metadata": {"x": [[]] * 700_000}}, 400),
+    "values": ({"messages": [USER], "metadata": {"x": [1] * 1_000_000}}, 400),
+    "a text of signs": ({"messages": [{"role": "user", "content": '{[,\\"' * 500_000}]}, 400),
+    "a text": ({"messages": [{"role": "user", "content": "word " * 600_000}]}, 400),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_large_body_is_read_on_a_thread_and_refused_at_little_cost(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds are a processor's: whoever else wants it has it meanwhile."""
+    body, status = LARGE[kind]
+    threads, seconds = list[str](), list[float]()
+
+    def read(self: ChatCompletions, body: bytes, *more: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        began = time.thread_time()
+        try:
+            return before(self, body, *more)
+        finally:
+            seconds.append(time.thread_time() - began)
+
+    before = ChatCompletions.read
+    with serving("a") as s:
+        s.ask("a")
+        monkeypatch.setattr(ChatCompletions, "read", read)
+        answer = send(f"{s.url}/v1/chat/completions", json.dumps({"model": "a", **body}).encode())
+        assert s.ask("a").status == 200
+    assert answer.status == status, answer.body[:500]
+    assert threads[0].startswith("asyncio_"), "not on the server's own"
+    assert not threads[1].startswith("asyncio_"), "a small one is read where it came"
+    assert seconds[0] < 0.5
+
+
+def test_a_text_of_many_signs_is_one_value() -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": '{[,\\"' * 100_000}]})
+    assert ChatCompletions().read(body.encode()).chat.messages
+
+
+@pytest.mark.parametrize("body", [b'"' + b'\\"' * 1_000_000, b'{"a":"' + b"\\" * 999_999, b'"' * 999_999])
+def test_a_body_that_is_no_json_is_refused_in_time(body: bytes) -> None:
+    began = time.thread_time()
+    with pytest.raises(RequestError):
+        ChatCompletions().read(body + b"[" * 40_000)
+    assert time.thread_time() - began < 2
