@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from marft.algorithms import PRESETS
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.run import idle_kl_stop
 from marft.learning.cautions import ENGINE_TOLERANCE, PACKING_TOLERANCE, Cautions
 from marft.learning.update import PACKING_CHECKS
+from tests.helpers import settings
 
 
 def said(*steps: dict[str, float], **algorithm: object) -> list[str]:
@@ -63,3 +68,15 @@ def test_where_the_sampler_is_corrected_only_packing_is() -> None:
 @pytest.mark.parametrize("policies", range(1, 17))
 def test_policies_that_take_turns_each_have_their_packing_checked(policies: int) -> None:
     assert {check * PACKING_CHECKS % policies for check in range(policies)} == set(range(policies))
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_kl_stop_before_the_only_update_of_a_step_is_spoken_of(name: str, tmp_path: Path) -> None:
+    def stop(*changes: str) -> list[str]:
+        return list(idle_kl_stop(settings("tiny", tmp_path, "--algorithm.name", name, *changes)))
+
+    assert bool(stop()) == name.startswith("marft-paper")
+    once = ("--algorithm.epochs", "1", "--algorithm.minibatches", "1", "--algorithm.kl_stop", "0.03")
+    (said,) = stop(*once)
+    assert said.startswith("algorithm.kl_stop = 0.03 cannot stop anything")
+    assert stop(*once, "--algorithm.epochs", "2") == stop(*once, "--algorithm.minibatches", "2") == []

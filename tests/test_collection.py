@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -12,12 +13,14 @@ from marft.collection import Collection, attempts_at, collect
 from marft.config import RunSettings
 from marft.errors import RunError
 from marft.game.game import Attempt
+from marft.learning.rewarding import priced_lengths, rewards_for_credit
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Fork, Observation, Task, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
 
 TASKS = [Task(f"t{n}", "o") for n in range(7)]
+SMALL = {"rollout": {"tasks_per_step": 2, "samples_per_task": 2}}
 Pay = Callable[[Attempt], Transition | None]
 
 
@@ -34,6 +37,8 @@ class Rollouts:
     roles: tuple[str, ...] = ("actor",)
     asked: list[list[str]] = field(default_factory=list)  # tasks of each round
     set_aside: dict[str, str] = field(default_factory=dict)
+    tasks: Sequence[Task] = ()  # all of them, where there are none
+    length: Callable[[Attempt], int] = lambda _: 2  # of an action, in tokens
 
     def play(self, attempts: Sequence[Attempt], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
         self.asked.append([attempt.task.id for attempt in attempts])
@@ -45,7 +50,10 @@ class Rollouts:
 
     def _episode(self, attempt: Attempt) -> Episode:
         actions = tuple(
-            make_action(role, index=k, task=attempt.task.id, sample=attempt.sample) for k, role in enumerate(self.roles)
+            make_action(
+                role, index=k, task=attempt.task.id, sample=attempt.sample, tokens=tuple(range(self.length(attempt)))
+            )
+            for k, role in enumerate(self.roles)
         )
         earned = self.pay(attempt)
         return Episode(
@@ -54,12 +62,11 @@ class Rollouts:
         )  # fmt: skip
 
     def collect(self, drawn: int = 0, on_done: Callable[[Episode], None] = lambda _: None) -> Collection:
-        return collect(cast(LocalRollouts, self), TASKS, 0, drawn, on_done)
+        return collect(cast(LocalRollouts, self), self.tasks or TASKS, 0, drawn, on_done)
 
 
 def of(preset: str, *overrides: str, team: Any = None, **algorithm: Any) -> RunSettings:
-    rollout = {"tasks_per_step": 2, "samples_per_task": 2}
-    changes = {"rollout": rollout, "algorithm": {"name": preset, **algorithm}, **({"team": team} if team else {})}
+    changes = {**SMALL, "algorithm": {"name": preset, **algorithm}, **({"team": team} if team else {})}
     return settings("tiny", "runs", *overrides, **changes)
 
 
@@ -119,6 +126,91 @@ class TestDynamicSampling:
         found = Rollouts(run, pay).collect()
         assert found.metrics == {"groups_discarded": 0.0}
         assert len(found.credit_inputs) == 4
+
+    @pytest.mark.parametrize("few", [1, 2, 3])
+    def test_of_a_set_smaller_than_a_step_as_many_groups_are_learned_from_as_are_asked_for(self, few: int) -> None:
+        """Each draw of a task is a group of its own, and no round follows one that told enough apart."""
+        run = of("dapo", "--rollout.tasks_per_step", "5", dynamic_sampling=3)
+        rollouts = Rollouts(run, lambda attempt: paid(float(attempt.sample)), tasks=TASKS[:few])
+        found = rollouts.collect()
+        assert len(rollouts.asked) == 1
+        assert found.tasks_drawn == 5
+        assert len(found.credit_inputs) == len({e.name for e in found.credit_inputs}) == 10
+        times = Counter(episode.task.id for episode in found.credit_inputs)
+        assert max(times.values()) - min(times.values()) <= 2
+
+    def test_a_task_that_is_drawn_twice_is_kept_as_often_as_it_told_apart(self) -> None:
+        run = of("dapo", dynamic_sampling=2)
+        rollouts = Rollouts(
+            run, lambda attempt: paid(float(attempt.sample and attempt.stream != "train/0/1")), tasks=TASKS[:1]
+        )
+        found = rollouts.collect()
+        assert [len(asked) // 2 for asked in rollouts.asked] == [2, 1]
+        assert {episode.stream for episode in found.credit_inputs} == {"train/0", "train/0/2"}
+        assert found.metrics == {"groups_discarded": 1.0}
+
+    def test_a_tree_is_of_the_draw_that_it_grew_from(self) -> None:
+        run = of("at-grpo", "--rollout.samples_per_task", "2", dynamic_sampling=1)
+        found = Rollouts(run, lambda attempt: paid(float(attempt.stream[-1]))).collect()
+        assert found.metrics["groups_discarded"] == 0.0
+        assert found.tasks_drawn == 2
+
+    @pytest.mark.parametrize(
+        ("terms", "given", "kept"),
+        [
+            (["outcome", "format"], {"outcome": 0.0}, False),
+            (["outcome", "step_cost"], {"outcome": 0.0}, False),
+            (["outcome", "format"], {"outcome": 1.0}, True),
+            (["format"], {}, True),
+        ],
+    )
+    def test_terms_that_shape_tell_nothing_apart_where_others_grade(
+        self, terms: list[str], given: dict[str, float], kept: bool
+    ) -> None:
+        """The second attempt of each group is as right as ``given`` says, and better shaped."""
+        tables = [{"name": name, **({"pattern": "x"} if name == "format" else {})} for name in terms]
+        run = settings("tiny", "runs", **SMALL, algorithm={"name": "dapo", "dynamic_sampling": 1}, rewards=tables)
+
+        def pay(attempt: Attempt) -> Transition:
+            parts = {"outcome": 0.0} | ({**given, f"{terms[-1]}/actor": 0.7, terms[-1]: 0.2} if attempt.sample else {})
+            own = {"actor": parts.get(f"{terms[-1]}/actor", 0.0)}
+            team = sum(value for name, value in parts.items() if "/" not in name)
+            return replace(paid(team, **own), terms=parts)
+
+        found = Rollouts(run, pay).collect()
+        assert found.metrics == {"groups_discarded": 0.0 if kept else 4.0}
+
+    @pytest.mark.parametrize("reward", [{"overlong_buffer": 6}, {"shaping": "quality"}, {"own": 0.0}])
+    def test_what_the_algorithm_makes_of_rewards_tells_nothing_apart(self, reward: dict[str, Any]) -> None:
+        """All are wrong. They differ in length, and with ``own = 0`` in what is not learned from."""
+        run = of("dapo", dynamic_sampling=1, reward=reward)
+        own = {"actor": 1.0} if "own" in reward else {}
+        found = Rollouts(
+            run, lambda a: paid(0.0, **(own if a.sample else {})), length=lambda a: 1 + 7 * a.sample
+        ).collect()
+        assert found.metrics == {"groups_discarded": 4.0}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_candidate_is_carried_on_by_the_price_that_it_learns_by(
+    frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An actor that runs into its limit pays for that, if it learns."""
+    run = of("at-grpo", *(["--policies.actor.train", "frozen"] if frozen else []), reward={"overlong_buffer": 8})
+    limit = next(agent.sampling.max_new_tokens for agent in run.agents if agent.role == "actor")
+    rollouts, scores = Rollouts(run, lambda _: paid(1.0), length=lambda _: limit), list[float]()
+
+    def tree(play: Any, attempts: Any, candidates: int, carry: str, score: Any) -> Any:
+        del play, candidates, carry
+        played = rollouts.play(attempts)
+        scores.extend(score(replace(episode, fork=Fork("root", episode.actions[0].id))) for episode in played)
+        return played, played
+
+    monkeypatch.setattr("marft.forking.tree.tree", tree)
+    found = rollouts.collect()
+    learned = rewards_for_credit(found.credit_inputs, run.algorithm.reward, priced_lengths(run))
+    assert scores == [e.transitions[0].reward + e.transitions[0].agent_rewards.get("actor", 0.0) for e in learned]
+    assert set(scores) == {1.0 if frozen else 0.0}
 
 
 def test_without_dynamic_sampling_one_round_is_played_and_all_that_was_scored_is_learned_from() -> None:

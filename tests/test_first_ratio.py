@@ -184,7 +184,7 @@ def test_a_policy_that_steps_again_in_company_is_compared_with_where_the_step_be
         update.run(phase, samples, step=0)
     assert all(np.array_equal(update.old[key], value) for key, value in before.items())
     means = meter.means()
-    assert means["agents/reasoner/kl"] == 0.0 < means["agents/actor/kl"]
+    assert means["agents/reasoner/kl_before_step"] == 0.0 < means["agents/actor/kl_before_step"]
 
 
 def test_ratios_are_taken_from_where_the_step_began_and_not_from_the_last_minibatch(tmp_path: Path) -> None:

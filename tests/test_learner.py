@@ -32,6 +32,7 @@ from tests.nights import BY_NIGHT
 
 FROZEN = ("--policies.reasoner.train", "frozen")
 START = Progress(0, 0)
+ONCE = ("--algorithm.epochs", "1", "--algorithm.minibatches", "1")
 
 
 class OneByOne(Simultaneous):
@@ -284,6 +285,64 @@ class TestALearningStep:
         mine.schedule = OneByOne()
         monkeypatch.setattr(Update, "score_now", None)
         assert mine.learn(episodes(), START)["kl_stops"] == 0.0
+
+    @pytest.mark.parametrize(("name", "learns"), [("marft", False), ("marft-paper-table4", True)])
+    def test_where_every_episode_earned_the_same_what_the_critic_misses_moves_no_policy(
+        self, name: str, learns: bool, tmp_path: Path
+    ) -> None:
+        """In ``marft``; scaled to unit deviation it would be steps of full size. The critic learns all the same."""
+        mine = begun(of(tmp_path, name, "--algorithm.critic.learning_rate", "0.01"))
+        mine.learn(episodes(6), START)  # a critic that says something
+        alike = [
+            replace(e, transitions=tuple(replace(t, reward=1.0) for t in e.transitions)) for e in episodes(6, seed=1)
+        ]
+        credited = mine.assign_credit(alike, FixedLogProbs())
+        advantages = np.concatenate([sample.advantages for sample in credited.samples])
+        assert advantages.any() == learns
+        assert not learns or np.abs(advantages).max() > 1
+        assert np.concatenate(credited.credits.returns).all()
+        metrics = mine.learn(alike, Progress(1, 0))
+        assert metrics["zero_advantage_fraction"] == (0.0 if learns else 1.0)
+        assert metrics["critic/loss"] > 0
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("name", "changes"),
+        [
+            ("marft", ONCE), ("marft", ("--algorithm.minibatches", "3")), ("marft-paper-table3", ()),
+            ("grpo", ONCE), ("happo", ONCE), ("hatrpo", ()), ("a2po", ()),
+            ("marft", (*ONCE, "--algorithm.schedule", "{ name = 'agent-by-agent' }")),
+        ],
+    )  # fmt: skip
+    def test_its_kl_is_how_far_the_whole_update_has_moved_each_agent(
+        self, name: str, changes: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        rate = ("--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.optimizer.warmup_steps", "0")
+        mine, batch = begun(of(tmp_path, name, *rate, *changes)), episodes()
+        old = score_actions(mine.packing, samples_of(batch))
+        metrics = mine.learn(batch, START)
+        new = score_actions(mine.packing, samples_of(batch))
+        moved = {key: new[key] - row for key, row in old.items() if f"agents/{key.agent}/kl" in metrics}
+        terms = {key: np.exp(row) - 1 - row for key, row in moved.items()}
+        for agent in {key.agent for key in terms}:
+            right = np.concatenate([row for key, row in terms.items() if key.agent == agent]).mean()
+            assert metrics[f"agents/{agent}/kl"] == pytest.approx(right, rel=1e-3)
+        assert metrics["kl"] == pytest.approx(np.concatenate(list(terms.values())).mean(), rel=1e-3)
+        assert metrics["kl"] > 1e-9
+        assert (metrics["kl_before_step"] == 0.0) == (mine.settings.epochs * mine.settings.minibatches == 1)
+
+    def test_measuring_its_kl_changes_nothing_that_is_learned(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        measured, free = (begun(of(tmp_path, "marft")) for _ in range(2))
+        before = torch.get_rng_state()
+        measured.learn(episodes(4), START)
+        assert torch.equal(torch.get_rng_state(), before)
+        monkeypatch.setattr(Learner, "_scores_after", lambda *_: {})
+        free.learn(episodes(4), START)
+        for name, optimizer in measured.optimizers.items():
+            others = free.optimizers[name].parameters
+            assert all(torch.equal(tensor, others[key]) for key, tensor in optimizer.parameters.items())
 
     @pytest.mark.slow
     def test_kl_to_the_base_is_that_from_before_the_step(self, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,12 +17,14 @@ from marft.learning.measuring import (
     BASE_KL_ACTIONS,
     advantage_metrics,
     advantage_sizes,
+    drawn_of_each_agent,
     effective_sizes,
     first_of_each_agent,
     gradient_shares,
     measure_base_kl,
     measure_difference,
     measure_gradient_share,
+    measure_kl,
     measure_tokens,
     measure_units,
     measure_weights,
@@ -179,6 +183,38 @@ def test_of_each_agent_the_first_few_are_taken() -> None:
     samples = [sample(agent, float(n)) for n, agent in enumerate("abaaba")]
     assert [float(s.advantages[0]) for s in first_of_each_agent(samples, 2)] == [0.0, 1.0, 2.0, 4.0]
     assert BASE_KL_ACTIONS == 4
+
+
+class TestWhatTheKLOfAnUpdateIsMeasuredOn:
+    @staticmethod
+    def batch(sizes: Mapping[str, Sequence[int]]) -> list[Sample]:
+        return [
+            Sample(make_action(agent, sample=n, tokens=tuple(range(size))), 1.0, np.zeros(1))
+            for agent, mine in sizes.items()
+            for n, size in enumerate(mine)
+        ]
+
+    def test_whole_actions_of_each_agent_are_drawn_until_they_hold_1024_tokens(self) -> None:
+        batch = self.batch({"planner": [100] * 40, "coder": [7] * 20})
+        chosen = drawn_of_each_agent(batch, 0, 3)
+        assert Counter(s.action.agent for s in chosen) == {"planner": 11, "coder": 20}
+        assert [s.action.key for s in chosen] == [s.action.key for s in drawn_of_each_agent(batch, 0, 3)]
+        assert {s.action.key for s in chosen} != {s.action.key for s in drawn_of_each_agent(batch, 0, 4)}
+        assert {s.action.key for s in chosen} != {s.action.key for s in drawn_of_each_agent(batch, 1, 3)}
+
+    def test_of_long_ones_there_are_four(self) -> None:
+        assert len(drawn_of_each_agent(self.batch({"planner": [2000] * 9}), 0, 0)) == 4
+        assert drawn_of_each_agent([], 0, 0) == []
+
+    def test_the_team_weighs_agents_by_all_of_their_tokens(self) -> None:
+        batch = self.batch({"a": [1, 1, 1], "b": [1]})
+        old = {sample.action.key: np.zeros(1) for sample in batch}
+        after = {sample.action.key: np.full(1, d) for sample, d in zip(batch, (0.5, 0.5, 0.0, 1.0), strict=True)}
+        del after[batch[2].action.key]
+        meter = Meter()
+        measure_kl(meter, batch, old, after)
+        a, b = (math.exp(d) - 1 - d for d in (0.5, 1.0))
+        assert meter.means() == pytest.approx({"agents/a/kl": a, "agents/b/kl": b, "kl": (3 * a + b) / 4})
 
 
 def test_kl_to_the_base_is_a_mean_of_k3_over_tokens() -> None:

@@ -117,7 +117,12 @@ def test_the_loss_is_what_the_formulas_say(level: str, correction: str, tokens: 
         weights += corrections
     means = update.meter.means()
     assert means["policy_loss"] == pytest.approx(loss, rel=1e-5)
-    for name, rows in (("kl", kls), ("entropy", entropies), ("log_prob_difference", offs), ("sampler_weight", weights)):
+    for name, rows in (
+        ("kl_before_step", kls),
+        ("entropy", entropies),
+        ("log_prob_difference", offs),
+        ("sampler_weight", weights),
+    ):
         assert means[name] == pytest.approx(sum(rows) / len(rows), rel=1e-5), name
     left = sum(of_units) ** 2 / (len(of_units) * sum(w * w for w in of_units))
     assert left < 0.9999
@@ -131,14 +136,14 @@ def test_the_kl_of_the_whole_minibatch_decides_whether_anything_steps(tokens: in
     """At the limit it steps; above it nothing but what was looked at is reported."""
     batch = batch_of(double, "action")
     take(free := update_of(double, batch, "action", tokens), batch.samples)
-    kl = free.meter.means()["kl"]
+    kl = free.meter.means()["kl_before_step"]
     assert stepped(free)
     for limit, steps in ((kl * 1.000001, True), (kl * 0.999999, False)):
         update = update_of(double, batch, "action", tokens, kl_stop=limit)
         assert take(update, batch.samples) == stepped(update) == steps
         reported = {"policy_loss", "clip_fraction", "gradient_norm", "skipped_updates"}
         assert reported & update.meter.means().keys() == (reported if steps else set())
-        assert {"kl", "entropy"} <= update.meter.means().keys()
+        assert {"kl_before_step", "entropy"} <= update.meter.means().keys()
         assert update.moved == set(POLICIES)
 
 
@@ -188,7 +193,7 @@ def test_a_policy_that_has_not_moved_is_its_own_denominator(double: Backbone) ->
     update = update_of(double, batch, "action")
     update.moved.clear()
     take(update, batch.samples)
-    assert update.meter.means()["kl"] == 0.0
+    assert update.meter.means()["kl_before_step"] == 0.0
     for sample in batch.samples:
         assert update.old[sample.action.key].tolist() == pytest.approx(scores_of(double, sample)[0])
 

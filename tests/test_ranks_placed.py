@@ -80,11 +80,13 @@ def test_the_kl_of_all_stops_all_of_them_and_that_of_one_nobody(longer: str, sto
     """The actor stands still: its rank would never stop by itself, and the other would where the mean does not."""
     batch, many = ragged(longer), ("--training.tokens_per_micro_batch", "150")
     _, (freely,) = learned(of_two(tmp_path, 1e9, *STILL, *many), [batch], ALONE)
-    between = freely["kl"] + freely["agents/reasoner/kl"]  # half of the second epoch's, for the first one's are 0
+    between = (
+        freely["kl_before_step"] + freely["agents/reasoner/kl_before_step"]
+    )  # half of the second epoch's, for the first one's are 0
     run = of_two(tmp_path, 1e-9 if stops else between, *STILL, *many)
     right, (expected,) = learned(run, [batch], ALONE)
     assert expected["kl_stops"] == float(stops)
-    assert between > 2 * freely["kl"] > 1e-9
+    assert between > 2 * freely["kl_before_step"] > 1e-9
     for rank, (mine, (said,)) in enumerate(placed({"base": [0], "other": [1]}, run, batch)):
         assert not same(said, expected)
         policy = ("reasoner", "actor")[rank]

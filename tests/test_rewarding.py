@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marft.config.algorithm import RewardSettings
-from marft.learning.rewarding import price_overlong, rewards_for_credit
+from marft.learning.rewarding import earned_alike, price_overlong, rewards_for_credit
 from marft.marks import Mark
 from marft.types import Action, Choice, Episode, Observation, Option, Task, Transition
 from tests.episodes import make_action
@@ -71,3 +71,25 @@ class TestLength:
     def test_an_action_after_the_last_step_that_was_paid_has_nothing_to_pay_from(self) -> None:
         one = episode(make_action("a", step=1, tokens=(1,) * 10))
         assert price_overlong([one], {"a": 10}, 4)[0].transitions == one.transitions
+
+
+class TestWhatIsEarnedAlike:
+    @staticmethod
+    def paid(*steps: tuple[float, dict[str, float]]) -> Episode:
+        made = tuple(Transition(Observation("o"), team, own) for team, own in steps)
+        return Episode(Task("t", "o"), "train/0", 0, (), "terminated", made)
+
+    def test_rewards_of_steps_within_1e_8_are(self) -> None:
+        one = self.paid((0.0, {}), (1.0, {"a": 0.5}))
+        assert earned_alike([one, self.paid((0.0, {}), (1.0 + 9e-9, {"a": 0.5}))])
+        assert not earned_alike([one, self.paid((0.0, {}), (1.0 + 2e-8, {"a": 0.5}))])
+        assert earned_alike([one])
+        assert earned_alike([])
+
+    def test_an_end_pays_nothing_and_neither_does_an_agent_without_a_grade(self) -> None:
+        assert earned_alike([self.paid((0.0, {"a": 0.0})), self.paid((0.0, {}), (0.0, {}), (0.0, {"b": 0.0}))])
+
+    def test_who_earned_it_and_when_tell_apart(self) -> None:
+        one = self.paid((1.0, {}), (0.0, {}))
+        for other in (((0.0, {}), (1.0, {})), ((1.0, {}), (0.0, {"a": 1.0})), ((1.0, {}), (0.0, {}), (-1.0, {}))):
+            assert not earned_alike([one, one, self.paid(*other)])

@@ -150,7 +150,14 @@ def test_gradients_do_not_depend_on_micro_batches_or_row_order(double: Backbone,
         for order in (samples, samples[::-1]):
             cut, metrics = gradients(double, order, packing(double, level, aggregation, tokens))
             assert_equal(whole, cut)
-            for name in ("policy_loss", "entropy", "kl", "clip_fraction", "agents/one/entropy", "agents/two/kl"):
+            for name in (
+                "policy_loss",
+                "entropy",
+                "kl_before_step",
+                "clip_fraction",
+                "agents/one/entropy",
+                "agents/two/kl_before_step",
+            ):
                 assert metrics[name] == pytest.approx(whole_metrics[name], rel=1e-6)
 
 

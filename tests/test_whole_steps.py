@@ -276,3 +276,9 @@ class TestDynamicSampling:
     def test_the_price_of_length_tells_attempts_apart(self, model: Path) -> None:
         assert self.kept(model) == set()
         assert self.kept(model, overlong_buffer=4) == {"apart"}
+
+
+@pytest.mark.parametrize("start", some(["critic", "token critic", "turns", "a2po"]))
+def test_of_rewards_that_are_all_equal_policies_learn_what_is_beside_advantages(start: str, model: Path) -> None:
+    """Rewards of 1e-12 are equal. What is left is the entropy bonus, and what the critic learns."""
+    check(model, start, {"equal_rewards": "zero", "reward": {"team": 1e-12, "own": 1e-12}, "entropy": 0.1})

@@ -58,6 +58,7 @@ _MARFT: Mapping[str, Any] = {
     "epochs": 2,
     "minibatches": 2,
     "kl_stop": 0.05,
+    "equal_rewards": "zero",
     "entropy": 0.0,
     "denominator": "policy",
     "credit": {

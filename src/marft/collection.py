@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -16,10 +16,13 @@ from marft.forking.interface import Play, Step
 from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
 from marft.learning.interfaces import Credit
-from marft.learning.rewarding import rewards_for_credit
+from marft.learning.rewarding import mix, priced_lengths, rewards_for_credit, unshaped
 from marft.playing import Rollouts
 from marft.seeds import derive_seed
 from marft.types import Episode, Task
+
+if TYPE_CHECKING:
+    from marft.rewards.terms import Term
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,9 +59,9 @@ def collect(
     credit_inputs: list[Episode] = []
     recorded: list[Episode] = []
     usable: list[Episode] = []
-    discarded = 0.0
+    groups = discarded = 0  # that are learned from; that told nothing apart
     for _ in range(rounds + 1):
-        wanted = run.rollout.tasks_per_step - len({episode.task.id for episode in credit_inputs})
+        wanted = run.rollout.tasks_per_step - groups
         if not wanted:
             break
         attempts, drawn = _drawn(run, tasks, step, drawn, wanted, rollouts.set_aside, standing)
@@ -67,10 +70,12 @@ def collect(
         recorded += everything
         scored = [episode for episode in everything if episode.scored]
         usable = scored or usable
-        kept = told_apart(scored, run) if rounds else scored
-        discarded += len({episode.task.id for episode in scored} - {episode.task.id for episode in kept})
-        credit_inputs += kept
-    metrics = ({"groups_discarded": discarded} if rounds else {}) | fork_metrics(recorded)
+        draws = by_draw(scored, attempts)
+        kept = [group for group in draws if told_apart(group, run)] if rounds else draws
+        groups, discarded = groups + len(kept), discarded + len(draws) - len(kept)
+        told = {id(episode) for group in kept for episode in group}
+        credit_inputs += [episode for episode in scored if id(episode) in told]
+    metrics = ({"groups_discarded": float(discarded)} if rounds else {}) | fork_metrics(recorded)
     # where nothing tells attempts apart there is no advantage, but the step can still be counted
     return Collection(played, credit_inputs or usable, recorded, drawn, metrics, drawn)
 
@@ -158,19 +163,31 @@ def play_forking(
     return played, played
 
 
-def told_apart(episodes: Sequence[Episode], run: RunSettings) -> list[Episode]:
-    """The episodes of groups in which somebody earned differently (DAPO's dynamic sampling)."""
+def by_draw(episodes: Sequence[Episode], attempts: Sequence[Attempt]) -> list[list[Episode]]:
+    """Group the episodes of a round by the draw that they belong to, forks among them. A task that is drawn twice is
+    two groups."""
+    streams = {attempt.stream for attempt in attempts}
+
+    def drawn(episode: Episode) -> tuple[str, str]:
+        begun = (stream for stream in streams if f"{episode.stream}/".startswith(f"{stream}/"))
+        return max(begun, key=len, default=episode.stream), episode.task.id
+
+    return [[episodes[index] for index in group] for group in members([drawn(episode) for episode in episodes])]
+
+
+def told_apart(group: Sequence[Episode], run: RunSettings) -> bool:
+    """Return True where the group's graders tell its attempts apart (DAPO's dynamic sampling): the team, or an agent
+    with rewards of its own, was graded differently. Terms that shape, and prices, are left out."""
+    weights = run.algorithm.reward
+    graded = mix(
+        [unshaped(episode, cast("Sequence[Term]", run.rewards)) for episode in group], weights.team, weights.own
+    )
     earned = [
         [episode.total_reward, *(local_rewards(episode).get(agent.role, 0.0) for agent in run.agents)]
-        for episode in _rewarded(episodes, run)
+        for episode in graded
     ]
-    kept: set[int] = set()
-    for group in members([episode.task.id for episode in episodes]):
-        if np.ptp(np.array([earned[index] for index in group]), axis=0).max() >= EQUAL:
-            kept.update(group)
-    return [episode for index, episode in enumerate(episodes) if index in kept]
+    return bool(earned) and bool(np.ptp(np.array(earned), axis=0).max() >= EQUAL)
 
 
 def _rewarded(episodes: Sequence[Episode], run: RunSettings) -> list[Episode]:
-    limits = {agent.role: agent.sampling.max_new_tokens for agent in run.agents}
-    return rewards_for_credit(episodes, run.algorithm.reward, limits)
+    return rewards_for_credit(episodes, run.algorithm.reward, priced_lengths(run))

@@ -19,7 +19,7 @@ from marft.ahead.gathering import Gathering
 from marft.ahead.opening import open_gathering
 from marft.collection import Collection, training_tasks
 from marft.config.consulting import unlearned_replies
-from marft.config.run import RunSettings, idle_cluster
+from marft.config.run import RunSettings, idle_cluster, idle_kl_stop
 from marft.drawing import Draws, advanced
 from marft.envs.tasks import tasks_of
 from marft.errors import RunError
@@ -95,7 +95,8 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
     nothing_passes = run.training.shard and run.engine.apart  # through the models here, until they lie in parts
     with open_learners(run, lost) as learners, open_rollouts(run, for_parts=nothing_passes) as rollouts:
         learners.join(rollouts.models)
-        for text in (*rollouts.models.notes(), *idle_cluster(run), *unlearned_replies(run)):
+        said = (*rollouts.models.notes(), *idle_cluster(run), *idle_kl_stop(run), *unlearned_replies(run))
+        for text in said:
             observer.note(text)
         state = learners.load(start)
         rollouts.set_aside.update(state.set_aside)

@@ -34,6 +34,7 @@ class Tally:
     seen: list[Seen] = field(default_factory=list)
     stops: int = 0
     accepted: list[float] = field(default_factory=list)
+    reached: list[float] = field(default_factory=list)  # k3 of every token, from before its policy's turn to after it
     held: list[float] = field(default_factory=list)  # how far phases have moved, in nats an environment step
 
     def metrics(self) -> dict[str, float]:
@@ -41,7 +42,8 @@ class Tally:
             return sum(values) / len(values) if values else math.nan
 
         found = {
-            "kl": mean([x for seen in self.seen for x in seen.kl]),
+            "kl": mean(self.reached),
+            "kl_before_step": mean([x for seen in self.seen for x in seen.kl]),
             "entropy": mean([x for seen in self.seen for x in seen.entropies]),
             "clip_fraction": mean([x for seen in self.seen for x in seen.clipped]),
             "log_prob_difference": mean([x for seen in self.seen for x in seen.off]),

@@ -33,6 +33,12 @@ def _succeeded(episode: Episode) -> bool:
     return sum(t.reward + sum(t.agent_rewards.values()) for t in episode.transitions) > 0
 
 
+def _paid(case: Case) -> dict[tuple[int, str], float]:
+    """What was paid, by step and agent, the team being ""; what is 0 is left out."""
+    paid = {(t, who): r for t, pay in enumerate(case.pays) for who, r in (("", pay.team), *pay.own.items())}
+    return {place: round(reward, 7) for place, reward in paid.items() if round(reward, 7)}
+
+
 class DenseLearner:
     """Carries from step to step what a learner carries: weights, moments, baselines, whose turn it is."""
 
@@ -52,7 +58,7 @@ class DenseLearner:
         old = self._old_log_probs(episodes)
         base = self._base_log_probs(episodes)
         cases = [self._case(episode, old, base) for episode in episodes]
-        judged = judge(cases, self.s.credit, self.baselines)
+        judged = self._judged(cases)
         report = Report()
         self.comparing = begun(self, episodes, cases, step) if self.s.objective.reads_pairs else None
         if base and step >= warm_up:
@@ -65,6 +71,13 @@ class DenseLearner:
         if self.critic:
             self._fit(cases, [j.monte_carlo if step < warm_up else j.returns for j in judged], report, step)
         return report
+
+    def _judged(self, cases: Sequence[Case]) -> list[Judged]:
+        """What each decision is worth; nothing, where the recipe says so and every episode was paid alike."""
+        judged = judge(cases, self.s.credit, self.baselines)
+        if self.s.equal_rewards == "zero" and all(_paid(a) == _paid(cases[0]) for a in cases):
+            return [replace(verdict, advantages=[[0.0] * len(row) for row in verdict.advantages]) for verdict in judged]
+        return judged
 
     # ---- before anything moves
 
@@ -233,7 +246,7 @@ class DenseLearner:
         """A2PO (Wang et al. 2023): advantages traced through what has moved; ratios times clip(ρ, 1 ± ε_i / 2)."""
         for case in cases:
             case.ratios = [self._moved(a, episodes, known[0], before) for a in case.actions]
-        rows = self._rows(episodes, judge(cases, self.s.credit, self.baselines), known)
+        rows = self._rows(episodes, self._judged(cases), known)
         width = scale * self.s.objective.clip / 2
         ratio = {a.key: r for case in cases for a, r in zip(case.actions, case.ratios, strict=True)}
         return [
@@ -255,6 +268,7 @@ class DenseLearner:
             self._accept(rows, start, moments, limit, scale, tally)
         if budget:
             self._hold(rows, start, moments, budget, steps, tally)
+        tally.reached += self._k3(rows)
 
     def _epochs(self, rows: Sequence[Row], scale: float, tally: Tally, report: Report, step: int) -> None:
         for epoch in range(self.s.epochs):

@@ -21,7 +21,7 @@ from marft.collection import Collection, play_forking, told_apart
 from marft.config.dyna import DynaSettings
 from marft.game.environment import Environment
 from marft.game.game import Attempt
-from marft.learning.credit.groups import local_rewards
+from marft.learning.credit.groups import local_rewards, members
 from marft.playing import Rollouts, nobody
 from marft.runs.checkpoints import State
 from marft.seeds import derive_seed, generator
@@ -71,7 +71,9 @@ class Imagining(Around):
         imagined = self._imagine(state.step)
         kept = [episode for episode in imagined if episode.scored and not was_cut(episode)]
         if self._run.algorithm.dynamic_sampling:
-            kept = told_apart(kept, self._run)
+            groups = members([episode.task.id for episode in kept])
+            told = [group for group in groups if told_apart([kept[index] for index in group], self._run)]
+            kept = [kept[index] for index in sorted(index for group in told for index in group)]
         learned = [*fresh.credit_inputs, *kept]
         metrics = self._of_the_model(heard) | _of_episodes(imagined, kept, len(learned))
         return replace(

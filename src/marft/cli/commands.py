@@ -18,7 +18,7 @@ from marft.cli.listings import preset
 from marft.cli.output import How, output
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.consulting import unlearned_replies
-from marft.config.run import refuse_missing_packages, refuse_nothing_to_train
+from marft.config.run import idle_kl_stop, refuse_missing_packages, refuse_nothing_to_train
 from marft.envs.tasks import refuse_too_few_steps, tasks_of
 from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance
@@ -104,7 +104,7 @@ def _looked_at(run: RunSettings) -> list[str]:
         sentences.append(
             f"models.{name}: {model.context} tokens for prompt and action together; a turn ends with {ends}"
         )
-    return [*sentences, *unlearned_replies(run)]
+    return [*sentences, *idle_kl_stop(run), *unlearned_replies(run)]
 
 
 def play(

@@ -161,9 +161,11 @@ class AlgorithmSettings(Settings):
     constant_length: CountOrNone = 0  # tokens, for aggregation = "constant-length"; 0: max_new_tokens
     denominator: Literal["policy", "pooled"] = "policy"  # terms are counted for each policy, or for all together
     normalise_advantages: bool = True  # to mean 0 and deviation 1
+    # advantages of a step in which every episode earned the same: as any others (assigned), or 0 (zero)
+    equal_rewards: Literal["assigned", "zero"] = "assigned"
     epochs: Few = 1  # over a step's episodes
     minibatches: Few = 1  # of an epoch
-    kl_stop: NotNegative = 0.0  # nats a token from which a phase of updates ends; 0 is off
+    kl_stop: NotNegative = 0.0  # nats a token, before an update, from which a phase makes no more; 0 is off
     team_kl: NotNegative = 0.0  # nats an environment step that all policies together may move in a step; 0 is no limit
     entropy: NotNegative = 0.0  # weight of the entropy bonus; 0 is off
     nll: NotNegative = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)

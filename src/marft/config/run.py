@@ -242,6 +242,17 @@ def refuse_missing_packages(run: RunSettings) -> None:
             )
 
 
+def idle_kl_stop(run: RunSettings) -> Iterable[str]:
+    """What to say where a recipe has a KL stop, and no update that comes after another."""
+    algorithm = run.algorithm
+    if algorithm.kl_stop and algorithm.epochs * algorithm.minibatches == 1:
+        yield (
+            f"algorithm.kl_stop = {algorithm.kl_stop:g} cannot stop anything: the KL is compared with it before each "
+            "update, and a step makes one (epochs = 1, minibatches = 1), before which no policy has moved; the metric "
+            "kl has how far the update went; to limit that, set algorithm.team_kl, or more minibatches or epochs"
+        )
+
+
 def idle_cluster(run: RunSettings) -> Iterable[str]:
     """What to say where a recipe has ``[cluster]``, and no process that is started there."""
     if run.cluster and not run.engine.apart and not run.rollout.processes and run.training.ranks == 1:

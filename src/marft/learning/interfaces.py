@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Level = Literal["action", "token"]
 Floats = npt.NDArray[np.float64]
+KL_TOKENS = 1024  # of each agent, on which the KL of a whole update is measured: whole actions that hold as many,
+KL_ACTIONS = 4  # and at least so many
 LOG_RATIO_LIMIT = 20.0  # nats: log-ratios are clamped before they are exponentiated
 
 

@@ -31,10 +31,12 @@ from marft.learning.measuring import (
     BASE_KL_ACTIONS,
     advantage_metrics,
     advantage_sizes,
+    drawn_of_each_agent,
     effective_sizes,
     first_of_each_agent,
     gradient_shares,
     measure_base_kl,
+    measure_kl,
 )
 from marft.learning.metering import Meter
 from marft.learning.objectives.pairs import PairObjective
@@ -42,7 +44,7 @@ from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restor
 from marft.learning.probing import Probes
 from marft.learning.ranks import ALONE, Ranks
 from marft.learning.reference import Reference
-from marft.learning.rewarding import rewards_for_credit, success_metrics
+from marft.learning.rewarding import earned_alike, priced_lengths, rewards_for_credit, success_metrics
 from marft.learning.scoring import score_actions
 from marft.learning.supervised import refuse_traces
 from marft.learning.team_kl import shares
@@ -83,9 +85,7 @@ class Learner:
         self.schedule = cast("UpdateSchedule", run.algorithm.schedule.model_copy(deep=True))
         self._fresh = self.state_dict()
         self.roles = [agent.role for agent in run.agents]
-        self.longest = {  # of what is trained: others' length is nobody's business
-            agent.role: agent.sampling.max_new_tokens for agent in run.agents if agent.policy in run.trained_policies
-        }
+        self.longest = priced_lengths(run)
         self.warmup = run.algorithm.critic.warmup_steps if run.algorithm.critic.kind != "none" else 0
         steps = run.training.steps - self.warmup  # those in which policies learn: a recipe has one at least
         self.trained = run.trained_policies
@@ -176,12 +176,20 @@ class Learner:
         inputs = CreditInputs(
             rewarded, self.settings.level, values, self._costs(episodes, fixed), trained=set(self.trained)
         )
-        credits = self.credit.assign(inputs)
+        credits = self._assigned(inputs)
         for action, advantages in zip(inputs.actions, credits.advantages, strict=True):
             if not np.isfinite(advantages).all():
                 name = self.settings.credit.name
                 raise RunError(f"credit {name!r} gave {action.id} of {action.key.task!r} an advantage of {advantages}")
         return CreditedEpisodes(episodes, inputs, credits, *self._samples(episodes, credits))
+
+    def _assigned(self, inputs: CreditInputs) -> Credits:
+        """The credit's advantages, or 0 where every episode earned the same and the recipe wants none of that. What a
+        critic learns is not changed."""
+        credits = self.credit.assign(inputs)
+        if self.settings.equal_rewards == "zero" and earned_alike(inputs.episodes):
+            return replace(credits, advantages=[np.zeros_like(row) for row in credits.advantages])
+        return credits
 
     def join(self, ranks: Ranks) -> None:
         """Learn with these from here on."""
@@ -290,11 +298,14 @@ class Learner:
         progress = progress._replace(advantages=advantage_sizes(samples, credited.raw))
         phases = list(self.schedule.plan(progress, self.trained, self.seed))
         budgets = shares(phases, {sample.action.policy for sample in samples}, self.settings.team_kl)
+        after: dict[ActionKey, Floats] = {}
         for number, (phase, budget) in enumerate(zip(phases, budgets, strict=True)):
             update.run(phase, self._corrected(credited, phase, ratios), progress.step, budget)
+            after |= self._scores_after(phase, samples, update, progress.step)
             if self.schedule.correction and number + 1 < len(phases):
                 moved = [sample for sample in samples if sample.action.policy in phase.policies]
                 ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
+        measure_kl(meter, samples, update.old, after)
         self._measure_base_kl(meter, samples, fixed, update)
         sums = {"kl_stops": meter.total("kl_stops")}  # the same on every rank
         if self.settings.team_kl:
@@ -302,6 +313,13 @@ class Learner:
         meter = meter.of_all(self.ranks)
         metrics = rates | meter.means() | gradient_shares(meter, self.roles) | effective_sizes(meter, self.roles) | sums
         return metrics, update.old, update.ledger.of_all(self.ranks)
+
+    def _scores_after(
+        self, phase: UpdatePhase, samples: Sequence[Sample], update: Update, step: int
+    ) -> Mapping[ActionKey, Floats]:
+        """Log-probs of some actions of a phase's policies after it, packed as those before it were."""
+        mine = [s for s in samples if s.action.policy in phase.policies and s.action.key in update.old]
+        return score_actions(update.packing, drawn_of_each_agent(mine, self.seed, step), self.ranks)
 
     def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], fixed: FixedLogProbs, update: Update) -> None:
         """KL to the base before the step: over all actions where the base has scored them, else over a few of each
@@ -319,7 +337,7 @@ class Learner:
         if self.schedule.correction == "preceding":
             inputs = credited.inputs
             traced = replace(inputs, traces=ratios.traces(inputs.actions))
-            again, _ = self._samples(credited.episodes, self.credit.assign(traced))
+            again, _ = self._samples(credited.episodes, self._assigned(traced))
             return ratios.join(again, 0.5 * phase.clip_scale * self.objective.clip_width)
         return credited.samples
 

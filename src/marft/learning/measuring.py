@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft import seeds
 from marft.learning.batching import MicroBatch
-from marft.learning.interfaces import Floats
+from marft.learning.interfaces import KL_ACTIONS, KL_TOKENS, Floats
 from marft.learning.metering import Meter
 from marft.learning.scoring import k3
 from marft.models.devices import Awaited
@@ -111,6 +112,45 @@ def first_of_each_agent(samples: Sequence[Sample], count: int) -> list[Sample]:
         if counts[sample.action.agent] <= count:
             chosen.append(sample)
     return chosen
+
+
+def drawn_of_each_agent(samples: Sequence[Sample], seed: int, step: int) -> list[Sample]:
+    """Some samples of every agent, drawn at random by the run's seed and the step: as many as hold ``KL_TOKENS``
+    decisions, and at least ``KL_ACTIONS``; all of an agent that has no more."""
+    chosen: list[Sample] = []
+    for agent in sorted({sample.action.agent for sample in samples}):
+        mine = [sample for sample in samples if sample.action.agent == agent]
+        tokens = 0
+        for count, index in enumerate(seeds.generator(seed, "kl", agent, step).permutation(len(mine))):
+            if tokens >= KL_TOKENS and count >= KL_ACTIONS:
+                break
+            chosen.append(mine[index])
+            tokens += mine[index].action.decisions
+    return chosen
+
+
+def measure_kl(
+    meter: Meter, samples: Sequence[Sample], old: Mapping[ActionKey, Floats], after: Mapping[ActionKey, Floats]
+) -> None:
+    """KL(π_old ‖ π) of a whole update: k3, mean over the measured tokens of each agent. The team's mean weighs agents
+    by all of their tokens.
+
+    Args:
+        samples: of the step, measured or not.
+        old: log-probs before the update, by the action's key.
+        after: log-probs of the measured actions after it.
+    """
+    tokens = Counter[str]()
+    terms: dict[str, list[Floats]] = {}
+    for sample in samples:
+        agent, key = sample.action.agent, sample.action.key
+        tokens[agent] += sample.action.decisions
+        if key in after:
+            terms.setdefault(agent, []).append(k3(torch.from_numpy(after[key] - old[key])).numpy())
+    for agent, rows in terms.items():
+        flat = np.concatenate(rows)
+        meter.add(f"agents/{agent}/kl", float(flat.sum()), len(flat))
+        meter.add("kl", float(flat.mean()) * tokens[agent], tokens[agent])
 
 
 def measure_base_kl(

@@ -6,12 +6,19 @@ Each function takes episodes and returns episodes with other rewards; nothing el
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from marft.config.algorithm import RewardSettings
+from marft.learning.credit.groups import EQUAL
 from marft.types import Episode, Transition
+
+if TYPE_CHECKING:
+    from marft.config.run import RunSettings
+    from marft.rewards.terms import Term
 
 
 def rewards_for_credit(
@@ -29,6 +36,42 @@ def rewards_for_credit(
     if settings.overlong_buffer:
         rewarded = price_overlong(rewarded, limits, settings.overlong_buffer)
     return rewarded
+
+
+def priced_lengths(run: RunSettings) -> dict[str, int]:
+    """Return ``max_new_tokens`` by role, of the agents that are trained: the length of a frozen agent costs nothing."""
+    trained = run.trained_policies
+    return {agent.role: agent.sampling.max_new_tokens for agent in run.agents if agent.policy in trained}
+
+
+def unshaped(episode: Episode, terms: Sequence[Term]) -> Episode:
+    """Return the episode with what its graders gave: its reward without the terms that only shape. An episode whose
+    terms all shape keeps them."""
+    graders = {term.name for term in terms if not term.shapes}
+    if not graders:
+        return episode
+    return _with_rewards(episode, [_graded(t, graders) if t.terms else t for t in episode.transitions])
+
+
+def _graded(transition: Transition, graders: Collection[str]) -> Transition:
+    def given(*agent: str) -> float:
+        return sum(transition.terms.get("/".join((name, *agent)), 0.0) for name in graders)
+
+    return replace(
+        transition, reward=given(), agent_rewards={agent: given(agent) for agent in transition.agent_rewards}
+    )
+
+
+def earned_alike(episodes: Sequence[Episode]) -> bool:
+    """Return True where every episode earned the same rewards at the same steps, up to ``EQUAL``: the team, and each
+    agent. A step after an episode's end pays nothing."""
+    names = sorted({agent for episode in episodes for t in episode.transitions for agent in t.agent_rewards})
+    length = max((len(episode.transitions) for episode in episodes), default=0)
+    paid = np.zeros((len(episodes), length, 1 + len(names)))
+    for row, episode in zip(paid, episodes, strict=True):
+        for step, t in zip(row, episode.transitions, strict=False):
+            step[:] = [t.reward, *(t.agent_rewards.get(name, 0.0) for name in names)]
+    return not paid.size or bool(np.ptp(paid, axis=0).max() < EQUAL)
 
 
 def succeeded(episode: Episode) -> bool:

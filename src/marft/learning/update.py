@@ -275,7 +275,7 @@ class Update:
         scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
         old = self._old(batch, scores, awaited)
         of_tokens = k3(scores.log_probs.detach() - old)
-        measure_tokens(awaited, self.meter, batch, entropy=scores.entropies, kl=of_tokens)
+        measure_tokens(awaited, self.meter, batch, entropy=scores.entropies, kl_before_step=of_tokens)
         if first_look:
             measure_difference(awaited, self.meter, batch, old)
             self.ledger.looked_at(awaited, batch, scores.entropies)

@@ -236,8 +236,13 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("preference/worse_log_ratio", "worse", "the same of worse sides", "+.3f", "nats"),
         Metric("entropy", "entropy", "mean over sampled tokens", ".3f", "nats", BOTH,
                advice="near 0 nothing is explored any more; a surge comes before a collapse"),
-        Metric("kl", "KL", "from the policy that the step began with, k3, mean over sampled tokens", ".4f", "nats",
-               BOTH, advice="above 0.05 the step is large: a lower learning rate, fewer epochs, or kl_stop"),
+        Metric("kl", "KL", "of the whole update, from the policy before the step to the one after it: k3, mean over "
+               "sampled tokens of whole actions, drawn until they hold 1,024 of each agent, and at least four", ".4f",
+               "nats", BOTH,
+               advice="above 0.05 the step is large: a lower learning rate, or fewer epochs and minibatches"),
+        Metric("kl_before_step", "KL before", "from the policy that the step began with, k3, mean over the tokens of "
+               "all minibatches, each before its optimizer step: 0 at the first; algorithm.kl_stop looks at it", ".4f",
+               "nats", BOTH),
         Metric("kl_to_base", "KL to base", "from the untuned base, k3, mean over sampled tokens", ".3f", "nats", BOTH),
         Metric("base_surprisal", "surprisal", "−log π_base of sampled tokens under the untuned base, at the sampling "
                "temperature: how unreadable they are to it; over the actions of KL to base", ".3f", "nats", BOTH,

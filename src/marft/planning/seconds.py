@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from marft.learning.interfaces import KL_ACTIONS, KL_TOKENS
 from marft.planning.activations import FLOAT
 from marft.planning.company import Company
 from marft.planning.efficiencies import Efficiencies
@@ -140,7 +141,7 @@ def _of_model(place: Place, reached: Efficiencies, company: Company, model: str)
     algorithm, shape, precision = place.run.algorithm, place.shapes[model], place.precision(model)
     ranks = len(company.on(model))
     recomputes = place.run.models[model].gradient_checkpointing
-    update = old = base = critic = 0.0
+    update = old = after = base = critic = 0.0
     for policy in place.work.of_model(model):
         read = policy.tokens * forward(shape, policy.lengths.row, policy.lengths.action / policy.lengths.row)
         rate = ranks * reached.rate(precision.rate(place.card), place.card.bandwidth)
@@ -157,6 +158,7 @@ def _of_model(place: Place, reached: Efficiencies, company: Company, model: str)
         if algorithm.kl.coefficient:
             base += scoring
             old += scoring * (algorithm.kl.place == "reward")
+        after += scoring * _measured(place, policy)
         old += (
             scoring * (1 - 1 / algorithm.minibatches) * (algorithm.kl.place != "reward" or not algorithm.kl.coefficient)
         )
@@ -165,7 +167,16 @@ def _of_model(place: Place, reached: Efficiencies, company: Company, model: str)
         # weights are gathered for a forward and for a backward; gradients of whole ones are taken apart after that
         exchange = gathered * (3 if policy.train == "full" else 2)
         update += algorithm.epochs * max(operations / rate, launches, exchange)
-    return {"critic": critic, "scores of the base": base, "scores before the update": old, "update": update}
+    return {
+        "critic": critic, "scores of the base": base, "scores before the update": old, "update": update,
+        "scores after the update": after,
+    }  # fmt: skip
+
+
+def _measured(place: Place, policy: PolicyWork) -> float:
+    """The share of a policy's actions on which the KL of its update is measured."""
+    agents = sum(agent.policy == policy.name for agent in place.run.agents)
+    return min(1.0, agents * max(KL_ACTIONS, KL_TOKENS / policy.lengths.action) / policy.actions)
 
 
 def _gathered(place: Place, reached: Efficiencies, company: Company, policy: PolicyWork) -> float:

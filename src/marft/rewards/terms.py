@@ -57,6 +57,8 @@ class Term(Plugin, ABC):
     # what the term counts, after the clip; below 0 it is a price
     weight: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] = 1.0
     clip: Annotated[tuple[float, float] | None, Strict(False)] = None  # the lowest and the highest value that counts
+    # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
+    shapes: bool = False
 
     @field_validator("weight")
     @classmethod
@@ -173,6 +175,8 @@ class TrajectoryScore(Term):
 class StepCost(Term):
     """−1 for every environment step."""
 
+    shapes: bool = True  # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
+
     def score(self, episode: Episode) -> list[TermReward]:
         """The same for every step."""
         return [TermReward(-1.0) for _ in episode.transitions]
@@ -180,6 +184,8 @@ class StepCost(Term):
 
 class ToolErrors(Term):
     """−1 to an agent for every call of a tool that could not be read, or failed."""
+
+    shapes: bool = True  # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Failed calls of each step, to whom made them."""
@@ -193,6 +199,8 @@ class ToolErrors(Term):
 
 class MessageTokens(Term):
     """−1 for every token that others read of an agent's messages, to the agent that wrote them."""
+
+    shapes: bool = True  # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Tokens read in each step, to whoever wrote them."""
@@ -208,6 +216,7 @@ class MessageTokens(Term):
 class Format(Term):
     """1 to an agent for every action whose text holds ``pattern``; of ``agents``, or of all when empty."""
 
+    shapes: bool = True  # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
     pattern: Pattern  # a regular expression
     agents: Roles = ()  # roles; all when empty
 
