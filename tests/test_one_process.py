@@ -69,6 +69,21 @@ class TestOneProcess:
             with lock.held(tmp_path / "run.lock"):
                 pass
 
+    @pytest.mark.parametrize("replace", [False, True])
+    def test_nobody_else_gets_a_run_whose_lock_file_was_deleted_or_replaced(
+        self, replace: bool, mine: tuple[RunSettings, RunFolder]
+    ) -> None:
+        folder = mine[1]
+        with folder.held():
+            (folder.path / "run.lock").unlink()
+            if replace:
+                (folder.path / "run.lock").write_text("")
+            for again in (folder, RunFolder(folder.path)):
+                with pytest.raises(ValueError, match="is at work: another process"), again.held():
+                    pass
+        with folder.held():
+            pass
+
     @pytest.mark.parametrize(
         ("host", "pid", "free"), [("here", 2**22 + 1, True), ("here", 1, False), ("there", 1, False)]
     )

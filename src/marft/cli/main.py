@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from io import TextIOWrapper
 from pathlib import Path
 
+from marft import user_modules
 from marft.cli.app import app
 from marft.cli.spoken import beginning, checking, engines, flows, learning, looking, planning, shipping  # noqa: F401 (importing them makes the commands)
+from marft.texts import visible
 
 
 def command() -> None:
@@ -22,7 +25,8 @@ def command() -> None:
 def main() -> None:
     """Run the command that was typed: errors of the user's making are one message, not a traceback.
 
-    Parts that a recipe names by import path may lie in the folder that the command is run from.
+    Parts that a recipe names by import path may lie in the folder that the command is run from. The command says on
+    stderr which files it runs for them.
     """
     from marft.cli.errors import DEBUG, friendly
     from marft.cli.interrupts import heeded, terminated
@@ -31,11 +35,27 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    _without_the_working_folder()
+    user_modules.on_note(_show)
     words = [word for word in sys.argv[1:] if word != DEBUG]
     with heeded(), friendly(debug=DEBUG in sys.argv):
         app(words, prog_name="marft")
+
+
+def _show(text: str) -> None:
+    sys.stderr.write(f"{visible(text)}\n")
+
+
+def _without_the_working_folder() -> None:
+    """Take the working folder off ``sys.path`` where an empty entry of PYTHONPATH has put it there.
+
+    A colon at either end of PYTHONPATH makes such an entry, and an import of a library may not resolve there.
+    """
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if len(entries) > 1 and "" in entries:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, entries))
+        here = str(Path.cwd())
+        sys.path[:] = [entry for entry in sys.path if entry and (entry != here or here in entries)]
 
 
 if __name__ == "__main__":

@@ -80,6 +80,8 @@ class Relay:
         Raises:
             ValueError: it cannot be had here.
         """
+        theirs = {"", folder} - set(path)  # Ray puts the working folder on the path
+        sys.path[:] = [entry for entry in sys.path if entry not in theirs]
         sys.path += [entry for entry in path if entry not in sys.path and Path(entry).is_dir()]
         with suppress(OSError):
             os.chdir(folder)

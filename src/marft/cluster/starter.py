@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from marft.config.cluster import ClusterSettings, PlaceSettings
 from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.processes.child import Command
+from marft.processes.python_here import module_path
 from marft.processes.starting import NoRoomError
 from marft.texts import one_line
 
@@ -96,8 +96,8 @@ class RayStarter:
         try:
             about: About = ray.get(actor.look.remote(self._folders), timeout=self.settings.patience_seconds)
             _check(about)
-            path = [entry for entry in sys.path if isinstance(entry, str)]
-            ray.get(actor.begin.remote(name, command, path, str(Path.cwd())), timeout=self.settings.patience_seconds)
+            begun = actor.begin.remote(name, command, module_path(), str(Path.cwd()))
+            ray.get(begun, timeout=self.settings.patience_seconds)
         except (RayError, ValueError) as error:
             with suppress(RayError, RuntimeError, ValueError):  # one that cannot be reached may still have its place
                 ray.kill(actor)

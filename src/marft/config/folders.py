@@ -7,32 +7,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from marft import user_modules
+from marft.user_modules import PROJECT, SOURCE
+
 FOLDER = "recipe_folder"  # what the folder is called in a recipe that is written down, and in validation contexts
-
-
-PROJECT, SOURCE = "pyproject.toml", "src"  # of a project that keeps its modules apart
-_LOOKED_IN: list[str] = []  # folders of the recipes that this process has read, as sys.path has them: at its end
 
 
 def look_for_modules_in(folder: object) -> None:
     """Let import paths find modules of a recipe's folder: after all others, but before those of earlier recipes. Where
     it is a project, those of its ``src`` are found too, after its own."""
-    if not isinstance(folder, str) or not folder or "\0" in folder or not Path(folder).is_dir():
-        return
-    source = Path(folder, SOURCE)
-    if source.is_dir() and Path(folder, PROJECT).is_file():
-        _look_in(str(source))
-    _look_in(folder)
-
-
-def _look_in(folder: str) -> None:
-    if folder in _LOOKED_IN:
-        _LOOKED_IN.remove(folder)
-        sys.path[:] = [known for known in sys.path if known != folder]
-    if folder not in sys.path:
-        first = min((sys.path.index(known) for known in _LOOKED_IN if known in sys.path), default=len(sys.path))
-        sys.path.insert(first, folder)
-        _LOOKED_IN.append(folder)
+    if isinstance(folder, str) and folder and "\0" not in folder and Path(folder).is_dir():
+        user_modules.add_folder(Path(folder))
 
 
 def refuse_namesakes(path: str, context: Mapping[str, object] | None) -> None:

@@ -21,10 +21,12 @@ from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, closest, did_you_mean, too_deep
 from marft.endpoints.keys import SECRET
 from marft.endpoints.secrets import censored, refuse_secrets
+from marft.user_modules import is_export
 
 PRESET = ["algorithm", "name"]
 ENGINE = ["engine", "kind"]
 TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
+OF_AN_EXPORT = "recipe.toml"
 MOST_SHOWN = 200  # characters of a wrong value
 
 
@@ -47,6 +49,10 @@ def load_recipe(
     """
     path = Path(path)
     file = _file_of(path)
+    if path.name == OF_AN_EXPORT and is_export(path.parent):
+        raise ValueError(
+            f"{path} is the recipe of an export; name the export itself, {path.parent}: its files are checked"
+        )
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep lists included

@@ -7,7 +7,6 @@ import path (``my_package.module:Class``). It is held to its seam (:mod:`marft.c
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -23,11 +22,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from marft.config.folders import refuse_namesakes
+from marft.config.folders import FOLDER, refuse_namesakes
 from marft.config.given import Given
 from marft.config.seams import SEAMS, class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
 from marft.faults import described
+from marft.user_modules import import_named
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "engines": {
@@ -268,7 +268,8 @@ def import_path(path: str, context: Mapping[str, object] | None = None) -> Any:
     module = module_in(path)
     if not module:
         raise ValueError(f"cannot import {path!r}: it must look like my_package.module:name")
-    found = _imported(path, lambda: getattr(importlib.import_module(module), path.partition(":")[2]))
+    folder = str((context or {}).get(FOLDER) or "")
+    found = _imported(path, lambda: getattr(import_named(module, folder), path.partition(":")[2]))
     refuse_namesakes(path, context)
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from marft.export.manifest import TEAM
+from marft.user_modules import TEAM
 
 SEATS = {"added since:": "added", "gone since:": "removed"}
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marft import user_modules
 from marft.config.folders import FOLDER
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
 from marft.export.manifest import RECIPE, Export
-from marft.export.recipe import CODE, runs_code
+from marft.export.recipe import KEPT, dotted, runs_code, texts_in
+from marft.user_modules import CODE, TEAM
 
 
 def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
@@ -36,8 +39,24 @@ def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
             _resolve(table, key.split("."), place)
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ValueError(f"{export.path}: {RECIPE} has no path in the export under {key!r}") from error
-    table[FOLDER] = str(place / CODE if (place / CODE).is_dir() else place)
-    return table
+    folder = place / CODE if (place / CODE).is_dir() else place
+    _refuse_unlisted(export, table, folder)
+    user_modules.note(export.note)
+    user_modules.add(user_modules.of_export(place, folder, export.digests if trust_code else {}))
+    others = sorted(set(table) - set(KEPT))
+    user_modules.note(f"{export.path}: {RECIPE} has keys of no export, which are not read: {others}" if others else "")
+    return {**{key: table[key] for key in KEPT if key in table}, FOLDER: str(folder)}
+
+
+def _refuse_unlisted(export: Export, table: Mapping[str, Any], folder: Path) -> None:
+    """
+    Raises:
+        ValueError: the recipe names a file of the export that is not in the manifest.
+    """
+    unlisted = {os.path.normpath(export.path.resolve() / name) for name in export.unlisted}
+    for key, value in texts_in(table, ()):
+        if os.path.normpath(folder / value) in unlisted:
+            raise ValueError(f"{export.path}: {dotted(key)} of {RECIPE} names {value}, which {TEAM} does not list")
 
 
 def settings_of(export: Export, overrides: Sequence[str] = (), trust_code: bool = False) -> RunSettings:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -13,10 +14,17 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from marft import atomic
 from marft.config.load import first_problem
+from marft.user_modules import CODE, FORMAT, TEAM
 
-TEAM, RECIPE, CARD = "team.json", "recipe.toml", "README.md"
-FORMAT, SCHEMA = "a team of MARFT", 1
-HELD = ("code", "merged", "models", "policies", "skills", "templates")  # folders in which every file is listed
+RECIPE, CARD = "recipe.toml", "README.md"
+SCHEMA = 1
+HELD = (CODE, "merged", "models", "policies", "skills", "templates")  # folders in which every file is listed
+COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".whl", ".zip")  # no source
+LOADED = (
+    *COMPILED, ".py", ".pyw", ".bin", ".pt", ".ckpt", ".pkl", ".pickle", ".joblib", ".safetensors", ".gguf", ".h5",
+    ".msgpack", ".onnx", ".npy", ".npz", ".model", ".tiktoken", ".json", ".jinja", ".jinja2", "vocab.txt", "merges.txt",
+)  # ends of names that Python, or a library that reads models, looks for by itself  # fmt: skip
+METADATA = (".dist-info", ".egg-info")  # folders by which Python knows installed packages
 
 
 class _Table(BaseModel):
@@ -101,25 +109,36 @@ class Manifest(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An export, every file of which is as it was written."""
+    """An export, every file of which is as it was written.
+
+    Args:
+        unlisted: files that lie in its folder and are not in its manifest. Nothing opens them.
+        digests: SHA-256 of each file that was checked, by its name.
+    """
 
     path: Path
     manifest: Manifest
+    unlisted: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
 
-
-def is_export(path: Path) -> bool:
-    """Whether a folder says that it is an export of ours."""
-    try:
-        return bool(atomic.read_json(path / TEAM)["format"] == FORMAT)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    @property
+    def note(self) -> str:
+        """Return a sentence about files that are not in the manifest; "" if there are none."""
+        if not self.unlisted:
+            return ""
+        names, more = ", ".join(self.unlisted[:5]), f" and {len(self.unlisted) - 5} more" if self.unlisted[5:] else ""
+        return f"{self.path}: {names}{more}: not in {TEAM}, and not opened"
 
 
 def load_export(path: str | Path) -> Export:
     """Read an export, and check every file of it against its digest. The model card alone may be another one.
 
+    Other files may lie beside them, such as notes: they are listed, and not opened. A file that Python or a library
+    could load by itself may not.
+
     Raises:
-        ValueError: it is none, or a file is missing, damaged, or was not written with it; the message names it.
+        ValueError: it is none, or a file is missing, damaged, compiled, or was not written with it and could be loaded;
+            the message names it.
     """
     path = Path(path)
     if not (path / TEAM).is_file():
@@ -130,9 +149,10 @@ def load_export(path: str | Path) -> Export:
     if RECIPE not in manifest.files:
         raise ValueError(f"{path}: {TEAM} lists no {RECIPE}")
     extra = _unlisted(path, manifest.files)
-    if extra:
-        raise ValueError(f"{path}: {extra[0]} was not written with it; remove it")
-    return Export(path, manifest)
+    for name in filter(_is_loaded, extra):
+        raise ValueError(f"{path}: {name} was not written with it; remove it")
+    digests = {name: entry.sha256 for name, entry in manifest.files.items()}
+    return Export(path, manifest, tuple(extra), digests)
 
 
 def write_manifest(folder: Path, table: Mapping[str, Any]) -> None:
@@ -180,6 +200,8 @@ def _check(path: Path, name: str, entry: FileEntry) -> None:
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name:
         raise ValueError(f"{path}: {TEAM} names {name!r}, which is no file of an export")
+    if _is_compiled(name):
+        raise ValueError(f"{path}: {TEAM} lists {name}: an export brings code as source alone")
     file = path / name
     if not file.is_file():
         raise ValueError(f"{path}: {name} is missing")
@@ -196,12 +218,40 @@ def others_in(path: Path) -> list[str]:
         mine = {TEAM, CARD, *atomic.read_json(path / TEAM)["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         mine = {TEAM}
-    return [name for name in files_in(path) if name not in mine and "__pycache__" not in name]
+    return [name for name in files_in(path) if name not in mine]
 
 
 def _unlisted(path: Path, files: Mapping[str, FileEntry]) -> Sequence[str]:
-    found = [name for folder in HELD for name in (f"{folder}/{file}" for file in files_in(path / folder))]
-    return [name for name in found if name not in files and "__pycache__" not in name]
+    """Return the names of what lies in an export's folder and is not in its manifest. Links are not followed.
+
+    Raises:
+        ValueError: a folder in it is a link.
+    """
+    found = list[str]()
+    for place, folders, names in os.walk(path):
+        here = Path(place)
+        for folder in folders:
+            if (here / folder).is_symlink():
+                name = (here / folder).relative_to(path).as_posix()
+                raise ValueError(f"{path}: {name} is a link to another folder; put a copy of that in its place")
+        found += [(here / name).relative_to(path).as_posix() for name in names]
+    return sorted(name for name in found if name not in {*files, TEAM, CARD})
+
+
+def _is_compiled(name: str) -> bool:
+    """
+    >>> [_is_compiled(name) for name in ("code/a.py", "code/a.PYC", "code/a.so.1", "code/__pycache__/a", "code/a.sock")]
+    [False, True, True, True, False]
+    """
+    low = name.lower()
+    return low.endswith(COMPILED) or ".so." in PurePosixPath(low).name or "__pycache__" in PurePosixPath(low).parts
+
+
+def _is_loaded(name: str) -> bool:
+    """Return whether a file that is in no manifest could be imported or loaded, by its name."""
+    parts = PurePosixPath(name.lower()).parts
+    inside = any(part.endswith(METADATA) for part in parts[:-1])
+    return inside or parts[0] in HELD or _is_compiled(name) or parts[-1].endswith(LOADED)
 
 
 def _digest(table: Mapping[str, Any]) -> str:

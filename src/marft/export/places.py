@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marft.export.manifest import RECIPE, TEAM, files_in
+from marft.export.manifest import RECIPE, files_in
 from marft.export.recipe import dotted, texts_in
 from marft.runs.folder import RunFolder
+from marft.user_modules import TEAM
 
 TEXTS = (".json", ".toml", ".md", ".jinja", ".py", ".txt")
 TABLES: Mapping[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads}

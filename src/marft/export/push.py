@@ -10,8 +10,9 @@ from huggingface_hub import HfApi, errors, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
 from marft.errors import RunError
-from marft.export.manifest import CARD, TEAM, load_export
+from marft.export.manifest import CARD, load_export
 from marft.texts import cut, one_line, raised
+from marft.user_modules import TEAM
 
 SECRETS = re.compile(
     rb"\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{20,}|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{36,}"

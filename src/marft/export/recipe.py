@@ -11,18 +11,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from marft.config.parts import EnvironmentPart
-from marft.config.plugins import their_module_in
+from marft.config.plugins import module_in, their_module_in
 from marft.endpoints.keys import SECRET, secrets_in
 from marft.export.code import files_of, root_of, scripts_of, versions_of
 from marft.game.environment import Session, Split
 from marft.types import Task
+from marft.user_modules import CODE
 
 KEPT = ("name", "seed", "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards", "rollout",
         "evaluation")  # fmt: skip
 PROGRAM = "program"  # the organization
 STAND_IN = "marft.export.recipe:NotExported"
-CODE, SKILLS, TEMPLATES, MODELS, POLICIES = "code", "skills", "templates", "models", "policies"
+SKILLS, TEMPLATES, MODELS, POLICIES = "skills", "templates", "models", "policies"
 TRUST = "--trust-code"
+PARTS = ("name", "organization", "kind")  # keys that name a class of parts, which must be one of that kind
+EXAMPLES = "marft.examples."  # functions of MARFT's that are meant to be named
 Key = tuple[str | int, ...]
 
 
@@ -118,9 +121,19 @@ def runs_code(table: Mapping[str, Any]) -> list[str]:
     for key, value in texts_in(table, ()):
         if key[-2:-1] == ("command",) and isinstance(key[-1], int):
             commands.setdefault(key[:-1], []).append(value)
-        elif their_module_in(value) or (key[-1] in ("command", "python", "url") and value):
+        elif _is_code(key, value) or (key[-1] in ("command", "python", "url") and value):
             found.append(f"{dotted(key)} = {value}")
     return [*found, *(f"{dotted(key)} = {' '.join(words)}" for key, words in commands.items())]
+
+
+def _is_code(key: Key, value: str) -> bool:
+    """Return whether a text names code to run: the author's, or a function of MARFT's that may do anything with what a
+    model says. A game may be named by its module too, as Gymnasium (``module:Game-v0``) and PettingZoo do."""
+    if key == ("environment", "game"):
+        module, colon, _ = value.partition(":")
+        return bool(colon or "." in module) and module.partition(".")[0] not in ("pettingzoo", "gymnasium")
+    own = module_in(value).startswith("marft") and key[-1] not in PARTS and not value.startswith(EXAMPLES)
+    return own or bool(their_module_in(value))
 
 
 def trust_flag(table: Mapping[str, Any]) -> str:

@@ -17,13 +17,14 @@ from marft.config.load import to_toml
 from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.export.card import model_card
-from marft.export.manifest import CARD, RECIPE, is_export, others_in, write_manifest
+from marft.export.manifest import CARD, RECIPE, others_in, write_manifest
 from marft.export.places import known_places, named_in
 from marft.export.recipe import Shipped, shipped, trust_flag
 from marft.export.weights import Weights
 from marft.runs.checkpoints import Checkpoints, Record, read_record
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
+from marft.user_modules import is_export
 
 EVALUATED = (
     "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval", "reward",

@@ -64,7 +64,7 @@ def federate(
     """
     history = History(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.held(folder / LOCK, "or give this federation another name"), ExitStack() as open_:
+    with lock.folder_held(folder / LOCK, "or give this federation another name"), ExitStack() as open_:
         history.begin(settings, resume)
         ledger = Ledger(history.ledger)
         links = {

@@ -36,7 +36,7 @@ def main(descriptor: int) -> None:
         place = Place(Path(about.site["folder"]))
         place.path.mkdir(parents=True, exist_ok=True)
         _speak_to(place.log)
-        with lock.held(place.path / "site.lock", "or give the site another folder"):
+        with lock.folder_held(place.path / "site.lock", "or give the site another folder"):
             atomic.remove_unfinished(place.path)
             while True:
                 try:

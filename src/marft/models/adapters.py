@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -86,29 +86,81 @@ def read_lora_settings(folder: Path) -> LoraSettings:
     )
 
 
+def read_adapter(backbone: Backbone, policy: str, folder: Path, seed: int = 0) -> LoraSettings:
+    """Give a policy the adapter of a folder → its rank, alpha and targets.
+
+    The shapes that the folder claims are compared with the model's layers before memory is taken for them.
+
+    Raises:
+        ValueError: it is missing or damaged, or does not fit.
+    """
+    lora = read_lora_settings(folder)
+    shapes = dict[str, tuple[int, ...]]()
+    for layer, (size_in, size_out) in backbone.targeted(policy, lora.targets).items():
+        if lora.rank > max(size_in, size_out):
+            raise ValueError(
+                f"the adapter at {folder} says r = {lora.rank}, and {layer} has {size_in} inputs and {size_out} "
+                f"outputs: its {CONFIG} is damaged, or of another model"
+            )
+        shapes |= {_name(layer, "A"): (lora.rank, size_in), _name(layer, "B"): (size_out, lora.rank)}
+    _check_shapes(folder, shapes)
+    backbone.add_adapter(policy, lora.rank, lora.alpha, lora.targets, seed)
+    load_adapter(backbone, policy, folder)
+    return lora
+
+
 def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
     """Copy a saved adapter into the policy's, which has its shape.
 
     Raises:
         ValueError: the file is missing or damaged, or does not fit.
     """
-    tensors = _tensors(folder)
     adapters = backbone.adapters(policy)
-    expected = {f"base_model.model.{layer}.lora_{half}.weight" for layer in adapters for half in "AB"}
-    if set(tensors) != expected:
-        missing, extra = sorted(expected - set(tensors)), sorted(set(tensors) - expected)
+    halves = {_name(layer, half): one for layer, own in adapters.items() for half, one in (("A", own.a), ("B", own.b))}
+    _check_shapes(folder, {name: tuple(half.shape) for name, half in halves.items()})
+    tensors = _tensors(folder)
+    refuse_not_finite(tensors, f"the adapter at {folder}")
+    with torch.no_grad():
+        for name, half in halves.items():
+            half.copy_(tensors[name])
+
+
+def _name(layer: str, half: str) -> str:
+    return f"base_model.model.{layer}.lora_{half}.weight"
+
+
+def _check_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare what the header of an adapter's file claims with the layers that it is for.
+
+    Raises:
+        ValueError: they differ, or the file is missing or damaged.
+    """
+    found = _shapes(folder)
+    if set(found) != set(expected):
+        missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
         raise ValueError(
             f"the adapter at {folder} is for other layers: missing {missing[:2]}, unexpected {extra[:2]}; "
             "set lora.targets to the adapter's"
         )
-    refuse_not_finite(tensors, f"the adapter at {folder}")
-    for layer, adapter in adapters.items():
-        _copy(adapter.a, tensors[f"base_model.model.{layer}.lora_A.weight"], folder)
-        _copy(adapter.b, tensors[f"base_model.model.{layer}.lora_B.weight"], folder)
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ValueError(
+                f"the adapter at {folder} has shape {found[name]} where {shape} is needed; "
+                "set lora.rank to the adapter's"
+            )
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an adapter's tensors by name. Only the header of the file is read."""
+    refuse_pickled(folder, f"the adapter at {folder}")
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot read the adapter at {folder}: {error}") from error
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    refuse_pickled(folder, f"the adapter at {folder}")
     try:
         return load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -117,18 +169,8 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 def _layers_of(folder: Path) -> set[str]:
     """The last names of the layers that an adapter has weights for."""
-    layers = {name.rpartition(".lora_")[0] for name in _tensors(folder) if ".lora_" in name}
+    layers = {name.rpartition(".lora_")[0] for name in _shapes(folder) if ".lora_" in name}
     return {layer.rpartition(".")[2] for layer in layers}
-
-
-@torch.no_grad()
-def _copy(target: Tensor, source: Tensor, folder: Path) -> None:
-    if target.shape != source.shape:
-        raise ValueError(
-            f"the adapter at {folder} has shape {tuple(source.shape)} where {tuple(target.shape)} is needed; "
-            "set lora.rank to the adapter's"
-        )
-    target.copy_(source)
 
 
 def _problems(config: object) -> Iterator[str]:

@@ -172,7 +172,17 @@ class Backbone:
         Raises:
             ValueError: a target names no linear layer of this model.
         """
-        linear = list(self._linear_layers())
+        for name in self.targeted(policy, targets):
+            generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
+            self._lora_layer(name).add(policy, rank, alpha, generator)
+
+    def targeted(self, policy: str, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Return the linear layers whose names end in one of ``targets``, with the sizes of their inputs and outputs.
+
+        Raises:
+            ValueError: a target names no linear layer of this model.
+        """
+        linear, found = list(self._linear_layers()), dict[str, tuple[int, int]]()
         for target in targets:
             names = [name for name in linear if name == target or name.endswith(f".{target}")]
             if not names:
@@ -181,8 +191,10 @@ class Backbone:
                     f"policies.{policy}.lora.targets: no layer is called {target!r}{did_you_mean(target, known)}"
                 )
             for name in names:
-                generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
-                self._lora_layer(name).add(policy, rank, alpha, generator)
+                layer = self.model.get_submodule(name)
+                base = layer.base if isinstance(layer, MultiLoraLinear) else layer
+                found[name] = (int(base.in_features), int(base.out_features))
+        return found
 
     def remove_adapter(self, policy: str) -> None:
         """Take the policy's adapters away."""

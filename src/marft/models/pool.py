@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from marft.config.models import LoraSettings, ModelSettings, PolicySettings, local_model
 from marft.config.pools import is_later
 from marft.config.run import RunSettings
-from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
+from marft.models.adapters import load_adapter, read_adapter, save_adapter
 from marft.models.backbone import Backbone, Forward
 from marft.models.digests import digest_of, template_of
 from marft.models.formats import Format, load_formats, policy_context
@@ -137,10 +137,9 @@ class Models:
         elif settings.train == "lora" or settings.adapter or settings.pool:
             adapter = name
             if settings.adapter:
-                lora = read_lora_settings(Path(settings.adapter))
-            base.add_adapter(name, lora.rank, lora.alpha, lora.targets, run.seed)
-            if settings.adapter:
-                load_adapter(base, name, Path(settings.adapter))
+                lora = read_adapter(base, name, Path(settings.adapter), run.seed)
+            else:
+                base.add_adapter(name, lora.rank, lora.alpha, lora.targets, run.seed)
             for half in base.adapters(name).values():
                 half.a.requires_grad_(settings.lora.trains == "both")
         context = policy_context(run, settings.model, base_name, {n: f.context for n, f in self.formats.items()})

@@ -70,7 +70,7 @@ class Grader:
 class _Process:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "marft.rewards.grader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "marft.rewards.grader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, bufsize=1, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin is not None

@@ -83,7 +83,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileNotFoundError as error:  # what /proc says of a new folder
             raise ValueError(f"{self.path} cannot be made: choose another place (--output)") from error
-        with lock.held(self.path / "run.lock"):
+        with lock.folder_held(self.path / "run.lock"):
             try:
                 yield
             finally:

@@ -21,7 +21,36 @@ from pathlib import Path
 from typing import Any
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+WITHOUT_FOLDERS = (errno.EBADF, errno.EINVAL, errno.EISDIR)  # of network file systems that lock files alone
 _held: set[int] = set()
+
+
+@contextmanager
+def folder_held(path: Path, otherwise: str = "or give this run another name (--name …)") -> Iterator[None]:
+    """Hold the lock of the file at ``path``, and of the folder that it is in: a file can be deleted or replaced beside
+    its owner, and the folder stays locked.
+
+    Args:
+        otherwise: as of :func:`held`.
+
+    Raises:
+        ValueError: somebody else holds it; the message says who, as far as the file says so.
+    """
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _held.add(descriptor)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _refusal(path, _owner_at(path), otherwise) from None
+        except OSError as error:
+            if error.errno not in (*WITHOUT_LOCKS, *WITHOUT_FOLDERS):
+                raise
+        with held(path, otherwise):
+            yield
+    finally:
+        _held.discard(descriptor)
+        os.close(descriptor)
 
 
 @contextmanager
@@ -45,6 +74,17 @@ def held(path: Path, otherwise: str = "or give this run another name (--name …
         with suppress(OSError):  # a full disk, at the worst
             os.ftruncate(descriptor, 0)
         _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _owner_at(path: Path) -> dict[str, object]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return {}
+    try:
+        return _owner(descriptor)
+    finally:
         os.close(descriptor)
 
 
@@ -100,7 +140,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def _owner(descriptor: int) -> dict[str, object]:
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) and isinstance(owner.get("pid"), int) else {}
 

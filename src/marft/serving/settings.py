@@ -13,12 +13,13 @@ from marft.config.parts import EnvironmentPart
 from marft.config.references import ENVIRONMENT
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.export.loading import recipe_of
-from marft.export.manifest import Export, is_export, load_export
+from marft.export.manifest import Export, load_export
 from marft.game.environment import Session, Split
 from marft.runs.checkpoints import RECIPE, Checkpoints, read_record
 from marft.runs.folder import RunFolder
 from marft.texts import raised
 from marft.types import Task
+from marft.user_modules import is_export
 
 ACTED_WITH = (
     "name", "seed", "recipe_folder", "device", "threads", "models", "policies", "tools", "agents", "team", "channel",

@@ -14,9 +14,9 @@ from marft.config.load import load_recipe, to_toml
 from marft.config.run import RunSettings
 from marft.config.shadow import ShadowSettings
 from marft.export.loading import settings_of
-from marft.export.manifest import TEAM, is_export, load_export
+from marft.export.manifest import load_export
 from marft.runs.folder import RunFolder
-from marft.runs.lock import held
+from marft.runs.lock import folder_held
 from marft.serving.offered import read_tools
 from marft.serving.settings import Served, served
 from marft.shadow.comparing import JOURNAL, Comparing, State, about
@@ -25,6 +25,7 @@ from marft.shadow.journal import Journal, Line
 from marft.shadow.playing import Shadow, as_shadow
 from marft.shadow.report import report_of, write_report
 from marft.shadow.scoring import Agreement, Rewards, Scorer, read_feedback
+from marft.user_modules import TEAM, is_export
 
 LOCK = "shadow.lock"
 REPORT_SECONDS = 10.0  # from one report to the next
@@ -78,7 +79,7 @@ def opened(asked: Asked) -> Iterator[tuple[Comparing, Shadow, Scorer, dict[str, 
     team = asked.served()
     settings = team.run.shadow
     rules = about(settings, _identity(team, asked), asked.sessions.resolve(), _said_of(asked, settings.score))
-    with held(_made(asked.output) / LOCK, "or take another --output"), ExitStack() as closing:
+    with folder_held(_made(asked.output) / LOCK, "or take another --output"), ExitStack() as closing:
         scorer = _scorer(asked, team.run)
         closing.callback(scorer.close)
         journal = Journal(asked.output / JOURNAL, rules)

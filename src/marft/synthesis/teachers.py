@@ -18,7 +18,7 @@ from marft.config.run import RunSettings
 from marft.envs.scripts import Script
 from marft.evaluation.session import BASE, PLAYS, find_checkpoint
 from marft.export.loading import check_bases, settings_of
-from marft.export.manifest import TEAM, is_export, load_export
+from marft.export.manifest import load_export
 from marft.game.game import Attempt
 from marft.runs.checkpoints import load_policies
 from marft.runs.code import digests_of_code
@@ -26,6 +26,7 @@ from marft.runs.folder import RunFolder
 from marft.runs.stated import STATE, told_at
 from marft.synthesis.asked import SCRIPTS, check_teacher
 from marft.types import Episode
+from marft.user_modules import TEAM, is_export
 
 if TYPE_CHECKING:
     from marft.models.pool import Models

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from marft.game.environment import Split
+from marft.processes.python_here import module_path
 from marft.types import Profile, ToolCall
 from marft.vetting.limits import Limits
 from marft.vetting.loading import SPLITS, load, written
@@ -60,7 +61,7 @@ def ask(subject: Subject, roles: Sequence[Profile], plays: Sequence[Play], limit
         "call_seconds": limits.call_seconds, "roles": [[profile.role, profile.answers] for profile in roles],
         "plays": [_asked(play) for play in plays[:MOST_PLAYED]],
     }  # fmt: skip
-    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+    path = json.dumps(module_path())
     with tempfile.TemporaryDirectory() as folder:
         running = [_begun(Path(folder, hashes), json.dumps(asked), path, hashes) for hashes in HASHES]
         found = [_answer(Path(folder, hashes), process) for hashes, process in zip(HASHES, running, strict=True)]
@@ -110,7 +111,7 @@ def _begun(folder: Path, asked: str, path: str, hashes: str) -> subprocess.Popen
     folder.mkdir()
     (folder / "asked.json").write_text(asked, encoding="utf-8")
     return subprocess.Popen(
-        [sys.executable, "-c", START, path, str(folder)], env={**os.environ, "PYTHONHASHSEED": hashes},
+        [sys.executable, "-P", "-c", START, path, str(folder)], env={**os.environ, "PYTHONHASHSEED": hashes},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=(folder / "said.txt").open("wb"),
     )  # fmt: skip
 

@@ -14,8 +14,10 @@ from marft.processes.python_here import python_here
 LOOK_SECONDS = 60.0  # that a Python has to answer in
 SAY_SECONDS = 5.0  # before it is said that it is waited for
 PACKAGE = Path(__file__).parents[2]  # of MARFT
+WITHOUT_HERE = "import sys; sys.path[:] = filter(None, sys.path)"  # the working folder, where nobody's modules are
 START = """\
-import sys, types
+{without_here}
+import types
 marft = types.ModuleType("marft")
 marft.__path__ = [sys.argv[1]]
 sys.modules["marft"] = marft
@@ -48,7 +50,7 @@ def python_of(engine: str, given: str) -> str:
         raise ValueError(f"engine.python: {python} is a folder; give the Python in it, as bin/python of an environment")
     if not python.is_file():
         raise ValueError(f"engine.python: there is no {python}; {remedy}")
-    look = f"import importlib.util as u; print(u.find_spec('{engine}') is not None)"
+    look = f"{WITHOUT_HERE}; import importlib.util as u; print(u.find_spec('{engine}') is not None)"
     try:
         found = _answer([str(python), "-c", look], f"{python} is asked whether it has {engine}")
     except subprocess.TimeoutExpired as error:
@@ -87,7 +89,7 @@ def command(python: str, program: str, descriptor: int) -> Sequence[str]:
         program: the module's name.
         descriptor: its end of the connection.
     """
-    start = START.format(program=program)
+    start = START.format(program=program, without_here=WITHOUT_HERE)
     return [python, "-u", "-X", "faulthandler", "-c", start, str(PACKAGE), str(descriptor)]
 
 

@@ -55,7 +55,7 @@ from marft.engines.decoding import Alternatives, Row
 from marft.engines.local import LocalEngine, LocalPolicy
 from marft.errors import EpisodeFailedError
 from marft.marks import Grammar
-from marft.models.adapters import load_adapter, read_lora_settings
+from marft.models.adapters import read_adapter
 from marft.models.backbone import Backbone
 from marft.models.formats import Format, load_format
 from marft.models.held_in_half import hold_in_half
@@ -228,9 +228,7 @@ class Server:
         self.connection.send(Loaded(load.number))
 
     def _add(self, name: str, folder: Path) -> None:
-        lora = read_lora_settings(folder)
-        self.backbone.add_adapter(name, lora.rank, lora.alpha, lora.targets, seed=0)
-        load_adapter(self.backbone, name, folder)
+        read_adapter(self.backbone, name, folder)
 
     def _replace(self, folder: Path) -> None:
         load_weights(self.backbone, folder)

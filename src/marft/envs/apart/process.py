@@ -16,8 +16,10 @@ from typing import Any
 from marft.processes.child import Child
 
 INSIDE = Path(__file__).with_name("inside")
-# the folder becomes a package by a name that nobody has, whatever else is found on that Python
-START = """import asyncio, importlib.util as util, sys
+# the folder becomes a package by a name that nobody has, whatever else is found on that Python; no module is looked for
+# in the working folder
+START = """import sys; sys.path[:] = filter(None, sys.path)
+import asyncio, importlib.util as util
 init, package, descriptor = sys.argv[1:]
 spec = util.spec_from_file_location("marft_inside", init)
 sys.modules["marft_inside"] = util.module_from_spec(spec)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from marft.config.plugins import import_path, module_in
 from marft.endpoints.keys import filled, masked, variables_of
 from marft.faults import described
+from marft.user_modules import import_named
 
 
 def gymnasium_env(game: str, kwargs: Mapping[str, Any]) -> Any:
@@ -23,6 +24,9 @@ def gymnasium_env(game: str, kwargs: Mapping[str, Any]) -> Any:
         return _made(game, import_path(game), kwargs)
     import gymnasium
 
+    module = game.rpartition(":")[0]
+    if module:  # which Gymnasium imports, and would look for among installed ones alone
+        _imported(module, game)
     return _made(game, lambda **given: gymnasium.make(game, **given), kwargs)
 
 
@@ -35,20 +39,29 @@ def pettingzoo_env(game: str, kwargs: Mapping[str, Any]) -> Any:
     needs("pettingzoo")
     if _is_path(game):
         return _made(game, import_path(game), kwargs)
+    module = _imported(game, game)
+    factory = getattr(module, "env", None) or getattr(module, "parallel_env", None)
+    if factory is None:
+        raise ValueError(f"environment.game: {game} has neither env nor parallel_env; give 'my_package.module:factory'")
+    return _made(game, factory, kwargs)
+
+
+def _imported(module: str, game: str) -> ModuleType:
+    """Import the module of a game.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
     try:
-        module = importlib.import_module(game)
+        return import_named(module)
     except Exception as error:
-        package, _, rest = game.partition(".")
+        package, _, rest = module.partition(".")
         family = rest.partition(".")[0]
         remedy = (
             f"; games want packages of their own: pip install 'pettingzoo[{family}]'"
             if package == "pettingzoo" and family and isinstance(error, ModuleNotFoundError) else ""
         )  # fmt: skip
         raise ValueError(f"environment.game: cannot import {game!r}: {described(error)}{remedy}") from error
-    factory = getattr(module, "env", None) or getattr(module, "parallel_env", None)
-    if factory is None:
-        raise ValueError(f"environment.game: {game} has neither env nor parallel_env; give 'my_package.module:factory'")
-    return _made(game, factory, kwargs)
 
 
 def ansi_of(env: Any) -> bool:

@@ -1,0 +1,250 @@
+"""Modules of users, loaded by file: the modules that a recipe names, and those that they import from their own folder.
+
+No folder of a recipe, of an export or of the command goes on ``sys.path``. An optional import of a library (``import
+brotli`` in an HTTP client) therefore cannot resolve there: a folder serves the import paths of recipes, and the imports
+of modules that came from it. Modules are compiled from source; bytecode is neither read nor written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+
+PROJECT, SOURCE = "pyproject.toml", "src"  # of a project that keeps its modules apart
+TEAM, FORMAT, CODE = "team.json", "a team of MARFT", "code"  # of an export: its manifest, the folder of its modules
+
+
+@dataclass(frozen=True)
+class Root:
+    """A place of modules.
+
+    Args:
+        folders: where modules are looked for, in this order.
+        digests: of an export: SHA-256 of each file that may be loaded, by path; None: any file may be loaded.
+    """
+
+    folders: tuple[Path, ...]
+    digests: Mapping[str, str] | None = None
+
+    def spec(self, name: str) -> ModuleSpec | None:
+        """Return how to load the module of a full name; None if it is not here."""
+        places = [folder.joinpath(*name.split(".")) for folder in self.folders]
+        files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
+        file = next(filter(self._has, files), None)
+        inside = [str(place) for place in places if self._has_folder(place)]
+        if file is not None:
+            package = [str(file.parent)] if file.stem == "__init__" else None
+            loader = SourceLoader(name, str(file), self)
+            spec = spec_from_file_location(name, file, loader=loader, submodule_search_locations=package)
+            assert spec is not None
+        elif inside:  # a package without __init__.py
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = inside
+        else:
+            return None
+        spec.loader_state = self
+        return spec
+
+    def check(self, file: str, data: bytes) -> None:
+        """Compare a source with the digest that its export has of it.
+
+        Raises:
+            ImportError: they differ, or the export has none.
+        """
+        if self.digests is not None and self.digests.get(file) != hashlib.sha256(data).hexdigest():
+            raise ImportError(f"{file} has changed since its export was checked, and is not run", path=file)
+
+    def _has(self, file: Path) -> bool:
+        return file.is_file() if self.digests is None else str(file) in self.digests
+
+    def _has_folder(self, place: Path) -> bool:
+        if self.digests is None:
+            return place.is_dir()
+        return any(Path(file).is_relative_to(place) for file in self.digests)
+
+
+class SourceLoader(SourceFileLoader):
+    """Compiles a module of a user from its source."""
+
+    def __init__(self, name: str, path: str, root: Root) -> None:
+        super().__init__(name, path)
+        self.root = root
+
+    def get_data(self, path: str) -> bytes:
+        """Read a source, and check the very bytes that are compiled.
+
+        Raises:
+            ImportError: they are not those that were checked before.
+        """
+        data = super().get_data(path)
+        self.root.check(str(path), data)
+        return data
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the source, whatever bytecode lies beside it."""
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+_roots: list[Root] = []  # of the recipes that this process has read, the latest first
+_searched: ContextVar[Sequence[Root]] = ContextVar("_searched", default=())  # for the module that is named
+_listeners: list[Callable[[str], None]] = []
+_noted: set[str] = set()
+
+
+class _Inside(MetaPathFinder):
+    """Finds modules of packages that came from a root. It comes first: other finders read bytecode."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None  # noqa: ARG002
+    ) -> ModuleSpec | None:  # fmt: skip
+        """
+        Raises:
+            ModuleNotFoundError: an export does not list it.
+        """
+        parent = sys.modules.get(fullname.rpartition(".")[0]) if path is not None else None
+        root = getattr(getattr(parent, "__spec__", None), "loader_state", None)
+        if not isinstance(root, Root):
+            return None
+        spec = root.spec(fullname)
+        if spec is None and root.digests is not None:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        return spec
+
+
+class _Beside(MetaPathFinder):
+    """Finds modules for an import path of a recipe, and for modules that came from a root. It comes last: installed
+    modules win."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None  # noqa: ARG002
+    ) -> ModuleSpec | None:  # fmt: skip
+        """Look where the importing module may look."""
+        roots = _roots_of(sys._getframe(1)) if path is None else ()
+        return next((spec for root in roots if (spec := root.spec(fullname))), None)
+
+
+def _roots_of(frame: FrameType | None) -> Sequence[Root]:
+    """Return the places in which the code that imports something may find it."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if frame.f_code is import_named.__code__:
+            return _searched.get()
+        if name not in ("importlib", "importlib._bootstrap", "importlib._bootstrap_external", __name__):
+            loader = frame.f_globals.get("__loader__")
+            return (loader.root,) if isinstance(loader, SourceLoader) else ()
+        frame = frame.f_back
+    return ()
+
+
+def add(root: Root) -> None:
+    """Find modules of import paths in a place too, before those of places that were added earlier."""
+    _roots[:] = [root, *(known for known in _roots if known.folders != root.folders)]
+
+
+def add_folder(folder: Path) -> None:
+    """Find modules in a recipe's folder, and in a project also in its ``src``. Of an export, only the listed files of
+    its ``code`` folder are found."""
+    if not any(root.digests is not None and folder in root.folders for root in _roots):
+        add(_root_at(folder))
+
+
+def of_export(export: Path, folder: Path, digests: Mapping[str, str]) -> Root:
+    """Return where the modules of an export are.
+
+    Args:
+        folder: of them.
+        digests: SHA-256 of each file of the export, by its name in it.
+    """
+    return Root((folder,), {str(export / name): one for name, one in digests.items() if name.startswith(f"{CODE}/")})
+
+
+def export_around(folder: Path) -> Path | None:
+    """Return the export that a folder is, or lies in; None if there is none."""
+    return next(filter(is_export, (folder, *folder.parents)), None)
+
+
+def is_export(folder: Path) -> bool:
+    """Return whether a folder says that it is an export."""
+    return _manifest(folder) is not None
+
+
+def on_note(listener: Callable[[str], None]) -> None:
+    """Call a function with each note from now on: which file an import path runs, what an export does not list."""
+    _listeners[:] = [listener]
+
+
+def note(text: str) -> None:
+    """Pass a note on, once; it is a warning where no command shows notes."""
+    if text and text not in _noted:
+        _noted.add(text)
+        for listener in _listeners or (warnings.warn,):
+            listener(text)
+
+
+def import_named(module: str, folder: str = "") -> ModuleType:
+    """Import a module that an import path names: an installed one, else one of the working folder, else one of recipes.
+
+    Args:
+        folder: of the recipe that names it; "": any.
+
+    Raises:
+        ImportError: it is not there, or cannot be loaded.
+    """
+    for finder, place in ((_INSIDE, 0), (_BESIDE, len(sys.meta_path) + 1)):
+        if finder not in sys.meta_path:
+            sys.meta_path.insert(place, finder)
+    new = module not in sys.modules
+    token = _searched.set(_places(module.partition(".")[0], folder))
+    try:
+        found = importlib.import_module(module)
+    finally:
+        _searched.reset(token)
+    if new and isinstance(getattr(found, "__loader__", None), SourceLoader):
+        for listener in _listeners:
+            listener(f"runs {found.__file__}")
+    return found
+
+
+def _places(name: str, folder: str) -> Sequence[Root]:
+    """Return where a module is looked for. The working folder has no say in what an export lists."""
+    known = [root for root in _roots if not folder or Path(folder) in root.folders]
+    here = Path.cwd()
+    if export_around(here) or any(root.digests is not None and root.spec(name) for root in known):
+        return known
+    return [_root_at(here), *known]
+
+
+def _root_at(folder: Path) -> Root:
+    export = export_around(folder)
+    if export is not None:
+        files = (_manifest(export) or {}).get("files")
+        listed = files if isinstance(files, dict) else {}
+        digests = {name: str(entry["sha256"]) for name, entry in listed.items() if isinstance(entry, dict)}
+        return of_export(export, folder, digests)
+    project = (folder / SOURCE).is_dir() and (folder / PROJECT).is_file()
+    return Root((folder, folder / SOURCE) if project else (folder,))
+
+
+def _manifest(folder: Path) -> dict[str, object] | None:
+    """Return the manifest of an export; None if a folder is no export."""
+    try:
+        table = json.loads((folder / TEAM).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return table if isinstance(table, dict) and table.get("format") == FORMAT else None
+
+
+_INSIDE, _BESIDE = _Inside(), _Beside()

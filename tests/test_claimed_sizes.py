@@ -1,0 +1,115 @@
+"""An adapter takes memory once its claims are the sizes of the model, and not before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from marft.config.models import LoraSettings, ModelSettings
+from marft.models.adapters import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
+from marft.models.backbone import Backbone
+from marft.models.loading import load_backbone
+from marft.models.lora import Adapter
+
+LORA = LoraSettings(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
+HUGE = 10**9
+Change = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    backbone = loaded()
+    backbone.add_adapter("actor", LORA.rank, LORA.alpha, LORA.targets, 0)
+    folder = tmp_path_factory.mktemp("adapter")
+    save_adapter(backbone.adapters("actor"), LORA, "tiny", folder)
+    return folder
+
+
+def loaded() -> Backbone:
+    return load_backbone(ModelSettings(path="tiny"), torch.device("cpu"), torch.float32)
+
+
+def says(**keys: object) -> Change:
+    def change(folder: Path) -> None:
+        file = folder / CONFIG
+        file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+
+    return change
+
+
+def claims(shape: tuple[int, int]) -> Change:
+    """A file of holes, whose header claims a tensor of this shape under the name of each half."""
+
+    def change(folder: Path) -> None:
+        names = [name for name in header(folder / WEIGHTS) if name != "__metadata__"]
+        size = shape[0] * shape[1] * 4
+        table = {
+            name: {"dtype": "F32", "shape": list(shape), "data_offsets": [at * size, (at + 1) * size]}
+            for at, name in enumerate(names)
+        }
+        text = json.dumps(table).encode()
+        with (folder / WEIGHTS).open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + size * len(names))
+
+    return change
+
+
+def header(file: Path) -> dict[str, Any]:
+    data = file.read_bytes()
+    return dict(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]))
+
+
+def fewer_layers(folder: Path) -> None:
+    save_file({"base_model.model.other.lora_A.weight": torch.zeros(4, 4)}, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([says(r=HUGE)], rf"says r = {HUGE}, and .* has 128 inputs"),
+        ([says(r=HUGE, target_modules="all-linear")], rf"says r = {HUGE}, and"),
+        ([says(r=HUGE), claims((HUGE, 128))], rf"says r = {HUGE}, and"),
+        ([says(r=129)], "says r = 129, and"),
+        ([says(r=64)], r"has shape \(4, 128\) where \(64, 128\) is needed"),
+        ([claims((10**6, 128))], r"has shape \(1000000, 128\) where \(4, 128\) is needed"),
+        ([claims((4, 10**6))], r"has shape \(4, 1000000\) where"),
+        ([fewer_layers], "is for other layers"),
+    ],
+)
+def test_a_claim_that_the_model_does_not_have_is_refused_first(
+    changes: list[Change], message: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in saved.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for change in changes:
+        change(tmp_path)
+    backbone = loaded()
+    monkeypatch.setattr(Adapter, "__init__", lambda *_: pytest.fail("memory was taken"))
+    monkeypatch.setattr("marft.models.adapters.load_file", lambda *_: pytest.fail("memory was taken"))
+    with pytest.raises(ValueError, match=message):
+        read_adapter(backbone, "actor", tmp_path)
+
+
+def test_weights_of_a_checkpoint_are_compared_first_too(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / WEIGHTS).write_bytes((saved / WEIGHTS).read_bytes())
+    claims((10**6, 128))(tmp_path)
+    backbone = loaded()
+    backbone.add_adapter("actor", LORA.rank, LORA.alpha, LORA.targets, 0)
+    monkeypatch.setattr("marft.models.adapters.load_file", lambda *_: pytest.fail("memory was taken"))
+    with pytest.raises(ValueError, match="has shape"):
+        load_adapter(backbone, "actor", tmp_path)
+
+
+def test_what_was_saved_is_read(saved: Path) -> None:
+    backbone = loaded()
+    assert read_adapter(backbone, "actor", saved) == LORA
+    assert set(backbone.adapters("actor")) == set(backbone.targeted("actor", LORA.targets))
