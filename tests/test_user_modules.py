@@ -18,9 +18,12 @@ import tomli_w
 
 from marft import user_modules
 from marft.config import load_recipe, parse_recipe
+from marft.config.models import ModelSettings
 from marft.config.plugins import import_path
 from marft.export.loading import recipe_of, settings_of
 from marft.export.manifest import load_export
+from marft.models.adapters import read_lora_settings
+from marft.models.formats import load_config
 from marft.processes.python_here import python_here
 from tests.helpers import recipe
 from tests.test_export_hostile import HOLDS, written
@@ -205,12 +208,32 @@ class TestOfAnExport:
         with pytest.warns(UserWarning, match=r"\.gitattributes, notes\.txt, pipe: not in team\.json, and not opened"):
             recipe_of(export_read, trust_code=True)
 
-    def test_a_recipe_names_no_file_that_is_not_listed(self, tmp_path: Path) -> None:
-        path = export_with(tmp_path / "theirs", {}, environment={"name": "table", "path": "data/rows.csv"})
+    def test_what_an_evaluation_leaves_in_it_is_in_nobodys_way(self, export: Path) -> None:
+        put(export, {"runs/evaluated/theirs/evaluations/base-greedy.json": "{}"})
+        assert load_export(export).unlisted == ("runs/evaluated/theirs/evaluations/base-greedy.json",)
+        assert user_modules.for_programs(str(export / "code")) == {"PYTHONDONTWRITEBYTECODE": "1"}
+        assert user_modules.for_programs(str(export.parent)) == {}
+
+    @pytest.mark.parametrize("name", ["adapter_model.bin", "tokenizer.json"])
+    def test_a_run_that_begins_with_its_weights_reads_what_is_listed_alone(self, name: str, tmp_path: Path) -> None:
+        files = {"policies/a/adapter_config.json": "{}", "models/base/config.json": "{}"}
+        path = export_with(tmp_path / "theirs", files)
+        for folder in (path / "policies" / "a", path / "models" / "base"):
+            put(folder, {name: ""})
+        with pytest.raises(ValueError, match=f"policies/a/{name} was not written with it"):
+            read_lora_settings(path / "policies" / "a")
+        with pytest.raises(ValueError, match=f"models/base/{name} was not written with it"):
+            load_config(ModelSettings(path=str(path / "models" / "base")))
+        (path / "policies" / "a" / name).unlink()
+        (path / "policies" / "a" / "adapter_config.json").write_text("[]")
+        with pytest.raises(ValueError, match=r"policies/a/adapter_config\.json is damaged"):
+            read_lora_settings(path / "policies" / "a")
+
+    @pytest.mark.parametrize("named", ["data/rows.csv", "data"])
+    def test_a_recipe_names_no_file_that_is_not_listed(self, named: str, tmp_path: Path) -> None:
+        path = export_with(tmp_path / "theirs", {}, environment={"name": "table", "path": named})
         put(path, {"data/rows.csv": "question,answer"})
-        with pytest.raises(
-            ValueError, match=r"environment\.path of recipe\.toml names data/rows\.csv, which team\.json"
-        ):
+        with pytest.raises(ValueError, match=rf"environment\.path of recipe\.toml names {named}, which team\.json"):
             recipe_of(load_export(path))
 
     def test_a_folder_that_is_a_link_is_refused(self, export: Path, tmp_path: Path) -> None:

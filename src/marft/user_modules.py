@@ -102,6 +102,7 @@ _roots: list[Root] = []  # of the recipes that this process has read, the latest
 _searched: ContextVar[Sequence[Root]] = ContextVar("_searched", default=())  # for the module that is named
 _listeners: list[Callable[[str], None]] = []
 _noted: set[str] = set()
+checked: set[Path] = set()  # exports, and folders of them, whose files were checked in this process
 
 
 class _Inside(MetaPathFinder):
@@ -181,6 +182,32 @@ def is_export(folder: Path) -> bool:
     return _manifest(folder) is not None
 
 
+def refuse_unlisted(folder: Path) -> None:
+    """See that a folder of an export holds what the export lists, before a library loads models or adapters from it.
+    Each folder is checked once in a process; other folders are not looked at.
+
+    Raises:
+        ValueError: a file is not listed, or is not as it was written.
+    """
+    folder = folder.resolve()
+    export = export_around(folder)
+    if export is None or not checked.isdisjoint((folder, *folder.parents)):
+        return
+    listed = _digests(export)
+    for file in sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()):
+        name = file.relative_to(export).as_posix()
+        if name not in listed:
+            raise ValueError(f"{export}: {name} was not written with it; remove it")
+        if not file.is_file() or _sha256(file) != listed[name]:
+            raise ValueError(f"{export}: {name} is damaged: it is not as it was written")
+    checked.add(folder)
+
+
+def for_programs(folder: str) -> dict[str, str]:
+    """Return what a program that works in a folder has in its environment: Python writes no bytecode into exports."""
+    return {"PYTHONDONTWRITEBYTECODE": "1"} if folder and export_around(Path(folder)) else {}
+
+
 def on_note(listener: Callable[[str], None]) -> None:
     """Call a function with each note from now on: which file an import path runs, what an export does not list."""
     _listeners[:] = [listener]
@@ -230,12 +257,20 @@ def _places(name: str, folder: str) -> Sequence[Root]:
 def _root_at(folder: Path) -> Root:
     export = export_around(folder)
     if export is not None:
-        files = (_manifest(export) or {}).get("files")
-        listed = files if isinstance(files, dict) else {}
-        digests = {name: str(entry["sha256"]) for name, entry in listed.items() if isinstance(entry, dict)}
-        return of_export(export, folder, digests)
+        return of_export(export, folder, _digests(export))
     project = (folder / SOURCE).is_dir() and (folder / PROJECT).is_file()
     return Root((folder, folder / SOURCE) if project else (folder,))
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _digests(export: Path) -> dict[str, str]:
+    files = (_manifest(export) or {}).get("files")
+    listed = files if isinstance(files, dict) else {}
+    return {name: str(entry.get("sha256")) for name, entry in listed.items() if isinstance(entry, dict)}
 
 
 def _manifest(folder: Path) -> dict[str, object] | None:

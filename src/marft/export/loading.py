@@ -40,22 +40,26 @@ def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ValueError(f"{export.path}: {RECIPE} has no path in the export under {key!r}") from error
     folder = place / CODE if (place / CODE).is_dir() else place
+    others = sorted(set(table) - set(KEPT))
+    user_modules.note(f"{export.path}: {RECIPE} has keys of no export, which are not read: {others}" if others else "")
+    table = {key: table[key] for key in KEPT if key in table}
     _refuse_unlisted(export, table, folder)
     user_modules.note(export.note)
     user_modules.add(user_modules.of_export(place, folder, export.digests if trust_code else {}))
-    others = sorted(set(table) - set(KEPT))
-    user_modules.note(f"{export.path}: {RECIPE} has keys of no export, which are not read: {others}" if others else "")
-    return {**{key: table[key] for key in KEPT if key in table}, FOLDER: str(folder)}
+    return {**table, FOLDER: str(folder)}
 
 
 def _refuse_unlisted(export: Export, table: Mapping[str, Any], folder: Path) -> None:
     """
     Raises:
-        ValueError: the recipe names a file of the export that is not in the manifest.
+        ValueError: the recipe names a file, or a folder, of the export of which the manifest lists nothing.
     """
-    unlisted = {os.path.normpath(export.path.resolve() / name) for name in export.unlisted}
+    place = export.path.resolve()
+    unlisted = {one for name in export.unlisted for one in (place / name, *(place / name).parents)} - {
+        one for name in export.digests for one in (place / name).parents
+    }
     for key, value in texts_in(table, ()):
-        if os.path.normpath(folder / value) in unlisted:
+        if Path(os.path.normpath(folder / value)) in unlisted:
             raise ValueError(f"{export.path}: {dotted(key)} of {RECIPE} names {value}, which {TEAM} does not list")
 
 

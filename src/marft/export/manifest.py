@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from marft import atomic
+from marft import atomic, user_modules
 from marft.config.load import first_problem
 from marft.user_modules import CODE, FORMAT, TEAM
 
@@ -20,10 +20,11 @@ RECIPE, CARD = "recipe.toml", "README.md"
 SCHEMA = 1
 HELD = (CODE, "merged", "models", "policies", "skills", "templates")  # folders in which every file is listed
 COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".whl", ".zip")  # no source
+CODE_ENDS = (*COMPILED, ".py", ".pyw")
 LOADED = (
-    *COMPILED, ".py", ".pyw", ".bin", ".pt", ".ckpt", ".pkl", ".pickle", ".joblib", ".safetensors", ".gguf", ".h5",
+    ".bin", ".pt", ".ckpt", ".pkl", ".pickle", ".joblib", ".safetensors", ".gguf", ".h5",
     ".msgpack", ".onnx", ".npy", ".npz", ".model", ".tiktoken", ".json", ".jinja", ".jinja2", "vocab.txt", "merges.txt",
-)  # ends of names that Python, or a library that reads models, looks for by itself  # fmt: skip
+)  # ends of names that a library looks for by itself in the folder of a model  # fmt: skip
 METADATA = (".dist-info", ".egg-info")  # folders by which Python knows installed packages
 
 
@@ -151,6 +152,7 @@ def load_export(path: str | Path) -> Export:
     extra = _unlisted(path, manifest.files)
     for name in filter(_is_loaded, extra):
         raise ValueError(f"{path}: {name} was not written with it; remove it")
+    user_modules.checked.add(path.resolve())
     digests = {name: entry.sha256 for name, entry in manifest.files.items()}
     return Export(path, manifest, tuple(extra), digests)
 
@@ -251,7 +253,8 @@ def _is_loaded(name: str) -> bool:
     """Return whether a file that is in no manifest could be imported or loaded, by its name."""
     parts = PurePosixPath(name.lower()).parts
     inside = any(part.endswith(METADATA) for part in parts[:-1])
-    return inside or parts[0] in HELD or _is_compiled(name) or parts[-1].endswith(LOADED)
+    code = _is_compiled(name) or parts[-1].endswith(CODE_ENDS)
+    return inside or parts[0] in HELD or code or (len(parts) == 1 and parts[-1].endswith(LOADED))
 
 
 def _digest(table: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from marft.gateway.client import Client, environment
 from marft.processes import SUBREAPER
 from marft.texts import cut, storable
 from marft.types import Task
+from marft.user_modules import for_programs
 
 MOST_OUTPUT = 2**20  # bytes of what a command prints that are kept: the last ones
 KEYS = ("answer", "reward", "success", "agent_rewards")
@@ -53,8 +54,8 @@ async def command(
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), *words,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        cwd=folder or None, env={**os.environ, **_beside_proxies(clients), **environment(clients)},
-        start_new_session=True,
+        cwd=folder or None, start_new_session=True,
+        env={**os.environ, **_beside_proxies(clients), **environment(clients), **for_programs(folder)},
     )  # fmt: skip
     try:
         assert process.stdin is not None

@@ -17,6 +17,7 @@ from marft.config.models import LoraSettings
 from marft.models.backbone import Backbone
 from marft.models.checking import refuse_not_finite, refuse_pickled
 from marft.models.lora import Adapter
+from marft.user_modules import refuse_unlisted
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 READ = ("peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights")
@@ -62,6 +63,7 @@ def read_lora_settings(folder: Path) -> LoraSettings:
     Raises:
         ValueError: the folder holds no LoRA adapter, or one of a kind that MARFT does not compute.
     """
+    refuse_unlisted(folder)
     if not (folder / CONFIG).is_file():
         missing = f"it has no {CONFIG}" if folder.is_dir() else f"there is no folder {folder.absolute()}"
         raise ValueError(

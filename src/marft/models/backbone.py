@@ -191,9 +191,9 @@ class Backbone:
                     f"policies.{policy}.lora.targets: no layer is called {target!r}{did_you_mean(target, known)}"
                 )
             for name in names:
-                layer = self.model.get_submodule(name)
-                base = layer.base if isinstance(layer, MultiLoraLinear) else layer
-                found[name] = (int(base.in_features), int(base.out_features))
+                layer: Any = self.model.get_submodule(name)
+                base: nn.Linear = layer.base if isinstance(layer, MultiLoraLinear) else layer
+                found[name] = (base.in_features, base.out_features)
         return found
 
     def remove_adapter(self, policy: str) -> None:

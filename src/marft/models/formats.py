@@ -19,6 +19,7 @@ from marft.models.paths import resolve_path
 from marft.models.templates import SAID, check_template
 from marft.models.turn_ends import stop_ids
 from marft.texts import visible
+from marft.user_modules import refuse_unlisted
 
 FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
 CHOSEN = {
@@ -250,5 +251,6 @@ def _refuse_folder(folder: Path, what: str) -> None:
     if not folder.is_dir():
         return  # an id on the hub
     refuse_pickled(folder, what)
+    refuse_unlisted(folder)
     if (folder / "adapter_config.json").is_file():
         raise ValueError(f"{what} is an adapter; name its base here, and the folder as adapter of a policy on it")

@@ -15,6 +15,7 @@ from marft.game.loop_threads import LoopThread
 from marft.processes import SUBREAPER
 from marft.tools.contents import read_result
 from marft.types import Tool
+from marft.user_modules import for_programs
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
@@ -209,7 +210,7 @@ async def _made(settings: ServerSettings, stack: AsyncExitStack) -> Client:
     started = StdioServerParameters(
         command=sys.executable,
         args=["-I", "-S", str(SUBREAPER), str(os.getpid()), *settings.command],
-        env={name: _variable(name) for name in settings.environment},
+        env={**{name: _variable(name) for name in settings.environment}, **for_programs(settings.folder)},
         cwd=settings.folder or None,
     )
     errors = stack.enter_context(open(settings.log or os.devnull, "a", encoding="utf-8"))  # noqa: PTH123, SIM115
