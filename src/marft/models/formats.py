@@ -250,7 +250,7 @@ def _generation(settings: ModelSettings, config: PretrainedConfig) -> Any:
 def _refuse_folder(folder: Path, what: str) -> None:
     if not folder.is_dir():
         return  # an id on the hub
-    refuse_pickled(folder, what)
     refuse_unlisted(folder)
+    refuse_pickled(folder, what)
     if (folder / "adapter_config.json").is_file():
         raise ValueError(f"{what} is an adapter; name its base here, and the folder as adapter of a policy on it")
