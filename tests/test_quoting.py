@@ -111,6 +111,13 @@ class TestWhatShowsAnAction:
         first, second = said.split(". ")
         assert depends(said, f"Add the numbers 17 and 25. {first}. Say yes or no. {second}")
 
+    def test_short_sentences_may_be_set_apart_and_words_be_changed(self) -> None:
+        said = "It is five. Then add seven. So it makes twelve."
+        assert depends(said, f"First: It is five. {TASK} Second: Then add seven. Third: So it makes twelve.")
+        said = "The orchard by the river has pears of all kinds but the green ones are best"
+        assert depends(said, "The orchard by the [hill] has pears of all [sorts] but the green ones are [good]")
+        assert not depends(said, "The orchard by the hill is old. I count all kinds but none of pears.")
+
     def test_what_stands_in_the_arguments_of_calls_is_seen(self) -> None:
         async def talk(_: Observation, agents: Agents) -> None:
             await asked(agents.a, [user("?")])
@@ -126,6 +133,11 @@ class TestWhatShowsAnAction:
         rule = "Reply with yes or no, and nothing else."
         turns = [("a", f"Even? {rule}", "yes"), ("b", f"Odd? {rule}", "no"), ("b", f"a: yes\n{rule}", "Hm.")]
         assert dependencies(turns, "?", "a", "b") == [set(), set(), {0}]
+
+    def test_what_follows_on_the_task_by_chance_does_not_hide_an_answer(self) -> None:
+        task, rule = "Which one is it, A or B?", "Say so in a word."
+        turns = [("a", f"{task}\n\n{rule}", "B"), ("b", f"a: B\n\n{rule}", "Hm"), ("b", f"{task}\n\n{rule}", "Hm")]
+        assert dependencies(turns, task, "a", "b") == [set(), {0}, set()]
 
 
 class TestWhoOfSeveral:

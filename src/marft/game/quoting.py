@@ -26,7 +26,8 @@ WORD = re.compile(rf"{SPACED}+(?:(?<=\d)[.,](?=\d){SPACED}+)*|[^\W_]")
 ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
 SPACE = re.compile(r"\\+[nrt]")
 WINDOW = 4  # words: so many in a row that stood somewhere before are no chance
-LONGEST_PART = 6  # words of an action that show it, where it is longer than twice that
+FEW = 3  # words: fewer in a row are no part of anything
+LONGEST_PART = 6  # words of an action in a row that show it, where it is longer than twice that
 NEAR = 8  # words before a text in which its author may be named
 
 
@@ -70,15 +71,30 @@ class Speech:
         return plain(self.action.agent)
 
     @cached_property
-    def size(self) -> int:
-        """Return how many of its words in a row show it, where the whole does not stand there; 0: none do."""
-        count = len(self._words)
-        return 0 if count < WINDOW else max(WINDOW, min(LONGEST_PART, -(-count // 2)))
+    def windows(self) -> frozenset[str]:
+        """Return all stretches of few words; none where it has too few to be shown by a part."""
+        return frozenset(_windows(self._words, FEW)) if len(self._words) >= WINDOW else frozenset()
 
     @cached_property
-    def windows(self) -> frozenset[str]:
-        """Return all stretches of that many words."""
-        return frozenset(_windows(self._words, self.size)) if self.size else frozenset()
+    def own(self) -> frozenset[str]:
+        """Return those of them that it was not told."""
+        return self.windows.difference(*(_windows(text.split(), FEW) for text in self.prompt))
+
+    def new_words(self, text: str, given: Sequence[str]) -> int:
+        """Return how many words of a stretch of it are its own: they stand in nothing that it was told, or is given."""
+        words = text.split()
+        told = [False] * len(words)
+        for at, window in enumerate(_windows(words, FEW)):
+            if window not in self.own or any(f" {window} " in one for one in given):
+                told[at : at + FEW] = [True] * FEW
+        return told.count(False)
+
+    def shown_by(self, parts: Sequence[str], given: Sequence[str]) -> bool:
+        """Return whether parts of it show it: half of its own words in a row, or two thirds in all."""
+        counts = [self.new_words(part, given) for part in parts]
+        whole = self.new_words(" ".join(self._words), given)
+        in_a_row = max(WINDOW, min(LONGEST_PART, -(-whole // 2)))
+        return max(counts, default=0) >= in_a_row or sum(counts) >= max(WINDOW, -(-whole * 2 // 3))
 
     @cached_property
     def _words(self) -> list[str]:
@@ -119,16 +135,21 @@ class Quoting:
             given: the task as it was shown, and the agent's own instructions.
         """
         for text in given:
-            for window in _windows(self._words_of(text).split(), WINDOW):
-                self._shown[window] = frozenset()
+            self._shown |= dict.fromkeys(_windows(self._words_of(text).split(), WINDOW), frozenset())
         speeches = [self._speeches.get(action.id) or self._speech(action, [], []) for action in earlier]
         reading = _Reading(self._shown, [self._words_of(text) for text in given], map(self._words_of, texts))
         found = reading.authors(speeches)
         there = frozenset(action.id for action in earlier)
-        for piece in reading.pieces:
-            for window in _windows(piece.split(), WINDOW):
-                self._shown.setdefault(window, there)
+        for window in self._lines(texts, reading.pieces):
+            self._shown.setdefault(window, there)
         return found
+
+    def _lines(self, texts: Sequence[str], left: Sequence[str]) -> Iterator[str]:
+        """Yield the windows in each line of texts that is left whole: which line follows on another is chance."""
+        for line in {line for text in texts for line in text.splitlines()}:
+            words = self._words_of(line)
+            if words.count(" ") > WINDOW and any(words in piece for piece in left):
+                yield from _windows(words.split(), WINDOW)
 
     def _speech(self, action: Action, told: Sequence[str], prompt: Sequence[str]) -> Speech:
         whole = [action.message, action.message[thought(action.message) :], *told[:1]]
@@ -179,7 +200,7 @@ class _Reading:
         places, left = list(self._places(text)), list(speeches)
         cut = places if text in self._given and not speeches else places[:1] if text in self._given else []
         for place in places[len(cut) :]:
-            able = [speech for speech in speeches if not self._explained(place, text, speech)]
+            able = self._unexplained(place, text, speeches)
             waiting = [speech for speech in able if speech in left]
             if waiting:
                 left.remove(self._likeliest(place, waiting))
@@ -195,20 +216,33 @@ class _Reading:
                 yield _Place(number, at, at + len(text))
                 at = piece.find(text, at + len(text) - 1)
 
-    def _explained(self, place: _Place, text: str, speech: Speech) -> bool:
-        """Return whether a text stands within more words that had been shown before the action: then it is a piece of
-        those."""
+    def _unexplained(self, place: _Place, text: str, speeches: Sequence[Speech]) -> list[Speech]:
+        """Return those whose words these may be: for the others they are a piece of more words in a row, which had been
+        shown before the action."""
+        inside, across = self._around(place, text)
+        longer = [self._shown[window] for window in across if window in self._shown]
+        within = [self._shown.get(window) for window in inside]
+        if not longer or None in within:
+            return list(speeches)
+        names = [(speech, speech.action.id) for speech in speeches]
+        return [
+            speech
+            for speech, name in names
+            if all(name in there for there in longer) or any(name in there for there in within if there is not None)
+        ]
+
+    def _around(self, place: _Place, text: str) -> tuple[list[str], list[str]]:
+        """Return the windows in a text, and those that reach beyond it where it stands."""
         piece, words = self.pieces[place.piece], text.split()
-        before = piece[: place.start].split()[1 - WINDOW :]
-        after = piece[place.end :][: 200 * WINDOW].split()[: WINDOW - 1]
+        before = piece[: place.start].rsplit(None, WINDOW - 1)[1 - WINDOW :]
+        after = piece[place.end :].split(None, WINDOW - 1)[: WINDOW - 1]
         if len(words) >= WINDOW:
             ends = [[*before[-1:], *words[: WINDOW - 1]], [*words[1 - WINDOW :], *after[:1]]]
-            longer = any(self._known(" ".join(end), speech) for end in ends if len(end) == WINDOW)
-            return longer and all(self._known(window, speech) for window in _windows(words, WINDOW))
+            return list(_windows(words, WINDOW)), [" ".join(end) for end in ends if len(end) == WINDOW]
         around = [*before, *words, *after]
         first = max(0, len(before) + len(words) - WINDOW)
-        starts = range(first, min(len(before), len(around) - WINDOW) + 1)
-        return any(self._known(" ".join(around[at : at + WINDOW]), speech) for at in starts)
+        last = min(len(before), len(around) - WINDOW)
+        return [], [" ".join(around[at : at + WINDOW]) for at in range(first, last + 1)]
 
     def _known(self, window: str, speech: Speech) -> bool:
         there = self._shown.get(window)
@@ -216,52 +250,48 @@ class _Reading:
 
     def _likeliest(self, place: _Place, speeches: Sequence[Speech]) -> Speech:
         """Return whose words these are, of those who said the same: who is named before them last, or spoke last."""
-        before = f" {' '.join(self.pieces[place.piece][: place.start].split()[-NEAR:])} "
+        before = f" {' '.join(self.pieces[place.piece][: place.start].rsplit(None, NEAR)[-NEAR:])} "
         return max(speeches, key=lambda speech: (before.rfind(speech.role), speech.action.index))
 
     def _in_parts(self, speeches: Sequence[Speech]) -> Iterator[tuple[Speech, list[str]]]:
         """Cut out what stands here of actions that were edited or cut, the longest stretch first."""
-        waiting = [speech for speech in speeches if speech.size]
-        while True:
-            here = {size: self._windows(size) for size in {speech.size for speech in waiting}}
-            waiting = [speech for speech in waiting if not speech.windows.isdisjoint(here[speech.size])]
-            parts = [(speech, self._parts(speech)) for speech in waiting]
-            parts = [(speech, found) for speech, found in parts if found]
-            if not parts:
-                return
-            speech, places = max(parts, key=lambda part: (_longest(part[1]), part[0].action.index))
-            waiting = [one for one, _ in parts if one is not speech]
-            yield speech, [self.pieces[one.piece][one.start : one.end] for one in places]
-            self._cut(places)
+        here = {window for piece in self.pieces for window in _windows(piece.split(), FEW)}
+        able = [speech for speech in speeches if not speech.windows.isdisjoint(here)]
+        parts = [(_longest(places), one.action.index, one) for one in able if (places := self._parts(one))]
+        for _, _, speech in sorted(parts, key=lambda part: part[:2], reverse=True):
+            places = self._parts(speech)  # which others have left
+            if places:
+                yield speech, self._at(places)
+                self._cut(places)
 
-    def _windows(self, size: int) -> set[str]:
-        return {window for piece in self.pieces for window in _windows(piece.split(), size)}
+    def _at(self, places: Sequence[_Place]) -> list[str]:
+        return [self.pieces[place.piece][place.start : place.end] for place in places]
 
     def _parts(self, speech: Speech) -> list[_Place]:
-        """Return where stretches of an action stand that hold words of its own."""
-        return [place for place, own in self._stretches(speech) if own]
+        """Return where stretches of an action stand that hold words of its own, if they show it."""
+        places = list(self._stretches(speech))
+        places = [place for place, text in zip(places, self._at(places), strict=True) if self._own(text, speech)]
+        return places if speech.shown_by(self._at(places), self._given) else []
 
-    def _stretches(self, speech: Speech) -> Iterator[tuple[_Place, bool]]:
-        """Yield where stretches of an action stand, and whether they hold words of its own."""
+    def _stretches(self, speech: Speech) -> Iterator[_Place]:
+        """Yield where stretches of an action stand."""
         for number, piece in enumerate(self.pieces):
-            at, start, end, own = 0, 0, -1, False
-            for window in _windows(piece.split(), speech.size):
+            at, start, end = 0, 0, -1
+            for window in _windows(piece.split(), FEW):
                 if window in speech.windows:
-                    if at > end and end >= 0:
-                        yield _Place(number, start, end), own
-                        own = False
-                    start = at if at > end else start
+                    if at >= end >= 0:
+                        yield _Place(number, start, end)
+                    start = at if at >= end else start
                     end = at + len(window) + 2
-                    own = own or self._own(window, speech)
                 at += window.index(" ") + 1
             if end >= 0:
-                yield _Place(number, start, end), own
+                yield _Place(number, start, end)
 
-    def _own(self, window: str, speech: Speech) -> bool:
-        """Return whether an action has brought these words: they were shown neither to it nor anywhere before."""
-        if any(f" {window} " in text for text in (*speech.prompt, *self._given)):
-            return False
-        return not all(self._known(part, speech) for part in _windows(window.split(), WINDOW))
+    def _own(self, text: str, speech: Speech) -> bool:
+        """Return whether an action has brought words: they were shown neither to it nor anywhere before."""
+        words = text.split()
+        known = len(words) >= WINDOW and all(self._known(window, speech) for window in _windows(words, WINDOW))
+        return not known and speech.new_words(text, self._given) > 0
 
     def _cut(self, places: Sequence[_Place]) -> None:
         """Cut places out of the pieces."""
