@@ -1,0 +1,237 @@
+"""Mutated requests of all protocols to one team that is served: what is asked of them all, and 20,000 of them by hand.
+
+python -m tests.fuzzing_requests              # 20,000; or a number, and a first seed
+
+After any of them, a plain request is answered as before: the team is the demo's bundled model, sampled by the engine in
+this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from marft.config import parse_recipe
+from marft.config.bundled import bundled
+from marft.gateway.listening import Listener
+from marft.serving.app import App, Limits
+from marft.serving.asking import Asking
+from marft.serving.loading import loaded
+from marft.serving.settings import Served, served_table
+from tests.gateways import Response, send
+
+T = TypeVar("T")
+USER = {"role": "user", "content": "2 + 3 ="}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+SHARED = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 7, "stream": False}
+FUNCTION = {"name": "add", "description": "Add.", "parameters": SCHEMA}
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+WHOLE: dict[str, dict[str, Any]] = {
+    "chat/completions": {
+        "messages": [
+            {"role": "system", "content": "x"}, {"role": "user", "content": [{"type": "text", "text": "2 + 3 ="}]},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": "7"}, USER,
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "auto", "parallel_tool_calls": True,
+        "n": 1, "stop": ["!"], "stream_options": {"include_usage": True}, "max_tokens": 4, "max_completion_tokens": 4,
+        "logprobs": True, "top_logprobs": 2, "metadata": {"a": "b"}, **SHARED,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+    },
+    "responses": {
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "2 + 3 ="}]},
+            {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "7"}, USER,
+        ],
+        "instructions": "x", "tools": [{"type": "function", **FUNCTION}], "tool_choice": "auto", "max_output_tokens": 4,
+        "parallel_tool_calls": False, "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
+        "store": False, "include": ["message.output_text.logprobs"], "top_logprobs": 2, "metadata": {"a": "b"}, **SHARED,
+    },
+    "messages": {
+        "messages": [
+            USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "add", "input": {"a": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "7"},
+                                         {"type": "text", "text": "?"}]},
+        ],
+        "max_tokens": 4, "system": [{"type": "text", "text": "x"}], "stop_sequences": ["!"], **SHARED,
+        "tools": [{"name": "add", "description": "Add.", "input_schema": SCHEMA}], "tool_choice": {"type": "auto"},
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "metadata": {"user_id": "x"},
+    },
+}  # fmt: skip
+WHOLE["messages/count_tokens"] = {key: WHOLE["messages"][key] for key in ("messages", "system", "tools")}
+SPARE = (
+    "tools",
+    "tool_choice",
+    "response_format",
+    "text",
+    "output_config",
+    "top_logprobs",
+    "logprobs",
+    "messages",
+    "input",
+)
+UNKNOWN = ("guided_json", "stop", "n", "top_k", "best_of", "min_p", "logit_bias", "functions", "x", "stop_token_ids")
+EXTREMES: list[Any] = [
+    None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 2**64, 10**30, -(10**30), 10**400, 0.5, -0.5, 5e-324, 1e308, -1e308,
+    float("nan"), float("inf"), -float("inf"), "", " ", "x", "\0", "\ud800", "\udfff", "é" * 300, "日本", "x" * 5000, "assistant",
+    "tool", "system", "<|im_end|>", "{{ x }}", "{% raw %}", [], {}, [[]], [{}], [None], {"": ""}, {"type": "text", "text": "x"},
+    {"type": "image_url", "image_url": "x"}, [{"type": "text"}], {"$ref": "#"}, {"$ref": "https://example.org/x.json"},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, {"enum": []}, {"const": 10**30},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, {"not": {}},
+    {"type": "string", "pattern": "("}, {"type": "string", "pattern": "(a|b){1,9999}"}, {"type": "array", "minItems": 10**9},
+    {"type": "integer", "minimum": 5, "maximum": 1}, {"type": "number", "multipleOf": 0}, "required", "any", "none",
+    {"type": "function", "function": {"name": "nobody"}}, {"type": "json_object"}, {"type": "tool", "name": "add"}, USER,
+    "[" * 2000, '{"a":' * 500, "1" * 5000, '{"a": NaN}', '{"a": 1e999}', "[" * 900 + "]" * 900,
+]  # fmt: skip
+
+
+def places(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to everything in a request."""
+    inner = table.items() if isinstance(table, dict) else enumerate(table) if isinstance(table, list) else ()
+    for key, value in inner:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def _change(table: dict[str, Any], chance: random.Random) -> None:
+    path = chance.choice(list(places(table)) or [("x",)])
+    owner: Any = table
+    for key in path[:-1]:
+        owner = owner[key]
+    how, key = chance.random(), path[-1]
+    if how < 0.6:
+        owner[key] = copy.deepcopy(chance.choice(EXTREMES))
+    elif how < 0.7 and key in table:
+        del table[key]
+    elif how < 0.8:
+        table[chance.choice(UNKNOWN)] = copy.deepcopy(chance.choice(EXTREMES))
+    elif how < 0.9:
+        value: Any = 1
+        for _ in range(chance.choice((3, 50, 150, 400))):
+            value = [value] if chance.random() < 0.5 else {"properties": value}
+        owner[key] = value
+    elif isinstance(owner, list):
+        owner.extend(copy.deepcopy(owner) * chance.choice((1, 3, 100)))
+
+
+def one(seed: int) -> tuple[str, bytes]:
+    """The request of a seed: where it goes, and its body."""
+    chance = random.Random(seed)
+    path = chance.choice(list(WHOLE))
+    table = copy.deepcopy(WHOLE[path])
+    for name in SPARE:
+        if name in table and name not in ("messages", "input") and chance.random() < 0.5:
+            del table[name]
+    table["model"] = chance.choice(("team", "reasoner", "actor", "actor", "actor"))
+    table["stream"] = chance.random() < 0.2
+    if path.endswith("tokens"):
+        del table["stream"]
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        _change(table, chance)
+    body = json.dumps(table).encode()
+    if chance.random() < 0.03:
+        body = body[: chance.randrange(len(body))]
+    return path, body
+
+
+class Pestered:
+    """A team that is served, and what a plain request was answered at first."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.first = self.plain()
+
+    def plain(self) -> str:
+        """What a plain request is answered."""
+        body = {"model": "actor", "messages": [USER], "seed": 1, "max_tokens": 3, "temperature": 0}
+        answer = send(f"{self.url}/v1/chat/completions", body, timeout=60)
+        assert answer.status == 200, answer.body
+        return answer.said
+
+    def judged(self, seed: int) -> int:
+        """The status of a mutated request.
+
+        Raises:
+            AssertionError: it is none of a good server, or the next plain request is answered otherwise.
+        """
+        path, body = one(seed)
+        answer = send(f"{self.url}/v1/{path}", body, timeout=60)
+        assert answer.status in (200, 400, 404, 413), answer.body[:500]
+        _check(answer, path)
+        assert self.plain() == self.first, "a plain request is answered otherwise"
+        return answer.status
+
+
+def _check(answer: Response, path: str) -> None:
+    """See that an answer is one of its protocol."""
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        assert b'"server_error"' not in answer.body, answer.body[-500:]
+        assert b'"api_error"' not in answer.body, answer.body[-500:]
+        return
+    table = answer.table
+    if answer.status != 200:
+        assert table["error"]["message"].strip()
+        assert (table.get("type") == "error") is path.startswith("messages")
+
+
+def with_team(work: Callable[[Pestered], T]) -> T:
+    """Do something with the demo's team, untrained, behind a server in this process."""
+    table = {"name": "demo", **tomllib.loads(bundled("demo").read_text(encoding="utf-8"))}
+    with loaded(Served(parse_recipe(served_table(table), ["--threads", "1"]))) as rollouts:
+
+        async def serve() -> T:
+            app = App(Asking(rollouts.game, "demo"), asyncio.get_running_loop(), "", Limits())
+            listener = Listener(app.asgi, "127.0.0.1", 0, "the test", 5)
+            try:
+                return await asyncio.to_thread(lambda: work(Pestered(listener.address)))
+            finally:
+                listener.close()
+
+        return rollouts.wait_for(serve())
+
+
+def pester(team: Pestered, seeds: Sequence[int], each: Callable[[int, BaseException], None]) -> Counter[int]:
+    """Send mutated requests → how often each status came.
+
+    Args:
+        each: told what goes wrong, and of which seed.
+    """
+    statuses = Counter[int]()
+    for seed in seeds:
+        if seed % 500 == 499:
+            print(f"seed {seed}: {dict(statuses)}", flush=True)
+        try:
+            statuses[team.judged(seed)] += 1
+        except Exception as error:
+            each(seed, error)
+    return statuses
+
+
+def main() -> None:
+    words = [int(word) for word in sys.argv[1:]]
+    count, first = (*words, *(20_000, 0)[len(words) :])[:2]
+    faults, began = Counter[str](), time.perf_counter()
+
+    def say(seed: int, error: BaseException) -> None:
+        kind = f"{type(error).__name__}: {str(error)[:200]}"
+        faults[kind[:60]] += 1
+        if faults[kind[:60]] <= 3:
+            print(f"seed {seed}: {kind}", flush=True)
+
+    statuses = with_team(lambda team: pester(team, range(first, first + count), say))
+    print(dict(statuses), f"in {time.perf_counter() - began:.0f} s; {sum(faults.values())} faults")
+    for kind, number in faults.most_common(30):
+        print(number, kind)
+
+
+if __name__ == "__main__":
+    main()

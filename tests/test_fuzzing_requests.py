@@ -1,0 +1,33 @@
+"""Requests that nobody would send: each is answered or refused, and the next plain one is answered as before.
+
+All of them: ``python -m tests.fuzzing_requests``, or ``MARFT_FUZZ=20000`` for this file.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
+
+from tests.fuzzing_requests import one, pester, with_team
+
+COUNT = int(os.environ.get("MARFT_FUZZ", "200"))
+
+
+@pytest.mark.slow
+def test_after_any_request_a_plain_one_is_answered_as_before() -> None:
+    faults: dict[str, str] = {}
+
+    def note(seed: int, error: BaseException) -> None:
+        faults[f"python -m tests.fuzzing_requests 1 {seed}"] = f"{type(error).__name__}: {str(error)[:300]}"
+
+    statuses = with_team(lambda team: pester(team, range(COUNT), note))
+    assert not faults
+    assert statuses[400] > statuses[200] > COUNT // 20
+
+
+def test_the_same_seed_is_the_same_request() -> None:
+    assert one(7) == one(7)
+    assert len({one(seed) for seed in range(50)}) > 45
