@@ -194,6 +194,20 @@ class TestTools:
         assert not actions
         assert tally.count("episode") == 1
 
+    @pytest.mark.parametrize("prompts", ["recipe", "trace"])
+    def test_a_call_of_a_tool_that_the_recipe_lacks_is_not_learned_and_named(
+        self, tmp_path: Path, prompts: str
+    ) -> None:
+        run = self.calling(tmp_path, "--sft.prompts", prompts)
+        path = self.path(run, tmp_path, "mul")
+        path.write_text(path.read_text().replace('"name": "add"', '"name": "mul"'))  # which the trace offers
+        _, tally, actions = told(run, path)
+        assert "actor" not in {action.agent for action in actions if action.calls}
+        (reason,) = [
+            reason for reason in tally.skipped if "it calls 'mul', and the agent is offered add alone" in reason
+        ]
+        assert "tools.jsonl:1" in reason or tally.skipped[reason][1] == ["tools.jsonl:1"]
+
 
 class TestThoughts:
     @pytest.mark.parametrize(

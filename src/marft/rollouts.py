@@ -65,7 +65,7 @@ class LocalRollouts:
         return self.game.team
 
     def decode(self, policy: str, ids: TokenIds) -> str:
-        """The text of token ids of a policy."""
+        """Return what a policy's turn says, without its end and what its chat template begins each turn with."""
         return self._samplers.decode(policy, ids)
 
     def publish(self, version: int) -> None:

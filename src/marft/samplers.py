@@ -74,8 +74,8 @@ class Samplers:
         started.callback(lambda: self.wait_for(self.engine.close()))
 
     def decode(self, policy: str, ids: TokenIds) -> str:
-        """The text of token ids of a policy."""
-        return str(self.models.policies[policy].tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+        """Return what a policy's turn says, without its end and what its chat template begins each turn with."""
+        return self.renderer.option_text(policy, ids)
 
     def publish(self, version: int) -> None:
         """The policies in training are at this version now."""

@@ -82,7 +82,7 @@ class ScriptedSampler:
             EpisodeFailedError: it names none.
         """
         del sampling
-        texts = tuple(self._text(policy, option) for option in options)
+        texts = tuple(self.renderer.option_text(policy, option.tokens) for option in options)
         said = self._line(prompt, key, texts).text
         if said not in texts:
             raise EpisodeFailedError("failed", f"the script's {key.agent} chose {said!r}, which is none of its options")
@@ -91,11 +91,6 @@ class ScriptedSampler:
     def external_wait(self) -> AbstractContextManager[None]:
         """Nobody waits for anybody: what is said is there."""
         return nullcontext()
-
-    def _text(self, policy: str, option: Option) -> str:
-        format = self.renderer.formats[policy]
-        ended = len(option.tokens) > 0 and int(option.tokens[-1]) in format.stop_ids
-        return str(format.tokenizer.decode(option.tokens[: len(option.tokens) - ended].tolist()))
 
     def _line(self, prompt: Prompt, key: ActionKey, options: tuple[str, ...]) -> Line:
         random = Random(derive_seed(self.seed, *map(str, key)))

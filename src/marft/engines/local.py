@@ -24,6 +24,7 @@ from marft.engines.stillness import Stillness
 from marft.errors import RowFailedError
 from marft.game.engine import Weights
 from marft.models.backbone import Backbone
+from marft.models.control_tokens import spelled
 from marft.texts import one_line, raised, until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 
@@ -361,7 +362,7 @@ class LocalEngine:
     def _text(self, request: _Request, done: Finished) -> str:
         local = self.policies[request.policy]
         ids = done.tokens.tolist()
-        text = _decoder(local.tokenizer)(ids[:-1] if ids[-1] in local.stop_ids else ids)
+        text = spelled(local.tokenizer, ids[:-1] if ids[-1] in local.stop_ids else ids)
         return until(text, request.row.sampling.stop)
 
 
@@ -373,7 +374,3 @@ def _own(error: Exception) -> RowFailedError:
 def _pass_of(key: ActionKey) -> str:
     """``"train/12"`` of ``"train/12/1/fork/a/2+1"``: the step, or the evaluation, that a stream is of."""
     return "/".join(key.stream.partition("+")[0].split("/")[:2])
-
-
-def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))

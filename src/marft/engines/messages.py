@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.engines.roles import roles_of, taken
 from marft.game.rendering import ChatMessage, NotExact
+from marft.models.control_tokens import marked
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
 from marft.thoughts import BEGINS, ENDS
@@ -69,6 +70,31 @@ def render_text(format: Format, messages: Sequence[ChatMessage], tools: Sequence
             tokenize=False,
             add_generation_prompt=begin,
             **format.template_options,
+        )
+    )
+
+
+def marked_text(
+    format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True, own: int = 0
+) -> str:
+    """Return a whole chat as text in which control tokens that somebody wrote are marked; its ids are those of
+    :func:`render_messages`.
+
+    Args:
+        own: which message from the end is a model's own turn, in which marks of thoughts are tokens; 0: none.
+
+    Raises:
+        TemplateError, ValueError, TypeError: the template cannot show the chat.
+    """
+    tokenizer, chat = format.tokenizer, _chat(format, messages)
+    told: list[Any] = [schema(tool) for tool in tools]
+    return str(
+        tokenizer.apply_chat_template(
+            [marked(tokenizer, message, own=place == len(chat) - own) for place, message in enumerate(chat)],
+            tools=marked(tokenizer, told) or None,
+            tokenize=False,
+            add_generation_prompt=begin,
+            **marked(tokenizer, dict(format.template_options)),
         )
     )
 

@@ -12,10 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from marft.engines.call_grammar import CallFormat, grammar_of
 from marft.engines.grammars import Grammars
 from marft.engines.messages import (
+    ASKED,
     PROBES,
     appended,
     begins_thought,
     changes_turns,
+    common,
     continue_ids,
     end_of,
     render_messages,
@@ -24,15 +26,19 @@ from marft.engines.messages import (
 )
 from marft.engines.spelling import spelling_of
 from marft.engines.tool_format import ToolFormat
+from marft.engines.whole_turns import whole_turn
 from marft.game.chat import Chat
 from marft.game.live import LiveText, Spelling
 from marft.game.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
 from marft.marks import Grammar
+from marft.models.control_tokens import THOUGHTS, encoded_inside, marked, spelled
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
 from marft.thoughts import BEGINS, ENDS, Said, thinking_after, thought
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
+MOST_OPTIONS, LONGEST_OPTION = 4096, 256  # of a policy, in characters, whose ids are kept
+PROBE_OPTIONS = ("1", "Yes.")  # which begin with nothing alike
 MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the tokens wanted need not be counted
 
 
@@ -65,6 +71,7 @@ class ChatRenderer:
         self._call_ends: dict[str, str | Said] = {}  # by policy
         self._spellings: dict[str, Callable[[], Spelling]] = {}
         self._changes: dict[tuple[str, bool], NotExact | None] = {}  # by policy, and whether it has tools
+        self._options: dict[str, dict[str, TokenIds]] = {}  # by policy and text
 
     def render(
         self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
@@ -152,7 +159,7 @@ class ChatRenderer:
         """A turn that called tools, after what a teammate began it with, and what they answered, as messages."""
         format = self.formats[policy]
         if len(begun):
-            text = str(format.tokenizer.decode(begun.tolist(), skip_special_tokens=True)) + text
+            text = spelled(format.tokenizer, begun.tolist()) + text
         return list(exchange(text if format.remote else self.tool_format(policy).content(text), calls))
 
     @staticmethod
@@ -190,9 +197,8 @@ class ChatRenderer:
 
     def spelled(self, policy: str, tokens: TokenIds) -> str:
         """The text of sampled tokens, without control tokens and the end of the turn."""
-        format, ids = self.formats[policy], tokens.tolist()
-        ended = bool(ids) and ids[-1] in format.stop_ids
-        return str(format.tokenizer.decode(ids[: len(ids) - ended], skip_special_tokens=True))
+        format = self.formats[policy]
+        return spelled(format.tokenizer, _unended(format, tokens).tolist())
 
     def ids(self, policy: str, text: str) -> TokenIds:
         """The ids of a text in the middle of a turn; what looks like a control token is text."""
@@ -202,7 +208,7 @@ class ChatRenderer:
         """The ids of a text that policy ``other`` has sampled, where ``policy`` has the same tokenizer and they spell
         no more than the text."""
         theirs = self.formats[other]
-        kept = tokens[: len(tokens) - bool(len(tokens) and tokens[-1] in theirs.stop_ids)]
+        kept = _unended(theirs, tokens)
         whole = str(theirs.tokenizer.decode(kept.tolist()))
         return kept if not theirs.remote and whole == text and self._speak_alike(policy, other) else None
 
@@ -212,12 +218,25 @@ class ChatRenderer:
         return mine is theirs or mine.get_vocab() == theirs.get_vocab()
 
     def option(self, policy: str, text: str) -> TokenIds:
-        """The ids of a whole turn that says ``text``, end of turn included."""
+        """Return the ids of a whole turn that says ``text``, as the chat template shows one, end of turn included, [T].
+
+        Where the template shows it otherwise than it is, or with a thought, it is the text alone and the end of turn.
+        """
         format = self.formats[policy]
         if not format.stop_ids:
             raise ValueError(f"policy {policy!r} has no end-of-turn token, without which options cannot be compared")
-        ids = format.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return np.array([*ids, *format.stop_ids[:1]], np.int32)
+        known = self._options.setdefault(policy, {})
+        ids = known[text] if text in known else _option(format, text)
+        if len(text) <= LONGEST_OPTION and len(known) < MOST_OPTIONS:
+            known[text] = ids
+        return ids.copy()
+
+    def option_text(self, policy: str, tokens: TokenIds) -> str:
+        """Return what a turn says that :meth:`option` made: without what its chat template begins each turn with."""
+        one, other = (self.option(policy, text) for text in PROBE_OPTIONS)
+        begins = common(one, other)
+        own = tokens[begins:] if common(one[:begins], tokens) == begins else tokens
+        return self.spelled(policy, own)
 
     def context(self, policy: str) -> int:
         """Tokens that prompt and action may have together."""
@@ -340,8 +359,24 @@ class _Texts:
 
 
 def _encoded(format: ChatFormat, texts: Sequence[str]) -> TokenIds:
-    ids = format.tokenizer.encode("\n".join(texts), add_special_tokens=False, split_special_tokens=True)
-    return np.array(ids, np.int32)
+    """Return the ids of texts in the middle of a turn, [T]; what looks like a control token is text."""
+    return np.array(encoded_inside(format.tokenizer, marked(format.tokenizer, "\n".join(texts))), np.int32)
+
+
+def _unended(format: ChatFormat, tokens: TokenIds) -> TokenIds:
+    """Return the ids of a turn without the token that ends it."""
+    return tokens[: len(tokens) - (end_of(format, tokens) is not None)]
+
+
+def _option(format: ChatFormat, text: str) -> TokenIds:
+    """Return the ids of a whole turn that says a text, [T]."""
+    try:
+        found = NotExact("") if format.remote else whole_turn(format, [ASKED], {"role": "assistant", "content": text})
+    except CANNOT_RENDER as error:
+        found = NotExact(raised(error))
+    if isinstance(found, NotExact) or text not in found.text or any(mark in found.text for mark in THOUGHTS):
+        return np.array([*_encoded(format, [text]), *format.stop_ids[:1]], np.int32)
+    return found.ids
 
 
 def _shorten(tokenizer: PreTrainedTokenizerBase, texts: _Texts, excess: int, cut: Cut) -> _Texts | None:

@@ -8,6 +8,7 @@ from functools import cache
 from transformers import PreTrainedTokenizerBase
 
 from marft.game.live import Spelling
+from marft.models.control_tokens import control_ids, spelled
 from marft.thoughts import Said
 
 
@@ -18,10 +19,9 @@ def spelling_of(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> 
     def parts() -> tuple[set[int], set[int], bool]:
         vocabulary = tokenizer.get_vocab()
         bytes_ = {vocabulary[name] for byte in range(256) if (name := f"<0x{byte:02X}>") in vocabulary}
-        special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-        return special.union(stop_ids), bytes_, _tidies(tokenizer)
+        return control_ids(tokenizer).union(stop_ids), bytes_, _tidies(tokenizer)
 
-    return lambda: Spelling(lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)), *parts())
+    return lambda: Spelling(lambda ids: spelled(tokenizer, ids), *parts())
 
 
 def _tidies(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marft.game.rendering import ChatMessage
+from marft.gateway.protocol.reading import CallSaid
 from marft.texts import storable
 from marft.traces.conventions import CUT, Exchange, exchange_of, is_call
 from marft.traces.conversations import reward_of, task_of
-from marft.traces.messages import TracedMessage, chat, made, message_of, tools_of
+from marft.traces.messages import TracedMessage, answered, chat, made, message_of, tools_of
 from marft.traces.record import MOST_TURNS, UNNAMED, Tally, TracedEpisode, TracedTurn, UnreadableError
 from marft.traces.spans import Span
 from marft.usage import Usage
@@ -81,7 +82,7 @@ def _episode(name: str, spans: Mapping[str, Span], tally: Tally) -> Iterator[Tra
         tally.skip("trace", "no model is called in it that could be read", first.place)
         return
     answers = trace.answers()
-    turns = [_turn(one, trace, {**answers, **_told(one, heard[number + 1 :])}) for number, one in enumerate(heard)]
+    turns = [_turn(one, trace, _answers(one, heard[number + 1 :], answers)) for number, one in enumerate(heard)]
     root = next((span for span in spans.values() if span.parent not in spans), first)
     told = {key: value for span in (first, root) for key, value in span.attributes.items()}
     task = told.get("marft.task")
@@ -117,16 +118,16 @@ class Trace:
             found += _agent_names(outer)
         return list(dict.fromkeys(filter(None, found)))
 
-    def answers(self) -> dict[str, str]:
-        """What tools answered, by the id of the call."""
-        return {
-            str(span.attributes[key]): _text(result)
-            for span in self.spans.values()
-            for key in ("gen_ai.tool.call.id", "tool_call.id", "tool.id")
-            if key in span.attributes
-            and (result := span.attributes.get("gen_ai.tool.call.result", span.attributes.get("output.value")))
-            is not None
-        }
+    def answers(self) -> dict[str, list[str]]:
+        """Return the answers of tools by the id of the call, in the order in which the tools began."""
+        answers = dict[str, list[str]]()
+        for span in sorted(self.spans.values(), key=lambda span: (span.started, span.place)):
+            result = span.attributes.get("gen_ai.tool.call.result", span.attributes.get("output.value"))
+            ids = (span.attributes.get(key) for key in ("gen_ai.tool.call.id", "tool_call.id", "tool.id"))
+            known = next((id for id in ids if id is not None), None)
+            if known is not None and result is not None:
+                answers.setdefault(str(known), []).append(_text(result))
+        return answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,25 +156,41 @@ def _heard(trace: Trace, tally: Tally) -> Iterator[_Heard]:
             try:
                 exchange = exchange_of(span)
                 asked = [message_of(one) for one in exchange.asked]
-                shown = chat(asked, UNNAMED)  # all that a model is shown as an assistant's is its own
+                shown = chat(answered(asked), UNNAMED)  # all that a model is shown as an assistant's is its own
                 yield _Heard(span, exchange, asked, shown, message_of(exchange.said[0]))
                 count += 1
             except UnreadableError as error:
                 tally.skip("turn", str(error), span.place)
 
 
-def _told(one: _Heard, later: Sequence[_Heard]) -> dict[str, str]:
-    """What the first of later calls that is told so has as the answers to one's calls, by the call's id."""
-    answers: dict[str, str] = {}
-    for other in later if one.said.calls else ():
-        told = {message.answers: message.text for message in other.asked if message.role == "tool"}
-        answers = {**told, **answers}
-        if all(call.id in answers for call in one.said.calls):
+def _answers(one: _Heard, later: Sequence[_Heard], spans: Mapping[str, list[str]]) -> dict[int, str]:
+    """Return the answers to a turn's calls by their places: those that a later call of a model was shown, else those of
+    the tools' spans, of which each is taken once."""
+    calls, answers = one.said.calls, dict[int, str]()
+    for other in later if calls else ():
+        answers = {**_shown(calls, other.asked), **answers}
+        if len(answers) == len(calls):
             break
+    for place, call in enumerate(calls):
+        of_spans = spans.get(call.id) or []
+        answer = of_spans.pop(0) if of_spans else None
+        if answer is not None:
+            answers.setdefault(place, answer)
     return answers
 
 
-def _turn(heard: _Heard, trace: Trace, answers: Mapping[str, str]) -> TracedTurn:
+def _shown(calls: Sequence[CallSaid], asked: Sequence[TracedMessage]) -> dict[int, str]:
+    """Return what messages show as the answers to calls, by their places: where they show the calls last."""
+    ids = [(call.id, call.name) for call in calls]
+    for number, told in reversed([*enumerate(answered(asked))]):
+        if asked[number].role == "assistant" and [(c.id, c.name) for c in asked[number].calls] == ids:
+            places = {call.id: place for place, call in enumerate(told.calls)}
+            after = answered(asked)[number + 1 :]
+            return {places[message.answers]: message.text for message in after if message.answers in places}
+    return {}
+
+
+def _turn(heard: _Heard, trace: Trace, answers: Mapping[int, str]) -> TracedTurn:
     span, attributes = heard.span, heard.span.attributes
     calls, unanswered = made(heard.said.calls, answers)
     models = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name")

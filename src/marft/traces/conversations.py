@@ -1,4 +1,5 @@
-"""Conversations in OpenAI's format: ``{"messages": […]}`` a line, as fine-tuning files and logs have them.
+"""Conversations: ``{"messages": […]}`` a line, as fine-tuning files and logs have them, in OpenAI's words or brought to
+them (:mod:`marft.traces.layouts`).
 
 Several agents are told apart by the ``name`` of an assistant's message, or by ``agent`` of the line. Lines that follow
 on each other with the same ``episode`` are one. A line may also have its messages in two parts, ``{"prompt": […],
@@ -10,21 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 from marft.texts import storable
-from marft.traces.messages import TracedMessage, chat, made, message_of, tools_of
+from marft.traces.layouts import messages_in
+from marft.traces.messages import TracedMessage, answered, chat, made, message_of, tools_of
 from marft.traces.record import MOST_TURNS, UNNAMED, Tally, TracedEpisode, TracedTurn, UnreadableError
 from marft.types import Task
 
 TASK = ("task", "task_id", "id")  # fields that may name the task, the first that is there
 MOST_MESSAGES = 2048  # before a turn
-
-
-def is_conversation(table: Mapping[str, Any]) -> bool:
-    """Whether a line is one."""
-    return isinstance(table.get("messages"), list) or isinstance(table.get("completion"), list)
 
 
 def episodes(lines: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally) -> Iterator[TracedEpisode]:
@@ -52,16 +48,15 @@ def episodes(lines: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally) -> It
 
 def episode_of(table: Mapping[str, Any], place: str, tally: Tally) -> TracedEpisode | None:
     """The episode of one line; None where there is nothing to learn from it."""
-    in_parts = isinstance(table.get("completion"), list)
-    prompt = table.get("prompt") if in_parts else []
-    if not isinstance(prompt, list):
-        tally.skip("line", "its prompt is no list of messages", place)
-        return None
+    messages = list[TracedMessage]()
     try:
-        messages = [message_of(one) for one in [*prompt, *table["completion" if in_parts else "messages"]]]
+        prompt, own = messages_in(table)
+        for one in (*prompt, *own):
+            messages.append(message_of(one))
     except UnreadableError as error:
-        tally.skip("line", str(error), place)
+        tally.skip("line", str(error), f"{place} message {len(messages) + 1}")
         return None
+    messages = answered(messages)
     default = _text(table.get("agent")) or _text(table.get("role")) or UNNAMED
     named = [replace(m, name=m.name or default) if m.role == "assistant" else m for m in messages]
     turns = list(_turns(named, len(prompt), table, place, tally))
@@ -91,6 +86,7 @@ def _turns(
         first: message from which on turns are its own.
     """
     tools = tools_of(table.get("tools") or table.get("functions"))
+    answers = {message.answers: message.text for message in messages if message.role == "tool"}
     said = [number for number, message in enumerate(messages) if message.role == "assistant" and number >= first]
     for number in said[MOST_TURNS:]:
         tally.skip("turn", f"its conversation has more than {MOST_TURNS} turns", f"{place} message {number + 1}")
@@ -105,7 +101,9 @@ def _turns(
         except UnreadableError as error:
             tally.skip("turn", str(error), f"{place} message {number + 1}")
             continue
-        calls, unanswered = made(message.calls, _answers(messages[number + 1 :]))
+        calls, unanswered = made(
+            message.calls, {n: answers[call.id] for n, call in enumerate(message.calls) if call.id in answers}
+        )
         yield TracedTurn(
             id=str(number),
             names=(message.name,),
@@ -119,12 +117,6 @@ def _turns(
             weight=message.weight,
             place=place,
         )
-
-
-def _answers(after: Sequence[TracedMessage]) -> dict[str, str]:
-    """What tools answered to a turn, by the call's id: ids may come again."""
-    told = takewhile(lambda message: message.role != "assistant", after)
-    return {message.answers: message.text for message in told if message.role == "tool"}
 
 
 def _joined(whole: TracedEpisode, later: TracedEpisode, number: int, tally: Tally) -> TracedEpisode:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marft.engines.tool_format import DEPTH
@@ -66,7 +66,7 @@ def message_of(table: object) -> TracedMessage:
         name=_word(table.get("name")),
         thought=own,
         calls=calls_of(table) if role == "assistant" else (),
-        answers=_word(table.get("tool_call_id")) or (_word(table.get("name")) if role == "tool" else ""),
+        answers=_word(table.get("tool_call_id")),
         weight=weight_of(table.get("weight")),
     )
 
@@ -115,29 +115,89 @@ def calls_of(table: Mapping[str, Any]) -> tuple[CallSaid, ...]:
     listed = table.get("tool_calls")
     found = list(listed) if isinstance(listed, list) else []
     if isinstance(table.get("function_call"), Mapping):
-        found.append({"function": table["function_call"], "id": table["function_call"].get("name")})
+        found.append({"function": table["function_call"]})
     calls = []
     for number, call in enumerate(found):
         function = call.get("function", call) if isinstance(call, Mapping) else None
         name = _word(function.get("name")) if isinstance(function, Mapping) else ""
         if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
             raise UnreadableError("a call names no tool")
-        calls.append(CallSaid(_word(call.get("id")) or f"{name}/{number}", name, arguments(function.get("arguments"))))
+        calls.append(
+            CallSaid(_word(call.get("id")) or unnamed(name, number), name, arguments(function.get("arguments"), name))
+        )
     return tuple(calls)
 
 
-def arguments(value: object) -> str:
-    """The arguments of a call as JSON; a text stays as it was written.
+def unnamed(tool: str, place: int) -> str:
+    """Return the id of a turn's call that was given none."""
+    return f"{tool}/{place}"
+
+
+def arguments(value: object, tool: str = "a tool") -> str:
+    """Return the arguments of a call as the JSON of an object; a text stays as it was written.
 
     >>> arguments({"a": 1}), arguments('{"a": 1}'), arguments(None)
     ('{"a": 1}', '{"a": 1}', '{}')
+
+    Raises:
+        UnreadableError: they are none: nobody can say what the call would have done.
     """
-    if isinstance(value, str):
-        return storable(value) or "{}"
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return "{}"
     try:
-        return storable(json.dumps({} if value is None else value, ensure_ascii=False, allow_nan=False))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UnreadableError("the arguments of a call are no JSON") from error
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+        found = json.loads(text, parse_constant=_refuse)
+    except (ValueError, TypeError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or _deeper(found, DEPTH) or storable(text) != text:
+        raise UnreadableError(f"the arguments of a call of {tool!r} are no JSON object: {str(value)[:80]!r}")
+    return text
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def answered(messages: Sequence[TracedMessage]) -> list[TracedMessage]:
+    """Return the messages with an id of its own for each call, and for each answer that of the call that it answers.
+
+    An answer is of the turn before it: of the first call without one that has its id, or, where ids are not given, its
+    name, or neither. An answer with an id may also be of an earlier turn. One that answers nothing has no id.
+    """
+    named, turns = list[TracedMessage](), list[dict[str, tuple[CallSaid, bool]]]()  # calls without an answer, by turn
+    for number, message in enumerate(messages):
+        if message.role == "assistant" and message.calls:
+            given = [call.id != unnamed(call.name, place) for place, call in enumerate(message.calls)]
+            calls = [replace(call, id=f"{number}/{place}") for place, call in enumerate(message.calls)]
+            turns.append({new.id: (call, known) for new, call, known in zip(calls, message.calls, given, strict=True)})
+            message = replace(message, calls=tuple(calls))
+        elif message.role == "tool":
+            found = next((id for id, call in _open(turns, message) if _answers(message, *call)), "")
+            message = replace(message, answers=found)
+            for turn in turns:
+                turn.pop(found, None)
+        named.append(message)
+    return named
+
+
+def _open(
+    turns: Sequence[Mapping[str, tuple[CallSaid, bool]]], message: TracedMessage
+) -> Iterator[tuple[str, tuple[CallSaid, bool]]]:
+    """Yield the calls that a message may answer, those of the last turn first."""
+    yield from turns[-1].items() if turns else ()
+    for turn in reversed(turns[:-1]):
+        yield from (item for item in turn.items() if message.answers and item[1][1])
+
+
+def _answers(message: TracedMessage, call: CallSaid, given: bool) -> bool:
+    """Return whether a tool's message may be the answer to a call.
+
+    Args:
+        given: whether the call has an id of its own.
+    """
+    if message.answers and given:
+        return message.answers == call.id
+    return not message.name or message.name == call.name
 
 
 def chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessage, ...]:
@@ -170,6 +230,11 @@ def chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessage, ..
 def tools_of(listed: object) -> tuple[Tool, ...]:
     """What a model was offered, from OpenAI's ``tools`` or ``functions``; what names no tool is none."""
     tools = []
+    if isinstance(listed, str):
+        try:
+            listed = json.loads(listed)
+        except (ValueError, RecursionError):
+            listed = None
     for one in listed if isinstance(listed, list) else ():
         function = one.get("function", one) if isinstance(one, Mapping) else None
         name = _word(function.get("name")) if isinstance(function, Mapping) else ""
@@ -181,14 +246,15 @@ def tools_of(listed: object) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def made(calls: Sequence[CallSaid], answers: Mapping[str, str]) -> tuple[tuple[ToolCall, ...], tuple[int, ...]]:
+def made(calls: Sequence[CallSaid], answers: Mapping[int, str]) -> tuple[tuple[ToolCall, ...], tuple[int, ...]]:
     """A turn's calls with what tools answered, and the places of those of which nobody says.
 
     Args:
-        answers: by the call's id.
+        answers: by the call's place.
     """
-    unanswered = tuple(place for place, call in enumerate(calls) if call.id not in answers)
-    return tuple(ToolCall(call.name, call.arguments, answers.get(call.id, "")) for call in calls), unanswered
+    unanswered = tuple(place for place in range(len(calls)) if place not in answers)
+    called = tuple(ToolCall(call.name, call.arguments, answers.get(place, "")) for place, call in enumerate(calls))
+    return called, unanswered
 
 
 def _word(value: object) -> str:

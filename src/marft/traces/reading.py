@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marft.traces import assembling, conversations, rows
+from marft.traces.layouts import is_conversation
 from marft.traces.lines import objects
 from marft.traces.record import Tally, TracedEpisode
 from marft.traces.spans import Span, is_spans, spans_of
@@ -46,7 +47,7 @@ def read_traces(paths: Sequence[Path], tally: Tally) -> Iterator[TracedEpisode]:
 
 def kind_of(table: Mapping[str, Any]) -> Kind:
     """What a line is."""
-    return "conversation" if conversations.is_conversation(table) else "spans" if is_spans(table) else ""
+    return "conversation" if is_conversation(table) else "spans" if is_spans(table) else ""
 
 
 def _spans(lines: Iterator[Line], tally: Tally) -> Iterator[Span]:

@@ -17,12 +17,12 @@ import numpy as np
 
 from marft.engines.renderer import ChatRenderer
 from marft.errors import EpisodeFailedError
-from marft.game.agents import Agents
+from marft.game.agents import Agent, Agents
 from marft.game.chat import Chat, ChatRefusedError
 from marft.game.rendering import arguments_of
 from marft.game.tool_sources import StatelessSource
 from marft.traces.record import Tally, TracedTurn, UnreadableError
-from marft.traces.turns import Thinking, turn_ids
+from marft.traces.turns import Thinking, refuse_unknown_calls, turn_ids
 from marft.types import (
     ActionKey,
     Choice,
@@ -81,16 +81,13 @@ class Retold:
             ids = turn_ids(self.renderer, policy, prompt.chat, prompt.tools, turn, self.thinking)
         except UnreadableError as error:
             raise EpisodeFailedError("failed", f"{turn.place}: {error}") from error
-        format = self.renderer.formats[policy]
-        ended = bool(len(ids)) and int(ids[-1]) in format.stop_ids
-        text = str(format.tokenizer.decode(ids[: len(ids) - ended].tolist()))
         self.said.append(Retelling(key, turn, len(ids), prompt))
         return Completion(
             tokens=ids,
             log_probs=np.zeros(len(ids), np.float32),
-            text=text,
+            text=self.renderer.spelled(policy, ids),
             finish="stop" if turn.whole else "length",
-            calls=turn.calls if format.remote else None,
+            calls=turn.calls if self.renderer.formats[policy].remote else None,
             usage=turn.usage,
         )
 
@@ -141,6 +138,7 @@ class Narrator:
 
     retold: Retold
     tally: Tally
+    equipped: bool = False  # agents have the recipe's tools, not those that their requests bring
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """All turns, in their order, in one step of the environment."""
@@ -149,8 +147,7 @@ class Narrator:
             sees = tuple(ids[name] for name in turn.parents if name in ids) or None
             chat = Chat(turn.messages, turn.tools, calls=bool(turn.calls), sees=sees)
             try:
-                if turn.calls:
-                    self._check(agents[role].agent.policy, turn)
+                self._check(agents[role].agent, turn)
                 reply = await agents[role].reply(observation, chat)
             except (ChatRefusedError, UnreadableError) as error:
                 self.retold.drop(role)
@@ -159,9 +156,14 @@ class Narrator:
             ids[turn.id] = reply.action.id
         return JointAction()
 
-    def _check(self, policy: str, turn: TracedTurn) -> None:
-        """See that the model can make a turn's calls: one that cannot be said is left out alone."""
-        turn_ids(self.retold.renderer, policy, turn.messages, turn.tools, turn, self.retold.thinking)
+    def _check(self, agent: Agent, turn: TracedTurn) -> None:
+        """
+        Raises:
+            UnreadableError: the model cannot say the turn, or the agent has not the tools that it calls.
+        """
+        if self.equipped:
+            refuse_unknown_calls(turn, agent.profile.tools)
+        turn_ids(self.retold.renderer, agent.policy, turn.messages, turn.tools, turn, self.retold.thinking)
 
 
 class RecordedTools(StatelessSource):

@@ -143,7 +143,8 @@ class Stage:
             name: source if source.stateful else RecordedTools(source.tools, retold)
             for name, source in game.tools.items()
         }
-        team = replace(game.team, organization=Narrator(retold, self.tally)) if self.by_messages else game.team
+        narrator = Narrator(retold, self.tally, equipped=not self.run.team.own_words)
+        team = replace(game.team, organization=narrator) if self.by_messages else game.team
         environment = game.environment if job.known else Untold()
         seed = game.seed if job.trace.seed is None else job.trace.seed
         return replace(game, engine=retold, tools=tools, team=team, environment=environment, seed=seed)

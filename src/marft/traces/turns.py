@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from marft.engines.messages import begins_thought, common, render_messages
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.game.rendering import ChatMessage, exchange
+from marft.engines.messages import LAST, begins_thought
+from marft.engines.renderer import ChatRenderer
+from marft.engines.whole_turns import OTHERWISE, WholeTurn, whole_turn
+from marft.game.rendering import ChatMessage, NotExact, arguments_of, exchange
+from marft.models.control_tokens import encoded_inside, marked
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
 from marft.thoughts import BEGINS, ENDS
@@ -17,15 +19,15 @@ from marft.traces.record import TracedTurn, UnreadableError
 from marft.types import TokenIds, Tool
 
 Thinking = Literal["keep", "drop"]
+LEAVES_OUT = "its chat template leaves out parts of what was said"
 
 
 def turn_ids(
     renderer: ChatRenderer, policy: str, chat: Sequence[ChatMessage], tools: Sequence[Tool], turn: TracedTurn,
     thinking: Thinking,
 ) -> TokenIds:  # fmt: skip
-    """The ids of a turn as a policy's model says it, [T]. Its end is the template's, where the turn was whole.
-
-    A turn that calls tools is what the chat template makes of its calls; one that only says something is its text.
+    """Return the ids of a turn as a policy's model has to sample it after the prompt, [T]. Its end is the template's,
+    where the turn was whole.
 
     Args:
         chat: what it is said to.
@@ -35,11 +37,11 @@ def turn_ids(
         UnreadableError: the model's chat template cannot show it, or it calls tools that are not there.
     """
     format = renderer.formats[policy]
-    if turn.calls and not tools:
-        raise UnreadableError("it calls tools, and the agent is offered none")
-    text = _thought(format, turn, thinking) + turn.text
+    refuse_unknown_calls(turn, tools)
     try:
-        ids = _calling(format, chat, tools, turn, text) if turn.calls else renderer.option(policy, text)
+        ids = _ids(renderer, policy, chat, tools, turn, thinking)
+        if turn.calls and not format.remote:
+            _check_calls(renderer, policy, ids, tools, turn)
     except UnreadableError:
         raise
     except CANNOT_RENDER as error:
@@ -47,27 +49,79 @@ def turn_ids(
     return ids if turn.whole or not len(ids) or ids[-1] not in format.stop_ids else ids[:-1]
 
 
-def _thought(format: ChatFormat, turn: TracedTurn, thinking: Thinking) -> str:
-    """What stands before the text: the thought, where it is kept, or the end of one that the template begins."""
-    begun = not format.remote and begins_thought(format)
-    if turn.thought and thinking == "keep":
-        return ("" if begun else f"{BEGINS}\n") + f"{turn.thought}\n{ENDS}\n\n"
-    return f"\n{ENDS}\n\n" if begun else ""
+def refuse_unknown_calls(turn: TracedTurn, tools: Sequence[Tool]) -> None:
+    """
+    Raises:
+        UnreadableError: the turn calls a tool that the agent is not offered: its call would be refused when it acts.
+    """
+    offered = [tool.name for tool in tools]
+    unknown = next((call.name for call in turn.calls if call.name not in offered), None)
+    if unknown is not None:
+        if not offered:
+            raise UnreadableError(f"it calls tools, and the agent is offered none, not even {unknown!r}")
+        raise UnreadableError(f"it calls {unknown!r}, and the agent is offered {', '.join(offered)} alone")
 
 
-def _calling(
-    format: ChatFormat, chat: Sequence[ChatMessage], tools: Sequence[Tool], turn: TracedTurn, text: str
+def _ids(
+    renderer: ChatRenderer, policy: str, chat: Sequence[ChatMessage], tools: Sequence[Tool], turn: TracedTurn,
+    thinking: Thinking,
 ) -> TokenIds:  # fmt: skip
-    said = exchange(text, turn.calls)[0]
-    begun = render_messages(format, chat, tools)
-    whole = render_messages(format, [*chat, said], tools, begin=False)
-    if common(begun, whole) < len(begun):
-        raise UnreadableError("its chat template shows a turn that calls tools otherwise than one that begins")
-    ends = np.flatnonzero(np.isin(whole[len(begun) :], format.stop_ids))
-    if not len(ends):
-        raise UnreadableError("its chat template puts no end of turn after a turn that calls tools")
-    ids = whole[len(begun) : len(begun) + int(ends[0]) + 1]
-    shown = str(format.tokenizer.decode(ids.tolist()))
-    if not all(call.name in shown for call in turn.calls) or text.strip() not in shown:
-        raise UnreadableError("its chat template leaves out parts of a turn that calls tools")
-    return ids
+    """
+    Raises:
+        UnreadableError: the template does not show the turn as a model has to sample it.
+    """
+    format = renderer.formats[policy]
+    thought = turn.thought if thinking == "keep" else ""
+    begun = not format.remote and begins_thought(format)
+    if format.remote and not turn.calls:
+        return renderer.option(policy, (f"{BEGINS}\n{thought}\n{ENDS}\n\n" if thought else "") + turn.text)
+    reason = OTHERWISE
+    for said in _messages(turn, thought):
+        try:
+            found = whole_turn(format, chat, said, tools, exchange("", turn.calls)[1:] if turn.calls else (LAST,))
+        except CANNOT_RENDER as error:
+            reason = f"the model cannot say it: {raised(error)}"
+            continue
+        problem = _problem(found, turn, thought, begun)
+        if isinstance(found, WholeTurn) and not problem:
+            return found.ids
+        reason = problem
+    if turn.calls or not begun:
+        raise UnreadableError(reason)
+    text = (f"{thought}\n{ENDS}\n\n" if thought else f"\n{ENDS}\n\n") + turn.text  # the prompt begins the thought
+    ids = encoded_inside(format.tokenizer, marked(format.tokenizer, text, own=True))
+    return np.array([*ids, *format.stop_ids[:1]], np.int32)
+
+
+def _messages(turn: TracedTurn, thought: str) -> Iterator[dict[str, Any]]:
+    """Yield the turn as messages that templates may take: with the thought beside the text, or at its beginning."""
+    calls = exchange("", turn.calls)[0]["tool_calls"] if turn.calls else None
+    said = {"role": "assistant", "content": turn.text} | ({"tool_calls": calls} if calls else {})
+    if thought:
+        yield {**said, "reasoning_content": thought, "thinking": thought}
+        yield {**said, "content": f"{BEGINS}\n{thought}\n{ENDS}\n\n{turn.text}"}
+    else:
+        yield said
+
+
+def _problem(found: WholeTurn | NotExact, turn: TracedTurn, thought: str, begun: bool) -> str:
+    """Return why what a template shows is not what the model has to sample; "" where it is."""
+    if isinstance(found, NotExact):
+        return found.reason
+    if any(part.strip() not in found.text for part in (turn.text, thought)) or (begun and ENDS not in found.text):
+        return LEAVES_OUT
+    if turn.calls and not found.ended:
+        return "its chat template puts no end of turn after a turn that calls tools"
+    return ""
+
+
+def _check_calls(
+    renderer: ChatRenderer, policy: str, ids: TokenIds, tools: Sequence[Tool], turn: TracedTurn
+) -> None:  # fmt: skip
+    """
+    Raises:
+        UnreadableError: the calls that the ids make are not those of the turn.
+    """
+    made = [(call.name, arguments_of(call.arguments)) for call in renderer.calls(policy, ids, tools)]
+    if made != [(call.name, arguments_of(call.arguments)) for call in turn.calls]:
+        raise UnreadableError("its chat template shows a turn that calls tools otherwise than one that is sampled")

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from marft.engines.apart.words import Ask, Said, Weigh, Weighed
 from marft.engines.spelling import Ending
 from marft.marks import Masks
+from marft.models.control_tokens import spelled
 from marft.texts import until
 from marft.types import Completion, Sampling, Versions
 
@@ -53,7 +54,7 @@ class Asked:
         said = self.said
         tokens = np.concatenate([each.tokens for each in said])
         ids = tokens.tolist()
-        text = str(tokenizer.decode(ids[:-1] if ids[-1] in stop_ids else ids, skip_special_tokens=True))
+        text = spelled(tokenizer, ids[:-1] if ids[-1] in stop_ids else ids)
         return Completion(
             tokens,
             np.concatenate([each.log_probs for each in said]),
