@@ -140,6 +140,26 @@ def test_the_same_tokens_are_drawn_as_in_process(
 
 
 @slow
+def test_what_is_asked_together_is_drawn_as_alone_up_to_rounding(both: tuple[LocalRollouts, LocalRollouts]) -> None:
+    here, there = both
+    how = [(call, size) for call, size in enumerate((3, 12, 7, 1))]
+
+    async def together() -> list[Completion]:
+        return list(await asyncio.gather(*(saying(there, call=call, max_new_tokens=size) for call, size in how)))
+
+    for (call, size), other in zip(how, there.wait_for(together()), strict=True):
+        assert_same(said(here, call=call, max_new_tokens=size), other)
+
+
+def test_the_docs_promise_no_more_than_that() -> None:
+    for page in ("reliability.md", "engines.md"):
+        text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+        assert "within 1e-5 nats" in text
+        assert "not to the bit" in text
+    assert CLOSE == 1e-5
+
+
+@slow
 def test_texts_that_stop_an_action_and_listeners_are_those_of_here(both: tuple[LocalRollouts, LocalRollouts]) -> None:
     here, there = both
     whole = said(here)
