@@ -90,7 +90,7 @@ class TestAnswers:
         both = calling(call(id="c"), call(id="c"))
         tools = [answer("1", tool_call_id="c"), answer("2", tool_call_id="c")]
         told = [span(1, "chat", current([USER], both)[0]), span(2, "chat", current([USER, both, *tools], SAID)[0])]
-        (episode,), _ = read(tmp_path, otlp(told))
+        (episode,), _ = read(tmp_path, *otlp(told))
         assert outputs(episode) == [("add", "1"), ("add", "2")]
 
     def test_tools_spans_of_one_id_are_taken_in_their_order(self, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ class TestAnswers:
             }  # fmt: skip
             told += [span(number, "chat", current([USER], calling(call(id="c")))[0], start=float(number))]
             told += [span(number + 1, "add", tool, start=number + 0.5)]
-        (episode,), _ = read(tmp_path, otlp(told))
+        (episode,), _ = read(tmp_path, *otlp(told))
         assert outputs(episode) == [("add", "1"), ("add", "3")]
 
 
