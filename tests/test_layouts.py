@@ -83,7 +83,7 @@ class TestAnswers:
         (episode,), tally = read(tmp_path, {"messages": [USER, calling(call(id="c")), stray, SAID]})
         assert episode.turns[0].unanswered == (0,)
         (line,) = tally.lines()
-        assert "must follow on the turn that calls it" in line
+        assert f"the answer to '{stray.get('tool_call_id') or stray['name']}' belongs to no call" in line
         assert "t.jsonl:1 message 4" in line
 
     def test_spans_with_one_id_for_several_calls_have_an_answer_each(self, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def answered(messages: Sequence[TracedMessage]) -> list[TracedMessage]:
     """Return the messages with an id of its own for each call, and for each answer that of the call that it answers.
 
     An answer is of the turn before it: of the first call without one that has its id, or, where ids are not given, its
-    name, or neither. An answer with an id may also be of an earlier turn. One that answers nothing has no id.
+    name, or neither. An answer with an id may also be of an earlier turn. One that answers nothing keeps what it says.
     """
     named, turns = list[TracedMessage](), list[dict[str, tuple[CallSaid, bool]]]()  # calls without an answer, by turn
     for number, message in enumerate(messages):
@@ -173,7 +173,7 @@ def answered(messages: Sequence[TracedMessage]) -> list[TracedMessage]:
             message = replace(message, calls=tuple(calls))
         elif message.role == "tool":
             found = next((id for id, call in _open(turns, message) if _answers(message, *call)), "")
-            message = replace(message, answers=found)
+            message = replace(message, answers=found or message.answers or message.name)
             for turn in turns:
                 turn.pop(found, None)
         named.append(message)
