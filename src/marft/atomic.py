@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 OWN = 0o600  # rights of files that could hold what is secret
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 UNFINISHED = ".unfinished-"
 BEFORE = "-before"
 DRAFT = re.compile(re.escape(UNFINISHED) + r"[0-9a-f]{16}")  # of a file
@@ -84,6 +87,31 @@ def new_folder(path: Path) -> Iterator[Path]:
     sync_folder(path.parent)
     if before.exists():
         shutil.rmtree(before)
+
+
+def regular(path: str | Path) -> Path:
+    """Return the path, where it is no pipe, device, socket or folder, from which a read could wait for ever.
+
+    Raises:
+        OSError: it is one of them, or it cannot be looked at. Nothing is raised where nothing is there.
+    """
+    path = Path(path)
+    with suppress(FileNotFoundError):
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind != stat.S_IFREG:
+            what = KINDS.get(kind, "a device")
+            raise OSError(errno.EINVAL, f"it is {what}, and only regular files are read", str(path))
+    return path
+
+
+def read_text(path: str | Path) -> str:
+    """Return what a text file in UTF-8 holds, without a byte order mark.
+
+    Raises:
+        OSError: it is no regular file, or the system does not give it.
+        UnicodeDecodeError: it is no UTF-8.
+    """
+    return regular(path).read_text(encoding="utf-8-sig")
 
 
 def read_json(path: Path) -> Any:

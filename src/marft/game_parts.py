@@ -3,10 +3,11 @@ samples and who renders is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import cast
 
+from marft.config.agents import AgentSettings
 from marft.config.run import RunSettings
 from marft.endpoints.limits import MakeLimits
 from marft.engines.renderer import ChatRenderer
@@ -15,10 +16,13 @@ from marft.game.environment import Environment
 from marft.game.game import Game
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.team import Team
+from marft.marks import Grammar
 from marft.playing import added
 from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import Term
 from marft.tools.toolkit import Toolkit
+
+SOME_MODEL = "models.…"  # in the remedies of chat templates
 
 
 class GameParts:
@@ -91,21 +95,56 @@ def open_terms(
 def _team(run: RunSettings, toolkit: Toolkit, renderer: ChatRenderer) -> Team:
     team = Team.of(run, toolkit.equip)
     for agent in team.agents:
-        if renderer.formats[agent.policy].remote:
-            continue
-        for key, asked_for, check in (
-            ("tools", agent.profile.tools, renderer.tool_format),
-            ("memory", agent.memory == "own", renderer.check_continues),
-        ):
-            try:
-                if asked_for:
-                    check(agent.policy)
-            except ValueError as error:
-                raise ValueError(f"agents.{agent.role}.{key}: {error}") from error
-        grammar = agent.sampling.grammar
-        try:
-            if grammar:
-                renderer.check_grammar(agent.policy, grammar, thoughts=grammar.kind != "json")
-        except ValueError as error:
-            raise ValueError(f"agents.{agent.role}.sampling: {error}") from error
+        settings = next(one for one in run.agents if one.role == agent.role)
+        check_agent(run, settings, bool(agent.profile.tools), renderer)
     return team
+
+
+def check_room(run: RunSettings, contexts: Mapping[str, int]) -> None:
+    """Check that prompts have room.
+
+    Args:
+        contexts: tokens of prompt and action together, by policy.
+
+    Raises:
+        ValueError: an agent's ``max_new_tokens`` fills its model's context.
+    """
+    for agent in run.agents:
+        context = contexts[agent.policy]
+        if agent.sampling.max_new_tokens >= context:
+            raise ValueError(
+                f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
+                f"for a prompt in a context of {context} tokens"
+            )
+
+
+def check_agent(run: RunSettings, agent: AgentSettings, uses_tools: bool, renderer: ChatRenderer) -> None:
+    """Check that the model of an agent can be spoken to as the recipe wants.
+
+    Args:
+        uses_tools: the agent has tools or skills.
+
+    Raises:
+        ValueError: its chat template cannot show tools or a conversation, or no text of it can be held to the grammar.
+    """
+    role, policy = agent.role, agent.policy
+    if renderer.formats[policy].remote:
+        return
+    grammar = agent.sampling.resolve().grammar
+    checks: list[tuple[str, bool, Callable[[], object]]] = [
+        ("tools", uses_tools, lambda: renderer.tool_format(policy)),
+        ("memory", agent.memory == "own", lambda: renderer.check_continues(policy)),
+        ("sampling", grammar is not None, lambda: _check_grammar(renderer, policy, grammar)),
+    ]
+    for key, asked_for, check in checks:
+        try:
+            if asked_for:
+                check()
+        except ValueError as error:
+            said = str(error).replace(SOME_MODEL, f"models.{run.loaded_policies[policy].model}")
+            raise ValueError(f"agents.{role}.{key}: {said}") from error
+
+
+def _check_grammar(renderer: ChatRenderer, policy: str, grammar: Grammar | None) -> None:
+    if grammar is not None:
+        renderer.check_grammar(policy, grammar, thoughts=grammar.kind != "json")

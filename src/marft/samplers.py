@@ -17,6 +17,7 @@ from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.router import Router
 from marft.game.engine import Engine
 from marft.game.rendering import Cut
+from marft.game_parts import check_room
 from marft.models.pool import Models
 from marft.playing import Begun
 from marft.types import ActionKey, Profile, Sampling, TokenIds
@@ -58,7 +59,7 @@ class Samplers:
                 endpoints[name] = Endpoint(name, model.endpoint, model.path)
                 started.callback(endpoints[name].close)
         self.models = Models(run, for_parts=for_parts)
-        _check_room(run, self.models)
+        check_room(run, {name: policy.context for name, policy in self.models.policies.items()})
         self._thread = CallerThreadExecutor(cancel)
         started.callback(self._thread.shutdown)
         remote = {
@@ -135,16 +136,6 @@ def _opened(run: RunSettings, models: Models, here: Sequence[str], thread: Calle
         )
     heads = {name: len(models.policies[name].backbone.head.weight) for name in here}
     return ForeignEngine(run.engine.name, engine, heads, run.engine.tells_tokens)
-
-
-def _check_room(run: RunSettings, models: Models) -> None:
-    for agent in run.agents:
-        context = models.policies[agent.policy].context
-        if agent.sampling.max_new_tokens >= context:
-            raise ValueError(
-                f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
-                f"for a prompt in a context of {context} tokens"
-            )
 
 
 def _renderer(run: RunSettings, models: Models, remote: Mapping[str, RemotePolicy]) -> ChatRenderer:

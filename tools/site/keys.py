@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from marft.config.plugins import Plugin
-from marft.config.settings import LARGEST, Settings
+from marft.config.settings import LARGEST, LARGEST_NUMBER, Settings
 from marft.envs.grading import Grading
 
 PARTS = (Plugin, Grading)
@@ -147,7 +147,8 @@ def _bounds(metadata: Any) -> list[str]:
             attribute, sign = BOUNDS[type(bound)]
             value = getattr(bound, attribute)
             shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
-            written += [f"{sign} {shown}"] if abs(value) < LARGEST else []
+            most = LARGEST if isinstance(value, int) else LARGEST_NUMBER
+            written += [f"{sign} {shown}"] if abs(value) < most else []
     return written
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from marft import __version__
 
@@ -26,6 +28,34 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"marft {__version__}")
         raise typer.Exit
+
+
+class PathsAtHome(TyperCommand):
+    """A command whose paths may begin with ``~``, which shells leave as it is in ``--to=~/file`` and in quotes."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words, and expand those that are paths."""
+        left = super().parse_args(ctx, args)
+        for name, value in ctx.params.items():
+            ctx.params[name] = _at_home(value)
+        return left
+
+
+def _at_home(value: Any) -> Any:
+    from marft.config.folders import at_home
+
+    if isinstance(value, list | tuple):
+        return type(value)(map(_at_home, value))
+    return at_home(value) if isinstance(value, Path) else value
+
+
+def with_paths_at_home(group: typer.Typer) -> None:
+    """Let all commands of a group, and of the groups in it, take paths that begin with ``~``."""
+    for command in group.registered_commands:
+        command.cls = PathsAtHome
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            with_paths_at_home(inner.typer_instance)
 
 
 @app.callback()

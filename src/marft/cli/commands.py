@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 from rich.text import Text
@@ -19,13 +20,16 @@ from marft.cli.output import How, output
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.consulting import unlearned_replies
 from marft.config.run import idle_kl_stop, refuse_missing_packages, refuse_nothing_to_train
-from marft.envs.tasks import refuse_too_few_steps, tasks_of
+from marft.envs.tasks import NoTasksError, refuse_too_few_steps, tasks_of
 from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
 from marft.runs.going_on import resumed_or_started
 from marft.texts import one_line, visible
+
+if TYPE_CHECKING:
+    from marft.models.formats import Format
 
 PROMPT_SHOWN = 80  # characters of a task
 console = wide_console()
@@ -93,18 +97,50 @@ def _looked_at(run: RunSettings) -> list[str]:
     splits: list[Split] = ["train", "validation", "test"] if run.evaluation.every else ["train", "test"]
     sentences = []
     for split in splits:
-        tasks = tasks_of(run.environment, split)
+        try:
+            tasks = tasks_of(run.environment, split)
+        except NoTasksError as error:
+            if split != "test":
+                raise
+            sentences.append(f"{split}: {error}; training needs none, and marft eval does")
+            continue
         if split == "train":
             refuse_too_few_steps(tasks, run.rollout.max_steps)
         prompt = visible(" ".join(tasks[0].prompt.split()))
         sentences.append(f"{split}: {len(tasks)} tasks, the first is {visible(tasks[0].id)}: {prompt[:PROMPT_SHOWN]}")
     quieten()
-    for name, model in load_formats(run).items():
+    formats = load_formats(run)
+    _check_parts(run, formats)
+    for name, model in formats.items():
         ends = " or ".join(visible(str(token)) for token in model.tokenizer.convert_ids_to_tokens(list(model.stop_ids)))
         sentences.append(
             f"models.{name}: {model.context} tokens for prompt and action together; a turn ends with {ends}"
         )
     return [*sentences, *idle_kl_stop(run), *unlearned_replies(run)]
+
+
+def _check_parts(run: RunSettings, formats: Mapping[str, Format]) -> None:
+    """Check what training checks when it begins: room, tools, grammars, skills, endpoints and reward terms.
+
+    Raises:
+        ValueError: training would refuse the recipe.
+    """
+    from marft.endpoints.client import Endpoint
+    from marft.game_parts import check_agent, check_room, open_terms
+    from marft.tools.skills import read_skill
+    from marft.traces.stage import renderer_of
+
+    renderer = renderer_of(run, formats)
+    check_room(run, {policy: format.context for policy, format in renderer.formats.items()})
+    for agent in run.agents:
+        for folder in agent.skills:
+            read_skill(folder)
+        check_agent(run, agent, bool(agent.tools or agent.skills), renderer)
+    with ExitStack() as opened:
+        for name, model in run.models.items():
+            if model.endpoint:
+                opened.callback(Endpoint(name, model.endpoint, model.path).close)
+        open_terms(run, opened.callback)
 
 
 def play(

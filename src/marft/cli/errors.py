@@ -68,6 +68,11 @@ def beside(folder: Path) -> None:
     _now.folder = folder
 
 
+def folder_of_run() -> Path | None:
+    """Return the folder of the run that the command is about."""
+    return _now.folder
+
+
 @contextmanager
 def friendly(debug: bool = False) -> Iterator[None]:
     """Turn errors into a message on stderr: exit status 2 where the user can do something about it, else 1.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from marft.cli.sparks import Eta
+from marft.cli.streams import unbroken
 from marft.cli.terminal import Interruptible
 from marft.texts import storable
 from marft.types import Episode
@@ -60,7 +61,7 @@ def lines_on_stdout() -> Iterator[Lines]:
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with redirect_stdout(sys.stderr), os.fdopen(os.dup(kept), "w", encoding="ascii") as stdout:
+        with redirect_stdout(sys.stderr), unbroken(kept, 1, "ascii") as stdout:
             yield Lines(stdout)
     finally:
         os.dup2(kept, 1)

@@ -9,16 +9,19 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from marft import user_modules
-from marft.cli.app import app
+from marft.cli.app import app, with_paths_at_home
 from marft.cli.spoken import beginning, checking, engines, flows, learning, looking, planning, shipping  # noqa: F401 (importing them makes the commands)
 from marft.texts import visible
+
+with_paths_at_home(app)
 
 
 def command() -> None:
     """The console entry point: the process ends with the command."""
     from marft.cli.leaving import leaving
+    from marft.cli.streams import unbroken_streams
 
-    with leaving():
+    with leaving(), unbroken_streams(sys.argv[1:]):
         main()
 
 

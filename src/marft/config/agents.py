@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, Strict, field_validator, model_validator
+from pydantic import AfterValidator, Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.config.folders import at_home
 from marft.config.names import Role
 from marft.config.settings import Count, CountOrNone, Few, Names, Plain, Positive, Settings
 from marft.marks import Grammar
@@ -15,6 +16,10 @@ from marft.types import Profile, Sampling
 
 COLDEST = 0.001
 Strings = Annotated[tuple[str, ...], Strict(False)]
+
+
+def _at_home(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(at_home(path)) for path in paths)
 
 
 class SamplingSettings(Settings):
@@ -87,7 +92,7 @@ class AgentSettings(Settings):
     answers: bool = False  # its text is the team's answer; a single agent always does
     tools: Names = ()  # names of [tools.…] tables
     tool_use: ToolUseSettings = ToolUseSettings()  # limits of using tools
-    skills: Names = ()  # folders with a SKILL.md
+    skills: Annotated[Names, AfterValidator(_at_home)] = ()  # folders with a SKILL.md
     sampling: SamplingSettings = SamplingSettings()  # how it samples
     context: ContextSettings = ContextSettings()  # what gives way when its prompt does not fit
     thinking: Literal["keep", "drop"] = "keep"  # of <think>…</think>: whether others, and it itself later, read it

@@ -10,7 +10,16 @@ from pydantic_core import PydanticCustomError
 
 from marft.algorithms import PRESETS
 from marft.config.parts import CreditPlugin, ObjectivePlugin, SchedulePlugin, TeammateWeightPlugin
-from marft.config.settings import Count, CountOrNone, Few, Fraction, NotNegative, Positive, Settings, did_you_mean
+from marft.config.settings import (
+    CountOrNone,
+    Few,
+    Fraction,
+    NotNegative,
+    Positive,
+    Settings,
+    Weight,
+    did_you_mean,
+)
 from marft.types import Normalisation
 
 Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
@@ -36,10 +45,10 @@ class OptimizerSettings(Settings):
 class RewardSettings(Settings):
     """What the rewards become before credit is assigned: ``team`` · team reward + ``own`` · the agent's own."""
 
-    team: NotNegative = 1.0  # weight of the team's reward
-    own: NotNegative = 1.0  # weight of the agent's own
+    team: Weight = 1.0  # weight of the team's reward
+    own: Weight = 1.0  # weight of the agent's own
     shaping: Literal["none", "margin", "quality"] = "none"  # of agents' own rewards, against their earlier ones
-    shaping_weight: NotNegative = 0.5  # of what shaping adds
+    shaping_weight: Weight = 0.5  # of what shaping adds
     overlong_buffer: CountOrNone = 0  # tokens before max_new_tokens that cost up to 1; 0 is off
 
     @model_validator(mode="after")
@@ -59,7 +68,7 @@ class KLSettings(Settings):
     ``k3-corrected`` (k3 weighed with the new/old ratio) off-policy too; k3 as GRPO has it has that of KL(base ‖ π).
     """
 
-    coefficient: NotNegative = 0.0  # weight of the KL; 0 is off
+    coefficient: Weight = 0.0  # weight of the KL; 0 is off
     place: Literal["loss", "reward"] = "loss"  # in the loss, or off the reward of each decision
     # how it is estimated; in the reward k1
     estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3-corrected"
@@ -118,7 +127,7 @@ class TeammateTextSettings(Settings):
     Averaged over the policy's tokens of that kind. With coefficient 0 such text is read and not trained.
     """
 
-    coefficient: NotNegative = 0.0  # weight of the term; 0 is off
+    coefficient: Weight = 0.0  # weight of the term; 0 is off
     weight: TeammateWeightPlugin  # w of each token, from how likely it was to the agent and to its author
 
     @model_validator(mode="before")
@@ -134,7 +143,7 @@ class CriticSettings(Settings):
     kind: Literal["centralised", "independent", "none"] = "centralised"
     body: Literal["frozen", "lora"] = "frozen"  # lora: the base with an adapter of the critic's own
     heads: Literal["team", "agent"] = "team"  # one value head for all agents of a base, or one for each
-    lora_rank: Count = 8  # of body = "lora"
+    lora_rank: Annotated[int, Field(ge=1, le=65_536)] = 8  # of body = "lora"
     lora_learning_rate: LearningRate = 1e-4  # of body = "lora"
     hidden: Annotated[int, Field(ge=1, le=65_536)] = 64  # width of the head's layers
     learning_rate: LearningRate = 1e-3  # of the head
@@ -145,7 +154,7 @@ class CriticSettings(Settings):
     value_clip: NotNegative = 0.2  # how far a value may move; 0 is off
     normalise_values: bool = False  # targets are taken over their running mean and deviation (MAPPO)
     value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # of those statistics, a batch
-    coefficient: Positive = 1.0  # weight of the loss
+    coefficient: Annotated[float, Field(gt=0, le=100)] = 1.0  # weight of the loss
     epochs: Few = 1  # over a step's episodes
     minibatches: Few = 1  # of an epoch
     warmup_steps: CountOrNone = 0  # steps that fit the critic alone, to Monte-Carlo returns
@@ -167,8 +176,8 @@ class AlgorithmSettings(Settings):
     minibatches: Few = 1  # of an epoch
     kl_stop: NotNegative = 0.0  # nats a token, before an update, from which a phase makes no more; 0 is off
     team_kl: NotNegative = 0.0  # nats an environment step that all policies together may move in a step; 0 is no limit
-    entropy: NotNegative = 0.0  # weight of the entropy bonus; 0 is off
-    nll: NotNegative = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
+    entropy: Weight = 0.0  # weight of the entropy bonus; 0 is off
+    nll: Weight = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
     # times that tasks are drawn again for all-equal groups (DAPO)
     dynamic_sampling: Annotated[int, Field(ge=0, le=1000)] = 0
     reward: RewardSettings = RewardSettings()  # what rewards become before credit

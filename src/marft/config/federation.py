@@ -11,6 +11,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.atomic import read_text
+from marft.config.folders import AtHome, at_home
 from marft.config.load import explain
 from marft.config.names import Name, RunName, collisions
 from marft.config.parts import CombinerPlugin
@@ -25,10 +27,10 @@ Hiding = Annotated[float, Field(ge=0, le=1e9)]
 class SiteSettings(Settings):
     """A site: who learns there, from what, and where all that is its own lies."""
 
-    recipe: Filled  # a file, beside the federation's or anywhere; or the name of a bundled recipe
+    recipe: Annotated[Filled, AtHome]  # a file, beside the federation's or anywhere; or the name of a bundled recipe
     changes: Plain = {}  # of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }
     # all that is the site's; "": sites/NAME in the federation's
-    folder: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""
+    folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), AtHome] = ""
 
 
 class PrivacySettings(Settings):
@@ -51,7 +53,7 @@ class FederationSettings(Settings):
     """Who learns together, for how long, and how what they have learned is combined."""
 
     name: RunName  # its folder is output/name; by default the file's name
-    output: Filled = "runs"  # the folder of its folder
+    output: Annotated[Filled, AtHome] = "runs"  # the folder of its folder
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # each site's recipe gets one of its own from it
     rounds: Count = 10  # in each, sites learn apart and what they learned is combined
     steps: Count = 5  # training steps of each site in a round
@@ -108,8 +110,9 @@ def load_federation(path: Path) -> FederationSettings:
     Raises:
         ValueError: it is missing or no TOML, or a key or value is wrong; the message says which and why.
     """
+    path = at_home(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_text(path))
     except OSError as error:
         raise ValueError(f"no federation at {path}: {error.strerror}; give a TOML file (docs: federated)") from None
     except (ValueError, RecursionError) as error:

@@ -7,10 +7,28 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import AfterValidator
+
 from marft import user_modules
 from marft.user_modules import PROJECT, SOURCE
 
 FOLDER = "recipe_folder"  # what the folder is called in a recipe that is written down, and in validation contexts
+
+
+def at_home(path: str | Path) -> Path:
+    """Return a path with ``~`` and ``~user`` expanded; users that nobody knows stay as they are.
+
+    >>> at_home("rows/~a.csv")
+    PosixPath('rows/~a.csv')
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111  which raises where there is no such user
+
+
+def _text_at_home(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111
+
+
+AtHome = AfterValidator(_text_at_home)  # of texts that are paths
 
 
 def look_for_modules_in(folder: object) -> None:
@@ -48,5 +66,4 @@ def from_recipe(path: str, context: Mapping[str, object] | None) -> str:
     '/home/me/rows.csv'
     """
     folder = (context or {}).get(FOLDER) or ""
-    at_home = os.path.expanduser(path)  # noqa: PTH111  which leaves users that nobody knows as they are
-    return os.path.abspath(Path(str(folder)) / at_home)  # noqa: PTH100  without following links
+    return os.path.abspath(Path(str(folder)) / at_home(path))  # noqa: PTH100  without following links

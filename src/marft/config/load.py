@@ -12,10 +12,11 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from marft.atomic import regular
 from marft.config.algorithm import under_the_preset_named
 from marft.config.bundled import bundled, bundled_names
 from marft.config.changing import NAMED, pairs_of
-from marft.config.folders import FOLDER, look_for_modules_in
+from marft.config.folders import FOLDER, at_home, look_for_modules_in
 from marft.config.given import in_words, name_of, refuse_missing
 from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, closest, did_you_mean, too_deep
@@ -47,14 +48,14 @@ def load_recipe(
     Raises:
         ValueError: the file is missing or no TOML, or a key or value is wrong; the message says which and why.
     """
-    path = Path(path)
+    path = at_home(path)
     file = _file_of(path)
     if path.name == OF_AN_EXPORT and is_export(path.parent):
         raise ValueError(
             f"{path} is the recipe of an export; name the export itself, {path.parent}: its files are checked"
         )
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep lists included
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
@@ -65,6 +66,11 @@ def load_recipe(
 def _file_of(path: Path) -> Path | Traversable:
     if path.is_file():
         return path
+    if path.exists() and not path.is_dir():
+        try:
+            regular(path)
+        except OSError as error:
+            raise ValueError(f"no recipe at {path}: {error.strerror}") from None
     if not path.exists() and str(path) in bundled_names():
         return bundled(str(path))
     raise ValueError(f"no recipe at {path}{near(path)}")

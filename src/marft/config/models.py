@@ -10,8 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, Strict
 
+from marft.atomic import read_text
 from marft.config.algorithm import LearningRate
 from marft.config.endpoint import TeammateEndpoint
+from marft.config.folders import AtHome
 from marft.config.settings import Count, CountOrNone, Filled, Names, Plain, Positive, Settings, did_you_mean
 
 
@@ -26,12 +28,12 @@ class ModelSettings(Settings):
     """A base model: ``"tiny"`` (bundled; ``"tiny-tools"`` can call tools), a folder, or a Hugging Face id; or, with an
     ``endpoint``, a remote one."""
 
-    path: Filled  # "tiny", a folder, or a Hugging Face id; of a remote model its name there
+    path: Annotated[Filled, AtHome]  # "tiny", a folder, or a Hugging Face id; of a remote model its name there
     endpoint: TeammateEndpoint | None = None  # where a remote model is reached
     revision: Filled = "main"  # of a Hugging Face id: branch, tag or commit
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # that is computed in; auto: float32 on CPU, bfloat16 on GPU
     context: CountOrNone = 0  # tokens, prompt and action together; 0: what it, or its reader, is made for
-    chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
+    chat_template: Annotated[str, AtHome] = ""  # a Jinja file that replaces the tokenizer's own
     template_options: Plain = {}  # passed to the chat template, e.g. enable_thinking = false
     date: Annotated[str, AfterValidator(_is_day)] = "2024-07-26"  # today, to chat templates that show it
     gradient_checkpointing: bool = False  # less memory, more time; changes nothing else
@@ -40,7 +42,7 @@ class ModelSettings(Settings):
 
 
 class LoraSettings(Settings):
-    rank: Count = 8  # of the change to each layer
+    rank: Annotated[int, Field(ge=1, le=65_536)] = 8  # of the change to each layer
     alpha: Positive = 16.0  # the change counts alpha / rank times
     targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
     # B: A stays as it began, half as much learns, and averages of adapters are averages of what they change (FFA-LoRA)
@@ -64,7 +66,7 @@ class PolicySettings(Settings):
     model: str  # the base that it is on
     train: Literal["lora", "full", "frozen"] = "lora"  # an adapter, all weights, or nothing
     lora: LoraSettings = LoraSettings()  # of train = "lora"
-    adapter: str = ""  # a PEFT adapter folder to start from
+    adapter: Annotated[str, AtHome] = ""  # a PEFT adapter folder to start from
     learning_rate: LearningRate | None = None  # in place of the algorithm's
     pool: PoolSettings | None = None  # it is a pool of another one's past versions, all frozen
 
@@ -93,7 +95,7 @@ def hidden_size(model: ModelSettings) -> int | None:
     """The width of a local model, where it lies on this disk and says so."""
     folder = BUNDLED.get(model.path, Path(model.path))
     try:
-        table = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        table = json.loads(read_text(folder / "config.json"))
         size = table.get("hidden_size", table.get("text_config", {}).get("hidden_size"))
     except (OSError, ValueError, AttributeError, RecursionError):  # whoever loads the model says what is wrong
         return None

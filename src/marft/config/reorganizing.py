@@ -12,7 +12,9 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from marft.atomic import read_text
 from marft.config.consulting import without_helpers
+from marft.config.folders import at_home
 from marft.config.load import parse_recipe
 from marft.config.models import readers
 from marft.config.names import check_run_name
@@ -65,9 +67,9 @@ def read_reorganization(path: str | Path) -> Reorganization:
     Raises:
         ValueError: there is none, or it is none.
     """
-    path = Path(path)
+    path = at_home(path)
     try:
-        return Reorganization(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+        return Reorganization(path.stem, tomllib.loads(read_text(path)))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"cannot read the team of {path}: {error}") from error
 

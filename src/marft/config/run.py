@@ -14,6 +14,7 @@ from marft.config.cluster import ClusterSettings
 from marft.config.consulting import ConsultingSettings, consulting_problems
 from marft.config.curriculum import CurriculumSettings
 from marft.config.dyna import DynaSettings, dyna_problems
+from marft.config.folders import AtHome
 from marft.config.guards import GuardSettings
 from marft.config.models import (
     ModelSettings,
@@ -113,8 +114,9 @@ class RunSettings(Settings):
 
     name: RunName  # the run's folder is output/name; by default the file's name
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of everything random
-    output: Filled = "runs"  # the folder of runs
-    recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""  # where paths and modules of the recipe are
+    output: Annotated[Filled, AtHome] = "runs"  # the folder of runs
+    # where paths and modules of the recipe are
+    recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), AtHome] = ""
     device: Filled = "auto"  # auto: cuda where there is a GPU, else cpu
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's choice
     models: dict[Name, ModelSettings]  # base models by name

@@ -21,9 +21,14 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+MOST_UNKNOWN = 20  # unknown keys of a table that are named
+LONGEST_KEY = 200  # characters of a word that others are compared with
+
 
 def closest(word: str, known: Iterable[str]) -> str:
     """The known word that is spelled most alike; ``""`` where none is close."""
+    if len(word) > LONGEST_KEY:
+        return ""
     return next(iter(get_close_matches(word, sorted(known), n=1, cutoff=0.6)), "")
 
 
@@ -45,9 +50,11 @@ WRITTEN_OTHERWISE = (
 )  # the last is of paths
 DEEPEST = 32  # tables and lists inside each other, in all of a recipe
 
-Bounded = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-Positive = Annotated[float, Field(gt=0, le=LARGEST)]
-NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
+LARGEST_NUMBER = 1e6  # seconds are eleven days, and more than any reward, norm or price
+Bounded = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST_NUMBER)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
+Weight = Annotated[float, Field(ge=0, le=100)]  # of a term of a loss or of a reward
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 CountOrNone = Annotated[int, Field(ge=0, le=LARGEST)]  # 0 means something of its own
@@ -130,7 +137,12 @@ class Settings(BaseModel):
         unknown = [key for key in table if key not in cls.model_fields] if isinstance(table, dict) else []
         if not unknown:
             return handler(table)
-        problems = [_problem("unknown_key", f"unknown key {key!r}{_meant(str(key), cls)}") for key in unknown]
+        problems = [
+            _problem("unknown_key", f"unknown key {str(key)[:LONGEST_KEY]!r}{_meant(str(key), cls)}")
+            for key in unknown[:MOST_UNKNOWN]
+        ]
+        if len(unknown) > MOST_UNKNOWN:
+            problems.append(_problem("unknown_key", f"and {len(unknown) - MOST_UNKNOWN:,} more unknown keys"))
         try:
             handler({key: value for key, value in table.items() if key in cls.model_fields})
         except ValidationError as error:

@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict
 
 from marft.config.algorithm import LearningRate
+from marft.config.folders import AtHome
 from marft.config.settings import Count, CountOrNone, Few, Filled, Fraction, Settings
 
 
 class SftSettings(Settings):
     """How ``marft sft`` learns from traces, and how ``marft score`` and it read them."""
 
-    traces: Annotated[tuple[Filled, ...], Strict(False)] = ()  # files; --from names them
+    traces: Annotated[tuple[Annotated[Filled, AtHome], ...], Strict(False)] = ()  # files; --from names them
     roles: dict[Filled, Filled] = {}  # whose turns those of a name in the traces are; --role "name=role" adds one
     # what a turn is a turn after: what the recipe's team would be told, or what the trace's agent was; auto: the latter
     # where the team is a program

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Strict, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.config.folders import AtHome
 from marft.config.parts import FilterPlugin
 from marft.config.settings import Count, CountOrNone, Few, Fraction, Settings
 
@@ -16,7 +17,7 @@ class SynthesisSettings(Settings):
 
     # who plays: "scripts" (the environment's own), the folder of a run, of a checkpoint or of an export, or a recipe;
     # --teacher names it
-    teacher: str = ""
+    teacher: Annotated[str, AtHome] = ""
     split: str = "train"  # whose tasks are played; no other can be named, for what is held out is never learned from
     tasks: CountOrNone = 512  # that are played, the first of the split; 0: all
     attempts: Few = 4  # at each of them

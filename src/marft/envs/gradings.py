@@ -22,6 +22,7 @@ from marft.envs.rows import written
 from marft.envs.single_turn import Grade
 from marft.faults import defined
 from marft.game.answers import answer_in, find_answer, stated_answer
+from marft.game.loop_threads import awaited_elsewhere
 from marft.game.reading import RefusedError, flag, number
 from marft.rewards.comparing import close, contains, numbers_in, token_f1, words_of
 from marft.rewards.grader import Grader
@@ -209,7 +210,7 @@ class ByFunction(Grading):
     @classmethod
     def _can_be_called(cls, call: str, info: ValidationInfo) -> str:
         function = import_path(call, info.context)
-        fits = callable(function) and not inspect.iscoroutinefunction(function)
+        fits = callable(function)
         try:
             inspect.signature(function).bind({}, "")
         except TypeError:
@@ -230,7 +231,7 @@ class ByFunction(Grading):
             TypeError: that is no grade; the message names the function's file and line.
         """
         function = import_path(self.call)
-        said = function(cells, text)
+        said = awaited_elsewhere(function(cells, text))
         if isinstance(said, bool | np.bool_):
             return all_or_nothing(bool(said))
         both = said if isinstance(said, tuple) else (said, None)

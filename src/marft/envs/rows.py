@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from marft.atomic import regular
 from marft.config.folders import from_recipe
 from marft.config.settings import did_you_mean
 from marft.envs.arrow_tables import parquet_rows, saved_rows
@@ -110,6 +111,11 @@ def read_table(path: str, subset: str, part: str) -> Iterator[Row]:
     """
     place = Path(path)
     reader = FORMATS.get(place.suffix.lower())
+    if place.is_absolute() and not os.path.isdir(place):  # noqa: PTH112
+        try:
+            regular(place)
+        except OSError as error:
+            raise ValueError(f"environment: cannot read {path}: {error.strerror}") from None
     if reader is not None and place.is_absolute():
         rows = reader(place)
     elif place.is_absolute() and not os.path.isdir(place):  # noqa: PTH112  no path is too long

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from marft.atomic import regular
 from marft.texts import cut
 
 Rows = Iterator[tuple[str, dict[str, object]]]
@@ -134,7 +135,7 @@ def _an_object(entry: object, where: str) -> dict[str, object]:
 def _opened(path: Path) -> Iterator[TextIO]:
     """The file as UTF-8, with or without a mark of its bytes' order."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with regular(path).open(encoding="utf-8-sig", newline="") as file:
             yield file
     except OSError as error:
         raise ValueError(f"environment: cannot read {path}: {error.strerror}") from error

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from marft import atomic
+from marft.atomic import regular
 
 SOURCE, SINK = "source", "sink"  # where every path begins and ends; no node is called so
 STOP = "stop"  # what a router says to go to the sink
@@ -214,7 +215,7 @@ def read_network(path: Path) -> FlowNetwork:
     """
     remedy = "marft flow grow RUN --to FILE makes one"
     try:
-        network = _ADAPTER.validate_json(path.read_bytes())
+        network = _ADAPTER.validate_json(regular(path).read_bytes())
     except OSError as error:
         raise ValueError(f"cannot read the flow network {path}: {error.strerror}; {remedy}") from error
     except ValidationError as error:

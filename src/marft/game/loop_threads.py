@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Protocol, TypeVar, cast
+from functools import lru_cache
+from typing import Any, Protocol, TypeVar, cast
 
 from marft.faults import described, place_of
 from marft.texts import one_line, raised
@@ -45,6 +47,23 @@ class RaisedError(Exception):
     def __init__(self, said: str, place: str) -> None:
         super().__init__(f"{said} ({place})" if place else said)
         self.said, self.place = said, place
+
+
+@lru_cache(maxsize=1)
+def _for_functions() -> LoopThread:
+    return LoopThread()
+
+
+def awaited_elsewhere(said: Any) -> Any:
+    """Return what a function returned; of an async one, what comes of it on a thread that all of them share, while this
+    thread waits."""
+    if not inspect.isawaitable(said):
+        return said
+
+    async def whole() -> Any:
+        return await said
+
+    return asyncio.run_coroutine_threadsafe(whole(), _for_functions().loop).result()
 
 
 class LoopThread:

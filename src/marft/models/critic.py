@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from marft.models.alone import one_at_a_time
+
 
 class ValueHead(nn.Module):
     """Features [K, D] → values [K], through two hidden layers; float32.
@@ -13,6 +15,7 @@ class ValueHead(nn.Module):
     normalised row by row first. The last layer starts at zero: an untrained critic says 0, not noise.
     """
 
+    @one_at_a_time
     def __init__(self, features: int, hidden: int, seed: int) -> None:
         super().__init__()
         self.normalise = nn.LayerNorm(features, elementwise_affine=False)

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from marft.models import attention
+from marft.models.alone import one_at_a_time
 from marft.models.backbone import Backbone
 from marft.models.forward_check import settle_forward
 
@@ -139,6 +140,7 @@ FORWARDS = {"fused": "packed, fused", "packed": "packed", "own": "its own", "ref
 BEGIN, END = "<!-- python -m marft.models.families writes this table -->\n\n", "\n<!-- until here -->\n"
 
 
+@one_at_a_time
 def small_backbone(family: Family, dtype: torch.dtype = torch.float32) -> Backbone:
     """A small random model of a family, whose forward is settled.
 

@@ -9,9 +9,12 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from marft.atomic import read_text
+from marft.config.folders import at_home
 from marft.config.models import BUNDLED, ModelSettings
 from marft.config.run import RunSettings
 from marft.config.settings import closest, did_you_mean
+from marft.models.alone import one_at_a_time
 from marft.models.checking import refuse_pickled, refuse_sizes
 from marft.models.control_tokens import leave_thoughts
 from marft.models.dates import dated
@@ -55,6 +58,7 @@ def load_formats(run: RunSettings) -> dict[str, Format]:
     return {name: load_format(model) for name, model in run.models.items() if model.endpoint is None}
 
 
+@one_at_a_time
 def load_format(settings: ModelSettings) -> Format:
     """Load a model's format. No weights are read.
 
@@ -76,6 +80,7 @@ def load_format(settings: ModelSettings) -> Format:
     return Format(tokenizer, context_of(config, settings), ends)
 
 
+@one_at_a_time
 def load_config(settings: ModelSettings) -> PretrainedConfig:
     """Load what a model says of itself.
 
@@ -105,6 +110,7 @@ def _no_folder(path: str) -> str:
     return f"there is no folder {Path(path).absolute()}{begins}"
 
 
+@one_at_a_time
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer with the chat template to use.
 
@@ -118,10 +124,10 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
         raise ValueError(f"models: cannot load the tokenizer of {settings.path!r}: {cause_of(error)}") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     if settings.chat_template:
-        template = Path(settings.chat_template)
+        template = at_home(settings.chat_template)
         if not template.is_file():
             raise ValueError(f"models: no chat template at {template}")
-        tokenizer.chat_template = template.read_text(encoding="utf-8")
+        tokenizer.chat_template = read_text(template)
     if not tokenizer.chat_template:
         raise ValueError(
             f"models: the tokenizer of {settings.path!r} has no chat template; "

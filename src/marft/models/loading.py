@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from marft.config.models import ModelSettings
 from marft.models import attention
+from marft.models.alone import one_at_a_time
 from marft.models.backbone import Backbone
 from marft.models.checking import refuse_gaps, refuse_index, refuse_not_finite, refuse_whole_numbers
 from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
@@ -58,6 +59,7 @@ def learned_dtype(name: str, device: torch.device) -> torch.dtype:
     return pick_dtype(name, device)
 
 
+@one_at_a_time
 def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dtype, settled: bool = False) -> Backbone:
     """Load and check a base model; its weights are frozen until a policy asks for them.
 
@@ -104,6 +106,7 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     return backbone
 
 
+@one_at_a_time
 def outline(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> Backbone:
     """A base model whose weights other processes hold: names, shapes and types, without a number.
 
@@ -122,6 +125,7 @@ def outline(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -
     return backbone
 
 
+@one_at_a_time
 def load_weights(backbone: Backbone, folder: Path) -> None:
     """Read all weights of a model from a folder that ``save_pretrained`` wrote, which may name and cut them otherwise.
 

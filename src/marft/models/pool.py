@@ -15,6 +15,7 @@ from marft.config.models import LoraSettings, ModelSettings, PolicySettings, loc
 from marft.config.pools import is_later
 from marft.config.run import RunSettings
 from marft.models.adapters import load_adapter, read_adapter, save_adapter
+from marft.models.alone import one_at_a_time
 from marft.models.backbone import Backbone, Forward
 from marft.models.digests import digest_of, template_of
 from marft.models.formats import Format, load_formats, policy_context
@@ -97,6 +98,7 @@ class Models:
         ValueError: a model, tokenizer or adapter cannot be loaded.
     """
 
+    @one_at_a_time
     def __init__(
         self,
         run: RunSettings,

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from marft.models.alone import one_at_a_time
+
 VOCABULARY, WIDTH, INNER, EXPERTS, WINDOW, SEED = 96, 64, 48, 4, 7, 20
 NAMED = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 LENGTHS = re.compile(
@@ -18,6 +20,7 @@ LENGTHS = re.compile(
 GROWING = ("longrope", "dynamic")  # rotations that change with the row; ``context`` ends before they do
 
 
+@one_at_a_time
 def small_copy(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedModel | None:
     """A float32 copy of each kind of layer, or None where the configuration does not let itself be shrunk.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from marft.atomic import read_text
 from marft.config.models import BUNDLED, ModelSettings
 from marft.planning.known import KNOWN, known_shape
 from marft.planning.shapes import Shape, shape_of
@@ -54,7 +55,7 @@ def _cached(model: ModelSettings) -> Path | None:
 
 def _read(path: Path, where: str) -> Shape:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(read_text(path))
     except OSError as error:
         raise ValueError(f"{where}: cannot read {path}: {error.strerror}; give one that can be read") from error
     except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft.config.folders import FOLDER
+from marft.config.folders import FOLDER, at_home
 from marft.config.given import Given
 from marft.config.load import load_recipe as read_recipe
 from marft.config.load import parse_recipe, to_toml
@@ -113,7 +113,7 @@ def train(
         if start_from is not None:
             check_place(start_from, "start_from: a checkpoint")
         folder = folder or RunFolder(Path(settings.output) / settings.name)
-        begins_with = None if start_from is None else Path(start_from)
+        begins_with = None if start_from is None else at_home(start_from)
         resume, start_from, overwrite = resumed_or_started(folder, begins_with)
 
     def learn(*arguments: Any, **options: Any) -> None:
@@ -149,7 +149,7 @@ def learned(
     with in_words():
         from marft.evaluation.report import write_report
 
-        source = None if start_from is None else Path(start_from)
+        source = None if start_from is None else at_home(start_from)
         learn(run, folder, resume=resume, start_from=source, overwrite=overwrite, observer=observer or Warned())
         write_report(folder)
     return Run(folder, tuple(run.given.values()))
@@ -202,7 +202,7 @@ def evaluate(
             tasks or settings.evaluation.tasks, bool(shuffle_messages), lambda _=None: None,
             attempts=attempts or settings.evaluation.attempts,
             keeping=Keeping(folder.evaluations, bool(again)) if folder else None,
-            scenarios=read_scenarios(Path(scenarios)) if scenarios is not None else None, reorganized=changed,
+            scenarios=read_scenarios(at_home(scenarios)) if scenarios is not None else None, reorganized=changed,
         )  # fmt: skip
 
 
@@ -287,7 +287,7 @@ def worth(
 
         wanted = Options(
             checkpoint, names_in(only, "only", "single"), tasks, samples, attempts, resamples,
-            names_in(crossed, "crossed", "last"), None if single is None else Path(single), paraphrase, bool(again),
+            names_in(crossed, "crossed", "last"), None if single is None else at_home(single), paraphrase, bool(again),
         )  # fmt: skip
         found = worth_of(settings, folder, wanted, lambda _=None: None)
         write_worth(folder.worth, found)
@@ -324,7 +324,7 @@ def run_of(
     if isinstance(recipe, Run):
         given = [*{**_by_words(recipe.given), **_by_words(given)}.values()]
         recipe = recipe.path
-    if isinstance(recipe, str | Path) and Path(recipe).is_dir():
+    if isinstance(recipe, str | Path) and at_home(recipe).is_dir():
         folder = RunFolder.open(recipe)
         words, tables = _apart(changes, more)
         return folder.settings_in_place(words, tables, given), folder

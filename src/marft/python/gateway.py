@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marft.config.folders import at_home
 from marft.config.given import Given
 from marft.config.load import parse_recipe, to_toml
 from marft.config.run import RunSettings
@@ -75,7 +76,7 @@ class Gateway:
             from marft.serving.recording import Recorder
 
             try:
-                self._recorder = Recorder(Path(record), lambda _: None)
+                self._recorder = Recorder(at_home(record), lambda _: None)
             except ValueError:
                 self.close()
                 raise

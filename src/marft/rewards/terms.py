@@ -18,18 +18,19 @@ r"""What a reward is composed of: named terms, each with a weight and a clip, in
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, Strict, ValidationInfo, field_validator
+from pydantic import Strict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.given import ImportPath
 from marft.config.plugins import Plugin, import_path
-from marft.config.settings import LARGEST, Names, did_you_mean
+from marft.config.settings import Bounded, Names, did_you_mean
 from marft.endpoints.limits import MakeLimits
 from marft.faults import defined
 from marft.rewards.patterns import Pattern, holds
@@ -55,7 +56,7 @@ class Term(Plugin, ABC):
 
     own_timeout: ClassVar[bool] = False
     # what the term counts, after the clip; below 0 it is a price
-    weight: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] = 1.0
+    weight: Bounded = 1.0
     clip: Annotated[tuple[float, float] | None, Strict(False)] = None  # the lowest and the highest value that counts
     # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
     shapes: bool = False
@@ -236,7 +237,7 @@ class Format(Term):
 
 class Function(Term):
     """What a function of yours says of the whole episode: a number for the team, or numbers by agent; ``call`` is its
-    import path, ``"my_package.rewards:brevity"``."""
+    import path, ``"my_package.rewards:brevity"``. It may be async."""
 
     call: ImportPath  # import path: my_package.rewards:brevity
 
@@ -255,10 +256,18 @@ class Function(Term):
         """Where the function stands: file and line."""
         return defined(import_path(self.call))
 
-    def score(self, episode: Episode) -> list[TermReward]:
-        """Ask the function about the whole episode; what it gives counts at the end."""
+    def score(self, episode: Episode) -> list[TermReward] | Awaitable[list[TermReward]]:
+        """Ask the function about the whole episode; what it gives counts at the end. An async function is awaited."""
         said = import_path(self.call)(episode)
-        return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, said)
+        return _awaited(episode, said) if inspect.isawaitable(said) else _given(episode, said)
+
+
+async def _awaited(episode: Episode, said: Awaitable[Any]) -> list[TermReward]:
+    return _given(episode, await said)
+
+
+def _given(episode: Episode, said: Any) -> list[TermReward]:
+    return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, said)
 
 
 def names_of(terms: Sequence[Term]) -> list[str]:

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from marft import __version__, atomic
 from marft.config.changing import pairs_of
+from marft.config.folders import at_home
 from marft.config.given import NotGivenError, in_words
 from marft.config.load import keys_of, load_recipe, to_toml
 from marft.config.names import check_run_name
@@ -56,7 +57,7 @@ class RunFolder:
         Raises:
             ValueError: there is none.
         """
-        folder = RunFolder(Path(path))
+        folder = RunFolder(at_home(path))
         if not folder.config.is_file():
             raise ValueError(f"no run at {path}: it has no config.toml{folder.whole_recipe() or folder.near()}")
         return folder

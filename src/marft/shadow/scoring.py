@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from marft.atomic import read_text
 from marft.config.run import RunSettings
 from marft.config.shadow import ShadowSettings
 from marft.declared import Declared
@@ -181,7 +182,7 @@ def read_feedback(path: Path) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--feedback: cannot read {path}: {error}") from error
     for number, line in enumerate(lines, 1):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from marft.config.folders import AtHome
 from marft.config.parts import SinkPart
 from marft.config.settings import Filled, Names
 from marft.sinks.interface import Opening
@@ -27,7 +28,7 @@ class WandB(SinkPart):
     group: str = ""  # of runs that are shown together
     tags: Names = ()  # to find it by
     mode: Literal["", "online", "offline"] = ""  # offline: kept for wandb sync; "": WANDB_MODE, else online
-    directory: str = ""  # where its files go; "": WANDB_DIR, else the folder that marft runs in
+    directory: Annotated[str, AtHome] = ""  # where its files go; "": WANDB_DIR, else the folder that marft runs in
 
     def open(self, run: Opening) -> _Run:
         import wandb

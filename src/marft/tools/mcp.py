@@ -7,12 +7,14 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from typing import Annotated
 
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import Strings
 from marft.config.endpoint import VARIABLE, checked_url
+from marft.config.folders import AtHome
 from marft.config.plugins import Plugin
 from marft.config.settings import Positive
 from marft.game.tool_sources import StatelessSource, ToolSession, ToolSource
@@ -42,8 +44,8 @@ class MCP(Plugin):
 
     command: Strings = ()  # starts a server: program and arguments
     environment: Strings = ()  # variables of ours that the server may see
-    folder: str = ""  # that a started server works in
-    log: str = ""  # file for what it writes to standard error; else that is dropped
+    folder: Annotated[str, AtHome] = ""  # that a started server works in
+    log: Annotated[str, AtHome] = ""  # file for what it writes to standard error; else that is dropped
     url: str = ""  # of a server that is running
     header_variables: dict[str, str] = {}  # a header, and the environment variable that holds all of it
     only: Strings = ()  # the names of some tools; all when empty

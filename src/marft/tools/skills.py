@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from marft.atomic import read_text
 from marft.sandbox.runner import require_isolation, run_python
 from marft.sandbox.settings import SandboxSettings
 from marft.tools.python import Sandboxed, report
@@ -83,7 +84,7 @@ def read_skill(folder: str) -> Skill:
 def _about(path: Path) -> tuple[str, str, str]:
     """Name, description and instructions of a skill."""
     try:
-        parts = HEADER.match((path / "SKILL.md").read_text(encoding="utf-8-sig"))
+        parts = HEADER.match(read_text(path / "SKILL.md"))
         about = yaml.safe_load(parts[1]) if parts else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"cannot read the skill at {path}: {error}") from error

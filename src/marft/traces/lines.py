@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from marft.atomic import regular
 from marft.traces.record import Tally
 
 LONGEST_LINE = 64 * 2**20  # bytes
@@ -19,7 +21,7 @@ def objects(path: Path, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
         ValueError: the file cannot be opened.
     """
     try:
-        file = path.open("rb")
+        file = regular(path).open("rb")
     except OSError as error:
         raise ValueError(f"cannot read the traces of {path}: {error.strerror or error}") from error
     with file:
@@ -31,7 +33,7 @@ def objects(path: Path, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                found = json.loads(line)
+                found = json.loads(line.removeprefix(BOM_UTF8) if number == 1 else line)
             except (ValueError, RecursionError):  # cut short, no UTF-8, numbers of thousands of digits, too deep
                 tally.skip("line", "it is no JSON; one object a line is read", place)
                 continue

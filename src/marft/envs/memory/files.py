@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Literal
 
+from marft.atomic import read_text
 from marft.envs.contents import CONTENT, content_of
 from marft.envs.memory.conversations import Chunk, Kind, Question
 from marft.envs.memory.grading import NOT_MENTIONED
@@ -57,7 +57,7 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
         ValueError: it cannot be read, or is not laid out so.
     """
     try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        rows = json.loads(read_text(path))
     except OSError as error:
         raise ValueError(f"environment: cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -19,6 +19,7 @@ from pathlib import Path, PurePath
 
 import yaml
 
+from marft.atomic import read_text, regular
 from marft.config.settings import did_you_mean
 from marft.envs.mle.competition import Competition, InvalidError, predictions
 from marft.envs.mle.medals import Leaderboard
@@ -72,7 +73,7 @@ def read(folder: Path, metrics: Mapping[str, str]) -> Competition:
     answers = _answers(folder, private, columns)
     told = description / "description.md"
     with _read(told):
-        text = told.read_text(encoding="utf-8")
+        text = read_text(told)
     made = Competition(text, given, answers, columns, metric, _leaderboard(folder, metric))
     _check(folder, made, sample)
     return made
@@ -131,7 +132,7 @@ def _answers(folder: Path, private: Path, columns: tuple[str, str]) -> dict[str,
     """Right answers by id, from a table that has both columns."""
     tables = sorted(private.glob("*.csv"), key=lambda file: (file.name not in ANSWERS, file.name))
     for table in tables:
-        with _read(table), table.open(encoding="utf-8-sig", newline="") as file:
+        with _read(table), regular(table).open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
         if rows and set(columns) <= set(rows[0]):
             found = [((row[columns[0]] or "").strip(), row[columns[1]]) for row in rows]

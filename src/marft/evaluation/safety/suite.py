@@ -17,7 +17,8 @@ from zlib import crc32
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.folders import FOLDER, from_recipe, look_for_modules_in
+from marft.atomic import read_text
+from marft.config.folders import FOLDER, at_home, from_recipe, look_for_modules_in
 from marft.config.load import explain
 from marft.config.names import Name
 from marft.config.parts import CheckPlugin
@@ -171,11 +172,11 @@ def read_suite(path: str | Path) -> Suite:
     Raises:
         ValueError: there is none, or something in it is wrong; the message says what.
     """
-    file, folder = _file_of(Path(path))
+    file, folder = _file_of(at_home(path))
     name = file.name.removesuffix(".toml")
     check_name(name)
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     look_for_modules_in(folder)
@@ -206,7 +207,7 @@ def _rows(path: Path) -> list[str]:
         ValueError: it cannot be read, holds none, or a line has no text.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in read_text(path).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the attacks of {path}: {error}") from error
     found = [_text(path, number, line) for number, line in enumerate(lines, 1)]

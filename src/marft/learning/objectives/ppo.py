@@ -8,7 +8,6 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.parts import ObjectivePart
-from marft.config.settings import NotNegative
 from marft.learning.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
@@ -21,7 +20,8 @@ class PPO(ObjectivePart):
     clip: Annotated[float, Field(ge=1e-6, lt=1)] = 0.2  # how far below 1 the ratio counts
     # how far above 1; as clip unless given (DAPO's clip-higher)
     clip_high: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None
-    dual_clip: NotNegative = 0.0  # for A < 0 the loss stays above this times A; above 1; 0 is off
+    # for A < 0 the loss stays above this times A; above 1; 0 is off
+    dual_clip: Annotated[float, Field(ge=0, le=1000)] = 0.0
 
     @field_validator("dual_clip")
     @classmethod
