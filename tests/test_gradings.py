@@ -235,10 +235,6 @@ def broken(row: Mapping[str, Any], text: str) -> float:
     return float(row["nothing"])
 
 
-async def later(row: Mapping[str, Any], text: str) -> float:
-    return 1.0
-
-
 class TestFunctions:
     @pytest.mark.parametrize(
         ("name", "earned"),
@@ -252,7 +248,6 @@ class TestFunctions:
         [
             ("tests.test_gradings:nothing", "cannot import"),
             ("tests.test_gradings:RIGHT", "is no function of a row and a text; write: def RIGHT(row, text)"),
-            ("tests.test_gradings:later", "is no function of a row and a text"),
             ("tests.test_gradings:reward", "is no function of a row and a text"),
         ],
     )
