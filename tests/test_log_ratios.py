@@ -48,7 +48,7 @@ class TestLimits:
         assert terms.tolist() == pytest.approx(expected, rel=1e-9)
 
     def test_of_a_teammates_text(self) -> None:
-        weights = Truncated(cap=1e6).weigh(FAR, NEAR, column(1.0, 2.0))
+        weights = Truncated(cap=1e9).weigh(FAR, NEAR, column(1.0, 2.0))
         assert weights.tolist() == pytest.approx([LIMIT, 1 / LIMIT], rel=1e-12)
 
     @pytest.mark.parametrize("level", ["token", "action", "geometric"])

@@ -11,11 +11,13 @@ from pydantic_core import PydanticCustomError
 from marft.algorithms import PRESETS
 from marft.config.parts import CreditPlugin, ObjectivePlugin, SchedulePlugin, TeammateWeightPlugin
 from marft.config.settings import (
+    LARGEST,
     CountOrNone,
     Few,
     Fraction,
     NotNegative,
     Positive,
+    Ratio,
     Settings,
     Weight,
     did_you_mean,
@@ -101,9 +103,9 @@ class SamplerCorrectionSettings(Settings):
 
     # what gets a weight; none: no correction. Engines apart: token at token level, else geometric
     level: Literal["none", "token", "action", "geometric"] = "none"
-    cap: Positive = 2.0  # the largest weight
-    low: NotNegative = 0.0  # weights below it become 0; needs high
-    high: NotNegative = 0.0  # weights above it become 0; 0 is off
+    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # the largest weight
+    low: Ratio = 0.0  # weights below it become 0; needs high
+    high: Ratio = 0.0  # weights above it become 0; 0 is off
 
     @model_validator(mode="after")
     def _check_band(self) -> SamplerCorrectionSettings:

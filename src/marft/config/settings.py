@@ -54,6 +54,7 @@ LARGEST_NUMBER = 1e6  # seconds are eleven days, and more than any reward, norm 
 Bounded = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST_NUMBER)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
+Ratio = Annotated[float, Field(ge=0, le=LARGEST)]  # of probabilities
 Weight = Annotated[float, Field(ge=0, le=100)]  # of a term of a loss or of a reward
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]

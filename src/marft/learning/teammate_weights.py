@@ -7,10 +7,12 @@ would hardly write it, which is where there is most to learn, lets nothing throu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from marft.config.parts import TeammateWeightPart
-from marft.config.settings import Fraction, NotNegative, Positive
+from marft.config.settings import LARGEST, Fraction, NotNegative, Positive
 from marft.learning.interfaces import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 class Truncated(TeammateWeightPart):
     """``min(π/μ, cap)``: truncated importance sampling (LlamaRL, 2025)."""
 
-    cap: Positive = 2.0  # the largest weight
+    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # the largest weight
 
     def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
         """The weight of each token, [T]."""
@@ -38,7 +40,7 @@ class Bounded(TeammateWeightPart):
     """
 
     floor: NotNegative = 0.5  # the least weight of what was good; 0: none
-    cap: Positive = 2.0  # the largest weight
+    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # the largest weight
     clip: Fraction = 0.2  # how far below 1 the ratio of what was bad may be; 1: as far as it likes
 
     def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
