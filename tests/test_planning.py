@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +305,32 @@ def test_an_engine_in_process_has_logits_of_all_its_rows_three_times_or_a_forwar
     logits = 3 * 4 * 64 * KNOWN["qwen2.5-3b"].vocabulary  # 64 episodes, whose agents take turns
     short = planned(run, known=Known(prompt=1, action=64, longest=64)).best.processes[0]
     assert taken(short, "sampling on base") == logits
+
+
+PROMISE = re.compile(r"one GPU with (\d+) GB")
+RECIPES = Path(str(files("marft") / "recipes"))
+
+
+def promised(name: str) -> float | None:
+    """Bytes of the GPU that a bundled recipe says it is for."""
+    head = re.match(r"(?:#.*\n)+", (RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
+    found = PROMISE.search(head[0]) if head else None
+    return float(found[1]) * 1e9 if found else None
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.toml")))
+def test_a_recipe_fits_the_gpu_that_it_is_said_to_be_for(name: str) -> None:
+    run, memory = load_recipe(name), promised(name)
+    real = any(model.path not in BUNDLED for model in run.models.values() if model.endpoint is None)
+    assert real == (memory is not None), "a recipe with a model of the hub says which GPU it is for"
+    if memory is not None:
+        assert plan(run, Ask(1, replace(CARDS["rtx4090"], memory=memory))).fits
+
+
+@pytest.mark.parametrize("gpu", ["rtx4090", "a100-40"])
+def test_every_advice_can_be_followed(gpu: str) -> None:
+    for name in ("math_32b", "math_7b"):
+        before = planned(load_recipe(name), gpu)
+        assert not before.fits or changes(before) == []
+        for change in changes(before):
+            assert change.plan.fits

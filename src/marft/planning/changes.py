@@ -150,5 +150,7 @@ def _more_gpus(before: Plan) -> Change | None:
 
 
 def _planned(run: RunSettings, keys: Keys, ask: Ask) -> Plan:
+    if "engine.kind" in keys:  # another engine has none of the in-process engine's memory, nor its keys
+        keys = {key: value for key, value in keys.items() if key != "engine.prefix_cache_mb"}
     table = run.model_dump(mode="json", exclude_none=True)
     return plan(parse_recipe(table, changes=keys, given=run.given.values()), ask)
