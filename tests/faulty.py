@@ -252,6 +252,12 @@ class Remembering(Sound):
         return Observation(f"{attempt.task.prompt} This is attempt {len(self.seen)}.")
 
 
+class Writing(Sound):
+    def first(self, attempt: Attempt) -> Observation:
+        attempt.task.data["seen"] = True  # type: ignore[index]
+        return super().first(attempt)
+
+
 class Overlapping(Sound):
     current: ClassVar[dict[str, str]] = {}
 

@@ -175,26 +175,24 @@ def pays_one(episode: Episode) -> float:
     return 1.0
 
 
-class Pays:
-    @staticmethod
-    def ten(episode: Episode) -> dict[str, float]:
-        return {"a": 10.0}
+def pays_ten(episode: Episode) -> dict[str, float]:
+    return {"a": 10.0}
 
 
 def test_terms_of_one_kind_are_logged_apart_under_names_that_say_which() -> None:
     here = "tests.test_rewards"
     terms = [
-        Function(call=f"{here}:pays_one"), Function(call=f"{here}:Pays.ten"), Function(call=f"{here}:pays_one", weight=2.0),
+        Function(call=f"{here}:pays_one"), Function(call=f"{here}:pays_ten"), Function(call=f"{here}:pays_one", weight=2.0),
         Format(pattern="plan"), Format(pattern="<x>"), StepCost(), Function(call=f"{here}:raises"),
     ]  # fmt: skip
-    assert compose(episode(1.0), terms).error.startswith("reward term 'function_raises' raised")
+    assert compose(episode(1.0), terms).error.startswith("reward term 'Function_raises' raised")
     made = compose(episode(1.0), terms[:-1])
     assert made.transitions[0].terms == {
-        "function_pays_one": 1.0, "function_Pays_ten": 0.0, "function_Pays_ten/a": 10.0, "function_pays_one_2": 2.0,
-        "format": 0.0, "format/a": 1.0, "format/b": 0.0, "format_2": 0.0, "format_2/a": 0.0, "format_2/b": 1.0,
-        "step_cost": -1.0,
+        "Function_pays_one": 1.0, "Function_pays_ten": 0.0, "Function_pays_ten/a": 10.0, "Function_pays_one_2": 2.0,
+        "Format": 0.0, "Format/a": 1.0, "Format/b": 0.0, "Format_2": 0.0, "Format_2/a": 0.0, "Format_2/b": 1.0,
+        "StepCost": -1.0,
     }  # fmt: skip
-    assert list(compose(episode(1.0), terms[:1]).transitions[0].terms) == ["function"]
+    assert list(compose(episode(1.0), terms[:1]).transitions[0].terms) == ["Function"]
 
 
 def raises(episode: Episode) -> float:

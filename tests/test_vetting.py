@@ -46,6 +46,7 @@ FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what 
     faulty.Unscripted: ("nonsense", "without a space earns 1 for sum/0, which is solved with that"),
     faulty.Chance: ("repeatable", "come to something else the second time"),
     faulty.SharedNumbers: ("own numbers", "it draws from random, numpy.random or torch"),
+    faulty.Writing: ("nothing shared", "sessions write into Task.data (sum/"),
     faulty.Overlapping: ("nothing shared", "played at the same time disturb each other"),
     faulty.Fragile: ("odd input", "step() raised ValueError: Exceeds the limit"),
     faulty.Spoiled: ("odd input", "step() raised AssertionError: no box has such a number"),

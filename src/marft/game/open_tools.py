@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marft.game.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
+from marft.game.tasks import own_copy
 from marft.game.tool_sources import ToolSession, ToolSource
 from marft.texts import storable
 from marft.types import Task
@@ -69,7 +70,7 @@ class OpenTools:
 
     async def _open(self) -> None:
         """On the session's own thread. What is opened too late ends at once."""
-        session = self.source.open(self.task, self.seed)
+        session = self.source.open(own_copy(self.task), self.seed)
         with self._deciding:
             late = self._over
             self._session = None if late else session

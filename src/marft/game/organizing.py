@@ -5,6 +5,7 @@ from __future__ import annotations
 from marft.errors import EpisodeFailedError
 from marft.faults import described
 from marft.game.loop_threads import cancelled
+from marft.game.tasks import own_copy
 from marft.game.team import EpisodicOrganization, Organization
 from marft.texts import name_of
 from marft.types import Task
@@ -23,7 +24,7 @@ def open_for(organization: Organization, task: Task, seed: int) -> Organization:
         return organization
     who = f"the organization {name_of(organization)}: opened()"
     try:
-        found: object = organization.opened(task, seed)
+        found: object = organization.opened(own_copy(task), seed)
     except BaseException as error:
         if cancelled():
             raise

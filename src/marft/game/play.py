@@ -12,6 +12,7 @@ from marft.game import reading
 from marft.game.game import Attempt, Game
 from marft.game.loop_threads import LoopThread, OverdueError, RaisedError
 from marft.game.planting import shown
+from marft.game.tasks import own_copy
 from marft.game.turns import Turns
 from marft.seeds import derive_seed
 from marft.texts import name_of
@@ -24,6 +25,7 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     Whatever goes wrong in the environment or the organization makes the episode ``failed`` or ``timed_out``, with
     the reason; it never becomes a reward.
     """
+    attempt = replace(attempt, task=own_copy(attempt.task))  # the episode's; sessions, tools and terms have their own
     game = replace(game, team=game.team.played_by(attempt.policies).told(may_ask=attempt.questions > 0))
     turns = Turns(game, attempt)
     thread = game.threads.acquire()
@@ -48,7 +50,7 @@ async def _run(attempt: Attempt, turns: Turns, outside: Outside) -> Status:
     game, origin = turns.game, attempt.replay or attempt
     seed = derive_seed(game.seed, "session", origin.stream, attempt.task.id, origin.sample)
     roles = {agent.role for agent in game.team.agents}
-    session = await outside.call("start", reading.started, game.environment, attempt.task, seed)
+    session = await outside.call("start", reading.started, game.environment, own_copy(attempt.task), seed)
     try:
         observation = shown(await outside.call("reset", reading.reset, session), attempt.plants)
         if game.tools:

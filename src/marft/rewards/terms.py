@@ -250,7 +250,7 @@ class Function(Term):
     @property
     def label(self) -> str:
         """The name of the function."""
-        return self.call.rpartition(":")[2].replace(".", "_")
+        return self.call.rpartition(":")[2]
 
     def written(self) -> str:
         """Where the function stands: file and line."""

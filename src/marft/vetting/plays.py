@@ -55,6 +55,7 @@ class Play:
         said: of each step, by role.
         shown: the first observation, and that after each step.
         ended: the environment itself said that it was over.
+        wrote: the session wrote into the data of its task.
     """
 
     task: Task
@@ -67,6 +68,7 @@ class Play:
     calls: tuple[Call, ...]
     faults: tuple[Fault, ...] = ()
     ended: bool = False
+    wrote: bool = False
 
     @property
     def whole(self) -> bool:

@@ -17,11 +17,13 @@ import numpy as np
 from marft.game import reading
 from marft.game.environment import Split
 from marft.game.loop_threads import LoopThreadPool, OverdueError, RaisedError
+from marft.game.tasks import own_copy
 from marft.marks import Mark
 from marft.texts import storable
 from marft.tools.functions import SessionSource
 from marft.types import Action, ActionKey, JointAction, Observation, Profile, Step, Task, ToolCall
 from marft.vetting.limits import Limits
+from marft.vetting.loading import written
 from marft.vetting.players import Moment, Player
 from marft.vetting.plays import Call, Fault, Play, Said, Wrong
 from marft.vetting.stopwatch import Stopwatch
@@ -93,6 +95,7 @@ class _Episode:
         self, stage: Stage, task: Task, split: Split, seed: int, name: str, before: Before, gate: Gate, most_steps: int
     ) -> None:
         self.stage, self.task, self.split, self.seed, self.name = stage, task, split, seed, name
+        self.given = own_copy(task)
         self.before, self.gate, self.most_steps = before, gate, most_steps
         self.thread = stage.threads.acquire()
         self.said, self.shown, self.steps = list[Mapping[str, Said]](), list[Observation](), list[Step]()
@@ -121,11 +124,12 @@ class _Episode:
             tuple(self.calls),
             tuple(self.faults),
             self.ended,
+            written([self.given]) != written([self.task]),
         )
 
     async def _played(self, player: Player) -> None:
         environment = self.stage.subject.environment
-        self.session = await self._call("start", reading.started, environment, self.task, self.seed)
+        self.session = await self._call("start", reading.started, environment, self.given, self.seed)
         observation = self._read("observation", "reset", reading.whole, await self._call("reset", self.session.reset))
         while True:
             self.shown.append(observation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from marft.vetting.evidence import Evidence
-from marft.vetting.findings import Finding
+from marft.vetting.findings import Finding, some
 from marft.vetting.fresh import HASHES, Fresh
 from marft.vetting.loading import SPLITS, written
 from marft.vetting.plays import Play, difference
@@ -32,6 +32,13 @@ def same_again(evidence: Evidence) -> Iterator[Finding]:
 def nothing_shared(evidence: Evidence) -> Iterator[Finding]:
     """Episodes know nothing of each other, neither of those before nor of those beside them."""
     remedy = "keep what an episode changes in its session: not in the module, the class, the environment or the task"
+    wrote = list(dict.fromkeys(play.task.id for play in evidence.plays if play.wrote))
+    if wrote:
+        yield Finding(
+            "warning",
+            f"sessions write into Task.data ({some(wrote)}): each attempt has its own copy, and changes are lost",
+            "copy what a session changes, or keep it in the session",
+        )
     again = _first(evidence.calm, evidence.again)
     if again:
         if not isinstance(evidence.fresh, str) and not _apart(evidence):
