@@ -28,7 +28,7 @@ class Reply:
 def says(
     text: str | None,
     *,
-    finish: str = "stop",
+    finish: str | None = "stop",
     calls: list[dict[str, Any]] | None = None,
     usage: tuple[int, int] = (7, 3),
 ) -> Reply:

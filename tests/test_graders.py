@@ -50,7 +50,7 @@ def test_equal_answers_are_accepted(gold: str, said: str) -> None:
 @pytest.mark.parametrize(("gold", "said"), [
     (r"5\text{ m}", r"5\text{ cm}"), (r"864\mbox{ inches}^2", r"864\text{ inches}"), (r"\sqrt{2}\text{ cm}", r"\sqrt{2}\text{ m}"),
     (r"5\text{ m}", r"5\text{ kg}"), ("5 cm", "5 m"), ("1010_2", "1010_3"), ("1010_2", "10_{10}"), ("-1,3,3", "-1,3"), ("3", "3,3"),
-    ("[1,2]", "1 < x < 2"), (r"(5,\infty)", r"x \ge 5"), ("(1,2)", "1 < x < 2"), ("5", "x=6"), (r"\text{A}", r"\text{B}"),
+    ("[1,2]", "1 < x < 2"), (r"(5,\infty)", r"x \ge 5"), ("(2,1)", "1 < x < 2"), ("5", "x=6"), (r"\text{A}", r"\text{B}"),
 ])  # fmt: skip
 def test_other_units_bases_lists_and_ends_are_other_answers(gold: str, said: str) -> None:
     assert not equal(gold, rf"\boxed{{{said}}}")

@@ -327,3 +327,50 @@ def test_limits_are_those_of_the_run_however_many_processes_ask(tmp_path: Path) 
     assert {episode.total_reward for episode in episodes} == {0.5}
     assert len(asked) == 8
     assert asked[-1] - asked[0] > 0.55  # seven turns; each process by itself would be through in half of that
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finish", ["length", "max_tokens", "MAX_TOKENS", "model_length", None])
+def test_a_reply_that_was_cut_by_its_length_gives_no_score_and_is_not_kept(finish: str | None, tmp_path: Path) -> None:
+    usage = (7, 512)  # all that it could write: so it was cut where the server says nothing, too
+    with serving(lambda body, n: says("I weigh it:\n1", finish=finish, usage=usage)) as server:
+        with judging(server, tmp_path) as judge:
+            made = compose(judge, episode())[0]
+        assert (made.status, len(server.requests)) == ("failed", 2)
+        assert "cut by its length (max_new_tokens)" in made.error
+        assert not [*tmp_path.rglob("*.json")]
+
+
+@pytest.mark.slow
+def test_a_whole_reply_after_a_cut_one_is_the_score(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any], n: int) -> Reply:
+        return says("First:\n1", finish="length") if n == 0 else says("<think>9?</think>\n8")
+
+    with serving(answer) as server, judging(server, tmp_path) as judge:
+        assert compose(judge, episode())[0].transitions[0].reward == 0.8
+
+
+@pytest.mark.slow
+def test_a_kept_reply_of_which_nobody_knows_that_it_is_whole_is_asked_for_again(tmp_path: Path) -> None:
+    with serving(lambda body, n: says("7")) as server:
+        with judging(server, tmp_path) as judge:
+            compose(judge, episode())
+        (file,) = tmp_path.rglob("*.json")
+        file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "finish"}))
+        with judging(server, tmp_path) as judge:
+            assert compose(judge, episode())[0].scored
+        assert len(server.requests) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reply", ["<think>It may be\n7", "<think>7</think>", "[THINK]So\n7"])
+def test_a_score_in_a_thought_is_none(reply: str) -> None:
+    with serving(lambda body, n: says(reply)) as server, judging(server) as judge:
+        assert compose(judge, episode())[0].status == "failed"
+
+
+@pytest.mark.slow
+def test_a_judge_is_not_shown_what_an_agent_only_thought() -> None:
+    with serving(lambda body, n: says("7")) as server, judging(server) as judge:
+        compose(judge, episode(answer="<think>It is five"))
+    assert "five" not in shown(server)

@@ -2,9 +2,70 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 BEGINS, ENDS = "<think>", "</think>"
+# how families of models mark their thoughts, and templates of ours and others' ask for them
+FAMILIES = (
+    (BEGINS, ENDS),  # Qwen, DeepSeek, GLM, SmolLM, Nemotron, Hunyuan, …
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),  # EXAONE Deep
+    ("<reasoning>", "</reasoning>"),
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1, OpenThinker
+    ("◁think▷", "◁/think▷"),  # Kimi
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
+)
+_MARKS = re.compile("|".join(re.escape(mark) for family in FAMILIES for mark in family))
+_CLOSING = {begins: ends for begins, ends in FAMILIES}
+
+
+def family_of(text: str) -> tuple[str, str]:
+    """Return the marks of the thought that a text begins with; ``<think>`` where it begins with none."""
+    opens = text.lstrip()
+    return next((marks for marks in FAMILIES if opens.startswith(marks[0])), FAMILIES[0])
+
+
+def bare_thought(text: str) -> str:
+    """Return a thought without the marks around it.
+
+    >>> bare_thought("<think>\\nHm.\\n</think>\\n"), bare_thought("[THINK]Hm.")
+    ('Hm.', 'Hm.')
+    """
+    begins, ends = family_of(text)
+    return text.strip().removeprefix(begins).removesuffix(ends).strip()
+
+
+def may_begin(text: str) -> bool:
+    """Return whether a text is the beginning of a mark that begins a thought, and not yet all of it.
+
+    >>> may_begin("<thi"), may_begin(""), may_begin("It"), may_begin("<think>")
+    (True, True, False, False)
+    """
+    opens = text.lstrip()
+    return any(len(opens) < len(begins) and begins.startswith(opens) for begins, _ in FAMILIES)
+
+
+def outside_thoughts(text: str) -> str:
+    """Return what a text says outside of thoughts. A thought without an end goes on to the end of the text; one
+    without a beginning was begun by the prompt.
+
+    >>> outside_thoughts("<think>4?</think>It is 5."), outside_thoughts("4? </think>5"), outside_thoughts("<think>It is 4")
+    ('It is 5.', '5', '')
+    """
+    said, at, ends = list[str](), 0, ""
+    for mark in _MARKS.finditer(text):
+        if ends:
+            at, ends = (mark.end(), "") if mark[0] == ends else (at, ends)
+        elif mark[0] in _CLOSING:
+            said.append(text[at : mark.start()])
+            ends = _CLOSING[mark[0]]
+        else:
+            said, at = [], mark.end()
+    return "".join([*said, "" if ends else text[at:]])
 
 
 def thought(text: str, begun: bool = False) -> int:
@@ -15,17 +76,18 @@ def thought(text: str, begun: bool = False) -> int:
     >>> text = "<think>\\nHm.\\n</think>\\n\\nIt is 3."
     >>> text[thought(text):]
     'It is 3.'
-    >>> thought("It is 3."), thought("Hm", begun=True)
-    (0, 2)
+    >>> thought("It is 3."), thought("Hm", begun=True), thought("[THINK]Hm")
+    (0, 2, 9)
 
     Args:
         begun: whether the text goes on from a thought that the prompt begins.
     """
-    end = text.rfind(ENDS)
+    begins, ends = family_of(text)
+    end = text.rfind(ends)
     if end >= 0:
-        said = text[end + len(ENDS) :]
+        said = text[end + len(ends) :]
         return len(text) - len(said.lstrip())
-    return len(text) if begun or text.lstrip().startswith(BEGINS) else 0
+    return len(text) if begun or text.lstrip().startswith(begins) else 0
 
 
 def first_thought(text: str, begun: bool) -> int:

@@ -222,6 +222,7 @@ class Action:
     teammate_log_probs: LogProbs | None = None  # [number of teammate tokens]
     response_prefix: int = 0  # characters of the text that a teammate wrote, which the turn begins with
     thought: int = 0  # first characters of the text that nobody is told: a thought, where the agent's are dropped
+    only_thought: bool = False  # the text is all a thought, which may not have ended: nothing was said
     message_tokens: tuple[int, ...] = ()  # of each message in ``sees``, as this agent reads it
     choice: Choice | None = None  # where the action was chosen from a list: then it is one decision, not one a token
     calls: tuple[ToolCall, ...] = ()

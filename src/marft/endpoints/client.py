@@ -93,7 +93,7 @@ class Endpoint:
             read = read_body(raw.http_response.content)
             usage = usage_of(read, self.settings, raw.retries_taken)
             self.used += usage
-            return masked_reply(reply_of(read, usage), self._secrets)
+            return masked_reply(reply_of(read, usage, body.get("max_tokens")), self._secrets)
         except ValueError as error:
             why = clean(str(error), self._secrets)
             said = f"endpoint {self.name!r} ({self.settings.url}) sent no answer that can be read: {why}"

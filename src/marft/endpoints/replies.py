@@ -15,6 +15,7 @@ from marft.types import Finish, ToolCall
 from marft.usage import Usage
 
 Tokens = Annotated[int, Field(ge=0, lt=2**31)]
+CUT = ("length", "max_tokens", "max_output_tokens", "model_length", "token_limit")  # of what servers say of a cut answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,11 @@ def usage_of(body: Body, settings: EndpointSettings, retries: int) -> Usage:
     return Usage(read, written, (prices[0] * read + prices[1] * written) / 1e6, retries)
 
 
-def reply_of(body: Body, usage: Usage) -> ModelReply:
-    """The answer in a body.
+def reply_of(body: Body, usage: Usage, limit: object = None) -> ModelReply:
+    """The answer in a body. It was cut where the server says so, or says nothing and all tokens were used.
+
+    Args:
+        limit: tokens that the answer could have.
 
     Raises:
         ValueError: there is none in it; the message says why.
@@ -101,7 +105,9 @@ def reply_of(body: Body, usage: Usage) -> ModelReply:
     calls = tuple(ToolCall(call.function.name, _as_json(call.function)) for call in choice.message.tool_calls or ())
     if choice.message.content is None and not calls:
         raise ValueError("choices.0.message: it has neither content nor tool calls")
-    finish: Finish = "length" if choice.finish_reason == "length" else "stop"
+    reason = (choice.finish_reason or "").lower()
+    full = not reason and isinstance(limit, int) and 0 < limit <= usage.completion_tokens
+    finish: Finish = "length" if reason in CUT or full else "stop"
     return ModelReply(choice.message.content or "", finish, calls or None, usage)
 
 

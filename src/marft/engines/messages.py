@@ -18,7 +18,7 @@ from marft.game.rendering import ChatMessage, NotExact
 from marft.models.control_tokens import marked
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
-from marft.thoughts import BEGINS, ENDS
+from marft.thoughts import BEGINS, ENDS, FAMILIES
 from marft.types import TokenIds, Tool
 
 SAID = {"role": "assistant", "content": "Yes."}
@@ -218,7 +218,7 @@ def changes_turns(format: Format, tools: Sequence[Tool] = ()) -> NotExact | None
 
 def begins_thought(format: Format) -> bool:
     """Whether a template begins each turn with a thought."""
-    return render_text(format, [ASKED]).rstrip().endswith(BEGINS)
+    return render_text(format, [ASKED]).rstrip().endswith(tuple(begins for begins, _ in FAMILIES))
 
 
 def thinks(format: Format) -> bool:

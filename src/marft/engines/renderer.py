@@ -70,6 +70,7 @@ class ChatRenderer:
         self._tool_formats: dict[str, ToolFormat] = {}
         self._call_ends: dict[str, str | Said] = {}  # by policy
         self._spellings: dict[str, Callable[[], Spelling]] = {}
+        self._begun: dict[str, bool] = {}  # by policy, whether its template begins each turn with a thought
         self._changes: dict[tuple[str, bool], NotExact | None] = {}  # by policy, and whether it has tools
         self._options: dict[str, dict[str, TokenIds]] = {}  # by policy and text
 
@@ -119,8 +120,10 @@ class ChatRenderer:
 
     def thought(self, policy: str, text: str, begun: str = "") -> int:
         """How many of the first characters of a turn's text are a thought. The template may have begun it."""
-        format = self.formats[policy]
-        return thought(text, not format.remote and thinking_after(begun, begins_thought(format)))
+        if policy not in self._begun:
+            format = self.formats[policy]
+            self._begun[policy] = not format.remote and begins_thought(format)
+        return thought(text, thinking_after(begun, self._begun[policy]) and not self.formats[policy].remote)
 
     def opening(self, policy: str, text: str) -> TokenIds:
         """Return the ids of a text that a client begins a turn with. What looks like a control token is text."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
-from marft.game.answers import stated_answer
+from marft.game.answers import bold_in, find_answer, statement_in, undecorated
+from marft.thoughts import outside_thoughts
 
-_LABELLED = re.compile(r"[(\[]?\s*(\w{1,2})\s*[)\].:](?!\d)")
 _OF_OTHERS = re.compile(
     r"\b(?:all|none|neither|any|both|either|each) of (?:the|these|those)\b|\babove\b", re.IGNORECASE
 )
 _DECORATION = " \t\r\n*_`$"
+_DENIED = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false|except)\b|n['’]t\b", re.IGNORECASE)  # noqa: RUF001
+_MORE = re.compile(r"\W*(?:or|and|oder|und|ou|o|y|和|或)\b|\s*[/&]", re.IGNORECASE)
 
 
 class Choices(NamedTuple):
@@ -60,21 +62,31 @@ def lettered(cell: object) -> str:
 def chosen(text: str, choices: Choices) -> str:
     """The label of the choice that a text means; "" where that is none, or not plain.
 
-    It is looked for in what the text states as its answer: a label alone, a label before what it stands for, the words
-    of one choice, or one label in brackets.
+    It is looked for in what the text states as its answer, else in all of it, in what it sets in bold, and in its last
+    line: a label alone, one label before what it stands for, the words of one choice, or one label in brackets.
 
     >>> chosen("The answer is (B).", choices_in(["red", "blue"])), chosen("blue", choices_in(["red", "blue"]))
     ('B', 'B')
+    >>> chosen("A or B", Choices(("A", "B"))), chosen("A good plan", Choices(("A", "B")))
+    ('', '')
     """
-    stated = stated_answer(text).strip(_DECORATION)
-    return labelled(stated, choices) or _with_label(stated, choices)
+    text = outside_thoughts(text)
+    stated = find_answer(text)
+    stated = statement_in(text) if stated is None else stated
+    if stated is not None:
+        return _meant(stated, choices)
+    places = (text, bold_in(text) or "", text.rstrip().rpartition("\n")[2])
+    return next((label for place in places if (label := _meant(place, choices))), "")
 
 
 def labelled(stated: str, choices: Choices) -> str:
     """The label of a choice that is named alone, by its label or its words; a label comes first."""
-    bare = stated.strip(_DECORATION + "()[].:")
+    words = undecorated(stated)
+    bare = words.strip(_DECORATION + "()[].:。：")  # noqa: RUF001
     by_label = [label for label in choices.labels if label.casefold() == bare.casefold()]
-    by_text = [label for label, text in zip(choices.labels, choices.texts, strict=False) if _same(text, stated, bare)]
+    by_text = [
+        label for label, text in zip(choices.labels, choices.texts, strict=False) if _same(text, stated, words, bare)
+    ]
     found = by_label or by_text
     return found[0] if len(found) == 1 else ""
 
@@ -97,13 +109,28 @@ def shuffled(choices: Choices, key: str) -> list[int]:
     return [next(moved) if place in set(free) else place for place in range(len(choices.texts))]
 
 
+def _meant(stated: str, choices: Choices) -> str:
+    return labelled(stated, choices) or _with_label(undecorated(stated), choices)
+
+
 def _with_label(stated: str, choices: Choices) -> str:
+    """The one label that stands before what it stands for, in brackets, or after "option"."""
+    labels = "|".join(sorted(map(re.escape, choices.labels), key=len, reverse=True))
     known = {label.casefold(): label for label in choices.labels}
-    first = _LABELLED.match(stated)
-    if first and first[1].casefold() in known:
-        return known[first[1].casefold()]
-    named: Sequence[str] = [name for name in re.findall(r"\(\s*(\w{1,2})\s*\)", stated) if name.casefold() in known]
-    return known[named[0].casefold()] if len(set(map(str.casefold, named))) == 1 else ""
+    marked = re.findall(rf"(?<![\w(\[])(?:[(\[]\s*({labels})\s*[)\]]|({labels})[).:、](?=\s|$))", stated, re.IGNORECASE)
+    named = {known[label.casefold()] for pair in marked for label in pair if label}
+    first = re.match(
+        rf"(?:(?:option|choice)\s+)?(?:(?i:[(\[]?\s*({labels})\s*[)\].:、](?!\d))|({labels})(?=\s*[,;，—–]|\s+-|\s+(?:because|since|as|due|for)\b))",  # noqa: RUF001
+        stated,
+    )
+    if first:
+        label, rest = known[(first[1] or first[2]).casefold()], stated[first.end() :]
+        others = re.match(rf"[\s,;]*[(\[]?(?:{labels})(?!\w)", rest) if not first[1] else None
+        other = labelled(rest, choices) if choices.texts and rest.strip() else label
+        return label if named <= {label} and not _MORE.match(rest) and not others and other in ("", label) else ""
+    if not named:
+        named = {one for one in re.findall(rf"\b(?:[Oo]ption|[Cc]hoice)\s+({labels})(?!\w)", stated)}
+    return named.pop() if len(named) == 1 and not _DENIED.search(stated) else ""
 
 
 def _from_json(text: str) -> object:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
+from datetime import date, datetime
+from decimal import Decimal
 from typing import ClassVar
 
 from marft.config.settings import Settings
 from marft.envs.rows import written
 from marft.envs.single_turn import Grade
+from marft.rewards.comparing import numbers_in
 
 Cells = Mapping[str, object]
+# names under which a table holds a right answer: of SQuAD, verl and TRL, and others; the first that is there
+LABELS = ("text", "ground_truth", "answer", "final_answer", "label", "target", "solution", "value")
+LONGEST_PLAIN = 40  # digits of a number that is written out
 
 
 class Grading(Settings):
@@ -37,19 +46,80 @@ class Grading(Settings):
 
 
 def right_answers(answer: object) -> list[str]:
-    """The right answers that a cell holds: those of a list, or of SQuAD's ``{"text": […]}``, else itself.
+    """The right answers that a cell holds, as one would say them: those of a list, or of SQuAD's ``{"text": […]}``; that
+    under a known name in a table, also in one written as JSON; else itself. Empty ones are none.
 
-    >>> right_answers(7), right_answers(["a", 2]), right_answers({"text": ["a"], "answer_start": [3]})
+    >>> right_answers(7.0), right_answers(["a", 2, None, ""]), right_answers({"text": ["a"], "answer_start": [3]})
     (['7'], ['a', '2'], ['a'])
+    >>> right_answers('{"ground_truth": "4", "style": "rule"}')
+    ['4']
     """
-    if isinstance(answer, Mapping) and isinstance(answer.get("text"), list):
-        answer = answer["text"]
-    return [written(one) for one in (answer if isinstance(answer, list) else [answer])]
+    answer = label_of(answer)
+    given = list(answer) if isinstance(answer, list | tuple) else [answer]
+    return [right for one in given if (right := said_plainly(label_of(one))).strip()]
+
+
+def label_of(cell: object) -> object:
+    """Return what is right by a cell: what a table holds under the first name of ``LABELS`` that it has, also one
+    written as JSON; else the cell.
+
+    >>> label_of({"text": ["a", "b"]}), label_of('{"x": 1}'), label_of(3)
+    (['a', 'b'], '{"x": 1}', 3)
+    """
+    table = cell
+    if isinstance(cell, str) and cell.lstrip().startswith("{"):
+        try:
+            table = json.loads(cell)
+        except (ValueError, RecursionError):
+            return cell
+    if not isinstance(table, Mapping):
+        return cell
+    return next((table[name] for name in LABELS if table.get(name) is not None), cell)
+
+
+def said_plainly(value: object) -> str:
+    """Return a value as one would say it: whole numbers without a point, days without a time.
+
+    >>> said_plainly(7.0), said_plainly(Decimal("2.50")), said_plainly(True), said_plainly(datetime(2024, 5, 1))
+    ('7', '2.5', 'true', '2024-05-01')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        exact = Decimal(repr(value)) if isinstance(value, float) else value
+        return f"{exact.normalize():f}" if abs(exact.adjusted()) < LONGEST_PLAIN else f"{exact.normalize()}"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ").removesuffix(" 00:00:00")
+    return "" if isinstance(value, Decimal) else written(value)
+
+
+def same_value(right: object, given: str) -> bool:
+    """Return whether a text is a typed value in other words: a number with another end, "yes" for a truth, another way
+    to write a time.
+
+    >>> same_value(7.0, "7.00"), same_value(True, "Yes"), same_value(date(2024, 5, 1), "2024-05-01T00:00:00")
+    (True, True, True)
+    >>> same_value("7.0", "7")
+    False
+    """
+    if isinstance(right, bool):
+        return given.casefold() in (("true", "yes") if right else ("false", "no"))
+    if isinstance(right, int | float | Decimal):
+        numbers = numbers_in(given)
+        return len(numbers) == 1 and not re.search(r"[^\W\d]", given) and numbers == numbers_in(said_plainly(right))
+    if isinstance(right, date):
+        try:
+            moment = datetime.fromisoformat(given)
+        except ValueError:
+            return False
+        whole = right if isinstance(right, datetime) else datetime(right.year, right.month, right.day)
+        return moment.replace(tzinfo=None) == whole.replace(tzinfo=None)
+    return False
 
 
 def is_missing(answer: object) -> bool:
     """Whether a cell holds no right answer."""
-    return not any(right.strip() for right in right_answers(answer))
+    return not right_answers(answer)
 
 
 def all_or_nothing(right: bool) -> Grade:

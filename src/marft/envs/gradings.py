@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import cached_property
+from string import ascii_uppercase
 from typing import Annotated, Any, ClassVar, Literal
+from unicodedata import normalize
 
 import numpy as np
 from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator, model_validator
@@ -16,18 +19,24 @@ from marft.config.given import ImportPath
 from marft.config.plugins import import_path
 from marft.config.settings import CountOrNone, Filled, Fraction, NotNegative, Positive, did_you_mean
 from marft.envs.choices import Choices, choices_in, chosen, labelled, shuffled
-from marft.envs.grading import Cells, Grading, all_or_nothing, right_answers
+from marft.envs.grading import Cells, Grading, all_or_nothing, label_of, right_answers, same_value
 from marft.envs.near_gradings import Fuzzy, Quantities
 from marft.envs.rows import written
 from marft.envs.single_turn import Grade
 from marft.faults import defined
-from marft.game.answers import answer_in, find_answer, stated_answer
+from marft.game.answers import answer_in, stated_answer, undecorated, wordings
 from marft.game.loop_threads import awaited_elsewhere
 from marft.game.reading import RefusedError, flag, number
-from marft.rewards.comparing import close, contains, numbers_in, token_f1, words_of
+from marft.rewards.comparing import close, contains, number_stated, numbers_in, plain_numbers, token_f1, words_of
 from marft.rewards.grader import Grader
+from marft.thoughts import outside_thoughts
 
 NUMBER = re.compile("[0-9]{1,3}")  # of a choice
+LETTER, LETTERS = re.compile("[A-Z]"), Choices(tuple(ascii_uppercase))
+
+
+def _numbers_of(right: str) -> list[Decimal]:
+    return numbers_in(plain_numbers(answer_in(right)))
 
 
 class Exact(Grading):
@@ -38,11 +47,18 @@ class Exact(Grading):
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Held against what the text states."""
-        given = self._plain(stated_answer(text))
-        return all_or_nothing(any(self._plain(right) == given for right in right_answers(answer)))
+        given = {self._plain(stated_answer(text)), *map(self._plain, wordings(text))} - {""}
+        rights = right_answers(answer)
+        typed = label_of(answer)
+        values = typed if isinstance(typed, list) else [typed]
+        return all_or_nothing(
+            any(self._plain(right) in given or self._plain(undecorated(right)) in given for right in rights)
+            or any(same_value(value, words) for value in values for words in given)
+            or any(LETTER.fullmatch(right) and chosen(text, LETTERS) == right for right in rights)
+        )
 
     def _plain(self, text: str) -> str:
-        words = " ".join(text.split())
+        words = " ".join(normalize("NFC", text).split())
         return words.casefold() if self.ignore_case else words
 
 
@@ -53,14 +69,16 @@ class Contains(Grading):
     ignore_case: bool = True  # capitals and small letters are the same
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """Looked for in the whole text."""
-        return all_or_nothing(any(contains(text, right, self.ignore_case) for right in right_answers(answer)))
+        """Looked for in the whole text, but for thoughts."""
+        said = outside_thoughts(text)
+        return all_or_nothing(any(contains(said, right, self.ignore_case) for right in right_answers(answer)))
 
 
 class Numeric(Grading):
     """1 where the text's number is as near to the right one as ``tolerance``, or ``relative`` times the right one.
 
-    Its number is the only one in the last box or tag, else the first one after "the answer is", else the last one.
+    Its number is the only one in the last box or tag, or what an equation there comes to; else the first one after "the
+    answer is", or what it comes to; else the last one. Of two that are given together ("5 or 6") none is it.
     """
 
     name: Literal["numeric"] = "numeric"  # which grading it is
@@ -70,18 +88,15 @@ class Numeric(Grading):
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Every right answer is a number."""
         for right in right_answers(answer):
-            if len(numbers_in(answer_in(right))) != 1:
+            if len(_numbers_of(right)) != 1:
                 raise ValueError(f"holds {right[:80]!r}, which is not one number")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The text's number, beside the right ones."""
-        found = find_answer(text)
-        stated = stated_answer(text)
-        numbers = numbers_in(stated)
-        if not numbers or (found is not None and len(numbers) > 1):
+        given = number_stated(text)
+        if given is None:
             return all_or_nothing(False)
-        given = numbers[0] if found is not None or stated != text.strip() else numbers[-1]
-        rights = [numbers_in(answer_in(right))[0] for right in right_answers(answer)]
+        rights = [_numbers_of(right)[0] for right in right_answers(answer)]
         return all_or_nothing(any(close(right, given, self.tolerance, self.relative) for right in rights))
 
 
@@ -94,12 +109,12 @@ class F1(Grading):
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Every right answer has words."""
         for right in right_answers(answer):
-            if right.strip() and not words_of(right):
+            if not words_of(right):
                 raise ValueError(f"holds {right[:80]!r}, of which no word is left to compare")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The best F1 over the right answers."""
-        score = max(token_f1(right, stated_answer(text)) for right in right_answers(answer))
+        score = max((token_f1(right, stated_answer(text)) for right in right_answers(answer)), default=0.0)
         return Grade(score, score >= self.threshold)
 
 
@@ -159,7 +174,7 @@ class Choice(Grading):
 
     def _choices(self, cells: Cells) -> Choices:
         if not self.choices:
-            return Choices(tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+            return LETTERS
         columns = [self.choices] if isinstance(self.choices, str) else list(self.choices)
         for column in columns:
             if column not in cells:
@@ -172,7 +187,9 @@ class Choice(Grading):
             raise ValueError(f"cannot be read: column {self.choices!r} {error}") from error
 
     def _right(self, answer: Any, cells: Cells) -> str:
-        choices = self._choices(cells)
+        choices, answer = self._choices(cells), label_of(answer)
+        if isinstance(answer, float | Decimal) and answer == answer.__floor__():
+            answer = int(answer)
         is_number = isinstance(answer, int) and not isinstance(answer, bool)
         if not is_number:
             meant = labelled(written(answer), choices)
@@ -195,7 +212,9 @@ class MathGrading(Grading):
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The stated answer, as mathematics."""
         golds = [answer_in(right) for right in right_answers(answer)]
-        return all_or_nothing(bool(text.strip()) and any(self._grader.equal(gold, text) for gold in golds))
+        question = "\n".join(cell for cell in cells.values() if isinstance(cell, str))
+        right = bool(text.strip()) and any(self._grader.equal(gold, text, question=question) for gold in golds)
+        return all_or_nothing(right)
 
 
 class ByFunction(Grading):

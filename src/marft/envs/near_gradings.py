@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction as Exactly
 from typing import Annotated, Literal
 
@@ -13,8 +14,10 @@ from marft.envs.single_turn import Grade
 from marft.game.answers import answer_in, find_answer, stated_answer
 from marft.rewards.comparing import plain_words, similarity
 from marft.rewards.quantities import Quantity, quantities_in
+from marft.thoughts import outside_thoughts
 
 LONGEST = 2000  # characters that are compared; an answer that is longer is none
+EITHER = re.compile(r"\b(?:or|between|either)\b", re.IGNORECASE)  # of two quantities, any may be meant
 Ignored = Literal["accents", "articles", "case", "punctuation"]
 
 
@@ -31,7 +34,7 @@ class Fuzzy(Grading):
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Something is left of every right answer that is compared."""
         for right in right_answers(answer):
-            if right.strip() and not self._plain(right):
+            if not self._plain(right):
                 raise ValueError(f"holds {right[:80]!r}, of which nothing is left to compare (ignore)")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
@@ -61,16 +64,17 @@ class Quantities(Grading):
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Every right answer is one quantity."""
         for right in right_answers(answer):
-            if right.strip() and len(quantities_in(answer_in(right))) != 1:
+            if len(quantities_in(answer_in(right))) != 1:
                 raise ValueError(f"holds {right[:80]!r}, which is not one quantity")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The text's quantity, beside the right ones."""
         found, stated = find_answer(text), stated_answer(text)
-        quantities = quantities_in(stated[-LONGEST:])
-        if not quantities or (found is not None and len(quantities) > 1):
+        stated, marked = stated.rpartition("=")[2][-LONGEST:], found is not None or stated != outside_thoughts(text).strip()
+        quantities = quantities_in(stated)
+        if not quantities or (len(quantities) > 1 and (found is not None or EITHER.search(stated))):
             return all_or_nothing(False)
-        given = quantities[0] if found is not None or stated != text.strip() else quantities[-1]
+        given = quantities[0] if marked else quantities[-1]
         rights = [one for right in right_answers(answer) for one in quantities_in(answer_in(right))]
         return all_or_nothing(any(self._near(right, given) for right in rights))
 

@@ -11,9 +11,11 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 from marft.config.settings import did_you_mean
+from marft.envs.grading import label_of, said_plainly
 from marft.envs.rows import Row, written
 from marft.game.answers import answer_in
 from marft.rewards.units import unit_of
@@ -179,7 +181,9 @@ def _whole(row: Row, gold: str) -> str:
 
 
 def _gold(row: Row, column: str) -> str:
-    return answer_in(_text(row, column))
+    cell = row.cells.get(column)
+    label = label_of(cell)
+    return answer_in(_text(row, column) if label is cell else row.whole(said_plainly(label), column))
 
 
 def _first(row: Row, names: tuple[str, ...], filled: bool = False) -> str:
@@ -205,7 +209,7 @@ def _text(row: Row, column: str) -> str:
         columns = [str(name) for name in row.cells]
         raise ValueError(f"environment: {row.place} has no column {column!r}{did_you_mean(column, columns)}")
     cell = row.cells[column]
-    if isinstance(cell, bool) or not isinstance(cell, str | int | float | None):
+    if isinstance(cell, bool) or not isinstance(cell, str | int | float | Decimal | None):
         raise ValueError(
             f"environment: {row.place}: column {column!r} is a {type(cell).__name__}, not text or a number"
         )

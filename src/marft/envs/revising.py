@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from marft.envs.single_turn import Grade
-from marft.game.answers import stated_answer, states_answer
+from marft.game.answers import stated_answer, states_answer, text_said
 from marft.types import JointAction, Observation, Step, Task
 
 
@@ -30,7 +30,7 @@ class Revising:
         return Observation(self.task.prompt)
 
     async def step(self, actions: JointAction) -> Step:
-        text = actions.answer.text if actions.answer else ""
+        text = text_said(actions.answer)
         self._taken += 1
         handed_in = bool(self._done and self._done.search(text))
         before = self._graded

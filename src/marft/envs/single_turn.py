@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from marft.game.answers import text_said
 from marft.types import JointAction, Observation, Step, Task
 
 
@@ -29,7 +30,7 @@ class SingleTurn:
         return Observation(self.task.prompt)
 
     async def step(self, actions: JointAction) -> Step:
-        grade = self.grade(actions.answer.text if actions.answer else "")
+        grade = self.grade(text_said(actions.answer))
         return Step(Observation(""), grade.reward, terminated=True, success=grade.success)
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from random import Random
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import Count
 from marft.envs.splits import split_of
-from marft.game.answers import stated_answer
+from marft.game.answers import stated_answer, text_said
 from marft.game.environment import Split
 from marft.seeds import derive_seed
 from marft.types import JointAction, Observation, Step, Task
@@ -64,7 +64,7 @@ class OrderSession:
     async def step(self, actions: JointAction) -> Step:
         """Take the team's answer to the line that is shown."""
         a, b = self.lines[self.done]
-        said = stated_answer(actions.answer.text) if actions.answer else ""
+        said = stated_answer(text_said(actions.answer))
         right = said.replace(",", "").strip() == str(a * b)
         self.steps += 1
         self.done += right

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-STATED = re.compile(r"\banswer\s*(?:is|=|:)\s*:?", re.IGNORECASE)
+from marft.thoughts import outside_thoughts
+from marft.types import Action
+
 _BRACES = re.compile("[{}]")
 _SIGNS = "+\\-\u2010-\u2015\u2212"
 _NO_WORD_BEFORE, _NO_WORD_AFTER = r"(?<!\w)", r"(?!\w)"
@@ -15,7 +18,47 @@ _NO_NUMBER_AFTER = rf"{_NO_REST}(?! \d{{3}}(?!\d))"
 _LISTED = re.compile(
     rf"{_NO_SIGN}(?<!\d['\u2019])\d{{1,9}}(?![,'\u2019]\d{{3}}(?!\d)){_NO_REST.replace(',', '', 1)}", re.IGNORECASE
 )
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{")
 _OPENS, _CLOSES = "<answer>", "</answer>"
+# "the answer is", "Final answer:", "### Answer", "la respuesta correcta es", "答案是"
+_NOUN = (
+    r"\b(?:answer|(?:correct|right|best)\s+(?:option|choice)|respuesta|réponse|antwort|risposta|resposta|ответ)\b"
+    r"|答案|答え|正解|정답"
+)
+_IS = r"(?:is(?!\w|n['’]t)|=|:|：|es\b|est\b|ist\b|è(?!\w)|é(?!\w)|是|为|為|は|은|는)"  # noqa: RUF001
+_STATED = re.compile(
+    rf"(?:{_NOUN})(?:\s+(?:to|for)\b[^.\n:=]{{1,80}}?)?(?:\s+(?:correct[ao]|corretta|finale?))?[*_]*\s*{_IS}\s*[:：]?"  # noqa: RUF001
+    r"|^[#*_ \t]*(?:the\s+)?(?:final\s+|correct\s+)?answer[*_ \t]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+# what stands between answers that are given together: one of them is none
+_TOGETHER = re.compile(
+    r"(?:[\s$.,;:/&*]|\\[()\[\],;:! ]"
+    r"|\b(?:or|and|maybe|perhaps|possibly|alternatively|either|else|otherwise|oder|und|ou|et|o|y|e)\b|或者?|和|または)*",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"(?:(?<=[^\W_]{2})|(?<=[\d)\]}*\"'”%$]))[.!?](?=\s)(?!\s+(?:[Oo]r|[Aa]nd|[Bb]ut)\b)|[。！？]")  # noqa: RUF001
+_BOLD = re.compile(r"(?<![*\w])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![*\w])(?!\s*:)")
+_ENDING = re.compile(r"(?:です|である|입니다|이다)?\s*[.。!！]?\s*$")  # noqa: RUF001
+_WRAPPED = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|mbox|rm|bf|operatorname|boxed|fbox)"
+    r"\s*\{([^{}]*)\}"
+)
+_AROUND = (("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("`", "`"), ('"', '"'), ("“", "”"), ("「", "」"),
+           ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))  # fmt: skip
+_SPACING = re.compile(r"\\[,;:! ]|~")
+
+
+def text_said(action: Action | None) -> str:
+    """Return what an action says, for an environment to grade: without thoughts, and without an ``<answer>`` that was
+    cut by its length; "" where there is no action."""
+    if action is None or action.only_thought:
+        return ""
+    text = outside_thoughts(action.text).strip()
+    opened = text.rfind(_OPENS)
+    if action.finish == "length" and opened > text.rfind(_CLOSES):
+        return text[:opened]
+    return text
 
 
 def last_boxed(text: str) -> str | None:
@@ -24,59 +67,178 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"first \boxed{1}, then \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
-    start, end = _last_box(text)
-    return text[start:end].strip() if start >= 0 else None
+    boxes, _ = _boxes(text)
+    return text[slice(*boxes[-1])].strip() if boxes else None
 
 
-def _last_box(text: str) -> tuple[int, int]:
-    """Where the content of the last box that closes begins and ends; -1 where there is none."""
-    last, ends = -1, -1
-    opened: list[int] = []  # braces that wait for their other one: all is found in one pass
-    for brace in _BRACES.finditer(text):
+def _boxes(text: str) -> tuple[list[tuple[int, int]], int]:
+    """Return where the contents of boxes begin and end, by where they begin; and where the last that never closes
+    begins, -1 without one."""
+    boxes = {box.end() for box in _BOX.finditer(text)}
+    found, opened = list[tuple[int, int]](), list[int]()  # braces that wait for their other one: all in one pass
+    for brace in _BRACES.finditer(text) if boxes else ():
         if brace[0] == "{":
             opened.append(brace.end())
-        elif opened and (start := opened.pop()) > last and text.endswith("\\boxed{", 0, start):
-            last, ends = start, brace.start()
-    return last, ends
+        elif opened and (start := opened.pop()) in boxes:
+            found.append((start, brace.start()))
+    return sorted(found), max(boxes.intersection(opened), default=-1)
 
 
 def find_answer(text: str) -> str | None:
-    r"""The last ``\boxed{…}`` or ``<answer>…</answer>``, whichever begins later; None where there is neither.
+    r"""The last ``\boxed{…}`` or ``<answer>…</answer>`` outside of thoughts, whichever begins later; None where there is
+    neither. Several that stand together are one answer, with commas; one that was cut is "".
 
     >>> find_answer(r"First \boxed{3}, but no: <answer> 7 </answer>"), find_answer(r"<answer>\boxed{7}</answer>")
     ('7', '7')
+    >>> find_answer(r"\boxed{3} or \boxed{4}"), find_answer(r"It is \boxed{4"), find_answer(r"<think>\boxed{4}")
+    ('3, 4', '', None)
     """
-    boxed, ends = _last_box(text)
-    tag = text.rfind(_OPENS, 0, max(text.rfind(_CLOSES), 0))  # of those that a closing one follows
-    if tag >= max(boxed, 0):
-        return text[tag + len(_OPENS) : text.index(_CLOSES, tag)].strip()
-    return text[boxed:ends].strip() if boxed >= 0 else None
+    text = outside_thoughts(text)
+    boxes, never = _boxes(text)
+    tags = _tags(text)
+    if not boxes and not tags and never < 0:
+        return None
+    last = tags[-1] if tags and (not boxes or tags[-1][0] >= boxes[-1][0] or tags[-1][1] >= boxes[-1][1]) else None
+    if never > (last or (boxes or [(-1, -1)])[-1])[0]:
+        return ""
+    inner = [(start, end) for start, end in boxes if last and last[0] <= start and end <= last[1]]
+    return _together(text, inner or (tags if last else boxes))
+
+
+def _tags(text: str) -> list[tuple[int, int]]:
+    """Return where the contents of ``<answer>`` tags begin and end. The last may end with the text: its closing tag
+    is what generation often stops at."""
+    found, at = list[tuple[int, int]](), 0
+    while (closes := text.find(_CLOSES, at)) >= 0:
+        opens = text.rfind(_OPENS, at, closes)
+        if opens >= 0:
+            found.append((opens + len(_OPENS), closes))
+        at = closes + len(_CLOSES)
+    opens = text.rfind(_OPENS, at)
+    return [*found, (opens + len(_OPENS), len(text))] if opens >= 0 else found
+
+
+def _together(text: str, places: Sequence[tuple[int, int]]) -> str:
+    """Return the last content, with those before it that nothing but commas and an "or" part from it."""
+    given, (begins, _) = [text[slice(*places[-1])].strip()], places[-1]
+    for start, end in reversed(places[:-1]):
+        if end >= begins:  # one around it
+            continue
+        between = text[end + 1 : begins].removeprefix("/answer>")
+        if not _TOGETHER.fullmatch(re.sub(r"(?:\\f?box(?:ed)?\s*\{?|<answer>)\s*$", "", between)):
+            break
+        given.append(text[start:end].strip())
+        begins = start
+    return ", ".join(dict.fromkeys(reversed(given)))
+
+
+def given_together(between: str) -> bool:
+    """Return whether what stands between two answers parts nothing: commas, an "or".
+
+    >>> given_together("$ or maybe $"), given_together(". No: it is ")
+    (True, False)
+    """
+    return _TOGETHER.fullmatch(between) is not None
+
+
+def statement_in(text: str) -> str | None:
+    """Return what follows the last "the answer is", also in other words, to the end of its line; what follows ``####``
+    on the last line, where that comes later; None without either.
+
+    >>> statement_in("Hm.\\n**Final answer:** 5 km."), statement_in("3 + 4 = 7\\n#### 7"), statement_in("5")
+    ('5 km', '7', None)
+    """
+    rest = rest_stated(text)
+    if rest is None:
+        return None
+    line = rest.partition("\n")[0].rstrip()
+    return _ENDING.sub("", _ENDING.sub("", line).rstrip("*_ \t"), count=1)
+
+
+def rest_stated(text: str) -> str | None:
+    """Return all that follows the last "the answer is", or ``####`` on the last line; None without either."""
+    last = None
+    for last in _STATED.finditer(text):
+        pass
+    *_, line = text.rstrip().rpartition("\n")
+    if line.startswith("####") and (last is None or last.end() < len(text.rstrip()) - len(line)):
+        return line.strip("# \t")
+    return None if last is None else text[last.end() :].lstrip(" \t*_\n")
 
 
 def stated_answer(text: str) -> str:
-    r"""The part of a text that states its answer: the last ``\boxed{…}`` or ``<answer>`` tag, else the rest of the line
-    after the last "the answer is", else the whole text.
+    r"""The part of a text that states its answer, outside of thoughts: the last ``\boxed{…}`` or ``<answer>`` tag, else
+    the rest of the line after the last "the answer is" or ``####``, else the whole text.
 
-    >>> stated_answer("2 + 3 makes 5.\nThe answer is **5**."), stated_answer(" 5 ")
-    ('5', '5')
+    >>> stated_answer("2 + 3 makes 5.\nThe answer is **5**."), stated_answer(" 5 "), stated_answer("<think>5")
+    ('5', '5', '')
     """
+    text = outside_thoughts(text)
     found = find_answer(text)
-    if found is not None:
-        return found
-    *before, statement = STATED.split(text)
-    if not before:
-        return text.strip()
-    line = statement.lstrip(" \t*_\n").partition("\n")[0]
-    return line.rstrip().removesuffix(".").rstrip("*_ \t").removesuffix(".")
+    if found is None:
+        found = statement_in(text)
+    return text.strip() if found is None else found
 
 
 def states_answer(text: str) -> bool:
     r"""Whether a text has an answer that is marked as one: in a box or a tag, or after "the answer is".
 
-    >>> states_answer(r"\boxed{5}"), states_answer("I agree.")
-    (True, False)
+    >>> states_answer(r"\boxed{5}"), states_answer("I agree."), states_answer("\\boxed{5")
+    (True, False, False)
     """
-    return find_answer(text) is not None or STATED.search(text) is not None
+    text = outside_thoughts(text)
+    found = find_answer(text)
+    return bool(found) if found is not None else statement_in(text) is not None
+
+
+def bold_in(text: str) -> str | None:
+    """Return the one text that the last line sets in bold; None where it sets none, or several.
+
+    >>> bold_in("We add.\\nThe total is **$18** for both."), bold_in("**3** or **4**"), bold_in("**Total:** 18")
+    ('$18', None, None)
+    """
+    *_, line = text.rstrip().rpartition("\n")
+    found = [one.strip() for one in _BOLD.findall(line) if not one.rstrip().endswith(":")]
+    return found[0] if len(found) == 1 else None
+
+
+def wordings(text: str) -> list[str]:
+    """Return the answers that a text may be said to state in words, undecorated: what it states, to the end of its line
+    or of its sentence; where it marks none, what it sets in bold, its last line, or all of it.
+
+    >>> wordings("The answer is Paris. It is old."), wordings("Hm.\\n\\n**Paris**")
+    (['Paris. It is old', 'Paris'], ['Paris', 'Hm. **Paris**'])
+    """
+    text = outside_thoughts(text)
+    found = find_answer(text)
+    if found is not None:
+        return [undecorated(found)]
+    line = statement_in(text)
+    if line is not None:
+        given = [line, _SENTENCE.split(line, maxsplit=1)[0]]
+    else:
+        given = [bold_in(text) or "", text.rstrip().rpartition("\n")[2], text]
+    return list(filter(None, dict.fromkeys(map(undecorated, given))))
+
+
+def undecorated(text: str) -> str:
+    r"""Return a text without what LaTeX and Markdown put around it, or a full stop: words alone.
+
+    >>> undecorated(r"\text{New  York}"), undecorated("**(B)**."), undecorated(r"$5\text{ km}$")
+    ('New York', '(B)', '5 km')
+    """
+    text = _SPACING.sub(" ", text.strip())
+    for _ in range(9):
+        before, text = text, _WRAPPED.sub(r"\1", text).strip()
+        for opens, closes in _AROUND:
+            inside = text[len(opens) : -len(closes)]
+            if text.startswith(opens) and text.endswith(closes) and inside.strip() and opens not in inside:
+                text = inside.strip()
+        text = re.sub(r"(?<=[^.])[.。]$", "", text)
+        if text == before:
+            break
+    text = re.sub(r"\\([$%#&_{}])", r"\1", text)
+    return " ".join(text.split())
 
 
 def named(words: str) -> re.Pattern[str]:

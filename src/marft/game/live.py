@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from marft.texts import place
-from marft.thoughts import BEGINS, ENDS, Said, thought
+from marft.thoughts import Said, family_of, may_begin, thought
 from marft.types import Action
 
 HALF = "\ufffd"  # what half a character is decoded to
@@ -138,7 +138,7 @@ class LiveText:
         of_thought = self._of_thought(text)
         if of_thought is None or (self._said and of_thought != self._since):  # a thought has ended once more
             return "", ""
-        said = text[of_thought:] if self._begun is None else before(text[of_thought:], (ENDS,))
+        said = text[of_thought:] if self._begun is None else before(text[of_thought:], (family_of(text)[1],))
         return self._told(text[:of_thought], said[: self._certain(said)])
 
     def rest(self, thought: str, said: str) -> tuple[str, str]:
@@ -158,8 +158,7 @@ class LiveText:
         """How many first characters are a thought; None: that cannot be said yet."""
         if self._begun is None:
             return 0
-        opens = text.lstrip()
-        if not self._begun and len(opens) < len(BEGINS) and BEGINS.startswith(opens):
+        if not self._begun and may_begin(text):
             return None
         return thought(text, self._begun)
 

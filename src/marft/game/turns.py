@@ -220,11 +220,12 @@ class Turns:
                 made = await generate(engine, renderer, self.belt, agent, prompt, prefix, key, live, counsel)
         self._check_acting(step, agent)
         check_log_probs(made)
-        dropped = agent.thinking == "drop" and not options
+        thought = 0 if options else self._thought(agent, request, made.text)
         action = replace(
             made,
             index=index,
-            thought=self._thought(agent, request, made.text) if dropped else 0,
+            thought=thought if agent.thinking == "drop" else 0,
+            only_thought=0 < thought == len(made.text),
             sees=tuple(tokens),
             message_tokens=tuple(tokens.values()),
             truncated_tokens=prompt.truncated_tokens,

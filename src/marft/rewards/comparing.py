@@ -7,36 +7,181 @@ from collections import Counter
 from collections.abc import Iterator
 from decimal import Context, Decimal, InvalidOperation
 from string import punctuation
-from unicodedata import combining, normalize
+from typing import NamedTuple
+from unicodedata import category, combining, decimal, normalize
 
-_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]++)"
-_NUMBER = rf"(?:{_DIGITS}(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]++)?"
-_NUMBERS = re.compile(rf"(?<![\w.])([-+−]?)[$€£]?([-+−]?)({_NUMBER})(?:\s*/\s*({_NUMBER}))?(?!\.[0-9])")
+import regex
+
+from marft.game.answers import bold_in, find_answer, statement_in
+from marft.thoughts import outside_thoughts
+
+_GAP = "[ \u00a0\u2009\u202f'’]"  # noqa: RUF001  between thousands
+_WHOLE = (  # as many write it: 1,234 and 12,34,567; 1 234; 1.234.567; 1234
+    rf"(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])|[0-9]{{1,2}}(?:,[0-9]{{2}})+,[0-9]{{3}}(?![0-9])"
+    rf"|[0-9]{{1,3}}(?:{_GAP}[0-9]{{3}})+(?![0-9]))"
+)
+_NUMBER = (
+    rf"(?:(?P<dots>[0-9]{{1,3}}(?:(?:\.[0-9]{{3}})+|(?:{_GAP}[0-9]{{3}})+),[0-9]++|[0-9]{{1,3}}(?:\.[0-9]{{3}}){{2,}}(?![0-9]))"
+    rf"|(?P<comma>[0-9]++,(?:[0-9]{{1,2}}|[0-9]{{4,}})(?![0-9]|,[0-9]))"
+    rf"|{_WHOLE}(?:\.[0-9]++)?|[0-9]++(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+−]?[0-9]++)?"
+)
+_TIMES = (
+    r"(?:\s*(?:[×x*·]|\\times|\\cdot)\s*10(?:\s*(?:\^|\*\*)\s*\{?\s*|(?=[⁻⁺⁰¹²³⁴-⁹]))"
+    r"(?P<power>[-−+⁻⁺]?[0-9⁰¹²³⁴-⁹]{1,4})\s*\}?)?"
+)
+_PLAIN = _NUMBER.replace("?P<dots>", "?:").replace("?P<comma>", "?:")
+_EAST = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"  # letters that numbers may follow
+_NUMBERS = re.compile(
+    rf"(?:(?<![\w.])|(?<=[{_EAST}]))(?P<sign>[-+−–－]?)[$€£¥]?(?P<inner>[-+−]?)(?:(?P<ones>[0-9]++)[ -](?=[0-9]++/[0-9]))?"  # noqa: RUF001
+    rf"(?P<number>{_NUMBER}){_TIMES}(?:\s*[/⁄]\s*(?P<divisor>{_PLAIN}))?(?!\.[0-9])"
+)
+_MINUSES = ("-", "−", "–", "－")  # noqa: RUF001
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_LETTERS = "".join(f"\\p{{{name}}}" for name in ("Han", "Hiragana", "Katakana", "Thai", "Khmer", "Lao", "Myanmar", "Tibetan"))
+_UNSPACED = regex.compile(rf"[{_LETTERS}]\p{{M}}*|\p{{Hangul}}|[^{_LETTERS}\p{{Hangul}}\s]+")  # a token of scripts without spaces
+_LATEX = (
+    (re.compile(r"(?<=[0-9])\s*\\[dtc]?frac"), " \\\\frac"),
+    (re.compile(r"\\[dtc]?frac\s*\{\s*(-?[0-9.,]+)\s*\}\s*\{\s*([0-9.,]+)\s*\}"), r"\1/\2"),
+    (re.compile(r"\\[dtc]?frac\s*([0-9])\s*([0-9])"), r"\1/\2"),
+    (re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[!,;: ]|~)(?=[0-9]{3}(?![0-9]))"), ","),
+    (re.compile(r"\\([$%#&])"), r"\1"),
+    (re.compile(r"\\[!,;: ]"), " "),
+)
+_OF_MORE = re.compile(r"(?:√|\\sqrt\s*(?:\[[^\]]*\])?\s*\{?|±|\\pm|\^\{?|_\{?)\s*$")
+_MORE = re.compile(r"\}?\s*(?:π|\\pi\b|\^|\*\*(?=[0-9({])|!(?!\w)(?=\S)|[²³⁴-⁹]|√|\\sqrt)")
+_CHAIN = re.compile(r"[\s()$\\.]*(?:[^\W\d_]{2,}\s*){0,2}[-=+−–*/×÷·≈()$\s]*[-=+−–*/×÷·≈][\s($€£¥]*")  # noqa: RUF001
+_BESIDE = re.compile(  # two numbers of which one is the answer, or none
+    r"\s*(?:,|;|,?\s*(?:or|and|to|oder|bis|und|ou|et|o|y|或者?|到|至)(?:\s+(?:maybe|perhaps|possibly))?|[-–—~/&])\s*[$€£¥]?", re.IGNORECASE  # noqa: RUF001
+)
+_EQUALS = re.compile(r"(?<![<>!])=|≈|\\approx")
+_DENIED = re.compile(r"\s*(?:not|never|neither|nor|none)\b", re.IGNORECASE)
+_SCALES = re.compile(r"\s*(?:hundred|thousand|million|billion|trillion|dozen)s?\b|\s*[千万億亿百]", re.IGNORECASE)
+_MINUS = re.compile(r"\b(?:minus|negative)\s+$", re.IGNORECASE)
+_UP = str.maketrans("−⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "--+0123456789")
 _PUNCTUATION = str.maketrans("", "", punctuation)
 LONGEST = 400  # characters of a number
 _EXACT = Context(prec=2 * LONGEST, traps=[])
 
 
+class Placed(NamedTuple):
+    """A number, and where in a text it begins and ends, its sign and currency included."""
+
+    value: Decimal
+    start: int
+    end: int
+
+
 def numbers_in(text: str) -> list[Decimal]:
-    """The numbers that a text names, in order: with commas at thousands, exponents, currency signs and as fractions.
+    """The numbers that a text names, in order: with thousands, exponents, currency signs and as fractions.
 
     >>> numbers_in("from $1,234.50 to -3, or 1/4 of it")
     [Decimal('1234.50'), Decimal('-3'), Decimal('0.25')]
+    >>> numbers_in("1.234,5 and 1 000 and 1.5 × 10^3 and 2 1/2")
+    [Decimal('1234.5'), Decimal('1000'), Decimal('1.5E+3'), Decimal('2.5')]
     """
-    return [value for value, _, _ in placed_numbers(text)]
+    return [placed.value for placed in placed_numbers(_ascii_digits(text))]
 
 
-def placed_numbers(text: str) -> Iterator[tuple[Decimal, int, int]]:
-    """The numbers that a text names, in order, each with where it begins and ends, its sign and currency included."""
+def placed_numbers(text: str) -> Iterator[Placed]:
+    """The numbers that a text names, in order, each with where it begins and ends. Powers, roots and what is
+    multiplied with π are other numbers."""
     for match in _NUMBERS.finditer(text):
-        before, after, number, divisor = match.groups(default="")
-        value = _decimal(number)
-        if divisor:
-            value = _EXACT.divide(value, _decimal(divisor))
-        if value.is_finite():
-            negative = (before in ("-", "−")) != (after in ("-", "−"))
-            yield _EXACT.minus(value) if negative else value, match.start(), match.end()
+        value = _decimal(match["number"], match["dots"] or match["comma"])
+        if match["power"]:
+            value = _EXACT.scaleb(value, int(match["power"].translate(_UP)))
+        if match["divisor"]:
+            value = _EXACT.divide(value, _decimal(match["divisor"]))
+        if match["ones"]:
+            value = _EXACT.add(_decimal(match["ones"]), value)
+        if not value.is_finite() or _OF_MORE.search(text, max(0, match.start() - 20), match.start()):
+            continue
+        if not _MORE.match(text, match.end()):
+            negative = (match["sign"] in _MINUSES) != (match["inner"] in _MINUSES)
+            yield Placed(_EXACT.minus(value) if negative else value, match.start(), match.end())
+
+
+def number_stated(text: str) -> Decimal | None:
+    """Return the number that a text gives as its answer: the only one in the last box or tag, or after its last "=";
+    else the first one after "the answer is", what a sum comes to, or the only one in bold; else the last one. None
+    where there is none, or several of which any may be meant ("5 or 6", "between 3 and 5").
+
+    >>> number_stated("5 + 3 = 8"), number_stated("5 or 6"), number_stated("The answer is 5 + 3 = 8.")
+    (Decimal('8'), None, Decimal('8'))
+    """
+    text = plain_numbers(outside_thoughts(text))
+    found = find_answer(text)
+    if found is not None:
+        return _only_number(found)
+    statement = statement_in(text)
+    if statement is not None:
+        return None if _DENIED.match(statement) else _first_number(statement, list(placed_numbers(statement)))
+    numbers = list(placed_numbers(text))
+    bold = list(placed_numbers(bold_in(text) or ""))
+    if len(bold) == 1 and bold[0].start == 0:
+        return bold[0].value  # it begins with it
+    if len(numbers) > 1 and _BESIDE.fullmatch(text, numbers[-2].end, numbers[-1].start):
+        return None
+    return _value(text, numbers[-1]) if numbers else None
+
+
+def _value(text: str, placed: Placed) -> Decimal | None:
+    """Return a number of a text; None where a word makes it a larger one."""
+    return None if _SCALES.match(text, placed.end) else placed.value
+
+
+def _only_number(stated: str) -> Decimal | None:
+    """Return the one number in what is marked as an answer; the last one of a chain of equations, where none of them is
+    plainly wrong."""
+    sides = _EQUALS.split(stated)
+    numbers = list(placed_numbers(sides[-1]))
+    if len(numbers) != 1:
+        return None
+    plain = {placed.value for side in sides if _NUMBERS.fullmatch(side.strip(" $")) for placed in placed_numbers(side)}
+    return _value(sides[-1], numbers[0]) if len(plain) <= 1 or "=" not in stated else None
+
+
+def _first_number(statement: str, numbers: list[Placed]) -> Decimal | None:
+    """Return the first number of a statement, or what the sum that begins with it comes to."""
+    if not numbers:
+        return None
+    chain, signs = numbers[:1], ""
+    for before, number in zip(numbers, numbers[1:], strict=False):
+        between = statement[before.end : number.start]
+        if not _CHAIN.fullmatch(between):
+            break
+        chain.append(number)
+        signs += between
+    if len(chain) > 1:
+        return _after_equals(statement, chain) if "=" in signs or "≈" in signs else None
+    if len(numbers) > 1 and _BESIDE.fullmatch(statement, numbers[0].end, numbers[1].start):
+        return None
+    return _value(statement, numbers[0])
+
+
+def _after_equals(statement: str, chain: list[Placed]) -> Decimal | None:
+    """Return the number after the last equals sign of a chain."""
+    pairs = list(zip(chain, chain[1:], strict=False))
+    after = [right for left, right in pairs if re.search("[=≈]", statement[left.end : right.start])]
+    return _value(statement, after[-1]) if after and after[-1] is chain[-1] else None
+
+
+def plain_numbers(text: str) -> str:
+    r"""Return a text whose numbers are written without LaTeX, in ASCII digits.
+
+    >>> plain_numbers(r"\frac{1}{2} of 1{,}000\% is ４２")
+    '1/2 of 1,000% is 42'
+    """
+    text = _ascii_digits(text)
+    for pattern, plain in _LATEX:
+        text = pattern.sub(plain, text)
+    return text
+
+
+def _ascii_digits(text: str) -> str:
+    """Return a text with the decimal digits of all scripts as 0 to 9: as many characters."""
+    if text.isascii():
+        return text
+    return "".join(str(digit) if (digit := decimal(sign, None)) is not None else sign for sign in text)
 
 
 def close(right: Decimal, given: Decimal, tolerance: float, relative: float) -> bool:
@@ -50,10 +195,11 @@ def close(right: Decimal, given: Decimal, tolerance: float, relative: float) -> 
 
 
 def words_of(text: str) -> list[str]:
-    """The words that count: without case, punctuation and articles (SQuAD's own normalisation).
+    """The words that count: without case, punctuation and articles (SQuAD's own normalisation). In scripts that put no
+    spaces between words, each character is one, as in the evaluation of MLQA and KorQuAD.
 
-    >>> words_of("The  Eiffel-Tower!")
-    ['eiffeltower']
+    >>> words_of("The  Eiffel-Tower!"), words_of("在长城。")
+    (['eiffeltower'], ['在', '长', '城'])
     """
     return plain_words(text, case=True, punctuation=True, articles=True, accents=False)
 
@@ -64,13 +210,16 @@ def plain_words(text: str, *, case: bool, punctuation: bool, articles: bool, acc
     >>> plain_words("The  Café!", case=True, punctuation=True, articles=True, accents=True)
     ['cafe']
     """
+    text = normalize("NFC", text)
     if case:
         text = text.lower()
     if accents:
         text = "".join(sign for sign in normalize("NFKD", text) if not combining(sign))
     if punctuation:
         text = text.translate(_PUNCTUATION)
-    return (_ARTICLES.sub(" ", text) if articles else text).split()
+        text = text if text.isascii() else "".join(sign for sign in text if not category(sign).startswith("P"))
+    words = (_ARTICLES.sub(" ", text) if articles else text).split()
+    return words if text.isascii() else [part for word in words for part in _UNSPACED.findall(word)]
 
 
 def token_f1(right: str, given: str) -> float:
@@ -123,21 +272,77 @@ def similarity(one: str, other: str) -> float:
 
 
 def contains(text: str, part: str, ignore_case: bool = True) -> bool:
-    """Whether a text holds a part as whole words, however spaced.
+    """Whether a text holds a part as whole words, however spaced; a number as a number of its own, however written.
 
-    >>> contains("It is  New\\nYork.", "new york"), contains("112", "12")
-    (True, False)
+    Where a script puts no spaces between words, they may begin and end anywhere.
+
+    >>> contains("It is  New\\nYork.", "new york"), contains("112", "12"), contains("-42 or 42,000", "42")
+    (True, False, False)
+    >>> contains("法国的首都是巴黎。", "巴黎"), contains("x=42.", "42")
+    (True, True)
     """
-    whole, part = (" ".join(words.split()) for words in (text, part))
+    whole, part = (normalize("NFC", " ".join(words.split())) for words in (text, part))
+    number = _whole_number(part)
+    if number is not None:
+        return _holds_number(plain_numbers(whole), number)
     if ignore_case:
         whole, part = whole.casefold(), part.casefold()
-    edges = (r"(?<!\w)" if part[:1].isalnum() else "", r"(?!\w)" if part[-1:].isalnum() else "")
-    return bool(part) and re.search(f"{edges[0]}{re.escape(part)}{edges[1]}", whole) is not None
+    before = r"(?<![^\W_]|[^\W_]_)" if _is_letter(part[:1]) else ""
+    after = r"(?![^\W_]|_[^\W_])" if _is_letter(part[-1:]) else ""
+    found = regex.search(f"{before}{regex.escape(part)}{after}", whole) if part else None
+    return found is not None or (bool(part) and _holds_unspaced(whole, part))
 
 
-def _decimal(number: str) -> Decimal:
-    digits = number.replace(",", "")
+def _is_letter(sign: str) -> bool:
+    return regex.match(r"[^\W_]", sign) is not None
+
+
+def _holds_unspaced(whole: str, part: str) -> bool:
+    """Return whether a part stands in a text where each edge of it is one of a script without spaces."""
+    for match in regex.finditer(regex.escape(part), whole, overlapped=True):
+        edges = ((whole[: match.start()][-1:], part[:1]), (part[-1:], whole[match.end() :][:1]))
+        if not regex.match(r"\p{M}", edges[1][1]) and all(_may_part(*edge, left=edge is edges[0]) for edge in edges):
+            return True
+    return False
+
+
+def _may_part(before: str, after: str, left: bool) -> bool:
+    """Return whether a word may end between two characters. Korean has spaces before its words, and none before its
+    particles."""
+    if not (_is_letter(before) and _is_letter(after)):
+        return True
+    scripts = _LETTERS if left else _LETTERS + r"\p{Hangul}"
+    return regex.search(f"[{scripts}]", before + after) is not None
+
+
+def _whole_number(part: str) -> Decimal | None:
+    """Return the number that a text is, and nothing else: one with zeros in front is a name."""
+    plain = plain_numbers(part)
+    numbers = list(placed_numbers(plain))
+    named = re.match(r"[-−+]?0[0-9]", plain) or not re.match(r"[-−+–]?\.?[0-9]", plain)
+    return numbers[0].value if len(numbers) == 1 and numbers[0][1:] == (0, len(plain)) and not named else None
+
+
+def _holds_number(text: str, number: Decimal) -> bool:
+    for value, start, end in placed_numbers(text):
+        beside = text[end : end + 1]
+        apart = not (_is_letter(beside) and not regex.search(f"[{_LETTERS}\\p{{Hangul}}]", beside))
+        if value == number and apart and not _SCALES.match(text, end) and not _MINUS.search(text[:start]):
+            return True
+    return False
+
+
+def _decimal(number: str, in_commas: str | None = None) -> Decimal:
+    """Return the value of a number; NaN where it is too long or too large.
+
+    Args:
+        in_commas: the same where its decimals come after a comma.
+    """
+    if in_commas:
+        digits = re.sub(f"[.]|{_GAP}", "", in_commas).replace(",", ".") + number[len(in_commas) :]
+    else:
+        digits = re.sub(f",|{_GAP}", "", number)
     try:
-        return _EXACT.create_decimal(digits) if len(digits) <= LONGEST else Decimal("NaN")
+        return _EXACT.create_decimal(digits.replace("−", "-")) if len(digits) <= LONGEST else Decimal("NaN")
     except InvalidOperation:  # an exponent beyond all numbers
         return Decimal("NaN")

@@ -37,11 +37,12 @@ class Grader:
         for _ in range(count):
             self._free.put(None)
 
-    def equal(self, gold: str, written: str, tolerances: Sequence[float] = ()) -> bool:
+    def equal(self, gold: str, written: str, tolerances: Sequence[float] = (), question: str = "") -> bool:
         """Whether ``written`` states ``gold``; blocks until a process is free. Safe to call from many threads.
 
         Args:
             tolerances: how far numbers may be from the gold ones.
+            question: what was asked: whether a percentage or a point is.
 
         Raises:
             GradingError: it took too long, or the process died of it.
@@ -49,7 +50,8 @@ class Grader:
         process = self._free.get()
         try:
             process = process or _Process()
-            return process.ask({"gold": gold, "written": written, "tolerances": [*tolerances]}, self.timeout)
+            asked = {"gold": gold, "written": written, "tolerances": [*tolerances], "question": question}
+            return process.ask(asked, self.timeout)
         except GradingError:
             if process is not None:
                 process.kill()

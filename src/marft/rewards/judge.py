@@ -31,6 +31,7 @@ from marft.rewards.patterns import Pattern
 from marft.rewards.questions import Questions
 from marft.rewards.scores import read_score
 from marft.rewards.terms import Roles, Term, TermReward, at_the_end, unknown_roles
+from marft.thoughts import outside_thoughts
 from marft.types import Action, Episode
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -165,14 +166,18 @@ class Judge(Term):
 
 
 def _answer(actions: Sequence[Action], answering: Sequence[str]) -> str:
-    """The team's answer: the last text of an agent that answers."""
-    return next((action.own_text for action in reversed(actions) if action.agent in answering), "")
+    """The team's answer: the last text of an agent that answers, without its thoughts."""
+    return next((_spoken(action) for action in reversed(actions) if action.agent in answering), "")
 
 
 def _own_text(actions: Sequence[Action], role: str) -> str | None:
-    """All that an agent has said; None where it never acted."""
-    said = [action.own_text for action in actions if action.agent == role]
+    """All that an agent has said, without its thoughts; None where it never acted."""
+    said = [_spoken(action) for action in actions if action.agent == role]
     return "\n\n".join(said) if said else None
+
+
+def _spoken(action: Action) -> str:
+    return "" if action.only_thought else outside_thoughts(action.own_text).strip()
 
 
 def _said(episode: Episode) -> Iterator[tuple[str, str]]:

@@ -10,45 +10,82 @@ import re
 from collections.abc import Sequence
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Eq, Expr
+from sympy import Basic, Eq, Expr, Float, MatrixBase, Rational
 
-from marft.game.answers import STATED, find_answer
-from marft.rewards.math_forms import elements, is_interval, told_apart
+from marft.game.answers import bold_in, find_answer, given_together, rest_stated
+from marft.rewards.math_forms import (
+    asks_for_pair, asks_for_percentage, elements, is_interval, is_open_interval, plain_formula, same_nothing, told_apart,
+    without_percent, without_words,
+)  # fmt: skip
+from marft.thoughts import outside_thoughts
 
 LONGEST = 5000  # characters of an answer; math-verify takes minutes for more, and no right one has so many
 SLACK = 1.01  # of a tolerance, as OlympiadBench's judge has it
+ROUNDED = 0.005  # of a decimal that a chain of equations ends with
 _SENTENCE_END = re.compile(r"\.\s|\n\n|\n(?!.*\\end\{)", re.DOTALL)
-_DOLLARS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.DOTALL)
+_FORMULAS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
+_EQUALS = re.compile(r"(?<![<>!\\])=(?!=)")
+_EITHER = re.compile(r"\d\s*(?:or|oder|ou|或者?)\s*[-−$\d]", re.IGNORECASE)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _LATEX = (LatexExtractionConfig(), ExprExtractionConfig())
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-def equal(gold: str, written: str, tolerances: Sequence[float] = ()) -> bool:
+def equal(gold: str, written: str, tolerances: Sequence[float] = (), question: str = "") -> bool:
     r"""Whether what was written states the gold answer.
 
-    The answer is looked for in the last ``\boxed{}`` (or ``<answer>`` tag), else after the last "the answer is", else
-    in the last formula between dollars, else wherever math-verify finds one.
+    The answer is looked for in the last ``\boxed{}`` (or ``<answer>`` tag), else after the last "the answer is" or
+    ``####``, else in the last formula, else in what is bold, else wherever math-verify finds one in the last line.
 
     >>> equal(r"\frac{1}{2}", "The answer is 0.5."), equal("0.5", r"\boxed{50}"), equal("(2,3)", r"\boxed{\{2,3\}}")
     (True, False, False)
+    >>> equal("7", r"\boxed{7\%}"), equal("7", r"\boxed{7\%}", question="What percentage is it?")
+    (False, True)
 
     Args:
         tolerances: how far a number may be from the gold one; of several answers, one for each, or one for all.
+        question: what was asked: where it asks for a percentage, 7 % is 7; where it asks for a point, (0, 1) is no
+            interval.
     """
     expected, stated = _formula(gold), _statement(written)
-    if len(stated) > LONGEST:
+    if not stated or len(stated) > LONGEST:
         return False
-    return _exactly(expected, stated) or bool(tolerances and _near(expected, stated, tolerances))
+    return _exactly(expected, stated, question) or bool(tolerances and _near(expected, stated, tolerances))
 
 
-def _exactly(expected: str, stated: str) -> bool:
+def _exactly(expected: str, stated: str, question: str = "") -> bool:
+    nothing = same_nothing(expected, stated)
+    if nothing is not None:
+        return nothing
     told = told_apart(expected, stated)
     if told is not None:
         return not told
-    parsed = _parse(expected)
-    relations = is_interval(expected)  # an interval may be written as an inequality
-    return bool(parsed) and verify(parsed, _parse(stated), allow_set_relation_comp=relations, timeout_seconds=None)
+    if "=" in stated:
+        stated = _last_side(stated, expected)
+    (expected, of_gold), (stated, of_stated) = without_percent(expected), without_percent(stated)
+    relations = is_interval(expected) or (is_open_interval(expected) and not asks_for_pair(question))
+    if of_gold == of_stated or (of_stated and asks_for_percentage(question)):
+        return _same(expected, stated, relations)
+    hundredth = [f"${formula.strip('$')}/100$" if of else formula for formula, of in ((expected, of_gold), (stated, of_stated))]
+    return (of_gold and _same(expected, stated, relations)) or _same(*hundredth, relations)
+
+
+def _same(expected: str, stated: str, relations: bool) -> bool:
+    parsed, given = _parse(without_words(expected)), _parse(without_words(stated))
+    return bool(parsed) and verify(parsed, given, allow_set_relation_comp=relations, timeout_seconds=None)
+
+
+def _last_side(stated: str, expected: str) -> str:
+    """Return what a chain of equations comes to, where all its sides are numbers; nothing where two of them differ.
+    What else has an equals sign stays as it is."""
+    sides = [side.strip() for side in _EQUALS.split(stated.strip("$"))]
+    values = [_number(side) for side in sides] if len(sides) > 1 else []
+    known = [(value, "." in side) for value, side in zip(values, sides, strict=False) if value is not None]
+    for (one, rounded), (other, also) in zip(known, known[1:], strict=False):
+        if abs(one - other) > (ROUNDED if rounded or also else 1e-9) * max(abs(one), abs(other)):
+            return ""
+    return f"${sides[-1]}$" if len(known) == len(sides) > 1 and "=" not in expected else stated
 
 
 def _near(expected: str, stated: str, tolerances: Sequence[float]) -> bool:
@@ -88,23 +125,37 @@ def _number(formula: str) -> float | None:
 
 
 def _statement(text: str) -> str:
-    """The part of a text that states its answer, as one formula."""
+    """The part of a text that states its answer, as one formula; "" where none does."""
+    text = outside_thoughts(text)
     found = find_answer(text)
     if found is not None:
-        return _formula(found)
+        return _formula(found) if found else ""
     text = text.replace("\\$", "")  # a currency sign, not the end of a formula
-    *before, statement = STATED.split(text)
-    if before:
-        text = _first_sentence(statement)
-    formulas = _DOLLARS.findall(text)
+    rest = rest_stated(text)
+    if rest is not None:
+        text = _first_sentence(rest)
+    formulas = list(_FORMULAS.finditer(text))
     if formulas:
-        return _formula(formulas[-1][0] or formulas[-1][1])
-    return _formula(text) if before else text[-LONGEST:]
+        last = [formulas[-1]]
+        for before in reversed(formulas[:-1]):
+            if not given_together(text[before.end() : last[0].start()]):
+                break
+            last.insert(0, before)
+        return _formula(", ".join(next(filter(None, match.groups())) for match in last))
+    if rest is not None:
+        return _formula(text)
+    line = text.rstrip().rpartition("\n")[2]
+    bold = bold_in(line)
+    if bold and any(sign.isdigit() for sign in bold):
+        return _formula(bold)
+    if _EITHER.search(line):
+        return ""
+    return _formula(line) if not _WORD.search(without_words(_formula(line))) else text[-LONGEST:]
 
 
 def _formula(answer: str) -> str:
     """An answer between dollars, without what is no mathematics: currency signs, a full stop, an approximation."""
-    exact, _, rounded = " ".join(answer.replace("\\$", "").split()).partition("\\approx")
+    exact, _, rounded = plain_formula(answer).partition("\\approx")
     return f"${(exact.strip() or rounded.strip()).removesuffix('.').strip()}$"
 
 
@@ -115,4 +166,12 @@ def _first_sentence(text: str) -> str:
 
 def _parse(text: str) -> list[object]:
     parsed: list[object] = parse(text, extraction_config=_LATEX, parsing_timeout=None)
-    return parsed
+    return [_in_fractions(one) for one in parsed]
+
+
+def _in_fractions(parsed: object) -> object:
+    """Return an expression with decimals as the fractions that they are: 0.5 is 1/2, and 0.333 is not 1/3."""
+    if not isinstance(parsed, Basic | MatrixBase):
+        return parsed
+    decimals = parsed.atoms(Float)
+    return parsed.xreplace({one: Rational(str(one)) for one in decimals}) if decimals else parsed

@@ -14,7 +14,113 @@ _THOUSANDS = re.compile(r"(?<=\d),(?:\\!)?\s*(?=\d{3}(?!\d))")
 _BASE = re.compile(r"(-?)(?:\\text\{)?([0-9A-Z]+)\}?_\{?(\d{1,2})\}?")
 _WORDED = re.compile(r"\d.*?\\(?:text|mbox|mathrm|textrm|rm)\s*\{([^{}]{1,60})\}\s*(?:\^\s*\{?(\d)\}?)?\$$", re.DOTALL)
 _BARE = re.compile(r"\$-?[\d.,/]+\s+([A-Za-z][A-Za-z/ ]{0,30})(?:\^\s*\{?(\d)\}?)?\$")
+_SCALE = re.compile(r"\d\s*(?:\\text\{\s*)?(?:thousand|million|billion|trillion|hundred|dozen)\b", re.IGNORECASE)
 NEAR = Fraction(1, 10**6)  # of a value in another unit
+_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|\\[,!;: ]|~|[ \u00a0\u2009\u202f])\d{3})+(?![\d])")
+_SIGNS = {
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",  # noqa: RUF001
+    "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "°": r"^\circ", "±": r"\pm ",
+    "≈": r"\approx ", "∈": r"\in ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+    "％": "%", "（": "(", "）": ")", "，": ",", "，": ",", "：": ":", "⁄": "/",  # noqa: RUF001
+}  # fmt: skip
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))")
+_AROUND = re.compile(r"\s*(?:\*\*|__|`|\$\$|\$|\\\[|\\\()(.+?)(?:\*\*|__|`|\$\$|\$|\\\]|\\\))[.。]?\s*", re.DOTALL)  # noqa: RUF001
+_MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?=[(\[{\\])")
+_PERCENT = re.compile(r"\s*(?:\\?%|\\(?:text|mbox|mathrm)\s*\{\s*(?:\\?%|per\s?cent)\s*\}|\bper\s?cent\b)", re.IGNORECASE)
+_NUMBER_AND_WORDS = re.compile(
+    r"(\$\s*[-+]?(?:[\d.,]+(?:\s*/\s*\d+)?|\\[dt]?frac\s*(?:\{\d+\}\s*\{\d+\}|\d\d)))\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+){0,4})\s*\$"
+)
+_OF_MATHEMATICS = frozenset(
+    "pi or and sin cos tan log ln exp sqrt mod infinity thousand million billion trillion hundred dozen half third thirds "
+    "quarter quarters percent choose factorial squared cubed times over to".split()
+)
+_WORDS_ALONE = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}")
+_NOTHINGS = (
+    frozenset({
+        "emptyset", "varnothing", "nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset",
+        "theemptyset", "nosuchnumber", "nointegersolutions", "nointegersolution", "thereisnosolution",
+        "therearenosolutions", "nosolutionsexist", "nosolutionexists", "norealroots", "",
+    }),
+    frozenset({"undefined", "doesnotexist", "dne", "notdefined", "limitdoesnotexist", "thelimitdoesnotexist"}),
+)  # fmt: skip
+_ASKS_PERCENT = re.compile(r"(?<![\d$}]\s)(?<![\d$}-])\bper\s?cent(?:age)?s?\b|\$?\b[a-zA-Z]\$?\s*\\?%", re.IGNORECASE)
+_ASKS_PAIR = re.compile(r"\b(?:ordered\s+(?:pairs?|triples?)|points?|coordinates?|vectors?|pairs?)\b|\(x,\s*y", re.IGNORECASE)
+
+
+def plain_formula(answer: str) -> str:
+    r"""Return an answer in LaTeX's own signs: without Markdown, dollars and gaps between thousands.
+
+    >>> plain_formula("**1 000 000**"), plain_formula(r"\[x \in (0,1)\]"), plain_formula("2√3")
+    ('1000000', '(0,1)', '2\\sqrt{3}')
+    """
+    answer = answer.replace("\\$", "").strip()
+    while (inside := _AROUND.fullmatch(answer)) and not re.search(r"\$|\*\*|\\[\])]", inside[1]):
+        answer = inside[1].strip()
+    answer = answer if answer.count("$") % 2 == 0 and answer.count("$") < 3 else answer.replace("$", "")
+    answer = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", answer)
+    answer = "".join(_SIGNS.get(sign, sign) for sign in answer)
+    answer = _GROUPS.sub(lambda number: re.sub(r"\D", "", number[0]), " ".join(answer.split()))
+    return _MEMBER.sub("", answer)
+
+
+def same_nothing(expected: str, stated: str) -> bool | None:
+    r"""Return whether two answers say that there is none in the same way; None where neither says so.
+
+    >>> same_nothing(r"$\text{no solution}$", r"$\emptyset$"), same_nothing("$0$", r"$\{\}$"), same_nothing("$1$", "$1$")
+    (True, False, None)
+    """
+    ways = [next((way for way in _NOTHINGS if _bare_words(formula) in way), None) for formula in (expected, stated)]
+    return ways[0] is ways[1] if any(way is not None for way in ways) else None
+
+
+def _bare_words(formula: str) -> str:
+    """Return the letters of what is words alone; "0" for what is not."""
+    plain = _WORDS_ALONE.sub(r"\1", formula.strip("$ ")).replace("\\", "").strip(" .!")
+    return re.sub(r"[\s{}~,]", "", plain).casefold() if re.fullmatch(r"[A-Za-z\s{}~,']*", plain) else "0"
+
+
+def without_percent(formula: str) -> tuple[str, bool]:
+    r"""Return a formula without percent signs, and whether it had one.
+
+    >>> without_percent(r"$7\%$"), without_percent("$7$")
+    (('$7$', True), ('$7$', False))
+    """
+    plain = _PERCENT.sub("", formula)
+    return plain, plain != formula
+
+
+def without_words(formula: str) -> str:
+    """Return a number without the words behind it that say what is counted.
+
+    >>> without_words("$18 dollars$"), without_words("$18 million$"), without_words("$2 pi$")
+    ('$18$', '$18 million$', '$2 pi$')
+    """
+    found = _NUMBER_AND_WORDS.fullmatch(formula)
+    counted = found is not None and not _OF_MATHEMATICS & set(found[2].lower().replace("-", " ").split())
+    return f"{found[1]}$" if found and counted else formula
+
+
+def asks_for_percentage(question: str) -> bool:
+    """Return whether a question asks for a percentage; one that only gives some does not.
+
+    >>> asks_for_percentage("What percent of 8 is 2?"), asks_for_percentage("What is 20 percent of 8, or 20% of it?")
+    (True, False)
+    """
+    return _ASKS_PERCENT.search(question) is not None
+
+
+def asks_for_pair(question: str) -> bool:
+    """Return whether a question asks for points or pairs, which look like open intervals."""
+    return _ASKS_PAIR.search(question) is not None
+
+
+def is_open_interval(formula: str) -> bool:
+    """Return whether a formula may be an open interval: two numbers in round brackets, the smaller one first."""
+    found = re.fullmatch(r"\((-?[\d.]+),(-?[\d.]+)\)", _SPACING.sub("", formula))
+    try:
+        return found is not None and Fraction(found[1]) < Fraction(found[2])
+    except (ValueError, ZeroDivisionError):
+        return False
 
 
 def told_apart(expected: str, stated: str) -> bool | None:
@@ -25,11 +131,14 @@ def told_apart(expected: str, stated: str) -> bool | None:
     >>> told_apart(r"$5\text{ m}$", r"$5\text{ cm}$"), told_apart("$5$", r"$5\text{ cm}$")
     (True, None)
     """
-    if {brackets(expected), brackets(stated)} == {"(", "{"} or _repeated(expected) != _repeated(stated):
+    listed = not brackets(expected) and len(elements(expected)) > 1
+    if (listed and brackets(stated) == "(") or {brackets(expected), brackets(stated)} == {"(", "{"} or _repeated(expected) != _repeated(stated):
         return True
     one, other = (_BASE.fullmatch(_SPACING.sub("", formula)) for formula in (expected, stated))
     if one and other:  # the base is what was asked for: the same number in another one is no answer
         return one.groups() != other.groups()
+    if any(_SCALE.search(formula) for formula in (expected, stated)):
+        return not _same_quantity(expected, stated)
     units = [_unit(formula) for formula in (expected, stated)]
     if units[0] is None or units[1] is None or units[0] == units[1]:
         return None

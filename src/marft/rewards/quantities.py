@@ -3,7 +3,6 @@ r"""Quantities in a text: numbers with their units, as people and models write t
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -14,12 +13,11 @@ LARGEST_EXPONENT = 400  # of ten, in a number that counts as one
 _WORDS = re.compile(r"\\(?:text|textrm|mathrm|mbox|rm|operatorname)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _SPACES = re.compile(r"\\[,;:! ]|~")
-_TIMES_TEN = re.compile(r"\s*[×x*·]\s*10(?P<power>[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)")
 _SCALE = re.compile(r"(?:°|\bdeg(?:ree)?s?\b\.?)\s*(C|F)(?:elsius|ahrenheit)?\b", re.IGNORECASE)
 _POWER = re.compile(r"\s*[⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹^]")  # a number that is raised to one is another number
 _RAISED = re.compile(r"(?:\^|\*\*)\s*([-−+]?\d{1,4})")
 _BETWEEN = re.compile(r"\s*(?:,|and)?\s*", re.IGNORECASE)
-_UP, _DOWN = str.maketrans("-−+0123456789", "⁻⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹"), str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
+_UP = str.maketrans("-−+0123456789", "⁻⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹")
 _CURRENCIES = "$€£¥₹"
 _CODES = re.compile(r"(?:\b(?:USD|EUR|GBP|JPY|INR)|[$€£¥₹])\s*$")
 
@@ -57,8 +55,7 @@ def quantities_in(text: str) -> list[Quantity]:
     for number, start, end in placed_numbers(text):
         if start < taken or _POWER.match(text, end) or (number and abs(number.adjusted()) > LARGEST_EXPONENT):
             continue
-        value, end = _times_ten(number, text, end)
-        quantity, after = _with_unit(value, text, start, end)
+        quantity, after = _with_unit(Fraction(number), text, start, end)
         before = found[-1] if found else None
         if before and _continues(before[0], quantity) and _BETWEEN.fullmatch(text, before[1], start):
             more = quantity.value * quantity.unit.factor / before[0].unit.factor
@@ -87,15 +84,6 @@ def _continues(before: Quantity, quantity: Quantity) -> bool:
     one, other = before.unit, quantity.unit
     same = bool(one.dimensions) and one.dimensions == other.dimensions and not (one.zero or other.zero)
     return same and other.factor < one.factor and 0 <= quantity.value * other.factor < one.factor and before.value >= 0
-
-
-def _times_ten(number: Decimal, text: str, end: int) -> tuple[Fraction, int]:
-    """A number, times ten to a power where that follows it."""
-    match = _TIMES_TEN.match(text, end)
-    power = int(match["power"].translate(_DOWN)) if match else 0
-    if match is None or abs(power) > LARGEST_EXPONENT:
-        return Fraction(number), end
-    return Fraction(number) * Fraction(10) ** power, match.end()
 
 
 def _plain(text: str) -> str:

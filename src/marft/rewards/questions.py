@@ -12,6 +12,7 @@ from pathlib import Path
 from marft import atomic
 from marft.endpoints.client import Endpoint
 from marft.errors import EpisodeFailedError
+from marft.thoughts import outside_thoughts
 
 MOST_IN_MEMORY = 100_000  # scores; the oldest are forgotten first
 
@@ -65,13 +66,14 @@ class Questions:
         for body in wordings:
             answer = await self.endpoint.ask_here(body)
             self.counts["requests"] += 1
-            score = self.read(answer.text)
+            cut = answer.finish == "length"  # whatever number it ends with is no score
+            score = None if cut else self.read(outside_thoughts(answer.text))
             if score is not None:
                 self._keep(name, score, answer.text)
                 return score
+        why = "which was cut by its length (max_new_tokens)" if cut else f"{answer.text[:200]!r}"
         raise EpisodeFailedError(
-            "failed",
-            f"{self.endpoint.name!r} gave no score in {len(wordings)} answers, the last: {answer.text[:200]!r}",
+            "failed", f"{self.endpoint.name!r} gave no score in {len(wordings)} answers, the last: {why}"
         )
 
     def _remembered(self, name: str) -> float | None:
@@ -80,8 +82,8 @@ class Questions:
         if self.folder is None:
             return None
         try:
-            reply = json.loads(_file(self.folder, name).read_text(encoding="utf-8"))["reply"]
-            score = self.read(reply)
+            kept = json.loads(_file(self.folder, name).read_text(encoding="utf-8"))
+            score = self.read(outside_thoughts(kept["reply"])) if kept["finish"] == "stop" else None
         except (
             OSError,
             ValueError,
@@ -98,7 +100,7 @@ class Questions:
         self._remember(name, score)
         if self.folder is None:
             return
-        table = {"url": self.endpoint.settings.url, "model": self.endpoint.model, "reply": reply}
+        table = {"url": self.endpoint.settings.url, "model": self.endpoint.model, "reply": reply, "finish": "stop"}
         try:
             atomic.write_file(_file(self.folder, name), json.dumps(table))
         except OSError:

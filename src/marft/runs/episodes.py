@@ -26,6 +26,7 @@ ACTION = codecs_of(Action)
 ADDED = {
     "restarts",
     "thought",
+    "only_thought",
     "masks",
     "began",
     "answer",

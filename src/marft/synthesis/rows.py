@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from marft.game.rendering import exchange
-from marft.thoughts import BEGINS, ENDS, thought
+from marft.thoughts import bare_thought, thought
 from marft.traces.record import TracedEpisode, TracedTurn
 from marft.traces.retelling import Retelling
 from marft.traces.stage import Told
@@ -39,7 +39,7 @@ def _turns(action: Action, place: str) -> Iterator[TracedTurn]:
             names=(action.agent,),
             messages=(),
             text=text[size:],
-            thought=text[:size].strip().removeprefix(BEGINS).removesuffix(ENDS).strip(),
+            thought=bare_thought(text[:size]),
             calls=tuple(call for call in turn.calls if call.name),
             started=float(action.index),
             whole=number < len(turns) - 1 or action.finish == "stop",

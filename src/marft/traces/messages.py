@@ -12,7 +12,7 @@ from marft.game.rendering import ChatMessage
 from marft.gateway.protocol.reading import CallSaid, Said, chat_of, joined
 from marft.gateway.refusals import RequestError
 from marft.texts import storable
-from marft.thoughts import BEGINS, ENDS, thought
+from marft.thoughts import bare_thought, thought
 from marft.traces.record import UNNAMED, UnreadableError
 from marft.types import Tool, ToolCall
 
@@ -57,7 +57,7 @@ def message_of(table: object) -> TracedMessage:
     reasoning = table.get("reasoning_content") or table.get("reasoning")
     own = text_of(reasoning) if role == "assistant" and isinstance(reasoning, str) else ""
     if role == "assistant" and not own and (size := thought(text)):
-        own, text = text[:size].strip().removeprefix(BEGINS).removesuffix(ENDS).strip(), text[size:]
+        own, text = bare_thought(text[:size]), text[size:]
     if role == "assistant" and not text and isinstance(table.get("refusal"), str):
         text = text_of(table["refusal"])
     return TracedMessage(

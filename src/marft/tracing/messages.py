@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from marft.game.rendering import Message, arguments_of, compose
-from marft.thoughts import BEGINS, ENDS, thought
+from marft.thoughts import bare_thought, thought
 from marft.tracing.cast import Cast
 from marft.tracing.span import plain
 from marft.tracing.turns import Turn, turns_of
@@ -61,7 +61,7 @@ def parts(action: Action, turn: Turn) -> list[Part]:
     size = thought(turn.text)
     found: list[Part] = []
     if size:
-        own = turn.text[:size].strip().removeprefix(BEGINS).removesuffix(ENDS).strip()
+        own = bare_thought(turn.text[:size])
         found.append({"type": "reasoning", "content": plain(own)})
     if turn.text[size:] or not (size or turn.calls):
         found.append(_text(turn.text[size:]))

@@ -10,6 +10,7 @@ from marft.envs.code.grading import Bench, Verdict
 from marft.envs.code.problems import Case
 from marft.envs.code.proposing import program_in, tests_in
 from marft.envs.code.reports import report
+from marft.game.answers import text_said
 from marft.types import JointAction, Observation, Step
 
 CODER, TESTER, REFLECTOR = "coder", "tester", "reflector"
@@ -47,12 +48,12 @@ class Attempt:
             self.reflecting = False
             return Step(self._observation(), 0.0)
         if actions.answer is not None:
-            self.program = program_in(actions.answer.text)
+            self.program = program_in(text_said(actions.answer))
         tests = actions.of(TESTER) if self.rules.tester else None
         if tests is not None:
             problem = self.bench.problem
             names = problem.asserts.names if problem.asserts else ()
-            self.proposed = tests_in(tests.text, problem.entry, names)
+            self.proposed = tests_in(text_said(tests), problem.entry, names)
         self.round += 1
         shown = [*self.bench.problem.examples, *self.proposed]
         verdict = await asyncio.to_thread(self.bench.judge, self.program, shown)

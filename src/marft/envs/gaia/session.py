@@ -8,9 +8,9 @@ from typing import NamedTuple
 from marft.envs.gaia.library import Attached, Library, part_of_text
 from marft.envs.gaia.scoring import matches, stated
 from marft.envs.tool_use.arithmetic import value_of
+from marft.game.answers import text_said
 from marft.game.environment import tool
 from marft.texts import cut, one_line
-from marft.thoughts import thought
 from marft.types import JointAction, Observation, Step
 
 LONGEST = 500  # characters of what was said before, that are shown again
@@ -81,8 +81,7 @@ class GaiaSession:
 
     async def step(self, actions: JointAction) -> Step:
         """Take what the team says: its answer, where it states one, or what it knows so far."""
-        whole = actions.answer.text if actions.answer else ""
-        text = whole[thought(whole) :]
+        text = text_said(actions.answer)
         answer = stated(text)
         self.step_number += 1
         over = answer is not None or self.step_number >= self.asked.steps

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from marft.envs.grids.moves import moves_in
+from marft.game.answers import text_said
 from marft.types import JointAction, Observation, Step
 
 SHOWN = 40  # characters of what could not be read
@@ -129,7 +130,7 @@ class MovesSession(Generic[P]):
 
     async def step(self, actions: JointAction) -> Step:
         """Take the answer's moves."""
-        taken = self.play.take(self.state, actions.answer.text if actions.answer else "", self.moves)
+        taken = self.play.take(self.state, text_said(actions.answer), self.moves)
         local = self._local(actions)
         self.state, self.steps = taken.state, self.steps + 1
         self.moves, self.illegal = self.moves + taken.moves, self.illegal + taken.illegal

@@ -11,6 +11,7 @@ from marft.envs.gyms.acts import Acts, acts_of, chosen
 from marft.envs.gyms.making import ansi_of, gymnasium_env
 from marft.envs.gyms.seeded import Seeded
 from marft.envs.gyms.worded import plain, worded
+from marft.game.answers import text_said
 from marft.types import JointAction, Observation, Step, Task
 
 NO_ACTION = "That was no action that is possible."
@@ -80,7 +81,7 @@ class GymnasiumSession:
         """One action; what is none is told, and takes its time all the same."""
         settings = self.settings
         self.steps += 1
-        act = chosen(action.text if action else "", self._options)
+        act = chosen(text_said(action), self._options)
         cut = self.steps >= settings.max_steps
         if not act:
             self.mistakes += 1

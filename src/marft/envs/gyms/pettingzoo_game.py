@@ -16,6 +16,7 @@ from marft.envs.gyms.making import ansi_of, pettingzoo_env
 from marft.envs.gyms.seeded import Seeded
 from marft.envs.gyms.tables import Table
 from marft.envs.gyms.worded import plain, worded
+from marft.game.answers import text_said
 from marft.seeds import derive_seed
 from marft.types import JointAction, Observation, Step, Task
 
@@ -87,7 +88,7 @@ class PettingZooSession:
         return self.begin()
 
     async def step(self, actions: JointAction) -> Step:
-        return self.take({role: action.text for role in self._asked() if (action := actions.of(role))})
+        return self.take({role: text_said(action) for role in self._asked() if (action := actions.of(role))})
 
     async def close(self) -> None:
         self.end()

@@ -21,6 +21,7 @@ from marft.envs.instructions.topics import TOPICS
 from marft.envs.instructions.writing import write
 from marft.envs.rows import Row, TablePath, read_table
 from marft.envs.splits import bare, split_of
+from marft.game.answers import text_said
 from marft.game.environment import Split
 from marft.types import JointAction, Observation, Step, Task
 
@@ -213,7 +214,7 @@ class Given:
 
     async def step(self, actions: JointAction) -> Step:
         """Grade the answering agent's text."""
-        text = actions.answer.text if actions.answer else ""
+        text = text_said(actions.answer)
         told = followed(of_plain(self.task.data["instructions"]), text, self.loose)
         share, solved = sum(told) / len(told), all(told)
         return Step(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from marft.envs.memory.conversations import Chunk, Question
 from marft.envs.memory.grading import Grading, graded, holds
-from marft.game.answers import whole_numbers
+from marft.game.answers import text_said, whole_numbers
 from marft.memories.notebook import Notebook
 from marft.types import JointAction, Observation, Step
 
@@ -191,8 +191,7 @@ def _words(text: str) -> set[str]:
 
 
 def said(actions: JointAction, role: str) -> str:
-    action = actions.of(role)
-    return action.text if action else ""
+    return text_said(actions.of(role))
 
 
 def share_held(needs: Sequence[tuple[str, ...]], notes: Sequence[str]) -> float:

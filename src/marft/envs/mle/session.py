@@ -9,6 +9,7 @@ from typing import NamedTuple
 from marft.envs.code.proposing import program_in
 from marft.envs.mle.competition import Competition, InvalidError
 from marft.envs.mle.running import SUBMISSION, Left, run
+from marft.game.answers import text_said
 from marft.sandbox.settings import SandboxSettings
 from marft.texts import cut
 from marft.types import JointAction, Observation, Step
@@ -71,7 +72,7 @@ class MleSession:
 
     async def step(self, actions: JointAction) -> Step:
         """Run the program that the answer holds."""
-        program = program_in(actions.answer.text) if actions.answer else ""
+        program = program_in(text_said(actions.answer))
         self.round += 1
         left = Left("", None)
         if program:

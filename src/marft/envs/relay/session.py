@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from marft.envs.relay.passing import passed
-from marft.game.answers import stated_answer
+from marft.game.answers import stated_answer, text_said
 from marft.types import JointAction, Observation, Step, Task
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RelaySession:
     def _graded(self, actions: JointAction) -> Step:
         """The answer: symbols in order, whatever stands between them."""
         wanted = [symbol.casefold() for symbol in self.task.data["answer"]]
-        given = stated_answer(_text(actions, self.relay.answerer)).casefold().replace(",", " ").split()
+        given = stated_answer(text_said(actions.of(self.relay.answerer))).casefold().replace(",", " ").split()
         right = given == wanted
         share = sum(one == other for one, other in zip(given, wanted, strict=False)) / len(wanted)
         info = {"progress": 1.0 if right else min(share, 0.99), **self._measures()}

@@ -21,6 +21,7 @@ from marft.envs.rooms.words import (
     view,
     view_by_thing,
 )
+from marft.game.answers import text_said
 from marft.types import JointAction, Observation, Step
 
 
@@ -120,14 +121,14 @@ class Shift:
         leader = self.rules.steered_by
         if leader:
             action = actions.of(leader)
-            text = action.text if action else ""
+            text = text_said(action)
             if len(self._acting) == 1:
                 (player,) = self._acting
                 named = answers_of(text, [player.name])[player.name]
                 return {player.name: named if named.act else answer_of(text)}
             return answers_of(text, [player.name for player in self._acting])
         said = {player.name: actions.of(player.name) for player in self._acting}
-        return {name: answer_of(action.text if action else "") for name, action in said.items()}
+        return {name: answer_of(text_said(action)) for name, action in said.items()}
 
     def _next(self) -> None:
         """Whoever acts next: all that are free, in an order that goes round, or the first of them."""

@@ -22,6 +22,7 @@ from marft.envs.shop.pages import (
     results_page,
     search_page,
 )
+from marft.game.answers import text_said
 from marft.types import JointAction, Observation, Step
 
 _ACTION = re.compile(r"\b(search|click)\[([^\[\]]*)\]", re.IGNORECASE)
@@ -100,7 +101,7 @@ class ShopSession:
     async def step(self, actions: JointAction) -> Step:
         """Take one action. A purchase ends the visit, and so does the last step that there is."""
         action = actions.of(self.rules.actor) if self.rules.actor else actions.answer
-        verb, words = read(action.text if action else "")
+        verb, words = read(text_said(action))
         self.steps += 1
         if verb == "click" and words == BUY and words in self._page().clickable:
             earned = self._worth()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from marft.envs.sudoku.answers import answer_in
 from marft.envs.sudoku.rules import Board, wrong_with
+from marft.game.answers import text_said
 from marft.types import JointAction, Observation, Step
 
 
@@ -47,7 +48,7 @@ class SudokuSession:
 
     async def step(self, actions: JointAction) -> Step:
         """Take the answer's fills, or its grid."""
-        told, tried = self._take(actions.answer.text if actions.answer else "")
+        told, tried = self._take(text_said(actions.answer))
         self.steps += 1
         self.refused += bool(told)
         solved = self.board == self.puzzle.solution

@@ -8,6 +8,7 @@ from random import Random
 from typing import Protocol
 
 from marft.envs.textarena.games import Match, Rules, plain
+from marft.game.answers import text_said
 from marft.types import JointAction, Observation, Step
 
 
@@ -58,7 +59,7 @@ class GameSession:
     async def step(self, actions: JointAction) -> Step:
         """Make the move of the side whose turn it is, and then those that no agent makes."""
         action = actions.of(self.seating.side_of(self.match.mover)[-1])
-        self._move(action.text if action else "", learning=self._learns(self.match.mover))
+        self._move(text_said(action), learning=self._learns(self.match.mover))
         self._others()
         drawn = not self.match.over and bool(self.max_turns) and self._turns >= self.max_turns
         if not self.match.over and not drawn:

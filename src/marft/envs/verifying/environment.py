@@ -103,7 +103,9 @@ class Rollout:
 
     async def step(self, actions: JointAction) -> Step:
         """Give the rollout what the team says, where it waits for its model."""
-        shown = await self._ask({"do": "say", "text": actions.answer.text if actions.answer else ""})
+        said = actions.answer  # whose thoughts the package's own parsers look for
+        text = said.text if said and not said.only_thought else ""
+        shown = await self._ask({"do": "say", "text": text})
         if "done" not in shown:
             return Step(self._observed(shown), 0.0)
         done = shown["done"]

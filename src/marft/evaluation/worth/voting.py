@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from marft.game.answers import find_answer, stated_answer
+from marft.game.answers import find_answer, stated_answer, text_said
 from marft.types import Episode, Task
 
 Canonical = Callable[[Task, str], str | None]
@@ -23,7 +23,7 @@ def stated(task: Task, text: str) -> str | None:  # noqa: ARG001  a canonical fo
 
 def answer_text(episode: Episode, role: str) -> str:
     """The last thing that an agent said."""
-    return next((action.message for action in reversed(episode.actions) if action.agent == role), "")
+    return next((text_said(action) for action in reversed(episode.actions) if action.agent == role), "")
 
 
 def best(attempts: Sequence[Episode]) -> Episode:
@@ -42,7 +42,7 @@ def voted(attempts: Sequence[Episode], role: str, canonical: Canonical, seed: ob
         seed: draws among answers that are equally frequent.
     """
     texts = [answer_text(episode, role) for episode in attempts]
-    marked = [find_answer(text) is not None for text in texts]
+    marked = [bool(find_answer(text)) for text in texts]
     counted = [not any(marked) or mark for mark in marked]
     answers = [
         canonical(episode.task, text) if counts else None

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.plugins import Plugin
 from marft.config.settings import did_you_mean
 from marft.game.rendering import Message
+from marft.thoughts import outside_thoughts
 
 
 class Record(Plugin):
@@ -84,9 +85,9 @@ class Record(Plugin):
         return [self._record(message) for message in messages]
 
     def _record(self, message: Message) -> Message | None:
-        found = {}
+        found, text = {}, outside_thoughts(message.text)
         for name, pattern in self.fields.items():
-            matches = list(re.finditer(pattern, message.text))
+            matches = list(re.finditer(pattern, text))
             if matches:
                 value = matches[-1].group(1) if matches[-1].re.groups else matches[-1].group()
                 found[name] = (value or "").strip()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 
 from marft.game.agents import Agents, Seat
-from marft.game.answers import find_answer
+from marft.game.answers import find_answer, text_said
 from marft.types import Action
 
 
@@ -38,8 +38,8 @@ def closed_up(sees: Mapping[str, Sequence[str]], gone: Sequence[str]) -> dict[st
 
 def majority(actions: Sequence[Action]) -> Action:
     """The first action that gives the most frequent answer; an answer that was found beats none."""
-    answers = [find_answer(action.message) for action in actions]
-    votes = Counter(answer for answer in answers if answer is not None)
+    answers = [find_answer(text_said(action)) for action in actions]
+    votes = Counter(filter(None, answers))
     return actions[answers.index(votes.most_common(1)[0][0])] if votes else actions[0]
 
 

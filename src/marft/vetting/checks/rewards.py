@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator
 
+from marft.envs.answering import Answering
+from marft.envs.math import Math
+from marft.envs.table import Table
+from marft.texts import cut
 from marft.vetting import players
 from marft.vetting.evidence import Evidence
 from marft.vetting.findings import Finding, some
 from marft.vetting.plays import Play
 
 NEARLY = 1e-6
+MOST_ANSWERS = 100  # right answers that are held to themselves
+SHOWN = 60  # characters of one, in a message
 
 
 def numbers(evidence: Evidence) -> Iterator[Finding]:
@@ -90,6 +97,33 @@ def success(evidence: Evidence) -> Iterator[Finding]:
             f"its own script of skill 1 loses {len(lost)} of {len(played)} tasks: {some(lost)}",
             "see what it is shown and what it says, or whether the task can be solved",
         )
+    unanswerable = list(_unanswerable(evidence))
+    if unanswerable:
+        yield Finding(
+            "warning",
+            f"no plain answer is right in {len(unanswerable)} tasks: {some(unanswerable)}",
+            "see what stands in the column of answers: it holds JSON, or is refused when it is said as it stands",
+        )
+
+
+def _unanswerable(evidence: Evidence) -> Iterator[str]:
+    """Tasks whose right answer is JSON, or does not earn what a right one does when it is said alone."""
+    environment = evidence.subject.environment
+    script = environment.script(1.0) if isinstance(environment, Table | Math) else None
+    if not isinstance(script, Answering) or not isinstance(environment, Table | Math):
+        return
+    for task in evidence.loaded.everything[:: max(1, len(evidence.loaded.everything) // MOST_ANSWERS)]:
+        right = script.right(task)
+        if _is_json(right) or environment.grade(task, right).success is False:
+            yield f"{task.id} ({cut(right, SHOWN)!r})"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        found = json.loads(text) if text.strip()[:1] in ("{", "[") else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) or (isinstance(found, list) and any(isinstance(one, str) for one in found))
 
 
 def earned(evidence: Evidence) -> Iterator[Finding]:
