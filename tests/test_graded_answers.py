@@ -138,9 +138,10 @@ THOUGHTS = [
 @pytest.mark.parametrize("grading", ["exact", "contains", "numeric", "f1", "fuzzy", "quantity", "choice"])
 def test_an_answer_in_a_thought_is_none(begins: str, ends: str, grading: str, tmp_path: Path) -> None:
     right = "B" if grading == "choice" else "7"
-    for thought in (rf"{begins}So \boxed{{{right}}}", f"{begins}The answer is {right}", f"{begins}{right}", f"Hm. {begins}{right}"):
-        assert not judged(tmp_path, grading, right, thought), thought
-        assert not judged(tmp_path, grading, right, f"{thought}{ends}"), thought
+    said = (rf"So \boxed{{{right}}}", f"The answer is {right}", right)
+    for words in (*(begins + one for one in said), f"Hm. {begins}{right}"):
+        assert not judged(tmp_path, grading, right, words), words
+        assert not judged(tmp_path, grading, right, words + ends), words
     assert judged(tmp_path, grading, right, rf"{begins}So \boxed{{5}}{ends} \boxed{{{right}}}")
 
 
@@ -167,7 +168,9 @@ async def alone(observation: Observation, agents: Agents) -> JointAction:
 
 def test_an_answer_that_was_cut_by_its_length_is_none() -> None:
     assert text_said(replace(make_action(text="Hm. <answer>4"), finish="length")) == "Hm. "
-    assert text_said(replace(make_action(text="Hm. <answer>4"), finish="stop")) == "Hm. <answer>4"  # "</answer>" ended it
+    assert (
+        text_said(replace(make_action(text="Hm. <answer>4"), finish="stop")) == "Hm. <answer>4"
+    )  # "</answer>" ended it
     assert stated_answer(r"\boxed{3}? No: \boxed{4") == ""
 
 

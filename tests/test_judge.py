@@ -356,7 +356,9 @@ def test_a_kept_reply_of_which_nobody_knows_that_it_is_whole_is_asked_for_again(
         with judging(server, tmp_path) as judge:
             compose(judge, episode())
         (file,) = tmp_path.rglob("*.json")
-        file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "finish"}))
+        file.write_text(
+            json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "finish"})
+        )
         with judging(server, tmp_path) as judge:
             assert compose(judge, episode())[0].scored
         assert len(server.requests) == 2

@@ -78,7 +78,7 @@ def test_what_a_column_type_says_is_the_answer_and_bytes_are_none(tmp_path: Path
     for answer, right in ((Decimal("1.50"), "1.50"), (date(2020, 2, 29), "2020-02-29")):
         pq.write_table(pa.table({"question": asked, "answer": [answer] * 40}), tmp_path / "rows.parquet")
         table = Table(path=str(tmp_path / "rows.parquet"))
-        assert table.grade(table.tasks("train")[0], right).success
+        assert table.answer_grade(table.tasks("train")[0], right).success
     for cell in (b"1", [b"1"]):
         pq.write_table(pa.table({"question": asked, "answer": [cell] * 40}), tmp_path / "rows.parquet")
         with pytest.raises(ValueError, match="row 1: column 'answer' holds bytes, not text"):

@@ -20,7 +20,7 @@ FAMILIES = (
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
 )
 _MARKS = re.compile("|".join(re.escape(mark) for family in FAMILIES for mark in family))
-_CLOSING = {begins: ends for begins, ends in FAMILIES}
+_CLOSING = dict(FAMILIES)
 
 
 def family_of(text: str) -> tuple[str, str]:
@@ -53,7 +53,7 @@ def outside_thoughts(text: str) -> str:
     """Return what a text says outside of thoughts. A thought without an end goes on to the end of the text; one
     without a beginning was begun by the prompt.
 
-    >>> outside_thoughts("<think>4?</think>It is 5."), outside_thoughts("4? </think>5"), outside_thoughts("<think>It is 4")
+    >>> outside_thoughts("<think>4?</think>It is 5."), outside_thoughts("4? </think>5"), outside_thoughts("<think>4")
     ('It is 5.', '5', '')
     """
     said, at, ends = list[str](), 0, ""

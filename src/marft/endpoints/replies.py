@@ -15,7 +15,13 @@ from marft.types import Finish, ToolCall
 from marft.usage import Usage
 
 Tokens = Annotated[int, Field(ge=0, lt=2**31)]
-CUT = ("length", "max_tokens", "max_output_tokens", "model_length", "token_limit")  # of what servers say of a cut answer
+CUT = (
+    "length",
+    "max_tokens",
+    "max_output_tokens",
+    "model_length",
+    "token_limit",
+)  # of what servers say of a cut answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _OF_OTHERS = re.compile(
     r"\b(?:all|none|neither|any|both|either|each) of (?:the|these|those)\b|\babove\b", re.IGNORECASE
 )
 _DECORATION = " \t\r\n*_`$"
-_DENIED = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false|except)\b|n['’]t\b", re.IGNORECASE)  # noqa: RUF001
+_DENIED = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false|except)\b|n['’]t\b", re.IGNORECASE)
 _MORE = re.compile(r"\W*(?:or|and|oder|und|ou|o|y|和|或)\b|\s*[/&]", re.IGNORECASE)
 
 
@@ -82,7 +82,7 @@ def chosen(text: str, choices: Choices) -> str:
 def labelled(stated: str, choices: Choices) -> str:
     """The label of a choice that is named alone, by its label or its words; a label comes first."""
     words = undecorated(stated)
-    bare = words.strip(_DECORATION + "()[].:。：")  # noqa: RUF001
+    bare = words.strip(_DECORATION + "()[].:。：")
     by_label = [label for label in choices.labels if label.casefold() == bare.casefold()]
     by_text = [
         label for label, text in zip(choices.labels, choices.texts, strict=False) if _same(text, stated, words, bare)
@@ -120,7 +120,8 @@ def _with_label(stated: str, choices: Choices) -> str:
     marked = re.findall(rf"(?<![\w(\[])(?:[(\[]\s*({labels})\s*[)\]]|({labels})[).:、](?=\s|$))", stated, re.IGNORECASE)
     named = {known[label.casefold()] for pair in marked for label in pair if label}
     first = re.match(
-        rf"(?:(?:option|choice)\s+)?(?:(?i:[(\[]?\s*({labels})\s*[)\].:、](?!\d))|({labels})(?=\s*[,;，—–]|\s+-|\s+(?:because|since|as|due|for)\b))",  # noqa: RUF001
+        rf"(?:(?:option|choice)\s+)?(?:(?i:[(\[]?\s*({labels})\s*[)\].:、](?!\d))"
+        rf"|({labels})(?=\s*[,;，—–]|\s+-|\s+(?:because|since|as|due|for)\b))",
         stated,
     )
     if first:
@@ -129,7 +130,7 @@ def _with_label(stated: str, choices: Choices) -> str:
         other = labelled(rest, choices) if choices.texts and rest.strip() else label
         return label if named <= {label} and not _MORE.match(rest) and not others and other in ("", label) else ""
     if not named:
-        named = {one for one in re.findall(rf"\b(?:[Oo]ption|[Cc]hoice)\s+({labels})(?!\w)", stated)}
+        named = set(re.findall(rf"\b(?:[Oo]ption|[Cc]hoice)\s+({labels})(?!\w)", stated))
     return named.pop() if len(named) == 1 and not _DENIED.search(stated) else ""
 
 

@@ -46,7 +46,7 @@ class Grading(Settings):
 
 
 def right_answers(answer: object) -> list[str]:
-    """The right answers that a cell holds, as one would say them: those of a list, or of SQuAD's ``{"text": […]}``; that
+    """Right answers of a cell, as one would say them: those of a list, or of SQuAD's ``{"text": […]}``; that
     under a known name in a table, also in one written as JSON; else itself. Empty ones are none.
 
     >>> right_answers(7.0), right_answers(["a", 2, None, ""]), right_answers({"text": ["a"], "answer_start": [3]})

@@ -209,7 +209,7 @@ class MathGrading(Grading):
     def _grader(self) -> Grader:
         return Grader(self.timeout_seconds)
 
-    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:
         """The stated answer, as mathematics."""
         golds = [answer_in(right) for right in right_answers(answer)]
         question = "\n".join(cell for cell in cells.values() if isinstance(cell, str))

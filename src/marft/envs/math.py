@@ -104,14 +104,14 @@ class Math(EnvironmentPart):
 
     def start(self, task: Task, seed: int) -> SingleTurn | Revising:  # noqa: ARG002  nothing here is random
         if self.steps > 1:
-            return Revising(task, lambda text: self.grade(task, text), self.steps, self.done)
-        return SingleTurn(task, lambda text: self.grade(task, text))
+            return Revising(task, lambda text: self.answer_grade(task, text), self.steps, self.done)
+        return SingleTurn(task, lambda text: self.answer_grade(task, text))
 
     def script(self, skill: float = 1.0) -> Script:
         """Whoever is asked knows the answer."""
         return Answering(lambda task: str(task.data["answer"]), skill)
 
-    def grade(self, task: Task, text: str) -> Grade:
+    def answer_grade(self, task: Task, text: str) -> Grade:
         """Return what a text is worth as the answer to a task."""
         tolerances = task.data.get("tolerances", [])
         right = bool(text.strip()) and self._grader.equal(task.data["answer"], text, tolerances, task.prompt)

@@ -70,7 +70,10 @@ class Quantities(Grading):
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The text's quantity, beside the right ones."""
         found, stated = find_answer(text), stated_answer(text)
-        stated, marked = stated.rpartition("=")[2][-LONGEST:], found is not None or stated != outside_thoughts(text).strip()
+        stated, marked = (
+            stated.rpartition("=")[2][-LONGEST:],
+            found is not None or stated != outside_thoughts(text).strip(),
+        )
         quantities = quantities_in(stated)
         if not quantities or (len(quantities) > 1 and (found is not None or EITHER.search(stated))):
             return all_or_nothing(False)

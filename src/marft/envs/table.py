@@ -220,7 +220,7 @@ class Table(EnvironmentPart):
         return self._splits[split]
 
     def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
-        return SingleTurn(task, lambda text: self.grade(task, text))
+        return SingleTurn(task, lambda text: self.answer_grade(task, text))
 
     def script(self, skill: float = 1.0) -> Script | None:
         """Whoever is asked knows the first of the row's right answers; nobody does where none is said."""
@@ -228,7 +228,7 @@ class Table(EnvironmentPart):
             return None
         return Answering(lambda task: right_answers(task.data[self.answer])[0], skill)
 
-    def grade(self, task: Task, text: str) -> Grade:
+    def answer_grade(self, task: Task, text: str) -> Grade:
         """Return what a text is worth as the answer to a task."""
         if self._grading is None:
             return Grade(0.0, None)

@@ -25,9 +25,9 @@ _NOUN = (
     r"\b(?:answer|(?:correct|right|best)\s+(?:option|choice)|respuesta|réponse|antwort|risposta|resposta|ответ)\b"
     r"|答案|答え|正解|정답"
 )
-_IS = r"(?:is(?!\w|n['’]t)|=|:|：|es\b|est\b|ist\b|è(?!\w)|é(?!\w)|是|为|為|は|은|는)"  # noqa: RUF001
+_IS = r"(?:is(?!\w|n['’]t)|=|:|：|es\b|est\b|ist\b|è(?!\w)|é(?!\w)|是|为|為|は|은|는)"
 _STATED = re.compile(
-    rf"(?:{_NOUN})(?:\s+(?:to|for)\b[^.\n:=]{{1,80}}?)?(?:\s+(?:correct[ao]|corretta|finale?))?[*_]*\s*{_IS}\s*[:：]?"  # noqa: RUF001
+    rf"(?:{_NOUN})(?:\s+(?:to|for)\b[^.\n:=]{{1,80}}?)?(?:\s+(?:correct[ao]|corretta|finale?))?[*_]*\s*{_IS}\s*[:：]?"
     r"|^[#*_ \t]*(?:the\s+)?(?:final\s+|correct\s+)?answer[*_ \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -37,9 +37,9 @@ _TOGETHER = re.compile(
     r"|\b(?:or|and|maybe|perhaps|possibly|alternatively|either|else|otherwise|oder|und|ou|et|o|y|e)\b|或者?|和|または)*",
     re.IGNORECASE,
 )
-_SENTENCE = re.compile(r"(?:(?<=[^\W_]{2})|(?<=[\d)\]}*\"'”%$]))[.!?](?=\s)(?!\s+(?:[Oo]r|[Aa]nd|[Bb]ut)\b)|[。！？]")  # noqa: RUF001
+_SENTENCE = re.compile(r"(?:(?<=[^\W_]{2})|(?<=[\d)\]}*\"'”%$]))[.!?](?=\s)(?!\s+(?:[Oo]r|[Aa]nd|[Bb]ut)\b)|[。！？]")
 _BOLD = re.compile(r"(?<![*\w])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![*\w])(?!\s*:)")
-_ENDING = re.compile(r"(?:です|である|입니다|이다)?\s*[.。!！]?\s*$")  # noqa: RUF001
+_ENDING = re.compile(r"(?:です|である|입니다|이다)?\s*[.。!！]?\s*$")
 _WRAPPED = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|mbox|rm|bf|operatorname|boxed|fbox)"
     r"\s*\{([^{}]*)\}"
@@ -85,8 +85,8 @@ def _boxes(text: str) -> tuple[list[tuple[int, int]], int]:
 
 
 def find_answer(text: str) -> str | None:
-    r"""The last ``\boxed{…}`` or ``<answer>…</answer>`` outside of thoughts, whichever begins later; None where there is
-    neither. Several that stand together are one answer, with commas; one that was cut is "".
+    r"""The last ``\boxed{…}`` or ``<answer>…</answer>`` outside of thoughts, whichever begins later; None without
+    either. Several that stand together are one answer, with commas; one that was cut is "".
 
     >>> find_answer(r"First \boxed{3}, but no: <answer> 7 </answer>"), find_answer(r"<answer>\boxed{7}</answer>")
     ('7', '7')
@@ -97,7 +97,8 @@ def find_answer(text: str) -> str | None:
     boxes, never = _boxes(text)
     tags = _tags(text)
     if not boxes and not tags and never < 0:
-        return None
+        opens = text.rfind(_OPENS)  # at whose closing tag generation often stops
+        return text[opens + len(_OPENS) :].strip() if opens >= 0 else None
     last = tags[-1] if tags and (not boxes or tags[-1][0] >= boxes[-1][0] or tags[-1][1] >= boxes[-1][1]) else None
     if never > (last or (boxes or [(-1, -1)])[-1])[0]:
         return ""
@@ -106,16 +107,14 @@ def find_answer(text: str) -> str | None:
 
 
 def _tags(text: str) -> list[tuple[int, int]]:
-    """Return where the contents of ``<answer>`` tags begin and end. The last may end with the text: its closing tag
-    is what generation often stops at."""
+    """Return where the contents of ``<answer>`` tags begin and end."""
     found, at = list[tuple[int, int]](), 0
     while (closes := text.find(_CLOSES, at)) >= 0:
         opens = text.rfind(_OPENS, at, closes)
         if opens >= 0:
             found.append((opens + len(_OPENS), closes))
         at = closes + len(_CLOSES)
-    opens = text.rfind(_OPENS, at)
-    return [*found, (opens + len(_OPENS), len(text))] if opens >= 0 else found
+    return found
 
 
 def _together(text: str, places: Sequence[tuple[int, int]]) -> str:
@@ -125,7 +124,8 @@ def _together(text: str, places: Sequence[tuple[int, int]]) -> str:
         if end >= begins:  # one around it
             continue
         between = text[end + 1 : begins].removeprefix("/answer>")
-        if not _TOGETHER.fullmatch(re.sub(r"(?:\\f?box(?:ed)?\s*\{?|<answer>)\s*$", "", between)):
+        between = re.sub(r"(?:\\f?box(?:ed)?\s*\{?|<answer>)\s*$", "", between)
+        if not given_together(between):
             break
         given.append(text[start:end].strip())
         begins = start
@@ -138,7 +138,7 @@ def given_together(between: str) -> bool:
     >>> given_together("$ or maybe $"), given_together(". No: it is ")
     (True, False)
     """
-    return _TOGETHER.fullmatch(between) is not None
+    return _TOGETHER.fullmatch(between) is not None and re.search(r"[^\W_]|[,;/&]", between) is not None
 
 
 def statement_in(text: str) -> str | None:
@@ -157,9 +157,7 @@ def statement_in(text: str) -> str | None:
 
 def rest_stated(text: str) -> str | None:
     """Return all that follows the last "the answer is", or ``####`` on the last line; None without either."""
-    last = None
-    for last in _STATED.finditer(text):
-        pass
+    last: re.Match[str] | None = max(_STATED.finditer(text), key=lambda match: match.end(), default=None)
     *_, line = text.rstrip().rpartition("\n")
     if line.startswith("####") and (last is None or last.end() < len(text.rstrip()) - len(line)):
         return line.strip("# \t")

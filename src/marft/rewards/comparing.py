@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Context, Decimal, InvalidOperation
+from itertools import pairwise
 from string import punctuation
 from typing import NamedTuple
 from unicodedata import category, combining, decimal, normalize
@@ -15,7 +16,7 @@ import regex
 from marft.game.answers import bold_in, find_answer, statement_in
 from marft.thoughts import outside_thoughts
 
-_GAP = "[ \u00a0\u2009\u202f'’]"  # noqa: RUF001  between thousands
+_GAP = "[ \u00a0\u2009\u202f'’]"
 _WHOLE = (  # as many write it: 1,234 and 12,34,567; 1 234; 1.234.567; 1234
     rf"(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])|[0-9]{{1,2}}(?:,[0-9]{{2}})+,[0-9]{{3}}(?![0-9])"
     rf"|[0-9]{{1,3}}(?:{_GAP}[0-9]{{3}})+(?![0-9]))"
@@ -30,15 +31,22 @@ _TIMES = (
     r"(?P<power>[-−+⁻⁺]?[0-9⁰¹²³⁴-⁹]{1,4})\s*\}?)?"
 )
 _PLAIN = _NUMBER.replace("?P<dots>", "?:").replace("?P<comma>", "?:")
-_EAST = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"  # letters that numbers may follow
+_EAST = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"  # letters that numbers may follow
+)
 _NUMBERS = re.compile(
-    rf"(?:(?<![\w.])|(?<=[{_EAST}]))(?P<sign>[-+−–－]?)[$€£¥]?(?P<inner>[-+−]?)(?:(?P<ones>[0-9]++)[ -](?=[0-9]++/[0-9]))?"  # noqa: RUF001
+    rf"(?:(?<![\w.])|(?<=[{_EAST}]))(?P<sign>[-+−–－]?)[$€£¥]?(?P<inner>[-+−]?)"
+    r"(?:(?P<ones>[0-9]++)[ -](?=[0-9]++/[0-9]))?"
     rf"(?P<number>{_NUMBER}){_TIMES}(?:\s*[/⁄]\s*(?P<divisor>{_PLAIN}))?(?!\.[0-9])"
 )
-_MINUSES = ("-", "−", "–", "－")  # noqa: RUF001
+_MINUSES = ("-", "−", "–", "－")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_LETTERS = "".join(f"\\p{{{name}}}" for name in ("Han", "Hiragana", "Katakana", "Thai", "Khmer", "Lao", "Myanmar", "Tibetan"))
-_UNSPACED = regex.compile(rf"[{_LETTERS}]\p{{M}}*|\p{{Hangul}}|[^{_LETTERS}\p{{Hangul}}\s]+")  # a token of scripts without spaces
+_LETTERS = "".join(
+    f"\\p{{{name}}}" for name in ("Han", "Hiragana", "Katakana", "Thai", "Khmer", "Lao", "Myanmar", "Tibetan")
+)
+_UNSPACED = regex.compile(
+    rf"[{_LETTERS}]\p{{M}}*|\p{{Hangul}}|[^{_LETTERS}\p{{Hangul}}\s]+"
+)  # a token of scripts without spaces
 _LATEX = (
     (re.compile(r"(?<=[0-9])\s*\\[dtc]?frac"), " \\\\frac"),
     (re.compile(r"\\[dtc]?frac\s*\{\s*(-?[0-9.,]+)\s*\}\s*\{\s*([0-9.,]+)\s*\}"), r"\1/\2"),
@@ -49,9 +57,10 @@ _LATEX = (
 )
 _OF_MORE = re.compile(r"(?:√|\\sqrt\s*(?:\[[^\]]*\])?\s*\{?|±|\\pm|\^\{?|_\{?)\s*$")
 _MORE = re.compile(r"\}?\s*(?:π|\\pi\b|\^|\*\*(?=[0-9({])|!(?!\w)(?=\S)|[²³⁴-⁹]|√|\\sqrt)")
-_CHAIN = re.compile(r"[\s()$\\.]*(?:[^\W\d_]{2,}\s*){0,2}[-=+−–*/×÷·≈()$\s]*[-=+−–*/×÷·≈][\s($€£¥]*")  # noqa: RUF001
+_CHAIN = re.compile(r"[\s()$\\.]*(?:[^\W\d_]{2,}\s*){0,2}[-=+−–*/×÷·≈()$\s]*[-=+−–*/×÷·≈][\s($€£¥]*")
 _BESIDE = re.compile(  # two numbers of which one is the answer, or none
-    r"\s*(?:,|;|,?\s*(?:or|and|to|oder|bis|und|ou|et|o|y|或者?|到|至)(?:\s+(?:maybe|perhaps|possibly))?|[-–—~/&])\s*[$€£¥]?", re.IGNORECASE  # noqa: RUF001
+    r"\s*(?:,|;|,?\s*(?:or|and|to|oder|bis|und|ou|et|o|y|或者?|到|至)(?:\s+(?:maybe|perhaps|possibly))?|[-–—~/&])\s*[$€£¥]?",
+    re.IGNORECASE,
 )
 _EQUALS = re.compile(r"(?<![<>!])=|≈|\\approx")
 _DENIED = re.compile(r"\s*(?:not|never|neither|nor|none)\b", re.IGNORECASE)
@@ -145,7 +154,7 @@ def _first_number(statement: str, numbers: list[Placed]) -> Decimal | None:
     if not numbers:
         return None
     chain, signs = numbers[:1], ""
-    for before, number in zip(numbers, numbers[1:], strict=False):
+    for before, number in pairwise(numbers):
         between = statement[before.end : number.start]
         if not _CHAIN.fullmatch(between):
             break
@@ -160,7 +169,7 @@ def _first_number(statement: str, numbers: list[Placed]) -> Decimal | None:
 
 def _after_equals(statement: str, chain: list[Placed]) -> Decimal | None:
     """Return the number after the last equals sign of a chain."""
-    pairs = list(zip(chain, chain[1:], strict=False))
+    pairs = list(pairwise(chain))
     after = [right for left, right in pairs if re.search("[=≈]", statement[left.end : right.start])]
     return _value(statement, after[-1]) if after and after[-1] is chain[-1] else None
 

@@ -8,14 +8,23 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy import Basic, Eq, Expr, Float, MatrixBase, Rational
 
 from marft.game.answers import bold_in, find_answer, given_together, rest_stated
 from marft.rewards.math_forms import (
-    asks_for_pair, asks_for_percentage, elements, is_interval, is_open_interval, plain_formula, same_nothing, told_apart,
-    without_percent, without_words,
+    asks_for_pair,
+    asks_for_percentage,
+    elements,
+    is_interval,
+    is_open_interval,
+    plain_formula,
+    same_nothing,
+    told_apart,
+    without_percent,
+    without_words,
 )  # fmt: skip
 from marft.thoughts import outside_thoughts
 
@@ -67,8 +76,10 @@ def _exactly(expected: str, stated: str, question: str = "") -> bool:
     relations = is_interval(expected) or (is_open_interval(expected) and not asks_for_pair(question))
     if of_gold == of_stated or (of_stated and asks_for_percentage(question)):
         return _same(expected, stated, relations)
-    hundredth = [f"${formula.strip('$')}/100$" if of else formula for formula, of in ((expected, of_gold), (stated, of_stated))]
-    return (of_gold and _same(expected, stated, relations)) or _same(*hundredth, relations)
+    right, given = (
+        f"${formula.strip('$')}/100$" if of else formula for formula, of in ((expected, of_gold), (stated, of_stated))
+    )
+    return (of_gold and _same(expected, stated, relations)) or _same(right, given, relations)
 
 
 def _same(expected: str, stated: str, relations: bool) -> bool:
@@ -82,7 +93,7 @@ def _last_side(stated: str, expected: str) -> str:
     sides = [side.strip() for side in _EQUALS.split(stated.strip("$"))]
     values = [_number(side) for side in sides] if len(sides) > 1 else []
     known = [(value, "." in side) for value, side in zip(values, sides, strict=False) if value is not None]
-    for (one, rounded), (other, also) in zip(known, known[1:], strict=False):
+    for (one, rounded), (other, also) in pairwise(known):
         if abs(one - other) > (ROUNDED if rounded or also else 1e-9) * max(abs(one), abs(other)):
             return ""
     return f"${sides[-1]}$" if len(known) == len(sides) > 1 and "=" not in expected else stated

@@ -18,33 +18,69 @@ _SCALE = re.compile(r"\d\s*(?:\\text\{\s*)?(?:thousand|million|billion|trillion|
 NEAR = Fraction(1, 10**6)  # of a value in another unit
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|\\[,!;: ]|~|[ \u00a0\u2009\u202f])\d{3})+(?![\d])")
 _SIGNS = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",  # noqa: RUF001
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",
     "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "°": r"^\circ", "±": r"\pm ",
     "≈": r"\approx ", "∈": r"\in ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
-    "％": "%", "（": "(", "）": ")", "，": ",", "，": ",", "：": ":", "⁄": "/",  # noqa: RUF001
+    "％": "%", "（": "(", "）": ")", "，": ",", "：": ":", "⁄": "/",
 }  # fmt: skip
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))")
-_AROUND = re.compile(r"\s*(?:\*\*|__|`|\$\$|\$|\\\[|\\\()(.+?)(?:\*\*|__|`|\$\$|\$|\\\]|\\\))[.。]?\s*", re.DOTALL)  # noqa: RUF001
+_AROUND = re.compile(r"\s*(?:\*\*|__|`|\$\$|\$|\\\[|\\\()(.+?)(?:\*\*|__|`|\$\$|\$|\\\]|\\\))[.。]?\s*", re.DOTALL)
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?=[(\[{\\])")
-_PERCENT = re.compile(r"\s*(?:\\?%|\\(?:text|mbox|mathrm)\s*\{\s*(?:\\?%|per\s?cent)\s*\}|\bper\s?cent\b)", re.IGNORECASE)
+_PERCENT = re.compile(
+    r"\s*(?:\\?%|\\(?:text|mbox|mathrm)\s*\{\s*(?:\\?%|per\s?cent)\s*\}|\bper\s?cent\b)", re.IGNORECASE
+)
 _NUMBER_AND_WORDS = re.compile(
-    r"(\$\s*[-+]?(?:[\d.,]+(?:\s*/\s*\d+)?|\\[dt]?frac\s*(?:\{\d+\}\s*\{\d+\}|\d\d)))\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+){0,4})\s*\$"
+    r"(\$\s*[-+]?(?:[\d.,]+(?:\s*/\s*\d+)?|\\[dt]?frac\s*(?:\{\d+\}\s*\{\d+\}|\d\d)))"
+    r"\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+){0,4})\s*\$"
 )
 _OF_MATHEMATICS = frozenset(
-    "pi or and sin cos tan log ln exp sqrt mod infinity thousand million billion trillion hundred dozen half third thirds "
-    "quarter quarters percent choose factorial squared cubed times over to".split()
+    [
+        "pi",
+        "or",
+        "and",
+        "sin",
+        "cos",
+        "tan",
+        "log",
+        "ln",
+        "exp",
+        "sqrt",
+        "mod",
+        "infinity",
+        "thousand",
+        "million",
+        "billion",
+        "trillion",
+        "hundred",
+        "dozen",
+        "half",
+        "third",
+        "thirds",
+        "quarter",
+        "quarters",
+        "percent",
+        "choose",
+        "factorial",
+        "squared",
+        "cubed",
+        "times",
+        "over",
+        "to",
+    ]
 )
 _WORDS_ALONE = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}")
 _NOTHINGS = (
     frozenset({
-        "emptyset", "varnothing", "nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset",
-        "theemptyset", "nosuchnumber", "nointegersolutions", "nointegersolution", "thereisnosolution",
-        "therearenosolutions", "nosolutionsexist", "nosolutionexists", "norealroots", "",
+        "emptyset", "varnothing", "nosolution", "nosolutions", "norealsolution", "norealsolutions", "theemptyset",
+        "nosuchnumber", "nointegersolutions", "nointegersolution", "thereisnosolution", "therearenosolutions",
+        "nosolutionsexist", "nosolutionexists", "norealroots", "",
     }),
     frozenset({"undefined", "doesnotexist", "dne", "notdefined", "limitdoesnotexist", "thelimitdoesnotexist"}),
 )  # fmt: skip
 _ASKS_PERCENT = re.compile(r"(?<![\d$}]\s)(?<![\d$}-])\bper\s?cent(?:age)?s?\b|\$?\b[a-zA-Z]\$?\s*\\?%", re.IGNORECASE)
-_ASKS_PAIR = re.compile(r"\b(?:ordered\s+(?:pairs?|triples?)|points?|coordinates?|vectors?|pairs?)\b|\(x,\s*y", re.IGNORECASE)
+_ASKS_PAIR = re.compile(
+    r"\b(?:ordered\s+(?:pairs?|triples?)|points?|coordinates?|vectors?|pairs?)\b|\(x,\s*y", re.IGNORECASE
+)
 
 
 def plain_formula(answer: str) -> str:
@@ -66,7 +102,7 @@ def plain_formula(answer: str) -> str:
 def same_nothing(expected: str, stated: str) -> bool | None:
     r"""Return whether two answers say that there is none in the same way; None where neither says so.
 
-    >>> same_nothing(r"$\text{no solution}$", r"$\emptyset$"), same_nothing("$0$", r"$\{\}$"), same_nothing("$1$", "$1$")
+    >>> same_nothing(r"$\text{no solution}$", r"$\emptyset$"), same_nothing("$0$", r"$\{\}$"), same_nothing("1", "1")
     (True, False, None)
     """
     ways = [next((way for way in _NOTHINGS if _bare_words(formula) in way), None) for formula in (expected, stated)]
@@ -132,7 +168,11 @@ def told_apart(expected: str, stated: str) -> bool | None:
     (True, None)
     """
     listed = not brackets(expected) and len(elements(expected)) > 1
-    if (listed and brackets(stated) == "(") or {brackets(expected), brackets(stated)} == {"(", "{"} or _repeated(expected) != _repeated(stated):
+    if (
+        (listed and brackets(stated) == "(")
+        or {brackets(expected), brackets(stated)} == {"(", "{"}
+        or _repeated(expected) != _repeated(stated)
+    ):
         return True
     one, other = (_BASE.fullmatch(_SPACING.sub("", formula)) for formula in (expected, stated))
     if one and other:  # the base is what was asked for: the same number in another one is no answer

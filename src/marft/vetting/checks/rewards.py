@@ -114,7 +114,7 @@ def _unanswerable(evidence: Evidence) -> Iterator[str]:
         return
     for task in evidence.loaded.everything[:: max(1, len(evidence.loaded.everything) // MOST_ANSWERS)]:
         right = script.right(task)
-        if _is_json(right) or environment.grade(task, right).success is False:
+        if _is_json(right) or environment.answer_grade(task, right).success is False:
             yield f"{task.id} ({cut(right, SHOWN)!r})"
 
 
