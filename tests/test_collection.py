@@ -180,6 +180,20 @@ class TestDynamicSampling:
         found = Rollouts(run, pay).collect()
         assert found.metrics == {"groups_discarded": 0.0 if kept else 4.0}
 
+    @pytest.mark.parametrize("grader", ["format", "format_2"])
+    def test_of_two_terms_of_one_kind_the_one_that_grades_tells_apart(self, grader: str) -> None:
+        tables = [
+            {"name": "format", "pattern": "x", "shapes": True}, {"name": "format", "pattern": "y", "shapes": False},
+        ]  # fmt: skip
+        run = settings("tiny", "runs", **SMALL, algorithm={"name": "dapo", "dynamic_sampling": 1}, rewards=tables)
+
+        def pay(attempt: Attempt) -> Transition:
+            parts = {"format": 0.0, "format_2": 0.0} | {grader: float(attempt.sample)}
+            return replace(paid(sum(parts.values())), terms=parts)
+
+        found = Rollouts(run, pay).collect()
+        assert found.metrics == {"groups_discarded": 0.0 if grader == "format_2" else 4.0}
+
     @pytest.mark.parametrize("reward", [{"overlong_buffer": 6}, {"shaping": "quality"}, {"own": 0.0}])
     def test_what_the_algorithm_makes_of_rewards_tells_nothing_apart(self, reward: dict[str, Any]) -> None:
         """All are wrong. They differ in length, and with ``own = 0`` in what is not learned from."""

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from marft.config import load_recipe
-from marft.endpoints.keys import masked, masked_recipe, read_key, secrets_in
+from marft.config.keys import masked, masked_recipe, read_key, secrets_in
 from marft.evaluation.report import write_report
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder

@@ -87,11 +87,11 @@ def test_no_file_imports_itself_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", "tools", "benchmarks"])
-def test_files_have_at_most_400_lines_and_functions_70(folder: str) -> None:
+def test_files_have_at_most_600_lines_and_functions_70(folder: str) -> None:
     large = []
     for file in sorted((ROOT / folder).rglob("*.py")):
         text = file.read_text(encoding="utf-8")
-        large += [str(file)] if len(text.splitlines()) > 400 else []
+        large += [str(file)] if len(text.splitlines()) > 600 else []
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
                 large += [f"{file}: {node.name}"] if node.end_lineno - node.lineno >= 70 else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from marft.learning.credit.groups import EQUAL, local_rewards, members
 from marft.learning.interfaces import Credit
 from marft.learning.rewarding import mix, priced_lengths, rewards_for_credit, unshaped
 from marft.playing import Rollouts
+from marft.rewards.terms import Term, names_of
 from marft.seeds import derive_seed
 from marft.types import Episode, Task
-
-if TYPE_CHECKING:
-    from marft.rewards.terms import Term
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,10 +176,9 @@ def by_draw(episodes: Sequence[Episode], attempts: Sequence[Attempt]) -> list[li
 def told_apart(group: Sequence[Episode], run: RunSettings) -> bool:
     """Return True where the group's graders tell its attempts apart (DAPO's dynamic sampling): the team, or an agent
     with rewards of its own, was graded differently. Terms that shape, and prices, are left out."""
-    weights = run.algorithm.reward
-    graded = mix(
-        [unshaped(episode, cast("Sequence[Term]", run.rewards)) for episode in group], weights.team, weights.own
-    )
+    weights, terms = run.algorithm.reward, cast("Sequence[Term]", run.rewards)
+    graders = {name for name, term in zip(names_of(terms), terms, strict=True) if not term.shapes}
+    graded = mix([unshaped(episode, graders) for episode in group], weights.team, weights.own)
     earned = [
         [episode.total_reward, *(local_rewards(episode).get(agent.role, 0.0) for agent in run.agents)]
         for episode in graded

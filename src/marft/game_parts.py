@@ -3,7 +3,7 @@ samples and who renders is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import cast
 
@@ -98,24 +98,6 @@ def _team(run: RunSettings, toolkit: Toolkit, renderer: ChatRenderer) -> Team:
         settings = next(one for one in run.agents if one.role == agent.role)
         check_agent(run, settings, bool(agent.profile.tools), renderer)
     return team
-
-
-def check_room(run: RunSettings, contexts: Mapping[str, int]) -> None:
-    """Check that prompts have room.
-
-    Args:
-        contexts: tokens of prompt and action together, by policy.
-
-    Raises:
-        ValueError: an agent's ``max_new_tokens`` fills its model's context.
-    """
-    for agent in run.agents:
-        context = contexts[agent.policy]
-        if agent.sampling.max_new_tokens >= context:
-            raise ValueError(
-                f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
-                f"for a prompt in a context of {context} tokens"
-            )
 
 
 def check_agent(run: RunSettings, agent: AgentSettings, uses_tools: bool, renderer: ChatRenderer) -> None:

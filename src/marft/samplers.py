@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar, cast
 
 from marft.config.plugins import BUILT_IN
 from marft.config.references import cannot_hold
-from marft.config.run import RunSettings
+from marft.config.run import RunSettings, check_room
 from marft.endpoints.client import Endpoint
 from marft.engines.caller_thread import Background, CallerThreadExecutor
 from marft.engines.foreign import ForeignEngine
@@ -17,7 +17,6 @@ from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.router import Router
 from marft.game.engine import Engine
 from marft.game.rendering import Cut
-from marft.game_parts import check_room
 from marft.models.pool import Models
 from marft.playing import Begun
 from marft.types import ActionKey, Profile, Sampling, TokenIds

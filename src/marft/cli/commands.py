@@ -19,7 +19,7 @@ from marft.cli.listings import preset
 from marft.cli.output import How, output
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.consulting import unlearned_replies
-from marft.config.run import idle_kl_stop, refuse_missing_packages, refuse_nothing_to_train
+from marft.config.run import check_room, idle_kl_stop, refuse_missing_packages, refuse_nothing_to_train
 from marft.envs.tasks import NoTasksError, refuse_too_few_steps, tasks_of
 from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance
@@ -126,7 +126,7 @@ def _check_parts(run: RunSettings, formats: Mapping[str, Format]) -> None:
         ValueError: training would refuse the recipe.
     """
     from marft.endpoints.client import Endpoint
-    from marft.game_parts import check_agent, check_room, open_terms
+    from marft.game_parts import check_agent, open_terms
     from marft.tools.skills import read_skill
     from marft.traces.stage import renderer_of
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from marft import __version__
 from marft.atomic import OWN, write_file
-from marft.endpoints.keys import masked, secrets_typed
-from marft.endpoints.secrets import censored
+from marft.config.keys import masked, secrets_typed
+from marft.config.secrets import censored
 from marft.errors import RunError
 from marft.faults import deliberate, described, place_of
 from marft.texts import cut, storable, visible

@@ -16,8 +16,8 @@ from marft.config.folders import AtHome, at_home
 from marft.config.load import explain
 from marft.config.names import Name, RunName, collisions
 from marft.config.parts import CombinerPlugin
+from marft.config.secrets import refuse_secrets
 from marft.config.settings import Count, CountOrNone, Few, Filled, NotNegative, Plain, Settings
-from marft.endpoints.secrets import refuse_secrets
 
 FREE = ("name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last")  # what may change midway
 LEAST_NOISE = 1e-3  # over clip

@@ -18,10 +18,10 @@ from marft.config.bundled import bundled, bundled_names
 from marft.config.changing import NAMED, pairs_of
 from marft.config.folders import FOLDER, at_home, look_for_modules_in
 from marft.config.given import in_words, name_of, refuse_missing
+from marft.config.keys import SECRET
 from marft.config.run import RunSettings
+from marft.config.secrets import censored, refuse_secrets
 from marft.config.settings import DEEPEST, closest, did_you_mean, too_deep
-from marft.endpoints.keys import SECRET
-from marft.endpoints.secrets import censored, refuse_secrets
 from marft.user_modules import is_export
 
 PRESET = ["algorithm", "name"]

@@ -244,6 +244,24 @@ def refuse_missing_packages(run: RunSettings) -> None:
             )
 
 
+def check_room(run: RunSettings, contexts: Mapping[str, int]) -> None:
+    """Check that prompts have room.
+
+    Args:
+        contexts: tokens of prompt and action together, by policy.
+
+    Raises:
+        ValueError: an agent's ``max_new_tokens`` fills its model's context.
+    """
+    for agent in run.agents:
+        context = contexts[agent.policy]
+        if agent.sampling.max_new_tokens >= context:
+            raise ValueError(
+                f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
+                f"for a prompt in a context of {context} tokens"
+            )
+
+
 def idle_kl_stop(run: RunSettings) -> Iterable[str]:
     """What to say where a recipe has a KL stop, and no update that comes after another."""
     algorithm = run.algorithm

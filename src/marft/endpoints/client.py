@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from marft.config.endpoint import EndpointSettings
+from marft.config.keys import filled, read_key, secrets_in, variables_of
 from marft.endpoints.failures import as_failure, clean
-from marft.endpoints.keys import filled, read_key, secrets_in, variables_of
 from marft.endpoints.limits import Limits, OwnLimits
 from marft.endpoints.replies import ModelReply, masked_reply, read_body, reply_of, usage_of
 from marft.endpoints.response_size import limit_response_size

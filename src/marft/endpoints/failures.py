@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from marft.config.endpoint import EndpointSettings
-from marft.endpoints.keys import masked, without
+from marft.config.keys import masked, without
 from marft.errors import EpisodeFailedError
 from marft.texts import cut, one_line
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marft.config.endpoint import EndpointSettings
-from marft.endpoints.keys import masked
+from marft.config.keys import masked
 from marft.types import Finish, ToolCall
 from marft.usage import Usage
 

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from marft import atomic
-from marft.endpoints.keys import masked_recipe
+from marft.config.keys import masked_recipe
 from marft.evaluation.compare import cells_of, gains_of, measures_of, not_evaluated, passes_cells
 from marft.evaluation.curves import curves_beside, first_curves, other_curves
 from marft.evaluation.graph import draw

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
+from marft.config.keys import SECRET, secrets_in
 from marft.config.parts import EnvironmentPart
 from marft.config.plugins import module_in, their_module_in
-from marft.endpoints.keys import SECRET, secrets_in
 from marft.export.code import files_of, root_of, scripts_of, versions_of
 from marft.game.environment import Session, Split
 from marft.types import Task

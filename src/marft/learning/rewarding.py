@@ -18,7 +18,6 @@ from marft.types import Episode, Transition
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
-    from marft.rewards.terms import Term
 
 
 def rewards_for_credit(
@@ -44,10 +43,12 @@ def priced_lengths(run: RunSettings) -> dict[str, int]:
     return {agent.role: agent.sampling.max_new_tokens for agent in run.agents if agent.policy in trained}
 
 
-def unshaped(episode: Episode, terms: Sequence[Term]) -> Episode:
-    """Return the episode with what its graders gave: its reward without the terms that only shape. An episode whose
-    terms all shape keeps them."""
-    graders = {term.name for term in terms if not term.shapes}
+def unshaped(episode: Episode, graders: Collection[str]) -> Episode:
+    """Return the episode with the reward that its graders gave, without the terms that only shape.
+
+    Args:
+        graders: names of the reward terms that grade; without any, the episode keeps its reward.
+    """
     if not graders:
         return episode
     return _with_rewards(episode, [_graded(t, graders) if t.terms else t for t in episode.transitions])

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
+from marft.config.keys import masked, options_in
 from marft.config.run import RunSettings
-from marft.endpoints.keys import masked, options_in
 from marft.observing import Observer
 from marft.runs.changes import flat
 from marft.runs.folder import RunFolder

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Protocol
 
-from marft.endpoints.keys import masked, read_key, secrets_in, without
+from marft.config.keys import masked, read_key, secrets_in, without
 from marft.game.loop_threads import LoopThread
 from marft.processes import SUBREAPER
 from marft.tools.contents import read_result

@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from marft import __version__
 from marft.config.endpoint import names_server
-from marft.endpoints.keys import masked
+from marft.config.keys import masked
 from marft.errors import RunError
 from marft.texts import one_line
 from marft.tracing.patience import Timed, TimedSecure

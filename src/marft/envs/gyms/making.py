@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from marft.config.keys import filled, masked, variables_of
 from marft.config.plugins import import_path, module_in
-from marft.endpoints.keys import filled, masked, variables_of
 from marft.faults import described
 from marft.user_modules import import_named
 

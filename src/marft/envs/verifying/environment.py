@@ -7,8 +7,8 @@ from functools import cached_property
 from itertools import count
 from typing import Any, ClassVar, Literal
 
+from marft.config.keys import filled
 from marft.config.settings import Bounded, CountOrNone, Filled, Plain
-from marft.endpoints.keys import filled
 from marft.envs.apart.part import ApartPart, at_home
 from marft.envs.apart.process import Apart, EnvironmentApartError, number_in
 from marft.envs.apart.words import TOOLS, described, measures, told

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from urllib.parse import parse_qsl
 
-from marft.endpoints.keys import MASK, VARIABLE
+from marft.config.keys import MASK, VARIABLE
 
 NO_SECRET = {"", "none", "null", "empty", "dummy", "true", "false", "auto", "basic", "bearer", "digest", "oauth2"}
 ALWAYS = {  # last words of names
