@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -266,9 +268,105 @@ def test_an_adapter_that_peft_made_is_read_as_peft_reads_it(
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+def made_by_peft(model: Path, folder: Path, **config: Any) -> PeftModel:
+    """An adapter that says something, as peft saves it; in float64."""
+    torch.manual_seed(4)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    other = get_peft_model(base, LoraConfig(r=3, lora_alpha=5, task_type="CAUSAL_LM", **config)).eval()
+    for name, parameter in other.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    other.save_pretrained(folder)
+    return other.double()
+
+
+def decoded(backbone: Backbone, policy: str) -> torch.Tensor:
+    """Hidden states of the last token of each row, after a prefill of those before it."""
+    cache = KVCache(backbone.depth)
+    cache.reserve(len(ROWS), 16)
+    packed = PackedRows.of([row[:-1] for row in ROWS], [policy] * len(ROWS), backbone.device)
+    backbone.hidden_states(packed, PackedPlan(packed.lengths, backbone.device, cache, [[n] for n in range(len(ROWS))]))
+    plan = DecodePlan(cache, packed.lengths, backbone.device)
+    last = torch.tensor([int(row[-1]) for row in ROWS])
+    return backbone.next_hidden_states(last, plan.lengths, [policy] * len(ROWS), plan)
+
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize("targets", [*([name] for name in LINEAR), list(LINEAR), "all-linear", ["self_attn.o_proj"]])
+@pytest.mark.parametrize("fused", [True, False])
+def test_on_every_layer_of_the_decoder_learning_and_sampling_are_pefts(
+    backbone: Backbone, random_model: Path, tmp_path: Path, targets: str | list[str], fused: bool
+) -> None:
+    """Log-probs, gradients, and the next token after a prompt that is kept in a cache."""
+    other = made_by_peft(random_model, tmp_path, target_modules=targets)
+    lora = read_lora_settings(tmp_path)
+    backbone.add_adapter("read", lora.rank, lora.alpha, lora.targets, seed=0)
+    load_adapter(backbone, "read", tmp_path)
+    backbone.model.double()
+    backbone.fused &= fused
+    mine = backbone.hidden_states(PackedRows.of(ROWS, ["read"] * 3, backbone.device)) @ backbone.head.weight.T
+    theirs = torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
+    torch.testing.assert_close(mine.log_softmax(-1), theirs.log_softmax(-1), rtol=0, atol=1e-5)
+    mine.log_softmax(-1)[:, 7].sum().backward()
+    theirs.log_softmax(-1)[:, 7].sum().backward()
+    gradients = {name.replace(".default", ""): p.grad for name, p in other.named_parameters()}
+    for layer, adapter in backbone.adapters("read").items():
+        for half, parameter in (("A", adapter.a), ("B", adapter.b)):
+            expected = gradients[f"base_model.model.{layer}.lora_{half}.weight"]
+            torch.testing.assert_close(parameter.grad, expected, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        ends = np.cumsum([len(row) for row in ROWS]) - 1
+        next_mine = decoded(backbone, "read")
+        torch.testing.assert_close(next_mine @ backbone.head.weight.T, theirs[ends], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("train", ["lora", "frozen"])
+@pytest.mark.parametrize(
+    "targets",
+    [["lm_head"], ["q_proj", "lm_head"], ["embed_tokens"], r".*(v_proj|lm_head)", ["model.embed_tokens", "v_proj"]],
+)
+def test_an_adapter_on_the_output_layer_or_the_embedding_is_refused_by_name(
+    random_model: Path, tmp_path: Path, targets: str | list[str], train: str
+) -> None:
+    """Of an adapter that is read, and of a recipe; neither is computed, so neither is ignored."""
+    del train
+    made_by_peft(random_model, tmp_path, target_modules=targets)
+    with pytest.raises(ValueError, match=r"changes .*(lm_head|embed_tokens).*merge it into the base"):
+        read_lora_settings(tmp_path)
+    if isinstance(targets, list):
+        with pytest.raises(
+            ValueError, match=r"(lm_head|embed_tokens)' is an output layer or an embedding.*leave it out"
+        ):
+            LoraSettings(targets=tuple(targets))
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "model.norm", "layers"])
+def test_what_is_no_linear_layer_of_the_decoder_is_refused_by_what_it_is(backbone: Backbone, target: str) -> None:
+    """Whatever it is called: a target that comes with no recipe meets the model itself."""
+    kind = type(backbone.model.get_submodule({"lm_head": "lm_head"}.get(target, f"model.{target.split('.')[-1]}")))
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\), and adapters are computed on linear layers"):
+        backbone.add_adapter("new", 4, 16.0, ("q_proj", target), seed=0)
+    assert not backbone.layers
+
+
+def test_weights_that_an_adapter_holds_whole_are_refused(tuned: Backbone, tmp_path: Path) -> None:
+    save_adapter(tuned.adapters("one"), LORA["one"], "base", tmp_path)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    save_file(tensors | {"base_model.model.lm_head.weight": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"holds whole weights, base_model\.model\.lm_head\.weight"):
+        load_adapter(tuned, "one", tmp_path)
+
+
+def test_what_pefts_own_configuration_says_by_default_is_plain_lora(tmp_path: Path) -> None:
+    LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(str(tmp_path))
+    assert read_lora_settings(tmp_path) == LoraSettings(rank=3, alpha=5.0, targets=("q_proj",))
+
+
 ANOTHER_COMPUTATION: dict[str, object] = {
     "alpha_pattern": {"q_proj": 3}, "rank_pattern": {"q_proj": 2}, "fan_in_fan_out": True, "bias": "all",
-    "lora_bias": True, "layers_to_transform": [0], "use_dora": True, "modules_to_save": ["lm_head"],
+    "lora_bias": True, "layers_to_transform": 0, "exclude_modules": ["v_proj"], "use_dora": True, "modules_to_save": ["lm_head"],
     "target_parameters": ["mlp.experts.gate_up_proj"], "trainable_token_indices": [1], "layer_replication": [[0, 1]],
     "alora_invocation_tokens": [1], "use_qalora": True, "arrow_config": {"top_k": 2},
 }  # fmt: skip
@@ -304,7 +402,7 @@ def test_an_unknown_target_names_the_known_ones(backbone: Backbone, policies: tu
         backbone.add_adapter(policy, 4, 16.0, ("q_proj", "v_proj"), seed=0)
     with pytest.raises(ValueError, match=r"no layer is called 'q_prj'; did you mean 'q_proj'\?"):
         backbone.add_adapter("new", 4, 16.0, ("q_prj",), seed=0)
-    known = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+    known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
     with pytest.raises(ValueError, match=f"no layer is called 'base'; known: {known}$"):
         backbone.add_adapter("new", 4, 16.0, ("base",), seed=0)
 

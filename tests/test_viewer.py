@@ -244,6 +244,25 @@ class TestEpisodes:
         assert sides == [[("last-greedy", 0), ("last-greedy", 1)], [(2, 2), (2, 3)]]
         assert asked(mine, "runs/one/episodes/last-greedy/1")["answer"] == "Straße 3"
 
+    def test_side_by_side_opens_on_plain_evaluations_and_what_came_before_comes_first(self, run: Path) -> None:
+        """With shuffled messages, on scenarios or as another team a team is not what it was before training."""
+        folder = run / "evaluations"
+
+        def opened(*names: str) -> list[str]:
+            for name in names:
+                checkpoint, mode, *other = name.split("-")
+                said = {"checkpoint": checkpoint, "mode": mode, "shuffled_messages": other == ["shuffled"], "tasks": 2}
+                write_episodes(folder / f"{name}.parquet", [attempt(9, 2)])
+                (folder / f"{name}.json").write_text(json.dumps(said))
+            return list(asked(client(run), "runs/one/beside")["pair"])
+
+        first, *_, last = asked(client(run), "runs/one/beside")["checkpoints"]
+        assert opened() == [first, last]
+        assert opened("base-greedy-shuffled", "step_000003-greedy-shuffled") == [first, last]
+        assert opened("step_000003-sampled")[0] == "step_000003-sampled"
+        assert opened("step_000003-greedy", "base-greedy") == ["base-greedy", "step_000003-greedy"]
+        assert opened("base-greedy-on-suite", "base-greedy-as-pair") == ["base-greedy", "step_000003-greedy"]
+
     def test_what_they_measured_is_told_and_what_is_damaged_named(self, run: Path) -> None:
         mine = client(run)
         assert asked(mine, "runs/one/evaluations") == {

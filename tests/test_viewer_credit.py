@@ -44,6 +44,11 @@ class TestTokens:
         audit = asked(mine, "runs/one/credit", step=1)
         assert (audit["recorded"], len(audit["groups"][0]["episodes"]), audit["zero_share"]) == (True, 4, 0.0)
         assert sum(audit["advantages"]["actor"]["counts"]) == 4
+        assert audit["zero_advantages"] == 0.0
+        write_credit(
+            run / "credit" / "step_000001.parquet", [replace(row, advantages=np.zeros(1)) for row in rows[::2]]
+        )
+        assert asked(client(run), "runs/one/credit", step=1)["zero_advantages"] == 1.0
         assert asked(mine, "runs/one/credit", step=2)["recorded"] is False
 
     def test_texts_are_what_the_decoder_says_of_a_token_after_the_one_before_it(self) -> None:

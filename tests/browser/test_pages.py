@@ -228,7 +228,7 @@ def test_the_credit_audit_names_groups_that_taught_nothing(seen: Seen) -> None:
     page = seen.page
     seen.open("run/team/credit?step=2", ".group-row")
     assert page.locator(".group-row.zero").inner_text().startswith("sum/always")
-    assert "50" in page.locator(".tile", has_text="Taught nothing").inner_text()
+    assert "50" in page.locator(".tile", has_text="Equal groups").inner_text()
     assert page.locator(".histogram").count() == 4
     page.get_by_label("Step after").click()
     seen.placed("step=3")

@@ -8,7 +8,8 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, Strict
+from pydantic import AfterValidator, Field, Strict, field_validator
+from pydantic_core import PydanticCustomError
 
 from marft.atomic import read_text
 from marft.config.algorithm import LearningRate
@@ -41,12 +42,32 @@ class ModelSettings(Settings):
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Strict(False)] = ()
 
 
+UNADAPTED = ("lm_head", "embed_out", "embed_tokens", "wte")  # names that output layers and embeddings go by
+
+
+def unadapted(targets: Iterable[str]) -> list[str]:
+    """Return the targets that name an output layer or an embedding, on which no adapter is computed."""
+    return [target for target in targets if target.rpartition(".")[2] in UNADAPTED]
+
+
 class LoraSettings(Settings):
     rank: Annotated[int, Field(ge=1, le=65_536)] = 8  # of the change to each layer
     alpha: Positive = 16.0  # the change counts alpha / rank times
     targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
     # B: A stays as it began, half as much learns, and averages of adapters are averages of what they change (FFA-LoRA)
     trains: Literal["both", "B"] = "both"
+
+    @field_validator("targets")
+    @classmethod
+    def _are_in_the_decoder(cls, targets: Names) -> Names:
+        if outside := unadapted(targets):
+            raise PydanticCustomError(
+                "targets",
+                "{target} is an output layer or an embedding, and adapters are computed on linear layers of the "
+                "decoder alone, such as q_proj, v_proj or down_proj; leave it out, or set train = 'full'",
+                {"target": repr(outside[0])},
+            )
+        return targets
 
 
 class PoolSettings(Settings):

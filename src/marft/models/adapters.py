@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from marft.config.models import LoraSettings
+from marft.config.models import LoraSettings, unadapted
 from marft.models.backbone import Backbone
 from marft.models.checking import refuse_not_finite, refuse_pickled
 from marft.models.lora import Adapter
@@ -83,6 +83,12 @@ def read_lora_settings(folder: Path) -> LoraSettings:
     rank, alpha, targets = config["r"], float(config["lora_alpha"]), config["target_modules"]
     if isinstance(targets, str):
         targets = _layers_of(folder)
+    if outside := unadapted(targets):
+        raise ValueError(
+            f"the adapter at {folder} changes {outside[0]}, an output layer or an embedding: adapters are computed on "
+            "linear layers of the decoder alone. Train one with other target_modules, or merge it into the base "
+            "(peft: merge_and_unload, save_pretrained) and give that model"
+        )
     return LoraSettings(
         rank=rank, alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha, targets=tuple(sorted(targets))
     )
@@ -138,6 +144,11 @@ def _check_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None
         ValueError: they differ, or the file is missing or damaged.
     """
     found = _shapes(folder)
+    if whole := sorted(name for name in found if ".lora_" not in name):
+        raise ValueError(
+            f"the adapter at {folder} holds whole weights, {whole[0]}, beside its changes, and they would not be "
+            "computed: merge it into the base (peft: merge_and_unload, save_pretrained) and give that model"
+        )
     if set(found) != set(expected):
         missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
         raise ValueError(
@@ -198,4 +209,5 @@ def _problems(config: object) -> Iterator[str]:
 
 
 def _used(config: Mapping[str, object], key: str) -> bool:
-    return config.get(key) not in (None, False, "none", {}, [])
+    value = config.get(key)
+    return type(value) is int or value not in (None, False, "none", {}, [])  # 0 is a layer

@@ -170,7 +170,7 @@ class Backbone:
         """Give ``policy`` a fresh adapter (B = 0) on every linear layer whose name ends in one of ``targets``.
 
         Raises:
-            ValueError: a target names no linear layer of this model.
+            ValueError: as :meth:`targeted`; then no layer is changed.
         """
         for name in self.targeted(policy, targets):
             generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
@@ -180,21 +180,32 @@ class Backbone:
         """Return the linear layers whose names end in one of ``targets``, with the sizes of their inputs and outputs.
 
         Raises:
-            ValueError: a target names no linear layer of this model.
+            ValueError: a target names no linear layer of this model's decoder, or one that is computed without an adapter.
         """
         linear, found = list(self._linear_layers()), dict[str, tuple[int, int]]()
+        inside = set(map(id, self.decoder.modules()))
         for target in targets:
-            names = [name for name in linear if name == target or name.endswith(f".{target}")]
-            if not names:
-                known = {name.rpartition(".")[2] for name in linear}
-                raise ValueError(
-                    f"policies.{policy}.lora.targets: no layer is called {target!r}{did_you_mean(target, known)}"
-                )
+            names = _named(linear, target)
+            computed = [name for name in names if id(self.model.get_submodule(name)) in inside]
+            if not computed or any(self.model.get_submodule(name) is self.head for name in names):
+                raise ValueError(f"policies.{policy}.lora.targets: {self._why_not(target, linear)}")
             for name in names:
                 layer: Any = self.model.get_submodule(name)
                 base: nn.Linear = layer.base if isinstance(layer, MultiLoraLinear) else layer
                 found[name] = (base.in_features, base.out_features)
         return found
+
+    def _why_not(self, target: str, linear: Sequence[str]) -> str:
+        """Say why no adapter is put on the layers that a target names."""
+        found = _named([name for name, _ in self.model.named_modules()], target)
+        known = {name.rpartition(".")[2] for name in linear if self.model.get_submodule(name) is not self.head}
+        if not found:
+            return f"no layer is called {target!r}{did_you_mean(target, known)}"
+        kind = type(self.model.get_submodule(found[0])).__name__
+        return (
+            f"{target!r} is {found[0]} ({kind}), and adapters are computed on linear layers of the decoder alone; name "
+            f"some of {', '.join(sorted(known))}, or set train = 'full'"
+        )
 
     def remove_adapter(self, policy: str) -> None:
         """Take the policy's adapters away."""
@@ -271,6 +282,11 @@ class Backbone:
             self.layers[name] = MultiLoraLinear(base, self.routing)
             setattr(parent, attribute, self.layers[name])
         return self.layers[name]
+
+
+def _named(layers: Sequence[str], target: str) -> list[str]:
+    """Return the layers that a target names, as peft reads it."""
+    return [name for name in layers if name == target or name.endswith(f".{target}")]
 
 
 def _decoder_of(model: PreTrainedModel) -> Any:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from marft.metrics import CATALOGUE
+from marft.runs.written import read_evaluation
 from marft.viewer import auditing, teams
 from marft.viewer import episode as of_episode
 from marft.viewer.browsing import Episodes, Wanted, listed
@@ -146,9 +147,31 @@ def beside(run: Run, task: str, a: str, b: str) -> dict[str, Any]:
     return {
         "tasks": [one for one in tasks[0] if one in tasks[1]],
         "checkpoints": names,
+        "pair": list(_pair(run, names)),
         "a": _side(run, a or names[0], sides[0], task),
         "b": _side(run, b or names[-1], sides[1], task),
     }
+
+
+def _pair(run: Run, names: Sequence[str]) -> tuple[str, str]:
+    """What to put side by side at first: the plain evaluation of the untuned team, or of the earliest checkpoint, and
+    that of the latest in the same mode. An evaluation with shuffled messages, on scenarios or as another team says
+    nothing of what training did; without two plain ones there are recorded steps."""
+    plain: dict[str, tuple[tuple[int, str], str]] = {}  # checkpoint's place in the run, and mode, by name
+    for name in run.shelf.evaluations:
+        with suppress(ValueError):
+            said = read_evaluation(run.folder.evaluations / f"{name}.json")
+            if name == f"{said['checkpoint']}-{said['mode']}" and not said["shuffled_messages"]:
+                place = 0 if said["checkpoint"] == "base" else 1
+                plain[name] = (place, str(said["checkpoint"])), str(said["mode"])
+    ordered = sorted(plain, key=lambda name: plain[name])
+    for first in ordered:
+        others = [name for name in ordered if plain[name][1] == plain[first][1] and name != first]
+        if others:
+            return first, others[-1]
+    steps = [name for name in names if name.startswith(STEP)]
+    left = [*ordered, *steps, *(name for name in names if name not in plain and name not in steps)]
+    return left[0], steps[-1] if len(steps) > 1 else left[-1]
 
 
 def _side(run: Run, name: str, file: Indexed, task: str) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def audit(run: Run, file: Indexed) -> dict[str, Any]:
     """
     path = credit_file(run, file)
     groups = _groups(file, read_groups(path) if path else {})
+    advantages = read_advantages(path) if path else {}
     row: Mapping[str, Any] = next((r for r in reversed(run.log.rows) if r["step"] == file.of.step), {})
     shares = {agent["role"]: row.get(f"agents/{agent['role']}/gradient_share") for agent in run.agents}
     return {
@@ -50,9 +51,10 @@ def audit(run: Run, file: Indexed) -> dict[str, Any]:
         "recorded": path is not None,
         "bytes": path.stat().st_size if path else 0,
         "groups": groups,
+        "zero_advantages": _zeros(advantages) if path else row.get("zero_advantage_fraction"),
         "zero_share": float(np.mean([group["zero"] for group in groups])) if groups else None,
         "gradient_share": {role: share for role, share in shares.items() if share is not None},
-        "advantages": _histograms(read_advantages(path)) if path else {},
+        "advantages": _histograms(advantages),
     }
 
 
@@ -91,6 +93,12 @@ def _group(key: str, numbers: Sequence[int], rewards: Sequence[float], step: int
         "std": float(earned.std(ddof=1)) if len(earned) > 1 else 0.0,
         "zero": bool(np.ptp(earned) < EQUAL),
     }
+
+
+def _zeros(advantages: Mapping[str, np.ndarray]) -> float | None:
+    """The share of trained decisions whose advantage is exactly 0."""
+    every = np.concatenate(list(advantages.values())) if advantages else np.empty(0)
+    return float(np.mean(every == 0.0)) if len(every) else None
 
 
 def _histograms(advantages: Mapping[str, np.ndarray]) -> dict[str, Any]:

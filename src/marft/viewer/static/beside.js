@@ -16,10 +16,8 @@ export async function besidePage(root, route, run) {
     let answer = await get(["runs", run.id, "beside"], query);
     if (answer.checkpoints.length < 2) return empty("There is nothing to put side by side yet", "It needs two recorded steps, or two evaluations with episodes (", h("code", {}, "marft eval"), ").");
     if (!query.a || !query.b || !query.task || (answer.tasks.length && !answer.tasks.includes(query.task))) {
-      const tested = answer.checkpoints.filter((name) => !name.startsWith("step ")); // which all ask the same tasks
-      const offered = tested.length > 1 ? tested : answer.checkpoints;
-      query.a ||= offered[0];
-      query.b ||= offered.at(-1);
+      query.a ||= answer.pair[0];
+      query.b ||= answer.pair[1];
       if (query.a === query.b) query.b = answer.checkpoints.find((name) => name !== query.a);
       if (!query.task || !answer.tasks.includes(query.task)) answer = await get(["runs", run.id, "beside"], { a: query.a, b: query.b, task: query.task });
       if (answer.tasks.length && !answer.tasks.includes(query.task)) {

@@ -32,7 +32,8 @@ function audit(credit, run) {
   const attempts = credit.groups.reduce((sum, group) => sum + group.episodes.length, 0);
   return [
     h("div", { class: "tiles" }, tile("Groups", count(credit.groups.length), `${count(attempts)} attempts`),
-      tile("Taught nothing", credit.zero_share === null ? "–" : percent(credit.zero_share), "groups without variance", "Everybody in the group earned the same: a group-relative advantage is 0 for all of them"),
+      tile("Taught nothing", share(credit.zero_advantages), "decisions of advantage 0", "No decision is pushed whose advantage is exactly 0"),
+      tile("Equal groups", share(credit.zero_share), "groups without variance", "Everybody in the group earned the same: an advantage that compares its attempts is 0 for all of them; a critic's need not be"),
       tile("Credit recorded", credit.recorded ? bytes(credit.bytes) : "no", credit.recorded ? "for this step" : "episodes alone")),
     credit.recorded ? h("div", { class: "pair" },
       panel("Share of the gradient, by agent", {}, shares(credit.gradient_share, colours)), panel("Advantages, by agent", {}, histograms(credit.advantages, colours)))
@@ -40,6 +41,8 @@ function audit(credit, run) {
     panel("Groups", { beside: h("span", { class: "muted" }, "rewards of the attempts at one task; most varied first") }, groups(credit, run)),
   ];
 }
+
+const share = (value) => (value === null || value === undefined ? "–" : percent(value));
 
 function shares(share, colours) {
   const known = Object.entries(share || {}).filter(([, value]) => value !== null);
