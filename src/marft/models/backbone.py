@@ -180,7 +180,8 @@ class Backbone:
         """Return the linear layers whose names end in one of ``targets``, with the sizes of their inputs and outputs.
 
         Raises:
-            ValueError: a target names no linear layer of this model's decoder, or one that is computed without an adapter.
+            ValueError: a target names no linear layer of this model's decoder, or one that is computed without its
+                adapter.
         """
         linear, found = list(self._linear_layers()), dict[str, tuple[int, int]]()
         inside = set(map(id, self.decoder.modules()))
@@ -197,7 +198,8 @@ class Backbone:
 
     def _why_not(self, target: str, linear: Sequence[str]) -> str:
         """Say why no adapter is put on the layers that a target names."""
-        found = _named([name for name, _ in self.model.named_modules()], target)
+        ours = tuple(f"{name}." for name in self.layers)  # what is inside of a layer with adapters is not the model's
+        found = _named([name for name, _ in self.model.named_modules() if not name.startswith(ours)], target)
         known = {name.rpartition(".")[2] for name in linear if self.model.get_submodule(name) is not self.head}
         if not found:
             return f"no layer is called {target!r}{did_you_mean(target, known)}"
