@@ -135,6 +135,20 @@ class TestTheEngine:
             }
             assert chosen == {greedy.chosen}
 
+    @pytest.mark.parametrize("changed", ["temperature", "top_p", "top_k"])
+    def test_equal_lists_under_other_limits_are_drawn_as_if_each_were_alone(
+        self, double: Backbone, changed: str
+    ) -> None:
+        limits: dict[str, tuple[Any, ...]] = {"temperature": (0.2, 1.0, 3.0), "top_p": (1e-6, 1.0), "top_k": (1, 0)}
+        prompt, settings = np.array([5, 6], np.int32), [Sampling(**{changed: limit}) for limit in limits[changed]]
+        asked = [ChoiceRequest("one", prompt, self.options, one, u) for u in (0.01, 0.5, 0.99) for one in settings]
+        alone = [choose(double, [request])[0] for request in asked]
+        for one, choice in zip(alone, choose(double, asked), strict=True):
+            np.testing.assert_allclose(choice.log_probs, one.log_probs, atol=1e-6)
+            assert choice.chosen == one.chosen
+        differs = {(tuple(one.log_probs.tolist()) if changed == "temperature" else one.chosen) for one in alone}
+        assert len(differs) > 1, "or nothing could be mixed up"
+
     def test_many_requests_are_answered_in_their_order(self, double: Backbone) -> None:
         choice_sets = [
             ChoiceRequest(adapter, np.array(prompt, np.int32), self.options[:count], Sampling(temperature=0.7), 0.4)

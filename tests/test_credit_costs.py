@@ -15,6 +15,7 @@ from marft.learning.credit.comam import CoMAM
 from marft.learning.credit.counterfactual import Counterfactual
 from marft.learning.credit.grpo import GRPO
 from marft.learning.credit.magrpo import MAGRPO
+from marft.learning.credit.preference_tree import PreferenceTree
 from marft.learning.credit.rae import RAE
 from marft.learning.credit.rloo import RLOO
 from marft.learning.credit.step_gae import StepGAE
@@ -60,6 +61,23 @@ class TestCosts:
         of_a, of_b = ([reward - costs[k] for reward, costs in zip(REWARDS, COSTS, strict=True)] for k in (0, 1))
         expected = [x for a, b in zip(of_a, of_b, strict=True) for x in (a - sum(of_a) / 3, b - sum(of_b) / 3)]
         assert numbers(credit.assign(inputs())) == pytest.approx(expected, rel=1e-12)
+
+    @pytest.mark.parametrize("compared", ["state", "agent", "turn"])
+    def test_a_candidate_pays_its_own_costs_where_others_are_no_candidates(self, compared: str) -> None:
+        """b's actions are the candidates; a's, which come before them, were carried over."""
+        forks = [pair(n, reward, Fork("root", "0/b/0")) for n, reward in enumerate(REWARDS)]
+        costs = [np.array([cost]) for row in COSTS for cost in row]
+        credits = Tree(scale=False, compared=compared).assign(CreditInputs(forks, "action", costs=costs))  # type: ignore[arg-type]
+        left = [reward - costs[1] for reward, costs in zip(REWARDS, COSTS, strict=True)]
+        expected = [x for one in left for x in (0.0, one - sum(left) / 3)]
+        assert numbers(credits) == pytest.approx(expected, rel=1e-12)
+
+    def test_a_pair_of_candidates_is_ordered_by_their_own_costs(self) -> None:
+        """Of b's two best candidates, which earned the same, the cheaper one is preferred, whatever a's cost."""
+        forks = [pair(n, reward, Fork("root", "0/b/0")) for n, reward in enumerate((1.0, 1.0, 0.0))]
+        costs = [np.array([cost]) for cost in (0.1, 0.8, 0.4, 0.2, 0.0, 0.0)]
+        credits = PreferenceTree().assign(CreditInputs(forks, "action", costs=costs))
+        assert numbers(credits) == [0.0, 0.0, 0.0, 1.0, 0.0, -1.0]
 
     def test_it_pays_in_whole_whatever_the_teams_reward_weighs(self) -> None:
         weights = (0.5, 0.25)

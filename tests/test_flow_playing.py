@@ -201,6 +201,16 @@ class TestTuning:
         assert needs.acting(shorter, "") == ("b",)
         assert [(one.node, one.kept) for one in shorter.lineage] == [("a", True), ("b", False), ("c", True)]
 
+    def test_a_skip_is_judged_by_the_bound_of_what_it_costs_and_not_by_the_estimate(self, tmp_path: Path) -> None:
+        """Two points are lost; with 300 tasks that may be 4."""
+        line = network("source a 1", "a b 1", "b sink 1")
+        tuned = board(tmp_path, line, lambda nodes, task: len(nodes) == 2 or int(task.id[1:]) >= 6, TASKS)
+        assert skipped(tuned, line, 0.03).skips == {}
+        assert skipped(tuned, line, 0.05).skips == {"": ("a",)}
+        (refused, _) = skipped(tuned, line, 0.03).lineage
+        assert (refused.gain, refused.kept) == (-0.02, False)
+        assert -0.05 < refused.low < -0.03
+
     def test_skips_together_cost_no_more_than_one_may(self, tmp_path: Path) -> None:
         """Each of five nodes is worth 1.6 points: any one of them may go at a tolerance of 4, and no second one."""
         names = [f"n{number}" for number in range(5)]

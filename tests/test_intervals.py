@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
-from marft.evaluation.intervals import at_most, mean_interval, skew_corrected, students
+from marft.evaluation.intervals import at_most, mean_interval, skew_corrected, students, wilson_of
 from marft.evaluation.paired import Difference, average, influences, paired
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
@@ -69,6 +70,16 @@ def test_intervals_of_several_attempts_a_task_cover_the_truth(n: int) -> None:
     found = [clustered([Ratio(count, 4) for count in row], 4) for row in solved.tolist()]
     held = np.mean([low <= 0.5 <= high for _, (low, high) in filter(None, found)])
     assert 0.935 <= held <= 0.985
+
+
+@pytest.mark.parametrize("solved", [(1, 3, 9, 10), (2, 8), (0, 5, 6, 10, 10, 3)])
+def test_intervals_of_shares_go_by_the_unbiased_variance_between_tasks(solved: tuple[int, ...]) -> None:
+    """Out of 10 attempts each, ``v`` is the sample variance of the tasks' shares over their number."""
+    found = clustered([Ratio(count, 10) for count in solved], 10)
+    shares, p = np.array(solved) / 10, sum(solved) / (10 * len(solved))
+    reach = float(special.stdtrit(len(solved) - 1, 0.975))
+    trials = max(p * (1 - p) / (shares.var(ddof=1) / len(shares)) * (1.959964 / reach) ** 2, len(shares))
+    assert found == (pytest.approx(p), pytest.approx(wilson_of(p, trials)))
 
 
 @pytest.mark.parametrize(("spread", "n"), [(0.5, 5), (0.5, 10), (0.8, 20), (1.0, 50)])

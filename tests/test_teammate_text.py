@@ -111,7 +111,10 @@ class TestPlaying:
         assert last.text == "a!bb!c!"
         assert last.by_teammate.sum() == 5
         assert last.teammate_log_probs is not None
-        assert len(last.teammate_log_probs) == 5
+        first, second = episode.actions[:2]
+        authors = [*first.log_probs.tolist(), *second.log_probs.tolist()]
+        assert last.teammate_log_probs.tolist() == authors
+        assert 0.0 not in authors
         assert last.sampled.sum() == 2
 
     def test_the_end_of_the_teammates_turn_is_left_out(self, tiny_tokenizer: object) -> None:

@@ -141,6 +141,10 @@ class TestWhatIsRecorded:
         assert run(game(script)).success is False
         assert run(game(Script([ends()]))).success is None
 
+    def test_a_last_step_that_says_nothing_of_success_unsays_no_earlier_one(self) -> None:
+        script = Script([goes_on(success=False), goes_on(success=True), ends(success=None)])
+        assert run(game(script)).success is True
+
     def test_a_long_error_is_cut_where_it_has_been_said_twice_over(self) -> None:
         async def act(observation: Observation, agents: Agents) -> JointAction:
             await agents.a(observation, sees=[replace(await agents.a(observation), text="x")])
