@@ -7,8 +7,8 @@
 # make check  lint, types, fast tests
 # make real   get a real model of 135 million parameters, train a team of two on it, evaluate it: runs/sums/report.html
 # make docs   the docs as a site: build/site/index.html
-# make mutants  plant small faults in the learning code, one at a time, and list those that no test notices: an hour or
-#               two, goes on where it stopped; MUTANTS="--only learning/credit" for some of them
+# make mutants  plant small faults in code that computes numbers, one at a time, and list those that no test notices: a
+#               night, resumes where it stopped; MUTANTS="--area flows" or MUTANTS="--only learning/credit" for some
 # make mutants-sample  a fixed sample of them, in a minute or two
 # make nightly  everything, with a thousand examples a property and 10,000 recipes, all mutants, all studies: a night
 

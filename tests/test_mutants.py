@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -55,8 +56,6 @@ def test_countdown():
 """
 SETTINGS = """
 root = "."
-sources = ["src/*.py"]
-tests = ["tests"]
 warm = ["pytest"]
 options = ["-o", "pythonpath=src"]
 environment = {}
@@ -64,6 +63,11 @@ sample = 12
 budget = 60.0
 patience = 60.0
 spare = 0.3
+
+[[area]]
+name = "sums"
+sources = ["src/*.py"]
+tests = ["tests"]
 """
 BOUNDARY = ("total", "if min(values) < 0:", "min(values) < 0 → min(values) <= 0")
 
@@ -286,6 +290,40 @@ def test_every_small_fault_is_planted(mutants_of: Any, line: str, changes: set[s
     assert {mutant.change for mutant in mutants} == changes
     for mutant in mutants:
         compile(mutant.tree(), "a.py", "exec")
+
+
+@pytest.fixture
+def ledger(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(DRIVER.parent))
+    import ledger
+
+    return ledger
+
+
+def test_a_mutant_meets_the_tests_of_the_first_area_that_names_its_file(project: Path, ledger: Any) -> None:
+    (project / "src/other.py").write_text("A = 1\n")
+    (project / "tests/test_other.py").write_text("")
+    first = '[[area]]\nname = "other"\nsources = ["src/other.py"]\ntests = ["tests/test_other.py"]\n\n[[area]]'
+    path = project / "mutants.toml"
+    path.write_text(path.read_text().replace("[[area]]", first))
+    read = ledger.Project.read(path)
+    assert [(area.name, area.sources) for area in read.areas] == [
+        ("other", ["src/other.py"]),
+        ("sums", ["src/sums.py"]),
+    ]
+    assert read.tests_of("src/other.py") == ["tests/test_other.py"]
+    assert read.tests_of("src/sums.py") == ["tests/test_other.py", "tests/test_sums.py"]
+
+
+def test_hints_stay_for_functions_that_a_run_left_out_and_go_with_their_functions(tmp_path: Path, ledger: Any) -> None:
+    path = tmp_path / "killers.json"
+    ledger.write_killers(path, {"b:g": Counter(old=1), "a:f": Counter(old=1), "c:gone": Counter(old=1)}, {"c:gone"})
+    ledger.write_killers(path, {"b:g": Counter(new=2, newer=1)}, {"a:f", "b:g"})
+    assert list(ledger.read_killers(path).items()) == [("a:f", ["old"]), ("b:g", ["new", "newer"])]
+
+
+def test_an_area_that_is_not_there_is_refused(project: Path) -> None:
+    assert "mutants.toml has no area differences: sums" in run(project, "--area", "differences")[1]
 
 
 def test_break_and_continue_change_places(mutants_of: Any) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,13 +20,22 @@ NOT_STARTED = "(nothing starts)"  # in place of a test's id
 
 
 @dataclass(frozen=True)
+class Area:
+    """Source files, and the test files that their mutants meet; both from the root."""
+
+    name: str
+    sources: list[str]
+    tests: list[str]
+    options: list[str]  # of pytest, beside those of the project
+
+
+@dataclass(frozen=True)
 class Project:
     """What is mutated and what it is tested with: ``mutants.toml``."""
 
     root: Path
     home: Path  # where the lists lie
-    sources: list[str]
-    tests: list[str]
+    areas: list[Area]
     warm: list[str]
     options: list[str]
     environment: dict[str, str]
@@ -39,21 +48,36 @@ class Project:
     def read(path: Path) -> Project:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         root = (path.parent / table.pop("root")).resolve()
-        sources = [str(p.relative_to(root)) for pattern in table.pop("sources") for p in sorted(root.glob(pattern))]
-        return Project(root=root, home=path.parent, sources=sources, **table)
+        taken: set[str] = set()
+        areas = []
+        for row in table.pop("area"):
+            found = [str(p.relative_to(root)) for pattern in row["sources"] for p in sorted(root.glob(pattern))]
+            sources = [file for file in dict.fromkeys(found) if file not in taken]
+            taken.update(sources)
+            areas.append(Area(row["name"], sources, _python_files(root, row["tests"]), row.get("options", [])))
+        return Project(root=root, home=path.parent, areas=areas, **table)
+
+    @property
+    def sources(self) -> list[str]:
+        return [file for area in self.areas for file in area.sources]
 
     def mutants(self) -> list[Mutant]:
         return [mutant for file in self.sources for mutant in Source(self.root, file).mutants]
 
-    def test_files(self) -> list[str]:
-        """The files that tests are in, from the root."""
-        places = [self.root / place for place in self.tests]
-        files = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.py")))]
-        return [str(file.relative_to(self.root)) for file in files]
+    def tests_of(self, source: str) -> list[str]:
+        """Return the test files that mutants of a source file meet."""
+        return next(area.tests for area in self.areas if source in area.sources)
 
     @property
     def results(self) -> Path:
         return self.root / "build" / "mutants"
+
+
+def _python_files(root: Path, places: Sequence[str]) -> list[str]:
+    """Return the Python files among and below some places, from the root."""
+    paths = [root / place for place in places]
+    files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
+    return [str(file.relative_to(root)) for file in files]
 
 
 class Survivors:
@@ -107,13 +131,13 @@ class Result:
 class Results:
     """Results of runs so far, one line each. What they rest on is kept with them, so that a run goes on where the last
     one stopped and does again only what has changed since: a killed mutant rests on its own file and the test that
-    killed it, one that survived on its own file and all tests.
+    killed it, one that survived on its own file and all tests of its area.
     """
 
     def __init__(self, project: Project, path: Path) -> None:
         self.project, self.path = project, path
         self._digests: dict[str, str] = {}
-        for file in (*project.sources, *project.test_files()):
+        for file in (*project.sources, *(test for area in project.areas for test in area.tests)):
             self.digest(file)  # as they are now, whatever becomes of them during a run
         self.latest: dict[str, Result] = {}
         self.reload()
@@ -150,7 +174,7 @@ class Results:
 
     def _rests_on(self, source: str, outcome: Outcome, by: str) -> str:
         if outcome == "survived":
-            return self.digest(source) + _sha("".join(map(self.digest, self.project.test_files())))
+            return self.digest(source) + _sha("".join(map(self.digest, self.project.tests_of(source))))
         test = by.partition("::")[0]
         return self.digest(source) + (self.digest(test) if test and by != NOT_STARTED else "")
 
@@ -173,15 +197,17 @@ def read_killers(path: Path) -> dict[str, list[str]]:
 
 
 def write_killers(
-    path: Path, killers: Mapping[str, Counter[str]], needed: Sequence[Result] = (), each: int = 4
-) -> None:
+    path: Path, killers: Mapping[str, Counter[str]], functions: Collection[str], needed: Sequence[Result] = (),
+    each: int = 4,
+) -> None:  # fmt: skip
     """Keep for each function the tests that killed most of its mutants, and those that killed the mutants ``needed``: a
-    hint about where to begin, no more."""
-    table: dict[str, list[str]] = {}
-    for name, counts in sorted(killers.items()):
+    hint about where to begin, no more. Hints stay for those of ``functions`` without results."""
+    table = {name: tests for name, tests in read_killers(path).items() if name in functions}
+    for name, counts in killers.items():
         ranked = [test for test, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
         wanted = {result.by for result in needed if result.function == name}
         table[name] = [test for rank, test in enumerate(ranked) if rank < each or test in wanted]
+    table = dict(sorted(table.items()))
     path.write_text(json.dumps(table, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -2,6 +2,7 @@
 
     python tools/mutants/run.py                          # all; goes on where it stopped
     python tools/mutants/run.py --only learning/credit   # a regular expression over files, functions and lines
+    python tools/mutants/run.py --area flows             # one area of mutants.toml; may be repeated
     python tools/mutants/run.py --sample                 # a fixed sample, from scratch: what CI runs
 
 Survivors are killed with a test that reads as a claim, or listed in survivors.toml with the reason. A survivor that is
@@ -27,6 +28,7 @@ from pathlib import Path
 from forks import Ending
 from ledger import (
     NOT_STARTED,
+    Area,
     Outcome,
     Project,
     Results,
@@ -149,44 +151,51 @@ def apart(do: Callable[[], object]) -> None:
         raise SystemExit(1)
 
 
-def meet(project: Project, mutants: Sequence[Mutant], select: Selection, results: Results, jobs: int) -> None:
-    """Let every mutant meet its tests."""
+def meet(
+    project: Project, options: Sequence[str], mutants: Sequence[Mutant], select: Selection, results: Results, jobs: int
+) -> None:  # fmt: skip
+    """Let every mutant meet its tests.
+
+    Args:
+        options: of pytest.
+    """
     limits = Limits({test: one.seconds for test, one in select.seen.items()}, project.spare, project.patience)
     progress = Progress(results, select.killers, len(mutants))
     in_place = [mutant for mutant in mutants if mutant.function]
     files = sorted({test.partition("::")[0] for mutant in in_place for test in select(mutant)})
     if in_place:
         apart(lambda: meet_in_place(
-            project.options, in_place, select, limits, files, jobs, progress.add
+            options, in_place, select, limits, files, jobs, progress.add
         ))  # fmt: skip
     results.reload()
     left = [mutant for mutant in mutants if results.known(mutant) is None]
     progress = Progress(results, select.killers, len(left))
-    for ending in meet_on_import(project.options, left, select, limits, jobs):
+    for ending in meet_on_import(options, left, select, limits, jobs):
         progress.add(ending)
 
 
-def looked_at(project: Project, results: Results, killers: dict[str, Counter[str]], jobs: int) -> Selection:
-    """What the tests do without a mutant. Looked at again are files of tests that have changed, or that run a file
-    which has."""
-    kept = project.results / "seen.json"
+def looked_at(
+    project: Project, area: Area, results: Results, killers: dict[str, Counter[str]], jobs: int
+) -> Selection:  # fmt: skip
+    """What the tests of an area do without a mutant. Looked at again are files of tests that have changed, or that run
+    a file which has."""
+    kept = project.results / f"seen-{area.name}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    files = project.test_files()
     changed = [
-        file for file in files
+        file for file in area.tests
         if file not in table or any(results.digest(of) != digest for of, digest in table[file]["digests"].items())
     ]  # fmt: skip
-    sources = {str(project.root / file): file for file in project.sources}
+    sources = {str(project.root / file): file for file in area.sources}
     patience = TRACED * project.patience
-    looking = look(project.options, [[file] for file in changed], sources, jobs, patience)
+    looking = look([*project.options, *area.options], [[file] for file in changed], sources, jobs, patience)
     for number, ((file,), seen) in enumerate(looking, 1):
         run = sorted({source for one in seen.values() for source in one.lines})
         digests = {of: results.digest(of) for of in (file, *run)}
         table[file] = {"digests": digests, "tests": {test: vars(one) for test, one in seen.items()}}
         kept.write_text(json.dumps(table), encoding="utf-8")
         print(f"looked at the tests without a mutant: {number} of {len(changed)} files, {file}", flush=True)
-    found = {test: Seen(**one) for file in files for test, one in table[file]["tests"].items()}
+    found = {test: Seen(**one) for file in area.tests for test, one in table[file]["tests"].items()}
     return Selection(found, killers, project.budget)
 
 
@@ -206,11 +215,16 @@ def run_all(project: Project, wanted: list[Mutant], survivors: Survivors, option
         killers = counted(read_killers(project.home / "killers.json"))
         for function, counts in results.killers().items():
             killers[function].update(counts)
-        meet(project, todo, looked_at(project, results, killers, options.jobs), results, options.jobs)
+        for area in project.areas:
+            if mine := [mutant for mutant in todo if mutant.file in area.sources]:
+                print(f"{area.name}: {len(mine)} mutants to do", flush=True)
+                select = looked_at(project, area, results, killers, options.jobs)
+                meet(project, [*project.options, *area.options], mine, select, results, options.jobs)
     if options.remember:
         killed = {mutant.name: found for mutant in wanted if (found := results.known(mutant)) and found.by}
         needed = [killed[mutant.name] for mutant in sample_of(project, wanted, survivors) if mutant.name in killed]
-        write_killers(project.home / "killers.json", results.killers(), needed)
+        functions = {function_of(mutant) for mutant in project.mutants()}
+        write_killers(project.home / "killers.json", results.killers(), functions, needed)
     return results
 
 
@@ -243,7 +257,7 @@ def run_sample(project: Project, wanted: list[Mutant], survivors: Survivors, opt
             if test in seen:
                 seen[test].lines[function.partition(":")[0]] = []
     results = Results(project, Path(tempfile.mkdtemp()) / "results.jsonl")
-    meet(project, wanted, Selection(seen, killers, project.budget), results, options.jobs)
+    meet(project, project.options, wanted, Selection(seen, killers, project.budget), results, options.jobs)
     return results
 
 
@@ -288,6 +302,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path(__file__).parent / "mutants.toml")
     parser.add_argument("--only", default="", help="mutants whose name matches this regular expression")
+    parser.add_argument("--area", action="append", default=[], help="mutants of this area; may be given several times")
     parser.add_argument("--sample", action="store_true", help="a fixed sample, from scratch")
     parser.add_argument("--recheck", action="store_true", help="run those too that may survive")
     parser.add_argument("--fresh", action="store_true", help="forget the results of earlier runs")
@@ -298,7 +313,11 @@ def main() -> None:
     project = Project.read(options.config.resolve())
     survivors = Survivors(project.home / "survivors.toml")
     everything = project.mutants()
-    wanted = [mutant for mutant in everything if re.search(options.only, mutant.name)]
+    unknown = sorted(set(options.area) - {area.name for area in project.areas})
+    if unknown:
+        parser.error(f"mutants.toml has no area {', '.join(unknown)}: {', '.join(area.name for area in project.areas)}")
+    files = {file for area in project.areas if area.name in (options.area or [area.name]) for file in area.sources}
+    wanted = [mutant for mutant in everything if mutant.file in files and re.search(options.only, mutant.name)]
     stale = survivors.stale(everything)
     results = (run_sample if options.sample else run_all)(project, wanted, survivors, options)
     complete = report(project, wanted, survivors, results)
