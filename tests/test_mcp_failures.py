@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from marft.tools import connection
+from marft.tools.intake import Intake
 from marft.tools.mcp import MCP, SharedServer
 from tests.nights import BY_NIGHT, NIGHT
 from tests.test_mcp import SERVER, ask
@@ -117,7 +118,7 @@ def test_white_space_around_a_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SEARCH_KEY", "Bearer sk-hush\n")
     table = {"url": "http://127.0.0.1:9/mcp", "header_variables": {"Authorization": "SEARCH_KEY"}}
     settings = MCP.model_validate(table)
-    assert connection._http_client(settings).headers["Authorization"] == "Bearer sk-hush"
+    assert connection._http_client(settings, Intake()).headers["Authorization"] == "Bearer sk-hush"
     assert connection._reason(OSError("said Bearer sk-hush!"), settings) == "said ***!"
 
 

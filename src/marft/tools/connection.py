@@ -8,12 +8,15 @@ import sys
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from marft.config.keys import masked, read_key, secrets_in, without
 from marft.game.loop_threads import LoopThread
 from marft.processes import SUBREAPER
 from marft.tools.contents import read_result
+from marft.tools.intake import MESSAGE_BYTES, Intake, quiet_library, refuse_many
+from marft.tools.transports import bounded_client, standard_streams
 from marft.types import Tool
 from marft.user_modules import for_programs
 
@@ -66,7 +69,7 @@ class Connection:
         try:
             return asyncio.run_coroutine_threadsafe(self._list(), self._thread.loop).result()
         except Exception as error:  # noqa: BLE001  somebody else's server
-            raise ValueError(f"cannot connect to {self._where()}: {_reason(error, self.settings)}") from None
+            raise ValueError(f"cannot connect to {self.where}: {_reason(error, self.settings)}") from None
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Use a tool; from any event loop."""
@@ -87,7 +90,9 @@ class Connection:
         """Leave, and wait until that is done."""
         self.end().result()
 
-    def _where(self) -> str:
+    @property
+    def where(self) -> str:
+        """The server's address, or what starts it."""
         return self.settings.url or " ".join(self.settings.command)
 
     async def _call(self, tool: str, arguments: dict[str, object]) -> str:
@@ -103,22 +108,29 @@ class Connection:
                 self._doubts = asyncio.create_task(self._make_sure(link, client))
             raise
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:
+            if error.code == CONNECTION_CLOSED or link.intake.fault:
                 await self._drop(link)
-            raise
+            raise RuntimeError(link.explained(error)) from None
 
     async def _list(self) -> list[Tool]:
-        client, found, cursor = await (await self._join()).client(), list[Tool](), None
+        from mcp import MCPError
+
+        link = await self._join()
+        client, found, cursor = await link.client(), list[Tool](), None
         try:
             async with asyncio.timeout(self.settings.connect_seconds):
-                while True:
+                for pages in count(1):
                     page = await client.list_tools(cursor=cursor)
                     found += [Tool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
                     cursor = page.next_cursor
+                    refuse_many(len(found), pages + bool(cursor))
                     if not cursor:
-                        return found
+                        break
         except TimeoutError:
-            raise _late(self.settings) from None
+            raise ValueError(link.explained(_late(self.settings))) from None
+        except MCPError as error:
+            raise ValueError(link.explained(error)) from None
+        return found
 
     async def _join(self) -> _Link:
         if self._doubts is not None:
@@ -152,6 +164,7 @@ class _Link:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
+        self.intake = Intake()
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._leave = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep())
@@ -172,6 +185,12 @@ class _Link:
         """
         return await asyncio.shield(self._client)
 
+    def explained(self, error: BaseException) -> str:
+        """Return the error in a line, with what the server has sent that it should not have."""
+        told = _masked(self.intake.told(), self.settings)
+        reason = _reason(error, self.settings)
+        return told if self.intake.fault else "; ".join(part for part in (reason, told) if part)
+
     async def part(self) -> None:
         """Leave, or give up connecting. Takes ``CLOSE_SECONDS`` at most."""
         self._leave.set()
@@ -184,13 +203,14 @@ class _Link:
             async with AsyncExitStack() as stack:
                 try:
                     async with asyncio.timeout(self.settings.connect_seconds):
-                        client = await stack.enter_async_context(await _made(self.settings, stack))
+                        made = await _made(self.settings, stack, self.intake)
+                        client = await stack.enter_async_context(made)
                 except TimeoutError:
                     raise _late(self.settings) from None
                 self._client.set_result(client)
                 await self._leave.wait()
         except Exception as error:  # noqa: BLE001  whoever waits must hear of it; after that the connection is over
-            self._fail(error)
+            self._fail(ValueError(self.explained(error)))
         finally:
             self._fail(RuntimeError("the connection is closed"))
 
@@ -200,21 +220,20 @@ class _Link:
             self._client.exception()  # has been heard, also where nobody waits
 
 
-async def _made(settings: ServerSettings, stack: AsyncExitStack) -> Client:
-    from mcp import Client, StdioServerParameters, stdio_client
+async def _made(settings: ServerSettings, stack: AsyncExitStack, intake: Intake) -> Client:
+    from mcp import Client
+    from mcp.client.stdio import get_default_environment
     from mcp.client.streamable_http import streamable_http_client
 
+    quiet_library()
     if settings.url:
-        http = await stack.enter_async_context(_http_client(settings))
-        return Client(streamable_http_client(settings.url, http_client=http))
-    started = StdioServerParameters(
-        command=sys.executable,
-        args=["-I", "-S", str(SUBREAPER), str(os.getpid()), *settings.command],
-        env={**{name: _variable(name) for name in settings.environment}, **for_programs(settings.folder)},
-        cwd=settings.folder or None,
-    )
+        http = await stack.enter_async_context(_http_client(settings, intake))
+        return Client(streamable_http_client(settings.url, http_client=http, max_sse_event_size=MESSAGE_BYTES))
+    command = [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), *settings.command]
+    given = {name: _variable(name) for name in settings.environment}
+    environment = {**get_default_environment(), **given, **for_programs(settings.folder)}
     errors = stack.enter_context(open(settings.log or os.devnull, "a", encoding="utf-8"))  # noqa: PTH123, SIM115
-    return Client(stdio_client(started, errlog=errors))
+    return Client(standard_streams(command, environment, settings.folder or None, errors, intake))
 
 
 def secrets_of(settings: ServerSettings) -> list[str]:
@@ -235,11 +254,11 @@ def text_of(result: CallToolResult, secrets: Collection[str] = ()) -> str:
     return text
 
 
-def _http_client(settings: ServerSettings) -> AsyncClient:
-    from httpx2 import AsyncClient, Timeout
+def _http_client(settings: ServerSettings, intake: Intake) -> AsyncClient:
+    from httpx2 import Timeout
 
     headers = {name: read_key(variable) for name, variable in settings.header_variables.items()}
-    return AsyncClient(headers=headers, timeout=Timeout(settings.connect_seconds, read=None))
+    return bounded_client(headers, Timeout(settings.connect_seconds, read=None), intake)
 
 
 def _variable(name: str) -> str:
@@ -256,7 +275,10 @@ def _reason(error: BaseException, settings: ServerSettings) -> str:
     """What is behind a group of errors, in one line, without what its headers hold."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return _masked(str(error).splitlines()[0] if str(error) else type(error).__name__, settings)
+
+
+def _masked(text: str, settings: ServerSettings) -> str:
     for variable in settings.header_variables.values():
-        reason = without(os.environ.get(variable, "").strip(), reason)
-    return reason
+        text = without(os.environ.get(variable, "").strip(), text)
+    return text

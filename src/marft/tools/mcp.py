@@ -18,10 +18,13 @@ from marft.config.folders import AtHome
 from marft.config.plugins import Plugin
 from marft.config.settings import Positive
 from marft.game.tool_sources import StatelessSource, ToolSession, ToolSource
+from marft.texts import one_line
 from marft.tools.connection import Connection
+from marft.tools.intake import NAME_CHARACTERS, refuse_large
 from marft.types import Task, Tool
 
 HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.1
+SHOWN = 20  # names of tools in an error
 
 
 class MCP(Plugin):
@@ -103,7 +106,8 @@ class MCP(Plugin):
         connection = Connection(self)
         try:
             chosen = self._chosen(connection.tools())
-        except ValueError:
+            refuse_large(chosen, connection.where)
+        except BaseException:  # Ctrl-C included
             connection.close()
             raise
         if not self.per_episode:
@@ -115,7 +119,9 @@ class MCP(Plugin):
         names = [tool.name for tool in offered]
         missing = sorted(set(self.only) - set(names))
         if missing:
-            raise ValueError(f"the server has no tool {', '.join(missing)}; it has {', '.join(names)}")
+            some = ", ".join(one_line(name[:NAME_CHARACTERS]) for name in names[:SHOWN])
+            more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+            raise ValueError(f"the server has no tool {', '.join(missing)}; it has {some}{more}")
         return [tool for tool in offered if not self.only or tool.name in self.only]
 
 
