@@ -116,7 +116,9 @@ def test_a_result_is_text_as_it_is_or_json(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "result", [Opaque, lambda: [Opaque()], lambda: print, lambda: int, lambda: b"\xff", endless], ids=str
+    "result",
+    [Opaque, lambda: [Opaque()], lambda: print, lambda: int, lambda: b"\xff", endless],
+    ids=["object", "list", "function", "class", "bytes", "endless"],
 )
 def test_a_result_that_is_no_json_is_refused_in_words(result: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"no JSON \(|more than 100,000 items"):
