@@ -259,12 +259,27 @@ class TestOfAnExport:
             ({"environment": {"name": "table", "grading": "marft.gateway.solving:call"}}, "environment.grading"),
             ({"environment": {"name": "gymnasium", "game": "h2:Game-v0"}}, "environment.game = h2:Game-v0"),
             ({"environment": {"name": "pettingzoo", "game": "their.game"}}, "environment.game = their.game"),
+            ({"environment": {"name": "pettingzoo", "game": "antigravity"}}, "environment.game = antigravity"),
+            ({"environment": {"name": "gymnasium", "game": "gymnasium.x:load"}}, "environment.game = gymnasium.x:load"),
+            ({"tools": {"x": {"name": "function", "call": "marft.examples.demo:train"}}}, "tools.x.call = marft.exam"),
         ],
     )
     def test_what_runs_code_by_another_name_is_told(self, recipe: dict[str, Any], says: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"would run code.*say --trust-code") as told:
             settings_of(load_export(export_with(tmp_path / "theirs", {}, **recipe)))
         assert says in str(told.value)
+
+    @pytest.mark.parametrize(
+        "recipe",
+        [
+            {"tools": {"x": {"name": "function", "call": "marft.examples.orders:multiply"}}},
+            {"environment": {"name": "pettingzoo", "game": "pettingzoo.classic.connect_four_v3:env"}},
+            {"environment": {"name": "gymnasium", "game": "CartPole-v1"}},
+            {"environment": {"name": "textarena", "game": "kuhn"}},
+        ],
+    )
+    def test_what_runs_no_code_of_its_author_asks_for_no_trust(self, recipe: dict[str, Any], tmp_path: Path) -> None:
+        assert recipe_of(load_export(export_with(tmp_path / "theirs", {}, **recipe)))["name"] == "theirs"
 
 
 @pytest.mark.slow

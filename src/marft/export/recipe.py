@@ -25,7 +25,8 @@ STAND_IN = "marft.export.recipe:NotExported"
 SKILLS, TEMPLATES, MODELS, POLICIES = "skills", "templates", "models", "policies"
 TRUST = "--trust-code"
 PARTS = ("name", "organization", "kind")  # keys that name a class of parts, which must be one of that kind
-EXAMPLES = "marft.examples."  # functions of MARFT's that are meant to be named
+EXAMPLES = ("marft.examples.openai_team:solve", "marft.examples.orders:multiply")  # functions that are meant to be named
+MAKERS = ("env", "parallel_env", "raw_env")  # what a module of PettingZoo's has for whoever plays its game
 Key = tuple[str | int, ...]
 
 
@@ -118,21 +119,29 @@ def runs_code(table: Mapping[str, Any]) -> list[str]:
     """What of a recipe runs code or programs that are not MARFT's, or sends something somewhere, keys of the
     environment with it: whoever did not write it should read it first."""
     found, commands = list[str](), dict[Key, list[str]]()
+    environment = table.get("environment")
+    named = isinstance(environment, Mapping) and environment.get("name") == "pettingzoo"
     for key, value in texts_in(table, ()):
         if key[-2:-1] == ("command",) and isinstance(key[-1], int):
             commands.setdefault(key[:-1], []).append(value)
-        elif _is_code(key, value) or (key[-1] in ("command", "python", "url") and value):
+        elif _is_code(key, value, named) or (key[-1] in ("command", "python", "url") and value):
             found.append(f"{dotted(key)} = {value}")
     return [*found, *(f"{dotted(key)} = {' '.join(words)}" for key, words in commands.items())]
 
 
-def _is_code(key: Key, value: str) -> bool:
+def _is_code(key: Key, value: str, games_are_modules: bool) -> bool:
     """Return whether a text names code to run: the author's, or a function of MARFT's that may do anything with what a
-    model says. A game may be named by its module too, as Gymnasium (``module:Game-v0``) and PettingZoo do."""
+    model says.
+
+    Args:
+        games_are_modules: as PettingZoo has them; an id of Gymnasium's may begin with one (``module:Game-v0``).
+    """
     if key == ("environment", "game"):
-        module, colon, _ = value.partition(":")
-        return bool(colon or "." in module) and module.partition(".")[0] not in ("pettingzoo", "gymnasium")
-    own = module_in(value).startswith("marft") and key[-1] not in PARTS and not value.startswith(EXAMPLES)
+        module, colon, name = value.partition(":")
+        if module.partition(".")[0] in ("pettingzoo", "gymnasium"):
+            return bool(module_in(value)) and name not in MAKERS
+        return bool(colon or "." in module) or games_are_modules
+    own = module_in(value).startswith("marft") and key[-1] not in PARTS and value not in EXAMPLES
     return own or bool(their_module_in(value))
 
 
