@@ -142,6 +142,42 @@ def test_what_only_sounds_like_a_secret_passes(options: dict[str, Any]) -> None:
     assert not list(secrets_at({"options": options}))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"api_key_2": CANARY}, {"key1": CANARY}, {"token_v2": CANARY}, {"api_key_value": CANARY}, {"jwt": CANARY},
+        {"private_key_pem": CANARY}, {"password": 12345678}, {"tokens": [CANARY]}, {"hf_tokens": {"a": CANARY}},
+        {"headers": [["Authorization", CANARY]]}, {"extra_headers": [{"name": "X-Api-Key", "value": CANARY}]},
+        {"header": f"X-Api-Key: {CANARY}"}, {"dsn": f"Password={CANARY};Server=h"},
+        {"dsn": f"host=h user=me password={CANARY}"}, {"extra": json.dumps({"a": {"api_key": CANARY}})},
+        {"command": f"server --api-key {CANARY}"}, {"command": ["s", f"--header=X-Api-Key: {CANARY}"]},
+        {"webhook": "https://hooks.slack.com/services/T000/B000/abcdefgh"}, {"x": "nvapi-0123456789abcdefghij"},
+        {"x": "GOCSPX-0123456789abcdefghij"}, {"x": "sk-abcdefghij0123456789"}, {"x": "sk-svcacct-ab_cd-ef_gh-ij_kl"},
+    ],
+)  # fmt: skip
+def test_a_secret_is_found_in_whatever_form_it_is_given(options: dict[str, Any]) -> None:
+    assert list(secrets_at({"options": options}))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"policies": {"secret": {"model": "base"}, "token": {"model": "base"}}, "models": {"bearer": {"path": "tiny"}}},
+        {"tools": {"generate_password": {"name": "function", "call": "my_tools:generate"}}},
+        {"environment": {"name": "my:Env", "prompt_key": "prompt", "key": "question", "signature": "def f(x: int)"}},
+        {"environment": {"args": {"text_key": "text"}, "kwargs": {"obs_key": "pixels", "keys": ["w", "a", "s"]}}},
+        {"environment": {"path": "data/sk-learn-classifiers-small.csv", "columns": "pk_customer_identifier"}},
+        {"rewards": [{"name": "my:R", "token": "DONE", "answer_token": "<answer>", "pass": "second"}]},
+        {"options": {"response_format": {"schema": {"properties": {"password": {"type": "string"}}}}}},
+        {"evaluation": {"gates": [{"name": "leaks", "secrets": ["blue-4711"]}]}},
+        {"options": {"auth": "api_key", "guided_json": {"key": "value"}}},
+        {"tools": {"x": {"command": ["server", "--key", "id", "--token-limit", "5"]}}},
+    ],
+)
+def test_names_that_users_choose_and_words_as_values_are_no_secrets(table: dict[str, Any]) -> None:
+    assert not list(secrets_at(table))
+
+
 def test_a_federation_is_held_to_the_same(tmp_path: Path) -> None:
     table = {"name": "f", "recipe": "x.toml", "sites": {"a": {"changes": {"models.far.endpoint.options.key": CANARY}}}}
     with pytest.raises(ValueError, match="looks like a secret") as caught:

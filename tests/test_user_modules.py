@@ -324,6 +324,20 @@ class TestProcesses:
         assert f"runs {planted / MINE}_a.py" in done.stderr
         assert not self.said(planted)
 
+    @pytest.mark.parametrize("path", [":", "here:", "."])
+    def test_the_command_itself_takes_no_library_from_an_export_that_is_its_working_folder(
+        self, path: str, tmp_path: Path
+    ) -> None:
+        said = tmp_path / "said"
+        export = export_with(tmp_path / "here", {})
+        put(export, {f"{name}.py": f"open({str(said)!r}, 'w')" for name in ("typer", "click", "pydantic", "rich")})
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "marft"), "eval", "."], cwd=export, capture_output=True, text=True,
+            check=False, env={**os.environ, "PYTHONPATH": path.replace("here", str(tmp_path))},
+        )  # fmt: skip
+        assert "was not written with it" in done.stderr
+        assert not said.exists()
+
 
 def test_the_manifest_of_an_export_is_the_one_that_is_known_by(tmp_path: Path) -> None:
     (tmp_path / "team.json").write_text(json.dumps({"format": "another"}))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from io import TextIOWrapper
-from pathlib import Path
 
+import marft.cli.search_path  # noqa: F401 (before all libraries)
 from marft import user_modules
 from marft.cli.app import app, with_paths_at_home
 from marft.cli.spoken import beginning, checking, engines, flows, learning, looking, planning, shipping  # noqa: F401 (importing them makes the commands)
@@ -38,7 +37,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another
-    _without_the_working_folder()
     user_modules.on_note(_show)
     words = [word for word in sys.argv[1:] if word != DEBUG]
     with heeded(), friendly(debug=DEBUG in sys.argv):
@@ -47,18 +45,6 @@ def main() -> None:
 
 def _show(text: str) -> None:
     sys.stderr.write(f"{visible(text)}\n")
-
-
-def _without_the_working_folder() -> None:
-    """Take the working folder off ``sys.path`` where an empty entry of PYTHONPATH has put it there.
-
-    A colon at either end of PYTHONPATH makes such an entry, and an import of a library may not resolve there.
-    """
-    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if len(entries) > 1 and "" in entries:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, entries))
-        here = str(Path.cwd())
-        sys.path[:] = [entry for entry in sys.path if entry and (entry != here or here in entries)]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -9,11 +10,16 @@ from urllib.parse import parse_qsl
 
 from marft.config.keys import MASK, VARIABLE
 
-NO_SECRET = {"", "none", "null", "empty", "dummy", "true", "false", "auto", "basic", "bearer", "digest", "oauth2"}
-ALWAYS = {  # last words of names
-    "apikey", "apikeys", "authorization", "bearer", "cookie", "cookies", "credential", "credentials", "pass",
-    "passphrase", "passwd", "password", "passwords", "pin", "pwd", "pw", "secret", "secrets",
+NO_SECRET = {
+    "", "none", "null", "empty", "dummy", "true", "false", "auto", "basic", "bearer", "digest", "oauth", "oauth2",
+    "api_key", "api-key", "apikey", "token", "jwt", "kerberos", "hmac",
 }  # fmt: skip
+ALWAYS = {  # last words of names
+    "apikey", "apikeys", "authorization", "bearer", "cookie", "cookies", "credential", "credentials", "jwt",
+    "passcode", "passphrase", "passwd", "password", "passwords", "pwd", "secret",
+}  # fmt: skip
+OF_SERVERS = {"auth", "pass", "pat", "pin", "pw"}  # last words that may mean something else where no server is asked
+FORMS = {"base", "b", "pem", "raw", "str", "string", "text", "v", "value"}  # of a secret, after the name of it
 ANYWHERE = {"apikey", "credential", "credentials", "passwd", "password", "secret"}  # in a name
 KEYS_OF = {  # words before "key" that make it a secret
     "access", "account", "admin", "anthropic", "api", "auth", "azure", "client", "encryption", "google", "hf",
@@ -32,10 +38,15 @@ NAMES_ANOTHER = {  # last words of keys that say where a secret is
     "column", "count", "dir", "env", "field", "file", "folder", "format", "header", "length", "location",
     "name", "path", "type", "url", "uri", "var", "variable", "variables",
 }  # fmt: skip
+NAMED = ("models", "policies", "tools", "sites", "properties")  # tables whose keys are names that users choose
 REQUESTED = ("options", "headers", "header", "env", "environment", "args", "kwargs")  # tables whose keys are a server's
 SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
-    r"(?:sk|rk|pk)[-_](?:live[-_]|test[-_]|proj-|ant-|or-)?[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{20,}"
+    r"(?:sk|rk|pk)[-_](?:(?:live|test)[-_]|(?:proj|ant|or|svcacct|admin)-)[A-Za-z0-9_-]{16,}"
+    r"|(?:sk|rk|pk)[-_][A-Za-z0-9_-]{0,40}?(?:(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16}|[a-z]{20})[A-Za-z0-9_-]*"
+    r"|hf_[A-Za-z0-9]{20,}|GOCSPX-[A-Za-z0-9_-]{16,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"
+    r"|(?:nvapi|tvly|pplx|glptt)-[A-Za-z0-9_-]{16,}|(?:dop_v1|lin_api|dckr_pat)_[A-Za-z0-9_-]{16,}"
+    r"|hooks\.slack\.com/services/[A-Za-z0-9/]{16,}"
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|xox[a-z]-[A-Za-z0-9-]{10,}"
     r"|A[KS]IA[0-9A-Z]{16}|AIza[A-Za-z0-9_-]{30,}|gsk_[A-Za-z0-9]{20,}|xai-[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{20,}"
     r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{20,}|ya29\.[A-Za-z0-9_-]{20,}"
@@ -46,6 +57,9 @@ SHAPES = re.compile(
 WHO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<who>[^/?#\s]*)@|://(?P<odd>[^\s'\"]*:[^\s'\"]*)@")
 QUERY = re.compile(r"[?&;#]([^?&;#=\s]+)=([^?&;#\s'\"]+)")
 ASSIGNED = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)(?:=|:\s*)(\S.*)", re.DOTALL)
+SEPARATORS = re.compile(r"[;\s]+")  # of the parts of a connection string
+PLAIN = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*")
+LEAST_NUMBER = 10_000_000  # of a secret in digits
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -55,73 +69,123 @@ def names_secret(name: str, asked: bool = False) -> bool:
     Args:
         asked: the key is a server's or a program's, where every "key" and "signature" is one.
 
-    >>> [names_secret(name) for name in ("api_key", "X-Api-Key", "apiKey", "hf_token", "dbPassword")]
-    [True, True, True, True, True]
+    >>> [names_secret(name) for name in ("api_key", "X-Api-Key", "apiKey", "hf_token", "dbPassword", "api_key_2")]
+    [True, True, True, True, True, True]
     >>> [names_secret(name) for name in ("max_tokens", "pad_token", "tokenizer", "api_key_variable", "answer_key")]
     [False, False, False, False, False]
     """
+    return _strength(name, asked) > 0
+
+
+def _strength(name: str, asked: bool) -> int:
+    """Return how surely a key of this name holds a secret: 0 not, 1 unless its value is in words, 2 whatever it is."""
     words = [word.lower() for word in WORDS.findall(name)]
+    while len(words) > 1 and (words[-1] in FORMS or words[-1].isdigit()):
+        del words[-1]
     if not words or words[-1] in NAMES_ANOTHER:
-        return False
-    last, before = words[-1], words[-2:-1]
+        return 0
+    last, before = words[-1], set(words[-2:-1])
     if last in ALWAYS or ANYWHERE & {*words, "".join(words[-2:])}:
-        return True
+        return 2
     if last in ("key", "keys"):
-        return bool(KEYS_OF & set(before)) or (asked and not KEYS_TO & set(before))
-    if last in ("token", "tokens"):
-        return not OF_VOCABULARY & set(before) and (last == "token" or bool({"access", "api", "auth"} & set(before)))
-    return last == "auth" or (asked and last in ("sig", "signature", "sas"))
+        return 2 if KEYS_OF & before else int(asked and not KEYS_TO & before)
+    if last in ("token", "tokens") and not OF_VOCABULARY & before:
+        return 2 if (asked and last == "token") or (KEYS_OF | {"bearer", "refresh"}) & before else 1
+    if last in OF_SERVERS:
+        return 2 if asked else 1
+    if last == "secrets":  # elsewhere they are texts that agents are not to tell
+        return 2 if asked else 0
+    return int(asked and last in ("sig", "signature", "sas"))
 
 
-def secrets_at(value: object, place: str = "", named: bool = False, asked: bool = False) -> Iterator[str]:
+def secrets_at(value: object, place: str = "", named: int = 0, asked: bool = False) -> Iterator[str]:
     """Yield the dotted keys in a table under which a secret stands.
 
     Args:
-        named: a key around the value names a secret.
+        named: how surely a key around the value names a secret: 0, 1 or 2.
         asked: the value is in a table whose keys are a server's.
     """
     if isinstance(value, Mapping):
-        for key, inner in value.items():
-            where = f"{place}.{censored(str(key))}".removeprefix(".")
-            if SHAPES.search(str(key)):
-                yield where
-            words, secret, sent = where.split("."), named, asked
-            for before, word in pairwise(["", *words][-len(str(key).split(".")) - 1 :]):
-                secret |= names_secret(word, sent) and not before.endswith("_variables")  # whose values are names
-                sent |= word.lower() in REQUESTED
-            yield from secrets_at(inner, where, secret, sent)
+        yield from _in_table(value, place, named, asked)
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
             yield from secrets_at(inner, f"{place}.{number}", named, asked)
         yield from _after_flags(value, place)
-    elif (named and _is_literal(value)) or (isinstance(value, str) and _holds_secret(value)):
+    elif _is_literal(value, named) or (isinstance(value, str) and _holds_secret(value, place, asked)):
         yield place
 
 
+def _in_table(table: Mapping[object, object], place: str, named: int, asked: bool) -> Iterator[str]:
+    for key, inner in table.items():
+        where = f"{place}.{censored(str(key))}".removeprefix(".")
+        if SHAPES.search(str(key)):
+            yield where
+        words, secret, sent = where.split("."), named, asked
+        for before, word in pairwise(["", *words][-len(str(key).split(".")) - 1 :]):
+            of_user = before in NAMED and isinstance(inner, Mapping)
+            if not (of_user or before.endswith("_variables")):  # whose values are names
+                secret = max(secret, _strength(word, sent))
+            sent |= word.lower() in REQUESTED and (before, word) not in (
+                ("", "environment"),
+                ("changes", "environment"),
+            )
+        yield from secrets_at(inner, where, secret, sent)
+    name, value = table.get("name", table.get("key")), table.get("value")  # of a header, or of a variable
+    if isinstance(name, str) and _is_literal(value, _strength(name, asked=True)):
+        yield f"{place}.value".removeprefix(".")
+
+
 def _after_flags(words: Sequence[object], place: str) -> Iterator[str]:
-    """Yield the places of secrets among the words of a command: ``["server", "--api-key", "…"]``."""
+    """Yield the places of secrets among the words of a command, ``["server", "--api-key", "…"]``, or of a header."""
     for number, (flag, word) in enumerate(pairwise(words), 1):
-        is_flag = isinstance(flag, str) and flag.startswith("-") and "=" not in flag
-        is_value = isinstance(word, str) and not word.startswith("-") and _is_literal(word)
-        if is_flag and is_value and names_secret(str(flag), asked=True):
+        is_flag = isinstance(flag, str) and "=" not in flag and (flag.startswith("-") or len(words) == 2)
+        is_value = isinstance(word, str) and not word.startswith("-")
+        if is_flag and is_value and _is_literal(word, _strength(str(flag), asked=True)):
             yield f"{place}.{number}"
     for number, word in enumerate(words):
-        found = ASSIGNED.fullmatch(word) if isinstance(word, str) else None
-        if found and names_secret(found[1], asked=True) and _is_literal(found[2]):
+        if isinstance(word, str) and _is_assigned(word):
             yield f"{place}.{number}"
 
 
-def _is_literal(value: object) -> bool:
-    """Return whether a value is a secret itself, and does not say where one is."""
-    if not isinstance(value, str):
+def _is_assigned(text: str) -> bool:
+    """Return whether a text gives a name a secret: ``API_KEY=…``, ``X-Api-Key: …``, ``--header=X-Api-Key: …``."""
+    found = ASSIGNED.fullmatch(text)
+    return found is not None and (_is_literal(found[2], _strength(found[1], asked=True)) or _is_assigned(found[2]))
+
+
+def _is_literal(value: object, named: int) -> bool:
+    """Return whether a value is a secret itself, and does not say where one is.
+
+    Args:
+        named: how surely its key names a secret: 0, 1 or 2.
+    """
+    if isinstance(value, int) and value >= LEAST_NUMBER:
+        return named == 2
+    if not isinstance(value, str) or not named:
         return False
     text = value.strip()
     in_vocabulary = re.fullmatch(r"<[^<>]*>|\[[A-Z]*\]", text)
-    return text.lower() not in NO_SECRET and not VARIABLE.fullmatch(text) and not in_vocabulary
+    in_words = named == 1 and (PLAIN.fullmatch(text) or " " in text)
+    return text.lower() not in NO_SECRET and not VARIABLE.fullmatch(text) and not in_vocabulary and not in_words
 
 
-def _holds_secret(text: str) -> bool:
-    return censored(text) != text
+def _holds_secret(text: str, place: str, asked: bool) -> bool:
+    """Return whether a text has a secret in it, by its shape, or by the name that the text gives it."""
+    if censored(text) != text:
+        return True
+    command = place.rpartition(".")[2] == "command"
+    parts = text.split() if command else SEPARATORS.split(text.strip("; "))
+    if (command or all("=" in part for part in parts)) and any(_after_flags(parts, place)):
+        return True
+    return (asked and _is_assigned(text)) or any(secrets_at(_table_in(text), asked=asked))
+
+
+def _table_in(text: str) -> object:
+    """Return the table that a text writes in JSON; None if it writes none."""
+    try:
+        return json.loads(text) if text.lstrip().startswith(("{", "[{")) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def censored(text: str) -> str:
@@ -148,7 +212,7 @@ def _without_who(found: re.Match[str]) -> str:
 def _without_value(found: re.Match[str]) -> str:
     name, value = found[1], found[2]
     secret = any(names_secret(key, asked=True) for key, _ in parse_qsl(f"{name}=1", keep_blank_values=True))
-    return found[0].replace(value, MASK) if secret and _is_literal(value) else found[0]
+    return found[0].replace(value, MASK) if secret and _is_literal(value, 2) else found[0]
 
 
 def refuse_secrets(table: Mapping[str, object], source: str) -> None:

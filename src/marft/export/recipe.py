@@ -25,7 +25,10 @@ STAND_IN = "marft.export.recipe:NotExported"
 SKILLS, TEMPLATES, MODELS, POLICIES = "skills", "templates", "models", "policies"
 TRUST = "--trust-code"
 PARTS = ("name", "organization", "kind")  # keys that name a class of parts, which must be one of that kind
-EXAMPLES = ("marft.examples.openai_team:solve", "marft.examples.orders:multiply")  # functions that are meant to be named
+EXAMPLES = (
+    "marft.examples.openai_team:solve",
+    "marft.examples.orders:multiply",
+)  # functions that are meant to be named
 MAKERS = ("env", "parallel_env", "raw_env")  # what a module of PettingZoo's has for whoever plays its game
 Key = tuple[str | int, ...]
 
