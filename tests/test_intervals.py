@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -80,6 +81,20 @@ def test_intervals_of_shares_go_by_the_unbiased_variance_between_tasks(solved: t
     reach = float(special.stdtrit(len(solved) - 1, 0.975))
     trials = max(p * (1 - p) / (shares.var(ddof=1) / len(shares)) * (1.959964 / reach) ** 2, len(shares))
     assert found == (pytest.approx(p), pytest.approx(wilson_of(p, trials)))
+
+
+@pytest.mark.parametrize(("solved", "trials"), [([3], 4), ([0] * 5, 5), ([4] * 5, 5), ([2] * 5, 20)])
+def test_tasks_that_do_not_differ_count_once_each_where_nothing_or_everything_was_solved(
+    solved: list[int], trials: int
+) -> None:
+    shares, p = [Ratio(count, 4) for count in solved], sum(solved) / (4 * len(solved))
+    assert clustered(shares, 4) == (p, pytest.approx(wilson_of(p, trials)))
+
+
+def test_a_task_of_which_nothing_is_known_is_none() -> None:
+    shares = [Ratio(1, 4), Ratio(4, 4), Ratio(3, 4)]
+    assert clustered([*shares, Ratio(0, 0)], 4) == clustered(shares, 4)
+    assert clustered([Ratio(0, 0)], 4) is None
 
 
 @pytest.mark.parametrize(("spread", "n"), [(0.5, 5), (0.5, 10), (0.8, 20), (1.0, 50)])
@@ -161,6 +176,66 @@ def test_differences_of_shares_stay_within_minus_1_and_1() -> None:
     assert -1 <= found.interval[0] < found.interval[1] <= 1
 
 
+SHARES = [(0.0, 1.0), (1.0, 1.0), (0.0, 1.0), (1.0, 1.0)]
+QUARTERS = [(3.0, 4.0), (1.0, 4.0), (0.0, 4.0), (4.0, 4.0)]
+BEYOND = [(3.0, 1.0), (0.0, 1.0), (1.0, 1.0), (0.5, 1.0)]
+NEGATIVE = [(-5.0, 1.0), (1.0, 1.0), (-3.0, 1.0), (0.5, 1.0)]
+Pairs = list[tuple[float, float]]
+
+
+def by_task(pairs: Pairs) -> dict[str, Ratio]:
+    return {str(n): Ratio(*pair) for n, pair in enumerate(pairs)}
+
+
+@pytest.mark.parametrize("level", [0.95, 0.8])
+@pytest.mark.parametrize(
+    ("before", "after", "bounds"),
+    [
+        (SHARES, QUARTERS, (-1.0, 1.0)),
+        (QUARTERS, SHARES, (-1.0, 1.0)),
+        (SHARES, BEYOND, (-math.inf, math.inf)),
+        (BEYOND, SHARES, (-math.inf, math.inf)),
+        (QUARTERS, BEYOND, (-math.inf, math.inf)),
+        (BEYOND, QUARTERS, (-math.inf, math.inf)),
+        (SHARES, NEGATIVE, (-math.inf, math.inf)),
+        (NEGATIVE, SHARES, (-math.inf, math.inf)),
+    ],
+)
+def test_differences_are_bounded_where_both_sides_are_shares(
+    before: Pairs, after: Pairs, bounds: tuple[float, float], level: float
+) -> None:
+    found = paired(by_task(before), by_task(after), level=level)
+    values = influences(np.array([[*a, *b] for a, b in zip(before, after, strict=True)]))
+    assert found is not None
+    assert found.interval == pytest.approx(mean_interval(values, bounds, level=level))
+
+
+@pytest.mark.parametrize("level", [0.95, 0.8])
+@pytest.mark.parametrize(
+    ("pairs", "bounds"),
+    [
+        (SHARES, (0.0, 1.0)),
+        (QUARTERS, (0.0, 1.0)),
+        (BEYOND, (-math.inf, math.inf)),
+        (NEGATIVE, (-math.inf, math.inf)),
+        ([(1.0, 4.0), (0.5, 4.0), (-0.2, 4.0), (3.0, 4.0)], (-math.inf, math.inf)),
+        ([(1.0, 4.0), (0.5, 4.0), (4.5, 4.0), (3.0, 4.0)], (-math.inf, math.inf)),
+    ],
+)
+def test_averages_are_bounded_where_all_are_shares(pairs: Pairs, bounds: tuple[float, float], level: float) -> None:
+    found = average(by_task(pairs), level=level)
+    values = influences(np.array([[0.0, out_of, amount, out_of] for amount, out_of in pairs]))
+    assert found == (pytest.approx(values.mean()), pytest.approx(mean_interval(values, bounds, level=level)))
+
+
+def test_an_amount_without_bound_has_no_interval_and_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = paired(by_task(SHARES), by_task([(math.inf, 1.0), *SHARES[1:]]))
+    assert found is not None
+    assert (found.after, found.interval) == (math.inf, None)
+
+
 def test_what_does_not_differ_has_no_interval() -> None:
     same = {"a": Ratio(1.0), "b": Ratio(0.0)}
     assert paired(same, same) == Difference(0.5, 0.5, None, 2)
@@ -169,8 +244,9 @@ def test_what_does_not_differ_has_no_interval() -> None:
     assert paired({"a": Ratio(1, 1)}, {"a": Ratio(0, 0)}) is None
 
 
-def test_influences_are_the_derivative_of_the_difference_by_the_weight_of_a_task() -> None:
-    parts = np.random.default_rng(0).integers(1, 9, (6, 4)).astype(float)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_influences_are_the_derivative_of_the_difference_by_the_weight_of_a_task(seed: int) -> None:
+    parts = np.random.default_rng(seed).integers(1, 9, (6, 4)).astype(float)
 
     def difference(weights: Array) -> float:
         before, out_of, after, of = weights @ parts

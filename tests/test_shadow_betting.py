@@ -114,6 +114,14 @@ def test_bounds_and_verdict_say_the_same(differences: list[float], margin: float
     assert (found.word == "stop") == (found.upper <= -margin + 1e-12)
 
 
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=20))
+def test_the_mean_is_that_of_the_differences_in_their_own_unit(differences: list[float]) -> None:
+    found = weighed(differences, ShadowSettings(least=30, low=-1.0, high=2.0))
+    assert found.mean == pytest.approx(sum(differences) / len(differences))
+    assert found.sessions == len(differences)
+    assert (found.word, found.final) == ("hold", False)
+
+
 def test_nothing_is_said_before_the_least_and_what_is_held_at_the_most_is_final() -> None:
     settings = ShadowSettings(least=30, most=40)
     evidence = Evidence(settings)
