@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
+from marft.models.adapters import MEANINGLESS, load_adapter, read_adapter, read_lora_settings, save_adapter
 from marft.models.attention import DecodePlan, PackedPlan
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
@@ -269,15 +271,27 @@ def test_an_adapter_that_peft_made_is_read_as_peft_reads_it(
 
 
 def made_by_peft(model: Path, folder: Path, **config: Any) -> PeftModel:
-    """An adapter that says something, as peft saves it; in float64."""
+    """An adapter that says something, as peft saves it; in float64, of weights that float32 holds."""
     torch.manual_seed(4)
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
-    other = get_peft_model(base, LoraConfig(r=3, lora_alpha=5, task_type="CAUSAL_LM", **config)).eval()
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    plain = {"r": 4, "lora_alpha": 5, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    other = get_peft_model(base, LoraConfig(**plain | config)).eval()
     for name, parameter in other.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     other.save_pretrained(folder)
     return other.double()
+
+
+def norms_in_float64(model: nn.Module) -> None:
+    """Take the RMS norms of a model in float64, where Transformers' own round to float32."""
+    for norm in model.modules():
+        if type(norm).__name__.endswith("RMSNorm"):
+            norm.forward = partial(exact_norm, norm)  # type: ignore[method-assign]
+
+
+def exact_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    return norm.weight * x * (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
 
 
 def decoded(backbone: Backbone, policy: str) -> torch.Tensor:
@@ -291,7 +305,18 @@ def decoded(backbone: Backbone, policy: str) -> torch.Tensor:
     return backbone.next_hidden_states(last, plan.lengths, [policy] * len(ROWS), plan)
 
 
+def read_in_float64(backbone: Backbone, other: PeftModel, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of a policy that has the adapter of a folder, and peft's."""
+    read_adapter(backbone, "read", folder)
+    backbone.model.double()
+    for model in (backbone.model, other):
+        norms_in_float64(model)
+    mine = backbone.hidden_states(PackedRows.of(ROWS, ["read"] * 3, backbone.device)) @ backbone.head.weight.T
+    return mine, torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
+
+
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+SAME = {"rtol": 1e-10, "atol": 1e-10}  # of float64
 
 
 @pytest.mark.parametrize("targets", [*([name] for name in LINEAR), list(LINEAR), "all-linear", ["self_attn.o_proj"]])
@@ -301,25 +326,79 @@ def test_on_every_layer_of_the_decoder_learning_and_sampling_are_pefts(
 ) -> None:
     """Log-probs, gradients, and the next token after a prompt that is kept in a cache."""
     other = made_by_peft(random_model, tmp_path, target_modules=targets)
-    lora = read_lora_settings(tmp_path)
-    backbone.add_adapter("read", lora.rank, lora.alpha, lora.targets, seed=0)
-    load_adapter(backbone, "read", tmp_path)
-    backbone.model.double()
-    backbone.fused &= fused
-    mine = backbone.hidden_states(PackedRows.of(ROWS, ["read"] * 3, backbone.device)) @ backbone.head.weight.T
-    theirs = torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
-    torch.testing.assert_close(mine.log_softmax(-1), theirs.log_softmax(-1), rtol=0, atol=1e-5)
+    backbone.fused = fused
+    mine, theirs = read_in_float64(backbone, other, tmp_path)
+    torch.testing.assert_close(mine, theirs, **SAME)
     mine.log_softmax(-1)[:, 7].sum().backward()
     theirs.log_softmax(-1)[:, 7].sum().backward()
-    gradients = {name.replace(".default", ""): p.grad for name, p in other.named_parameters()}
+    gradients = {name.replace(".default", ""): p.grad for name, p in other.named_parameters() if p.grad is not None}
     for layer, adapter in backbone.adapters("read").items():
         for half, parameter in (("A", adapter.a), ("B", adapter.b)):
-            expected = gradients[f"base_model.model.{layer}.lora_{half}.weight"]
-            torch.testing.assert_close(parameter.grad, expected, rtol=1e-3, atol=1e-4)  # norms are float32
+            expected = gradients.pop(f"base_model.model.{layer}.lora_{half}.weight")
+            torch.testing.assert_close(parameter.grad, expected, **SAME)
+    assert not gradients
     with torch.no_grad():
         ends = np.cumsum([len(row) for row in ROWS]) - 1
-        next_mine = decoded(backbone, "read")
-        torch.testing.assert_close(next_mine @ backbone.head.weight.T, theirs[ends], rtol=0, atol=1e-4)
+        torch.testing.assert_close(decoded(backbone, "read") @ backbone.head.weight.T, theirs[ends], **SAME)
+
+
+COMPUTED: list[dict[str, Any]] = [
+    *({"init_lora_weights": start} for start in (True, False, "gaussian", "orthogonal", "mica", "eva")),
+    {"r": 64}, {"lora_alpha": 2.5}, {"lora_dropout": 0.5}, {"use_rslora": True}, {"ensure_weight_tying": True},
+    {"fan_in_fan_out": True}, {"layers_pattern": None}, {"target_modules": None},
+    {"target_modules": r".*(q|o|up)_proj"}, {"target_modules": ["0.self_attn.q_proj"]},
+    {"target_modules": ["model.layers.1.mlp.up_proj", "v_proj"]},
+]  # fmt: skip
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(({"init_lora_weights": start}, f"was begun with {start}") for start in ("olora", "pissa", "pissa_niter_2")),
+    *(({"bias": bias}, "asks for bias") for bias in ("all", "lora_only")),
+    *(({"modules_to_save": [name]}, "asks for modules_to_save") for name in ("lm_head", "embed_tokens", "norm")),
+    *(({"layers_to_transform": layers}, "asks for layers_to_transform") for layers in (0, 1, [1], [0, 1])),
+    ({"layers_to_transform": [0], "layers_pattern": "layers"}, "asks for layers_to_transform"),
+    *(({"exclude_modules": names}, "asks for exclude_modules") for names in (["v_proj"], r".*layers\.0.*")),
+    *(({"trainable_token_indices": these}, "asks for trainable_token") for these in ([1], {"embed_tokens": [1]})),
+    ({"rank_pattern": {"q_proj": 2}}, "asks for rank_pattern"),
+    ({"alpha_pattern": {"q_proj": 2}}, "asks for alpha_pattern"),
+    ({"use_dora": True}, "asks for use_dora"),
+    ({"use_qalora": True, "qalora_group_size": 16}, "asks for use_qalora"),
+    ({"lora_bias": True}, "asks for lora_bias"),
+    ({"velora_config": {}}, "asks for velora_config"),
+    ({"monteclora_config": {}}, "asks for monteclora_config"),
+    ({"kasa_config": {}}, "asks for kasa_config"),
+    ({"use_bdlora": {"target_modules_bd_a": ["q_proj"], "nblocks": 2, "match_strict": False}}, "asks for use_bdlora"),
+    ({"alora_invocation_tokens": [3]}, "asks for alora_invocation_tokens"),
+    ({"layer_replication": [(0, 2), (1, 2)]}, "asks for layer_replication"),
+    ({"target_parameters": ["up_proj.weight"]}, "asks for target_parameters"),
+    ({"target_parameters": ["up_proj.weight"], "target_modules": []}, "asks for target_parameters"),
+    ({"target_modules": r".*layers\.0\.self_attn\.q_proj"}, r"other layers: missing .*layers\.1\.self_attn\.q_proj"),
+    *(({"target_modules": [name], "ensure_weight_tying": tied}, "an output layer or an embedding")
+      for name in ("lm_head", "embed_tokens") for tied in (False, True)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", COMPUTED, ids=str)
+def test_what_peft_computes_as_plain_lora_is_computed_as_peft_does(
+    backbone: Backbone, random_model: Path, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    mine, theirs = read_in_float64(backbone, made_by_peft(random_model, tmp_path, **config), tmp_path)
+    torch.testing.assert_close(mine, theirs, **SAME)
+
+
+@pytest.mark.parametrize(("config", "reason"), REFUSED, ids=str)
+def test_what_peft_computes_otherwise_is_refused_by_name(
+    backbone: Backbone, random_model: Path, tmp_path: Path, config: dict[str, Any], reason: str
+) -> None:
+    made_by_peft(random_model, tmp_path, **config)
+    with pytest.raises(ValueError, match=reason):
+        read_adapter(backbone, "read", tmp_path)
+    assert not backbone.layers
+
+
+def test_each_field_of_pefts_configuration_is_computed_or_refused_or_of_no_meaning() -> None:
+    """A field that a new version of peft brings is none of it until it is tried."""
+    tried = {key for config in (*COMPUTED, *(config for config, _ in REFUSED)) for key in config}
+    known = tried | {*ANOTHER_COMPUTATION, *MEANINGLESS, "peft_type"}
+    assert {field.name for field in fields(LoraConfig)} <= known
 
 
 @pytest.mark.parametrize("train", ["lora", "frozen"])
