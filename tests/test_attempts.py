@@ -38,4 +38,5 @@ def test_each_task_has_the_powers_of_2_that_it_was_attempted_and_the_number_of_a
     assert {name: share.amount for name, share in found["one"].items()} == {"avg@5": 0.0}
     assert found["none"] == {}
     assert passes({"t": (1, 1)}, 1) == {"t": {}}
-    assert list(passes({"t": (4, 1)}, 4)["t"]) == ["pass@2", "pass@4", "pass^2", "pass^4", "avg@4"]
+    names = [f"pass{kind}{k}" for kind in "@^" for k in (2, 4, 8, 9)]
+    assert list(passes({"t": (9, 1)}, 9)["t"]) == [*names, "avg@9"]
