@@ -315,13 +315,10 @@ class TestOrchestrated:
         assert forks[0].actions[-1].key.stream != "train/0"  # the router saw something else, and chose anew
 
 
-def test_options_end_as_a_turn_does_and_need_to() -> None:
-    class Words:
-        def encode(self, text: str, add_special_tokens: bool, split_special_tokens: bool) -> list[int]:
-            return [ord(c) for c in text]
-
-    renderer = ChatRenderer({"p": ChatFormat(Words(), 99, {}, stop_ids=(9, 3)), "q": ChatFormat(Words(), 99, {})})  # type: ignore[arg-type]
-    assert renderer.option("p", "a").tolist() == [ord("a"), 9]
+def test_options_end_as_a_turn_does_and_need_to(tiny_tokenizer: Any) -> None:
+    ends, endless = ChatFormat(tiny_tokenizer, 99, {}, stop_ids=(9, 3)), ChatFormat(tiny_tokenizer, 99, {})
+    renderer = ChatRenderer({"p": ends, "q": endless})
+    assert renderer.option("p", "a").tolist() == [*tiny_tokenizer.encode("a", add_special_tokens=False), 9]
     with pytest.raises(ValueError, match="no end-of-turn token"):
         renderer.option("q", "a")
 

@@ -201,6 +201,20 @@ class TestTooMuch:
         assert played(solve).status == "terminated"
         assert ended == [b""] * 3
 
+    def test_neither_is_the_rest_of_a_body_that_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(listening, "HEADER_SECONDS", 0.2)
+        answers: list[bytes] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            with spoken_to(clients["a"]) as connection:
+                connection.sendall(head(clients["a"], 10**9))
+                while read := connection.recv(1000):
+                    answers.append(read)
+                    connection.sendall(b"{")
+
+        assert played(solve).status == "terminated"
+        assert b" 413 " in answers[0]
+
     def test_many_slow_clients_hold_up_nobody_else(self) -> None:
         def solve(task: Task, clients: Clients) -> None:
             slow = [spoken_to(clients["a"]) for _ in range(50)]

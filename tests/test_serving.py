@@ -19,6 +19,7 @@ import openai
 from rich.console import Console
 
 from marft.cli import show as show_command
+from marft.gateway.refusals import RequestError
 from marft.runs.episodes import read_episodes
 from marft.serving.admission import BusyError, Gate
 from marft.serving.app import Limits
@@ -285,6 +286,26 @@ class TestMany:
             text = send(f"{s.url}/metrics", None, method="GET").body.decode()
         assert 'marft_requests_total{model="unknown",status="404"} 1.0' in text
         assert "made-up" not in text
+
+    @pytest.mark.parametrize("error", [RuntimeError("the key is sk-secret"), RequestError(504, "timeout", "too long")])
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("model", ["team", "a"])
+    def test_a_request_that_fails_is_told_so_and_counted_once(
+        self, model: str, stream: bool, error: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:  # fmt: skip
+        async def fail(*_: object) -> None:
+            raise error
+
+        with serving() as s:
+            monkeypatch.setattr(s.app.asking, "ask", fail)
+            answer = s.ask(model, stream=stream)
+            text = send(f"{s.url}/metrics", None, method="GET").body.decode()
+        body = events(answer.body)[-1] if stream and model == "team" else answer.table
+        assert body["error"]["message"]
+        assert "sk-secret" not in str(body)
+        status = getattr(error, "status", 500)
+        counted = [line for line in text.splitlines() if line.startswith("marft_requests_total")]
+        assert counted == [f'marft_requests_total{{model="{model}",status="{status}"}} 1.0']
 
     def test_metrics_are_what_prometheus_reads(self) -> None:
         with serving() as s:

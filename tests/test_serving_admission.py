@@ -25,7 +25,10 @@ ASKED = ("v1/chat/completions", "v1/responses", "v1/messages", "v1/messages/coun
 USER = {"role": "user", "content": "x"}
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.5", "[::1"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.5", "[::1", "localhost/x", "x@localhost"],
+)
 def test_without_a_token_no_address_answers_to_the_name_of_another_host(host: str) -> None:
     with serving() as s:
         read = [send(f"{s.url}/{path}", None, {"host": host}, "GET").status for path in ALL]

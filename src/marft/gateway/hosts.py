@@ -25,16 +25,19 @@ def is_ours(host: str, listening: str, names: Collection[str] = ()) -> bool:
 
     >>> [is_ours(host, "127.0.0.1") for host in ("localhost:8000", "[::1]", "evil.example", "10.0.0.5", "")]
     [True, True, False, False, False]
+    >>> [is_ours(host, "127.0.0.1") for host in ("localhost/x", "localhost#evil.example", "evil.example@localhost")]
+    [False, False, False]
 
     Args:
         listening: the host that the server listens on.
         names: others that it is known by.
     """
     try:
-        name = (urlsplit(f"//{host}").hostname or "").lower()
+        parts = urlsplit(f"//{host}")
+        name = (parts.hostname or "").lower()
     except ValueError:
         return False
-    if not name:
+    if not name or parts.netloc != host or "@" in host:
         return False
     if is_loopback(name) or name == listening.lower() or name in names:
         return True

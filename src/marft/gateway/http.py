@@ -134,8 +134,9 @@ def streaming(protocol: Protocol, texts: AsyncIterator[str], headers: Mapping[st
             async for text in texts:
                 yield text
                 await asyncio.sleep(0)  # a look at everything else
-        except RequestError as error:
-            yield written(("" if isinstance(protocol, ChatCompletions) else "error", protocol.error(error)))
+        except Exception as error:  # noqa: BLE001  of ours, where it is no refusal
+            refusal = error if isinstance(error, RequestError) else unexpected(error)
+            yield written(("" if isinstance(protocol, ChatCompletions) else "error", protocol.error(refusal)))
 
     return StreamingResponse(told(), headers=headers, media_type="text/event-stream")
 

@@ -93,7 +93,8 @@ def _listening(host: str, port: int, what: str) -> socket.socket:
 
 
 class _Patient(H11Protocol):
-    """HTTP over a connection whose client has so long to send the head of a request, and no longer."""
+    """HTTP over a connection whose client has so long to send the head of a request, or the rest of one that is
+    answered already, and no longer."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -110,7 +111,7 @@ class _Patient(H11Protocol):
         self._stop_waiting()
 
     def _await_head(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.their_state is not h11.IDLE and self.conn.our_state is not h11.DONE:
             self._stop_waiting()
         elif self._late is None:
             self._late = self.loop.call_later(HEADER_SECONDS, self.transport.close)

@@ -150,9 +150,9 @@ class TeamExecutor(AgentExecutor):
             one.begin(self.app.gate.enter())
             answered = await one.answer(tell)
         except RequestError as error:
-            self.app.measured.requests.labels(name, error.status).inc()
             about: dict[str, Any] = {"status": error.status}
-            if isinstance(error, BusyError):
+            if isinstance(error, BusyError):  # else the request counts itself
+                self.app.measured.requests.labels(name, error.status).inc()
                 await updater.reject(_message(updater, str(error), {**about, "retryAfterSeconds": error.seconds}))
             else:
                 await updater.failed(_message(updater, str(error), about))

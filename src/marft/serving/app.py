@@ -107,28 +107,36 @@ class App:
 
     def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            model = [NOBODY]
+            uncounted = [NOBODY]
             try:
-                return await self._answer(protocol, request, model)
+                return await self._answer(protocol, request, uncounted)
             except RequestError as error:
-                self.measured.requests.labels(model[0], error.status).inc()
-                return JSONResponse(protocol.error(error), error.status, headers_of(error))
+                told = error
             except Exception as error:  # noqa: BLE001  of ours
                 told = unexpected(error)
-                self.measured.requests.labels(model[0], told.status).inc()
-                return JSONResponse(protocol.error(told), told.status, headers_of(told))
+            for model in uncounted:
+                self.measured.requests.labels(model, told.status).inc()
+            return JSONResponse(protocol.error(told), told.status, headers_of(told))
 
         return endpoint
 
-    async def _answer(self, protocol: Protocol, request: Request, known: list[str]) -> Response:
+    async def _answer(self, protocol: Protocol, request: Request, uncounted: list[str]) -> Response:
+        """The response.
+
+        Args:
+            uncounted: the model for which a refusal is to be counted; emptied once the request counts itself.
+
+        Raises:
+            RequestError: there is none.
+        """
         self.check(request)
         body = await body_of(request, self.bounds)
-        known[0] = self._named_in(body)
+        uncounted[0] = self._named_in(body)
         place = self.gate.enter()
         try:
             asked = replace(await asked_by(protocol, body), turns=None)  # nothing is stored
             model = asked.model or self.asking.teams[0]
-            known[0] = model if model in self.asking.models else NOBODY
+            uncounted[0] = model if model in self.asking.models else NOBODY
             self.asking.check(model, asked)
             if asked.chat.constraint:
                 await asyncio.to_thread(self.asking.check_form, model, asked)  # to compile one may take a second
@@ -137,6 +145,7 @@ class App:
             place.leave()
             raise
         one.begin(place)
+        uncounted.clear()
         headers = {"x-request-id": one.name}
         if asked.stream and model in self.asking.teams:
             return streaming(protocol, one.live(), headers)
@@ -325,8 +334,7 @@ class OneRequest:
             return
         error = task.exception()
         if error is not None:
-            if not isinstance(error, RequestError):  # who awaits it says so; the refusals are counted there
-                measured.requests.labels(self.model, 500).inc()
+            measured.requests.labels(self.model, error.status if isinstance(error, RequestError) else 500).inc()
             return
         answered = task.result()
         measured.requests.labels(self.model, 200).inc()

@@ -20,6 +20,7 @@ from marft.gateway.http import body_of
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked
 from marft.gateway.refusals import RequestError
+from marft.serving.admission import BusyError
 from marft.serving.app import App, Guarded, OneRequest, headers_of
 from marft.serving.measuring import NOBODY
 from marft.serving.offering import MCP_PATH, TOOL
@@ -52,7 +53,8 @@ def team_server(app: App) -> MCPServer[Any]:
             one.begin(app.gate.enter())
             return str((await one.answer()).replies[0].message["content"])
         except RequestError as error:
-            app.measured.requests.labels(name, error.status).inc()
+            if isinstance(error, BusyError):  # else the request counts itself
+                app.measured.requests.labels(name, error.status).inc()
             raise ToolError(str(error)) from error
 
     roles = ", ".join(app.asking.roles)

@@ -222,7 +222,7 @@ def chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessage, ..
         elif message.role != "tool":
             said.append(Said(message.role, message.text))
     try:
-        return chat_of(said)
+        return chat_of(said, partly=True)
     except RequestError as error:
         raise UnreadableError(error.message) from error
 

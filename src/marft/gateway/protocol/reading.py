@@ -175,11 +175,14 @@ class Said:
     answers: str | None = None
 
 
-def chat_of(messages: Iterable[Said]) -> tuple[ChatMessage, ...]:
+def chat_of(messages: Iterable[Said], partly: bool = False) -> tuple[ChatMessage, ...]:
     """Return the messages as chat templates take them. Calls and answers are named by their places, as in
     :func:`marft.game.rendering.exchange`: so a prompt does not depend on the ids of a client. The answers to a turn's
     calls stand in the order of the calls, for many templates show no ids. A turn whose calls all have no answer stays
     as it is.
+
+    Args:
+        partly: whether some calls of a turn may have answers, and some have none.
 
     Raises:
         RequestError: there is no message; two calls of a turn have one id; an answer belongs to no call of the turn
@@ -190,7 +193,7 @@ def chat_of(messages: Iterable[Said]) -> tuple[ChatMessage, ...]:
         if message.answers is not None:
             calls.answer(message.answers, message.text)
             continue
-        chat += calls.close()
+        chat += calls.close(partly)
         calls = _OpenCalls.of(message.calls)
         turn: dict[str, object] = {"role": message.role, "content": message.text}
         if message.calls:
@@ -203,7 +206,7 @@ def chat_of(messages: Iterable[Said]) -> tuple[ChatMessage, ...]:
                 for number, call in enumerate(message.calls)
             ]
         chat.append(turn)
-    chat += calls.close()
+    chat += calls.close(partly)
     if not chat:
         raise _invalid("a chat has at least one message")
     return tuple(chat)
@@ -245,10 +248,10 @@ class _OpenCalls:
             raise _invalid(f"the call {name!r} has two answers")
         self.answers[id_] = text
 
-    def close(self) -> Iterator[ChatMessage]:
+    def close(self, partly: bool) -> Iterator[ChatMessage]:
         """Yield the answers in the order of the calls."""
         missing = [id_ for id_ in self.names if id_ not in self.answers]
-        if missing and self.answers:
+        if missing and self.answers and not partly:
             listed = storable(", ".join(missing))[:500]
             raise _invalid(f"these calls of a turn have no answer right after it, and others have: {listed}")
         for number, (id_, name) in enumerate(self.names.items()):
