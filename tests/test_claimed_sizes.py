@@ -73,7 +73,8 @@ def fewer_layers(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([says(r=HUGE)], rf"says r = {HUGE}, and .* has 128 inputs"),
+        ([says(r=HUGE)], rf"says r = {HUGE}, and no layer has"),
+        ([says(r=1000)], "says r = 1000, and .* has 128 inputs"),
         ([says(r=HUGE, target_modules="all-linear")], rf"says r = {HUGE}, and"),
         ([says(r=HUGE), claims((HUGE, 128))], rf"says r = {HUGE}, and"),
         ([says(r=129)], "says r = 129, and"),

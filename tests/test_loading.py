@@ -293,7 +293,7 @@ def test_a_template_that_is_costly_in_use_alone_loses_its_prompt(model: Path, mo
 def test_a_template_renders_alike_in_either_process(model: Path) -> None:
     """The bundled template as it is, and with a comment that makes it another's."""
     chat = [
-        {"role": "user", "content": 'a "quoted"\nline, ümlaut \ud83d\ude00'},
+        {"role": "user", "content": 'a "quoted"\nline, ümlaut \U0001f600'},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 0.1}}}]},
         {"role": "tool", "content": "</x>"},
     ]

@@ -383,6 +383,8 @@ def test_without_a_receiver_nobody_is_in_between() -> None:
 
 def test_a_receiver_in_a_recipe_is_an_address() -> None:
     with pytest.raises(ValueError, match="must look like http://localhost:4318"):
+        load_recipe("demo", changes={"tracing.otlp": "localhost"})
+    with pytest.raises(ValueError, match="put it into the environment variable OTEL_EXPORTER_OTLP_HEADERS"):
         load_recipe("demo", changes={"tracing.otlp": "http://me:secret@host"})
     with pytest.raises(ValueError, match="did you mean 'otlp'"):
         load_recipe("demo", changes={"tracing.oltp": "http://localhost:4318"})

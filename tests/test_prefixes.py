@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -245,6 +246,8 @@ def test_what_is_sampled_once_weights_have_moved_is_by_the_new_weights(tuned: Ba
 
 class Silent:
     """A tokenizer whose texts nobody reads."""
+
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
     def decode(self, ids: list[int], **_: object) -> str:
         return ""

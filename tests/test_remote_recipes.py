@@ -29,7 +29,7 @@ from tests.remotely import ENDPOINT, team
         ({"models.teacher.endpoint.reader": "teacher"}, "is remote too"),
         ({"models.teacher.dtype": "float32"}, "a local model alone"),
         ({"models.teacher.endpoint.url": "localhost:8000"}, "must look like https://host/v1"),
-        ({"models.teacher.endpoint.url": "http://me:secret@host/v1"}, "must look like https://host/v1"),
+        ({"models.teacher.endpoint.url": "http://me:secret@host/v1"}, "name the environment variable that holds it"),
         ({"models.teacher.endpoint.url": "http://host:99999/v1"}, "must look like https://host/v1"),
         ({"models.teacher.endpoint.url": "http://host /v1"}, "must look like https://host/v1"),
         ({"models.teacher.endpoint.options": "{ n = 2 }"}, "must not hold n: one answer is read"),

@@ -185,10 +185,11 @@ def test_a_run_keeps_its_id_when_it_goes_on_and_another_one_has_its_own(tmp_path
     assert folders[1].identity().isalnum()  # of an earlier version
 
 
-def test_sinks_are_told_the_recipe_by_keys_and_no_secret_of_it() -> None:
+def test_sinks_are_told_the_recipe_by_keys_and_no_secret_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAR_KEY", "sk-123456")
     run = settings(
         "tiny", "runs", "--models.far.path", "gpt", "--models.far.endpoint",
-        "{ url = 'http://h/v1', options = { api_key = 'sk-123456' }, reader = 'base' }",
+        "{ url = 'http://h/v1', options = { api_key = '$FAR_KEY' }, reader = 'base' }",
         "--policies.actor", "{ model = 'far', train = 'frozen' }", "--agents.reasoner.answers", "true",
     )  # fmt: skip
     told = dict(parameters(run))
@@ -222,7 +223,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_begin
     [
         ("{ name = 'wandb', projekt = 'x' }", "did you mean 'project'"),
         ("{ name = 'wandbb' }", "did you mean 'wandb'"),
-        ("{ name = 'mlflow', tracking_uri = 'http://me:secret@host' }", "must hold no password"),
+        ("{ name = 'mlflow', tracking_uri = 'http://me:secret@host' }", "MLFLOW_TRACKING_USERNAME and _PASSWORD"),
         ("{ name = 'trackio', project = '' }", "project"),
         ("{ name = 'tests.sink_parts:NEVER' }", "is not a sink"),
     ],

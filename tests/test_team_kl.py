@@ -157,7 +157,7 @@ class TestLearning:
 
     def test_everybody_keeps_the_same_fraction_of_a_move(self, tmp_path: Path) -> None:
         learners = [
-            begun(recipe(tmp_path, "marft-team", *FAST, "--algorithm.team_kl", kl)) for kl in ("0", "1e9", "1e-3")
+            begun(recipe(tmp_path, "marft-team", *FAST, "--algorithm.team_kl", kl)) for kl in ("0", "1e6", "1e-3")
         ]
         before = parameters(learners[0])
         metrics = [learner.learn(episodes(), Progress(0, 0)) for learner in learners]
@@ -172,7 +172,7 @@ class TestLearning:
         """The actor learns, the reasoner is frozen."""
         alone = ("--policies.reasoner", "{ model = 'base', train = 'frozen' }")
         results = []
-        for name, kl in (("marft", "0"), ("marft", "1e9")):
+        for name, kl in (("marft", "0"), ("marft", "1e6")):
             learner = begun(recipe(tmp_path, name, *FAST, *alone, "--algorithm.team_kl", kl))
             learner.learn(episodes(), Progress(0, 0))
             results.append(parameters(learner))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,8 +79,7 @@ def test_an_evaluation_without_any_success_has_rewards_with_an_interval_and_no_a
     assert (result.tasks, result.unknown, result.accuracy, result.interval, result.outcomes) == (6, 6, None, None, {})
     rewards = list(result.rewards.values())
     assert result.reward == pytest.approx(np.mean(rewards))
-    half = 1.959964 * np.std(rewards, ddof=1) / math.sqrt(6)
-    assert result.reward_interval == pytest.approx((np.mean(rewards) - half, np.mean(rewards) + half))
+    assert result.reward_interval == mean_interval(rewards)
     text = shown(evaluation_table([result.as_json()]))
     assert "accuracy" not in text
     assert f"{result.reward:.3f}" in text

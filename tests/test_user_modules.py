@@ -205,8 +205,10 @@ class TestOfAnExport:
         os.mkfifo(export / "pipe")  # whoever opens it waits for ever
         export_read = load_export(export)
         assert export_read.unlisted == (".gitattributes", "notes.txt", "pipe")
-        with pytest.warns(UserWarning, match=r"\.gitattributes, notes\.txt, pipe: not in team\.json, and not opened"):
-            recipe_of(export_read, trust_code=True)
+        noted: list[str] = []
+        user_modules.on_note(noted.append)
+        recipe_of(export_read, trust_code=True)
+        assert f"{export}: .gitattributes, notes.txt, pipe: not in team.json, and not opened" in noted
 
     def test_what_an_evaluation_leaves_in_it_is_in_nobodys_way(self, export: Path) -> None:
         put(export, {"runs/evaluated/theirs/evaluations/base-greedy.json": "{}"})

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from marft import __version__
 from marft.atomic import OWN, write_file
-from marft.config.keys import masked, secrets_typed
-from marft.config.secrets import censored
 from marft.errors import RunError
 from marft.faults import deliberate, described, place_of
 from marft.texts import cut, storable, visible
@@ -126,6 +124,9 @@ def _say(message: str) -> None:
 
 def _without_secrets(text: str) -> str:
     """Return the text without what the command line says in confidence, and what has the shape of a secret."""
+    from marft.config.keys import masked, secrets_typed
+    from marft.config.secrets import censored
+
     return censored(masked(list(secrets_typed(sys.argv[1:])), text))
 
 

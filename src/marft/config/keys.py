@@ -96,7 +96,7 @@ def secrets_typed(words: Sequence[str]) -> Iterator[str]:
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, equals, text = word.partition("=")
         value: object = text if equals else following
-        with suppress(tomllib.TOMLDecodeError):
+        with suppress(ValueError):  # no TOML, or a number of very many digits
             value = tomllib.loads(f"value = {value}")["value"]
         if name.startswith("--"):
             yield from secrets_in({name: value})

@@ -42,6 +42,7 @@ class ModelSettings(Settings):
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Strict(False)] = ()
 
 
+MOST_RANK = 65_536  # of an adapter
 UNADAPTED = ("lm_head", "embed_out", "embed_tokens", "wte")  # names that output layers and embeddings go by
 
 
@@ -51,7 +52,7 @@ def unadapted(targets: Iterable[str]) -> list[str]:
 
 
 class LoraSettings(Settings):
-    rank: Annotated[int, Field(ge=1, le=65_536)] = 8  # of the change to each layer
+    rank: Annotated[int, Field(ge=1, le=MOST_RANK)] = 8  # of the change to each layer
     alpha: Positive = 16.0  # the change counts alpha / rank times
     targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
     # B: A stays as it began, half as much learns, and averages of adapters are averages of what they change (FFA-LoRA)

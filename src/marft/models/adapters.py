@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from marft.config.models import LoraSettings, unadapted
+from marft.config.models import MOST_RANK, LoraSettings, unadapted
 from marft.models.backbone import Backbone
 from marft.models.checking import refuse_not_finite, refuse_pickled
 from marft.models.lora import Adapter
@@ -81,6 +81,8 @@ def read_lora_settings(folder: Path) -> LoraSettings:
             "lora_alpha and a list of target_modules, and nothing else that changes what is computed"
         )
     rank, alpha, targets = config["r"], float(config["lora_alpha"]), config["target_modules"]
+    if rank > MOST_RANK:
+        raise ValueError(f"the adapter at {folder} says r = {rank}, and no layer has so many inputs or outputs")
     if isinstance(targets, str):
         targets = _layers_of(folder)
     if outside := unadapted(targets):
