@@ -316,9 +316,9 @@ class TestOrchestrated:
 
 
 def test_options_end_as_a_turn_does_and_need_to(tiny_tokenizer: Any) -> None:
-    ends, endless = ChatFormat(tiny_tokenizer, 99, {}, stop_ids=(9, 3)), ChatFormat(tiny_tokenizer, 99, {})
+    ends, endless = ChatFormat(tiny_tokenizer, 99, {}, stop_ids=(2, 3)), ChatFormat(tiny_tokenizer, 99, {})
     renderer = ChatRenderer({"p": ends, "q": endless})
-    assert renderer.option("p", "a").tolist() == [*tiny_tokenizer.encode("a", add_special_tokens=False), 9]
+    assert renderer.option("p", "a").tolist() == [*tiny_tokenizer.encode("a", add_special_tokens=False), 2]
     with pytest.raises(ValueError, match="no end-of-turn token"):
         renderer.option("q", "a")
 

@@ -170,17 +170,18 @@ class TestCode:
 
 
 class TestSecrets:
-    def test_what_an_endpoint_is_sent_in_secret_stays(self, tmp_path: Path) -> None:
+    def test_what_an_endpoint_is_sent_in_secret_stays(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FAR_KEY", "sk-0123456789")
         models = {
             "base": {"path": "tiny"},
             "far": {"path": "m", "endpoint": {
-                "url": "http://127.0.0.1:1/v1", "options": {"user_key": "sk-0123456789", "seed_bank": "a"},
+                "url": "http://127.0.0.1:1/v1", "options": {"user_key": "$FAR_KEY", "seed_bank": "a"},
             }},
         }  # fmt: skip
         policies = {"reasoner": {"model": "far", "train": "frozen"}, "actor": {"model": "base"}}
         out = ship(tmp_path, models=models, policies=policies)
-        assert out.table["models"]["far"]["endpoint"]["options"] == {"seed_bank": "a"}
-        assert out.left_out == ["models.far.endpoint.options.user_key: it may be a secret; give your own"]
+        assert out.table["models"]["far"]["endpoint"]["options"] == {"user_key": "$FAR_KEY", "seed_bank": "a"}
+        assert not out.left_out
         assert "sk-0123456789" not in str(out.table)
         assert runs_code(out.table) == ["models.far.endpoint.url = http://127.0.0.1:1/v1"]
 

@@ -32,7 +32,7 @@ class TestLimits:
         assert terms.tolist() == pytest.approx([LIMIT, -1 / LIMIT], rel=1e-12)
 
     def test_of_cispos_weight(self) -> None:
-        terms = CISPO(high=1e6)(LossInputs(FAR, NEAR, column(1.0, 1.0))).terms
+        terms = CISPO(high=1e9)(LossInputs(FAR, NEAR, column(1.0, 1.0))).terms
         assert terms.tolist() == pytest.approx([-300.0 * LIMIT, 300.0 / LIMIT], rel=1e-12)
 
     @pytest.mark.parametrize(

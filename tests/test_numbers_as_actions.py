@@ -58,7 +58,7 @@ def test_a_cell_is_filled_with_whole_numbers(text: str) -> None:
     assert answer_in(text, 4) is None
 
 
-@pytest.mark.parametrize("text", ["1.5", "The answer is -1", "0.5", "-1.", "(1.5)"])
+@pytest.mark.parametrize("text", ["1.5", "The answer is -1", "0.5", "-1.", "(1.5)", "(-1)"])
 def test_a_label_is_no_part_of_a_number(text: str) -> None:
     choices = choices_in({"label": ["0", "1", "5"], "text": ["red", "green", "blue"]})
     assert labelled("1. green", choices) == "1"

@@ -117,7 +117,9 @@ def _with_label(stated: str, choices: Choices) -> str:
     """The one label that stands before what it stands for, in brackets, or after "option"."""
     labels = "|".join(sorted(map(re.escape, choices.labels), key=len, reverse=True))
     known = {label.casefold(): label for label in choices.labels}
-    marked = re.findall(rf"(?<![\w(\[])(?:[(\[]\s*({labels})\s*[)\]]|({labels})[).:、](?=\s|$))", stated, re.IGNORECASE)
+    alone = r"(?<![\w(\[])(?<!\d[.,])(?!(?<=[-−])\d)"  # before a label: no part of a number, nor of a word
+    label_marked = rf"{alone}(?:[(\[]\s*({labels})\s*[)\]]|({labels})[).:、](?=\s|$))"
+    marked = re.findall(label_marked, stated, re.IGNORECASE)
     named = {known[label.casefold()] for pair in marked for label in pair if label}
     first = re.match(
         rf"(?:(?:option|choice)\s+)?(?:(?i:[(\[]?\s*({labels})\s*[)\].:、](?!\d))"

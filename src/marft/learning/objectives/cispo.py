@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from marft.config.parts import ObjectivePart
-from marft.config.settings import Positive
+from marft.config.settings import LARGEST
 from marft.learning.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
 class CISPO(ObjectivePart):
     """``−sg(min(r, 1 + high)) A log π``. One-sided, with a width of its own: PPO's ε would cut most of the signal."""
 
-    high: Positive = 4.0  # the weight is at most 1 + high
+    high: Annotated[float, Field(gt=0, le=LARGEST)] = 4.0  # the weight is at most 1 + high
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         ratio = (inputs.log_probs - inputs.old_log_probs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
