@@ -106,6 +106,7 @@ class TestWhatIsNamed:
         subject = subject_of("relay", {"noise": 0.25})
         assert [profile.role for profile in subject.profiles] == ["north", "south"]
         assert subject.most_steps == 4
+        assert subject.terms == {}
         assert subject.environment.noise == 0.25  # type: ignore[attr-defined]
 
     def test_another_process_makes_the_same_of_it(self) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from marft.config.parts import EnvironmentPart
+from marft.rewards.terms import Function
+from marft.types import Episode
 from marft.vetting.check import CHECKS, check
 from marft.vetting.findings import Report
 from marft.vetting.limits import Limits
@@ -133,6 +135,25 @@ def test_what_only_another_process_shows_is_found(kind: type[EnvironmentPart]) -
     report = looked_at(kind, dataclasses.replace(QUICK, processes=True))
     assert list(found(report)) == [name], found(report)
     assert said in found(report)[name]
+
+
+def scribbles(episode: Episode) -> float:
+    episode.task.data["scored"] = len(episode.actions)  # type: ignore[index]
+    raise ValueError("after it has written")
+
+
+def reads(episode: Episode) -> float:
+    return float(len(episode.task.data) + len(episode.transitions))
+
+
+def test_a_reward_term_that_writes_into_task_data_is_named() -> None:
+    here = "tests.test_vetting"
+    terms = {"scribbles": Function(call=f"{here}:scribbles"), "reads": Function(call=f"{here}:reads")}
+    report = check(dataclasses.replace(of_object(faulty.Sound()), terms=terms), QUICK)
+    assert found(report).keys() == {"nothing shared"}
+    cause = found(report)["nothing shared"]
+    assert cause.startswith("reward terms write into Task.data: 'scribbles' (sum/")
+    assert "reads" not in cause
 
 
 def test_every_check_finds_something() -> None:

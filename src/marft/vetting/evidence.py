@@ -35,6 +35,7 @@ from marft.vetting.players import (
 from marft.vetting.plays import Play, Said
 from marft.vetting.stage import Before, Gate, Stage, in_turns, reseeded
 from marft.vetting.subject import Subject
+from marft.vetting.terms import writers
 from marft.vetting.watching import heard
 
 SKILLS = (1.0, 0.5)
@@ -57,6 +58,7 @@ class Evidence:
         fresh: what two fresh processes found; or why none was asked.
         outside: what sessions asked of the world, in words.
         left: what became more with each round of the same episodes.
+        writers: reward terms that write into the data of tasks, with those tasks.
         scripted: whether the environment has a script of its own.
     """
 
@@ -75,6 +77,7 @@ class Evidence:
     left: Counter[str] = field(default_factory=Counter)
     scripted: bool = False
     most_steps: int = 0
+    writers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def played(self) -> list[Play]:
@@ -146,6 +149,7 @@ async def _seen(
         left,
         any(scripts.values()),
         stage.most_steps,
+        await writers(stage, calm),
     )
 
 

@@ -81,6 +81,13 @@ class Stage:
         known = self.roles if self.profiles != (ALONE,) or not roles else ()
         self.profiles = tuple(Profile(role) for role in dict.fromkeys((*known, *roles)))
 
+    def joint(self, task: Task, step: int, said: Mapping[str, Said]) -> JointAction:
+        """What the team did in a step, as a run would hand it on."""
+        actions = [_action(task, step, index, role, one) for index, (role, one) in enumerate(said.items())]
+        answering = {profile.role for profile in self.profiles if profile.answers} or set(self.roles)
+        answer = next((action for action in reversed(actions) if action.agent in answering), None)
+        return JointAction(answer, tuple(actions))
+
     def close(self) -> None:
         """Let go of the threads."""
         self.threads.close()
@@ -142,7 +149,9 @@ class _Episode:
                 self.said.append(await player(moment))
             except RaisedError as error:
                 raise self._fault("raised", "script", str(error)) from error
-            step = await self._call("step", self.session.step, self._joint(self.said[-1]))
+            step = await self._call(
+                "step", self.session.step, self.stage.joint(self.task, len(self.steps), self.said[-1])
+            )
             observation = self._taken(step)
 
     def _taken(self, step: object) -> Observation:
@@ -238,28 +247,21 @@ class _Episode:
             return replace(call, output=str(error), error=True)
         return replace(call, output=storable(str(output)))
 
-    def _joint(self, said: Mapping[str, Said]) -> JointAction:
-        """What the team did, as a run would hand it on."""
-        actions = [self._action(index, role, one) for index, (role, one) in enumerate(said.items())]
-        answering = {profile.role for profile in self.stage.profiles if profile.answers} or set(self.stage.roles)
-        answer = next((action for action in reversed(actions) if action.agent in answering), None)
-        return JointAction(answer, tuple(actions))
 
-    def _action(self, index: int, role: str, said: Said) -> Action:
-        key = ActionKey(STREAM, self.task.id, 0, len(self.steps), role, 0)
-        return Action(
-            key,
-            "base",
-            index,
-            (),
-            np.zeros(1, np.int32),
-            np.zeros(1, np.int32),
-            np.full(1, Mark.SAMPLED, np.uint8),
-            np.zeros(1, np.float32),
-            said.text,
-            "stop",
-            calls=said.calls,
-        )
+def _action(task: Task, step: int, index: int, role: str, said: Said) -> Action:
+    return Action(
+        ActionKey(STREAM, task.id, 0, step, role, 0),
+        "base",
+        index,
+        (),
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int32),
+        np.full(1, Mark.SAMPLED, np.uint8),
+        np.zeros(1, np.float32),
+        said.text,
+        "stop",
+        calls=said.calls,
+    )
 
 
 def reseeded(seed: int) -> Before:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,6 +17,7 @@ from marft.config.given import MARK, Given
 from marft.config.load import explain, load_recipe
 from marft.config.parts import EnvironmentPart, EnvironmentPlugin
 from marft.config.run import RunSettings
+from marft.rewards.terms import Term, names_of
 from marft.types import Profile
 
 ALONE = Profile("solver")
@@ -35,6 +36,7 @@ class Subject:
         sees: what they hear of earlier steps, as the organization ``turns`` has it.
         remembering: roles that remember what they were told and said.
         folder: a recipe's, where its modules and tables are.
+        terms: a recipe's reward terms, by name.
     """
 
     environment: EnvironmentPart
@@ -44,6 +46,7 @@ class Subject:
     sees: str = "nothing"
     remembering: frozenset[str] = frozenset()
     folder: str = ""
+    terms: Mapping[str, Term] = field(default_factory=dict)
 
     @property
     def table(self) -> dict[str, Any] | None:
@@ -61,7 +64,9 @@ def of_recipe(run: RunSettings, folder: str = "") -> Subject:
     sees = getattr(run.team, "sees", "nothing")
     remembering = frozenset(agent.role for agent in run.agents if agent.memory != "none")
     folder = folder or str(Path.cwd())
-    return Subject(run.environment, profiles, run.rollout.max_steps, unheard, str(sees), remembering, folder)
+    given = cast("Sequence[Term]", run.rewards)
+    terms = dict(zip(names_of(given), given, strict=True))
+    return Subject(run.environment, profiles, run.rollout.max_steps, unheard, str(sees), remembering, folder, terms)
 
 
 def subject_of(target: str, keys: Mapping[str, Any] = {}) -> Subject:

@@ -9,6 +9,7 @@ from marft.vetting.findings import Finding, some
 from marft.vetting.fresh import HASHES, Fresh
 from marft.vetting.loading import SPLITS, written
 from marft.vetting.plays import Play, difference
+from marft.vetting.terms import in_words
 
 SEEDED = "draw from a random.Random(seed) of the session's own, with the seed that start(task, seed) is given"
 
@@ -38,6 +39,13 @@ def nothing_shared(evidence: Evidence) -> Iterator[Finding]:
             "warning",
             f"sessions write into Task.data ({some(wrote)}): each attempt has its own copy, and changes are lost",
             "copy what a session changes, or keep it in the session",
+        )
+    if evidence.writers:
+        yield Finding(
+            "warning",
+            f"reward terms write into Task.data: {in_words(evidence.writers)}; each term has its own copy, and changes "
+            "are lost",
+            "copy what a term changes: what it gives must depend on the episode alone",
         )
     again = _first(evidence.calm, evidence.again)
     if again:
