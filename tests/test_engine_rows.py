@@ -36,6 +36,7 @@ def deaf(_: int) -> None:
 GUILTY: dict[str, Callable[[], Row]] = {
     "an id that there is not": lambda: row((5, 10**6)),
     "an id below 0": lambda: row((5, -1)),
+    "an adapter that there is not": lambda: row((POISON,), "nobody"),
     "no prompt": lambda: row(()),
     "a listener that raises": lambda: row((POISON,), listener=deaf),
     "a stop that is no text": lambda: row((POISON,), stop=(5,)),

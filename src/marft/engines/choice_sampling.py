@@ -42,7 +42,13 @@ class ChoiceRequest:
 
 @torch.inference_mode()
 def choose(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[Choice]:
-    """Choose for every request → the choices in the same order. Equal requests are scored once."""
+    """Choose for every request → the choices in the same order. Equal requests are scored once.
+
+    Raises:
+        ValueError: the backbone has no such adapter.
+    """
+    for request in requests:
+        backbone.refuse_unknown(request.adapter)
     same: dict[tuple[object, ...], list[ChoiceRequest]] = {}
     for request in sorted(requests, key=lambda request: request.adapter or ""):
         words = tuple((option.tokens.tobytes(), option.normaliser) for option in request.options)
@@ -75,6 +81,8 @@ def drawn(options: Sequence[Option], logs: Tensor, sampling: Sampling, uniforms:
 @torch.inference_mode()
 def weigh(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[LogProbs]:
     """``log P`` of the options of every request, at its temperature: of each its tokens' sum, [A]."""
+    for request in requests:
+        backbone.refuse_unknown(request.adapter)
     found: list[LogProbs] = []
     for group in in_batches(list(requests), lambda request: request.tokens, PREFILL_TOKENS):
         of_tokens = _token_log_probs(backbone, group).double().cpu().numpy()

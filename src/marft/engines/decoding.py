@@ -246,6 +246,7 @@ class RunningBatch:
             raise ValueError(f"a prompt has at least one id, and ids below {vocabulary} alone")
         if not 0 <= sampling.temperature < math.inf or not 1 <= sampling.max_new_tokens <= len(row.uniforms):
             raise ValueError("the temperature or the number of tokens is none that a row can be sampled with")
+        self.backbone.refuse_unknown(row.adapter)
         if sampling.alternatives:
             self.alternatives[id(row)] = []
         if row.teller or sampling.listener:

@@ -15,6 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft import seeds
+from marft.config.settings import did_you_mean
 from marft.engines.choice_sampling import ChoiceRequest, choose
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.grammars import Grammars
@@ -105,7 +106,7 @@ class LocalEngine:
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """Sample one action: its random stream is named by the run's seed and the key, whatever else is computed."""
-        local = self.policies[policy]
+        local = self._known(policy)
         uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
         return await self.complete(policy, Row(local.adapter, prompt.ids, sampling, uniforms, _pass_of(key)), key)
 
@@ -115,6 +116,7 @@ class LocalEngine:
         Args:
             key: its turn among waiting requests.
         """
+        self._known(policy)
         request = _Request(key, policy, row, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._stir()
@@ -136,11 +138,20 @@ class LocalEngine:
     ) -> tuple[Choice, Versions]:
         """Choose one of the options, all of them scored in one forward."""
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
-        asked_for = ChoiceRequest(self.policies[policy].adapter, prompt.ids, options, sampling, uniform)
+        asked_for = ChoiceRequest(self._known(policy).adapter, prompt.ids, options, sampling, uniform)
         request = _PendingChoice(key, policy, asked_for, asyncio.get_running_loop().create_future())
         self._choices.append(request)
         self._stir()
         return await request.result
+
+    def _known(self, policy: str) -> LocalPolicy:
+        """
+        Raises:
+            ValueError: there is no such policy.
+        """
+        if policy not in self.policies:
+            raise ValueError(f"the engine samples no policy called {policy!r}{did_you_mean(policy, self.policies)}")
+        return self.policies[policy]
 
     def _stir(self) -> None:
         self._stillness.stir()

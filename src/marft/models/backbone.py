@@ -223,6 +223,15 @@ class Backbone:
                 found[name] = adapter
         return found
 
+    def refuse_unknown(self, adapter: str | None) -> None:
+        """Check that an adapter is there: without it, its rows would be those of the base.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if adapter is not None and not any(layer.adapter(adapter) for layer in self.layers.values()):
+            raise ValueError(f"this model has no adapter called {adapter!r}; None is the base alone")
+
     def recompute_activations(self) -> None:
         """Keep only layer boundaries for the backward pass and compute the rest again (gradient checkpointing)."""
         self.fused = False
