@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from marft.engines.choice_sampling import ChoiceRequest, choose
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.errors import RowFailedError
 from marft.marks import Grammar
@@ -165,3 +166,29 @@ def test_a_choice_that_cannot_be_made_is_nobody_elses(random_model: Path) -> Non
     assert isinstance(second, RowFailedError)
     assert first[0].options
     assert third[0].options
+
+
+def test_a_policy_or_an_adapter_that_there_is_not_is_refused_by_name(random_model: Path) -> None:
+    prompt, options = Prompt(np.array([5], np.int32)), [Option(np.array([number, 2], np.int32)) for number in (5, 6)]
+
+    async def ask(engine: Any) -> list[Any]:
+        calls = [
+            engine.sample("actor", prompt, PLAIN, key(0)),
+            engine.sample("acter", prompt, PLAIN, key(1)),
+            engine.complete("acter", row((5,)), key(2)),
+            engine.choose("acter", prompt, options, Sampling(), key(3)),
+            engine.complete("actor", row((5,), "nobody"), key(4)),
+        ]
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    with LocalRollouts(settings(random_model)) as rollouts:
+        engine: Any = rollouts.engine.engines["actor"]
+        good, *refused, adapter = rollouts.wait_for(ask(engine))
+        with pytest.raises(ValueError, match="no adapter called 'nobody'"):
+            choose(engine.policies["actor"].backbone, [ChoiceRequest("nobody", prompt.ids, options, Sampling(), 0.5)])
+    assert len(good.tokens)
+    assert [str(error) for error in refused] == [
+        "the engine samples no policy called 'acter'; did you mean 'actor'?"
+    ] * 3
+    assert "no adapter called 'nobody'" in str(adapter)
+    assert all(isinstance(error, ValueError) for error in refused)
