@@ -16,6 +16,15 @@ _OF_OTHERS = re.compile(
     r"\b(?:all|none|neither|any|both|either|each) of (?:the|these|those)\b|\babove\b", re.IGNORECASE
 )
 _DECORATION = " \t\r\n*_`$"
+_NAMING = re.compile(r"^(?:(?:la|die|the)\s+)?(?:(?:option|choice|letter|opción|opção)\s+)?(?=\w$)", re.IGNORECASE)
+# what says that a letter before it is right, and what says so of one after it
+_IS_RIGHT = (
+    r"\s+(?:is|seems|looks)\s+(?:(?:the|most|more|clearly|probably)\s+)*(?:correct|right|best|likely|true|answer)\b"
+)
+_RIGHT_IS = (
+    r"(?:\b(?:choose|chose|choosing|pick|select|go(?:ing)?\s+with|it\s+is|must\s+be)|\b(?i:it|that)['’]s|\b(?i:so|hence|thus|therefore),?"
+    r"(?:\s+it\s+is)?)\s+(?:(?:option|choice|letter)\s+)?"
+)
 _DENIED = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false|except)\b|n['’]t\b", re.IGNORECASE)
 _MORE = re.compile(r"\W*(?:or|and|oder|und|ou|o|y|和|或)\b|\s*[/&]", re.IGNORECASE)
 
@@ -76,13 +85,13 @@ def chosen(text: str, choices: Choices) -> str:
     if stated is not None:
         return _meant(stated, choices)
     places = (text, bold_in(text) or "", text.rstrip().rpartition("\n")[2])
-    return next((label for place in places if (label := _meant(place, choices))), "")
+    return next((label for place in places if (label := _meant(place, choices))), "") or _alone_first(text, choices)
 
 
 def labelled(stated: str, choices: Choices) -> str:
     """The label of a choice that is named alone, by its label or its words; a label comes first."""
     words = undecorated(stated)
-    bare = words.strip(_DECORATION + "()[].:。：")
+    bare = _NAMING.sub("", words.strip(_DECORATION + "()[]{}.:。："))
     by_label = [label for label in choices.labels if label.casefold() == bare.casefold()]
     by_text = [
         label for label, text in zip(choices.labels, choices.texts, strict=False) if _same(text, stated, words, bare)
@@ -131,9 +140,21 @@ def _with_label(stated: str, choices: Choices) -> str:
         others = re.match(rf"[\s,;]*[(\[]?(?:{labels})(?!\w)", rest) if not first[1] else None
         other = labelled(rest, choices) if choices.texts and rest.strip() else label
         return label if named <= {label} and not _MORE.match(rest) and not others and other in ("", label) else ""
+    worded = re.match(rf"({labels})\s+(.+)", stated)
+    if worded and choices.texts and labelled(worded[2], choices) == worded[1]:
+        return worded[1]
     if not named:
-        named = set(re.findall(rf"\b(?:[Oo]ption|[Cc]hoice)\s+({labels})(?!\w)", stated))
+        said = rf"\b(?:[Oo]ption|[Cc]hoice)\s+({labels})(?!\w)|^({labels}){_IS_RIGHT}|{_RIGHT_IS}({labels})[.!]?$"
+        named = {label for found in re.findall(said, stated) for label in found if label}
     return named.pop() if len(named) == 1 and not _DENIED.search(stated) else ""
+
+
+def _alone_first(text: str, choices: Choices) -> str:
+    """The label that is alone on the first line, where the lines after it name no other one."""
+    first, _, rest = text.strip().partition("\n")
+    label = labelled(first, choices)
+    others = "|".join(re.escape(other) for other in choices.labels if other != label)
+    return "" if not label or (others and re.search(rf"(?<!\w)(?:{others})(?!\w)", rest)) else label
 
 
 def _from_json(text: str) -> object:

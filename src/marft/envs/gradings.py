@@ -27,7 +27,7 @@ from marft.faults import defined
 from marft.game.answers import answer_in, stated_answer, undecorated, wordings
 from marft.game.loop_threads import awaited_elsewhere
 from marft.game.reading import RefusedError, flag, number
-from marft.rewards.comparing import close, contains, number_stated, numbers_in, plain_numbers, token_f1, words_of
+from marft.rewards.comparing import close, contains, number_stated, scaled_numbers, token_f1, words_of
 from marft.rewards.grader import Grader
 from marft.thoughts import outside_thoughts
 
@@ -36,7 +36,7 @@ LETTER, LETTERS = re.compile("[A-Z]"), Choices(tuple(ascii_uppercase))
 
 
 def _numbers_of(right: str) -> list[Decimal]:
-    return numbers_in(plain_numbers(answer_in(right)))
+    return scaled_numbers(answer_in(right))
 
 
 class Exact(Grading):

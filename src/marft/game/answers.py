@@ -22,13 +22,14 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{")
 _OPENS, _CLOSES = "<answer>", "</answer>"
 # "the answer is", "Final answer:", "### Answer", "la respuesta correcta es", "答案是"
 _NOUN = (
-    r"\b(?:answer|(?:correct|right|best)\s+(?:option|choice)|respuesta|réponse|antwort|risposta|resposta|ответ)\b"
+    r"\b(?:answer|(?:correct|right|best|final)\s+(?:option|choice|letter)|respuesta|réponse|antwort|risposta|resposta|ответ)\b"
     r"|答案|答え|正解|정답"
 )
-_IS = r"(?:is(?!\w|n['’]t)|=|:|：|es\b|est\b|ist\b|è(?!\w)|é(?!\w)|是|为|為|は|은|는)"
+_IS = r"(?:is(?!\w|n['’]t)|=|:|：|es\b|est\b|ist\b|lautet\b|è(?!\w)|é(?!\w)|是|为|為|は|은|는)"
 _STATED = re.compile(
     rf"(?:{_NOUN})(?:\s+(?:to|for)\b[^.\n:=]{{1,80}}?)?(?:\s+(?:correct[ao]|corretta|finale?))?[*_]*\s*{_IS}\s*[:：]?"
-    r"|^[#*_ \t]*(?:the\s+)?(?:final\s+|correct\s+)?answer[*_ \t]*$",
+    r"|^[#*_ \t]*(?:the\s+)?(?:final\s+|correct\s+)?answer[*_ \t]*$"
+    r"|选择?\s*[:：]?(?=\s*[(（]?[A-Z](?![A-Za-z]))",
     re.IGNORECASE | re.MULTILINE,
 )
 # what stands between answers that are given together: one of them is none
@@ -38,6 +39,18 @@ _TOGETHER = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?:(?<=[^\W_]{2})|(?<=[\d)\]}*\"'”%$]))[.!?](?=\s)(?!\s+(?:[Oo]r|[Aa]nd|[Bb]ut)\b)|[。！？]")
+_ASIDE = re.compile(r",\s+(?:but|not|although|though|because|since|as)\b", re.IGNORECASE)
+# what takes back an answer that it stands beside: "it is not 7", "7 is wrong"
+_DENIED_BEFORE = re.compile(
+    r"(?:(?:\b(?:not|never|neither|nor|cannot|isnt|nicht|kein|pas|rather\s+than|instead\s+of)|n['’]t)"
+    r"(?:\s+(?:be|the|a|an|equal|necessarily|simply))*|不是|并非|不等于|ではなく)[\s*_`$\\(\[{]*$",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"[\s*_`$)]*(?:(?:is|was|are|were|seems|must\s+be)\s+(?:also\s+|clearly\s+)?(?:wrong|incorrect|false|not\s+(?:correct|right|it|the))"
+    r"|(?:is|was)n['’]t\s+(?:correct|right|it|the))\b",
+    re.IGNORECASE,
+)
 _BOLD = re.compile(r"(?<![*\w])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![*\w])(?!\s*:)")
 _ENDING = re.compile(r"(?:です|である|입니다|이다)?\s*[.。!！]?\s*$")
 _WRAPPED = re.compile(
@@ -47,6 +60,8 @@ _WRAPPED = re.compile(
 _AROUND = (("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("`", "`"), ('"', '"'), ("“", "”"), ("「", "」"),
            ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))  # fmt: skip
 _SPACING = re.compile(r"\\[,;:! ]|~")
+_FENCED = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
+NEAR = 40  # characters before an answer in which it may be denied
 
 
 def text_said(action: Action | None) -> str:
@@ -125,7 +140,7 @@ def _together(text: str, places: Sequence[tuple[int, int]]) -> str:
             continue
         between = text[end + 1 : begins].removeprefix("/answer>")
         between = re.sub(r"(?:\\f?box(?:ed)?\s*\{?|<answer>)\s*$", "", between)
-        if not given_together(between):
+        if between.strip(" \t$") and not given_together(between):
             break
         given.append(text[start:end].strip())
         begins = start
@@ -196,8 +211,18 @@ def bold_in(text: str) -> str | None:
     ('$18', None, None)
     """
     *_, line = text.rstrip().rpartition("\n")
-    found = [one.strip() for one in _BOLD.findall(line) if not one.rstrip().endswith(":")]
-    return found[0] if len(found) == 1 else None
+    found = [one for one in _BOLD.finditer(line) if not one[1].rstrip().endswith(":")]
+    return found[0][1].strip() if len(found) == 1 and not denied(line, *found[0].span()) else None
+
+
+def denied(text: str, start: int, end: int) -> bool:
+    """Return whether what stands there in a text is said not to be the answer.
+
+    >>> denied("It is not **7**.", 10, 15), denied("not 6 but 7", 10, 11), denied("7 is wrong", 0, 1)
+    (True, False, True)
+    """
+    before = _DENIED_BEFORE.search(text, max(0, start - NEAR), start)
+    return before is not None or _DENIED_AFTER.match(text, end) is not None
 
 
 def wordings(text: str) -> list[str]:
@@ -213,7 +238,8 @@ def wordings(text: str) -> list[str]:
         return [undecorated(found)]
     line = statement_in(text)
     if line is not None:
-        given = [line, _SENTENCE.split(line, maxsplit=1)[0]]
+        sentence = _SENTENCE.split(line, maxsplit=1)[0]
+        given = [line, sentence, _ASIDE.split(sentence, maxsplit=1)[0]]
     else:
         given = [bold_in(text) or "", text.rstrip().rpartition("\n")[2], text]
     return list(filter(None, dict.fromkeys(map(undecorated, given))))
@@ -225,7 +251,8 @@ def undecorated(text: str) -> str:
     >>> undecorated(r"\text{New  York}"), undecorated("**(B)**."), undecorated(r"$5\text{ km}$")
     ('New York', '(B)', '5 km')
     """
-    text = _SPACING.sub(" ", text.strip())
+    fenced = _FENCED.fullmatch(text)
+    text = _SPACING.sub(" ", (fenced[1] if fenced and "```" not in fenced[1] else text).strip())
     for _ in range(9):
         before, text = text, _WRAPPED.sub(r"\1", text).strip()
         for opens, closes in _AROUND:

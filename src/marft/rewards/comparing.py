@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
+import string
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Context, Decimal, InvalidOperation
 from itertools import pairwise
-from string import punctuation
 from typing import NamedTuple
 from unicodedata import category, combining, decimal, normalize
 
 import regex
 
-from marft.game.answers import bold_in, find_answer, statement_in
+from marft.game.answers import bold_in, denied, find_answer, statement_in
 from marft.thoughts import outside_thoughts
 
 _GAP = "[ \u00a0\u2009\u202f'’]"
@@ -52,22 +52,35 @@ _LATEX = (
     (re.compile(r"\\[dtc]?frac\s*\{\s*(-?[0-9.,]+)\s*\}\s*\{\s*([0-9.,]+)\s*\}"), r"\1/\2"),
     (re.compile(r"\\[dtc]?frac\s*([0-9])\s*([0-9])"), r"\1/\2"),
     (re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[!,;: ]|~)(?=[0-9]{3}(?![0-9]))"), ","),
+    (re.compile(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)"), "°"),
+    (re.compile(r"(?<=[0-9])(?=[½¼¾])"), " "),
+    (re.compile("½"), "1/2"),
+    (re.compile("¼"), "1/4"),
+    (re.compile("¾"), "3/4"),
     (re.compile(r"\\([$%#&])"), r"\1"),
     (re.compile(r"\\[!,;: ]"), " "),
 )
 _OF_MORE = re.compile(r"(?:√|\\sqrt\s*(?:\[[^\]]*\])?\s*\{?|±|\\pm|\^\{?|_\{?)\s*$")
-_MORE = re.compile(r"\}?\s*(?:π|\\pi\b|\^|\*\*(?=[0-9({])|!(?!\w)(?=\S)|[²³⁴-⁹]|√|\\sqrt)")
+_MORE = re.compile(r"\}?\s*(?:π|\\pi\b|\^|\*\*(?=[0-9({])|!(?!\w)(?=\S)|[²³⁴-⁹]|√|\\sqrt|(?:±|\\pm|\+/-)\s*[0-9.])")
 _CHAIN = re.compile(r"[\s()$\\.]*(?:[^\W\d_]{2,}\s*){0,2}[-=+−–*/×÷·≈()$\s]*[-=+−–*/×÷·≈][\s($€£¥]*")
 _BESIDE = re.compile(  # two numbers of which one is the answer, or none
-    r"\s*(?:,|;|,?\s*(?:or|and|to|oder|bis|und|ou|et|o|y|或者?|到|至)(?:\s+(?:maybe|perhaps|possibly))?|[-–—~/&])\s*[$€£¥]?",
+    r"\s*(?:,|;|,?\s*\(?(?:or|and|to|oder|bis|und|ou|et|o|y|或者?|到|至)(?:\s+(?:maybe|perhaps|possibly))?|[-–—~/&])\s*[$€£¥]?",
     re.IGNORECASE,
 )
 _EQUALS = re.compile(r"(?<![<>!])=|≈|\\approx")
 _DENIED = re.compile(r"\s*(?:not|never|neither|nor|none)\b", re.IGNORECASE)
-_SCALES = re.compile(r"\s*(?:hundred|thousand|million|billion|trillion|dozen)s?\b|\s*[千万億亿百]", re.IGNORECASE)
+_SCALES = re.compile(
+    r"(?:\s|-)*(?i:(hundred|thousand|million|billion|trillion|dozen)s?)\b|\s*(千(?![克米瓦卡])|百(?!分)|[万萬億亿])|(k|M|bn)(?!\w)"
+)
+_SCALED = {
+    "hundred": 100, "百": 100, "thousand": 10**3, "千": 10**3, "k": 10**3, "million": 10**6, "M": 10**6,
+    "billion": 10**9, "bn": 10**9, "trillion": 10**12, "dozen": 12, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8,
+}  # fmt: skip
 _MINUS = re.compile(r"\b(?:minus|negative)\s+$", re.IGNORECASE)
 _UP = str.maketrans("−⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "--+0123456789")
-_PUNCTUATION = str.maketrans("", "", punctuation)
+_KEPT_POINT = re.compile(r"(?<=[0-9])\.(?=[0-9])|(?<![\w.)])[-−](?=\.?[0-9])")  # of numbers
+_ALIKE = str.maketrans("‐‑’‘“”", "--''\"\"") | {0xFF01 + place: 0x21 + place for place in range(94)}
 LONGEST = 400  # characters of a number
 _EXACT = Context(prec=2 * LONGEST, traps=[])
 
@@ -123,19 +136,37 @@ def number_stated(text: str) -> Decimal | None:
         return _only_number(found)
     statement = statement_in(text)
     if statement is not None:
-        return None if _DENIED.match(statement) else _first_number(statement, list(placed_numbers(statement)))
-    numbers = list(placed_numbers(text))
+        return None if _DENIED.match(statement) else _first_number(statement, _held_to(statement))
+    numbers = _held_to(text)
     bold = list(placed_numbers(bold_in(text) or ""))
     if len(bold) == 1 and bold[0].start == 0:
-        return bold[0].value  # it begins with it
+        return _value(bold_in(text) or "", bold[0])  # it begins with it
     if len(numbers) > 1 and _BESIDE.fullmatch(text, numbers[-2].end, numbers[-1].start):
         return None
     return _value(text, numbers[-1]) if numbers else None
 
 
-def _value(text: str, placed: Placed) -> Decimal | None:
-    """Return a number of a text; None where a word makes it a larger one."""
-    return None if _SCALES.match(text, placed.end) else placed.value
+def _held_to(text: str) -> list[Placed]:
+    """Return the numbers of a text, without those that it says are not the answer."""
+    return [placed for placed in placed_numbers(text) if not denied(text, placed.start, placed.end)]
+
+
+def _value(text: str, placed: Placed) -> Decimal:
+    """Return a number of a text, as large as the word after it makes it: 5 million."""
+    scale = _SCALES.match(text, placed.end)
+    if scale is None:
+        return placed.value
+    return _EXACT.multiply(placed.value, Decimal(_SCALED[scale[1].lower() if scale[1] else scale[2] or scale[3]]))
+
+
+def scaled_numbers(text: str) -> list[Decimal]:
+    r"""Return the numbers that a text names, as large as the words after them make them, also in LaTeX.
+
+    >>> scaled_numbers(r"3\text{ million} or 4k")
+    [Decimal('3000000'), Decimal('4000')]
+    """
+    text = plain_numbers(text)
+    return [_value(text, placed) for placed in placed_numbers(text)]
 
 
 def _only_number(stated: str) -> Decimal | None:
@@ -225,8 +256,12 @@ def plain_words(text: str, *, case: bool, punctuation: bool, articles: bool, acc
     if accents:
         text = "".join(sign for sign in normalize("NFKD", text) if not combining(sign))
     if punctuation:
-        text = text.translate(_PUNCTUATION)
-        text = text if text.isascii() else "".join(sign for sign in text if not category(sign).startswith("P"))
+        kept = {found.start() for found in _KEPT_POINT.finditer(text)}
+        text = "".join(
+            sign.replace("−", "-")
+            for place, sign in enumerate(text)
+            if place in kept or not (sign in string.punctuation or category(sign).startswith("P"))
+        )
     words = (_ARTICLES.sub(" ", text) if articles else text).split()
     return words if text.isascii() else [part for word in words for part in _UNSPACED.findall(word)]
 
@@ -290,14 +325,14 @@ def contains(text: str, part: str, ignore_case: bool = True) -> bool:
     >>> contains("法国的首都是巴黎。", "巴黎"), contains("x=42.", "42")
     (True, True)
     """
-    whole, part = (normalize("NFC", " ".join(words.split())) for words in (text, part))
+    whole, part = (normalize("NFC", " ".join(words.translate(_ALIKE).split())) for words in (text, part))
     number = _whole_number(part)
     if number is not None:
         return _holds_number(plain_numbers(whole), number)
     if ignore_case:
         whole, part = whole.casefold(), part.casefold()
     before = r"(?<![^\W_]|[^\W_]_)" if _is_letter(part[:1]) else ""
-    after = r"(?![^\W_]|_[^\W_])" if _is_letter(part[-1:]) else ""
+    after = r"(?![^\W_]|_[^\W_]|[+#]+(?![^\W_]))" if _is_letter(part[-1:]) else ""
     found = regex.search(f"{before}{regex.escape(part)}{after}", whole) if part else None
     return found is not None or (bool(part) and _holds_unspaced(whole, part))
 
@@ -310,7 +345,9 @@ def _holds_unspaced(whole: str, part: str) -> bool:
     """Return whether a part stands in a text where each edge of it is one of a script without spaces."""
     for match in regex.finditer(regex.escape(part), whole, overlapped=True):
         edges = ((whole[: match.start()][-1:], part[:1]), (part[-1:], whole[match.end() :][:1]))
-        if not regex.match(r"\p{M}", edges[1][1]) and all(_may_part(*edge, left=edge is edges[0]) for edge in edges):
+        if not regex.match(r"\p{M}|[+#]", edges[1][1]) and all(
+            _may_part(*edge, left=edge is edges[0]) for edge in edges
+        ):
             return True
     return False
 
@@ -335,7 +372,8 @@ def _whole_number(part: str) -> Decimal | None:
 def _holds_number(text: str, number: Decimal) -> bool:
     for value, start, end in placed_numbers(text):
         beside = text[end : end + 1]
-        apart = not (_is_letter(beside) and not regex.search(f"[{_LETTERS}\\p{{Hangul}}]", beside))
+        named = re.match(r"[-−+]?0[0-9]", text[start:end]) or re.match("_[0-9]", text[end : end + 2])
+        apart = not named and not (_is_letter(beside) and not regex.search(f"[{_LETTERS}\\p{{Hangul}}]", beside))
         if value == number and apart and not _SCALES.match(text, end) and not _MINUS.search(text[:start]):
             return True
     return False
