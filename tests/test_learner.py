@@ -310,7 +310,7 @@ class TestALearningStep:
         ("name", "changes"),
         [
             ("marft", ONCE), ("marft", ("--algorithm.minibatches", "3")), ("marft-paper-table3", ()),
-            ("grpo", ONCE), ("happo", ONCE), ("hatrpo", ()), ("a2po", ()),
+            ("grpo", ONCE), ("happo", ONCE), ("hatrpo", ()), ("a2po", ()), ("dpo", ONCE),
             ("marft", (*ONCE, "--algorithm.schedule", "{ name = 'agent-by-agent' }")),
         ],
     )  # fmt: skip
@@ -319,9 +319,10 @@ class TestALearningStep:
     ) -> None:
         rate = ("--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.optimizer.warmup_steps", "0")
         mine, batch = begun(of(tmp_path, name, *rate, *changes)), episodes()
-        old = score_actions(mine.packing, samples_of(batch))
+        learned = mine.assign_credit(batch, FixedLogProbs()).samples  # of attempts that are compared, those of the pairs
+        old = score_actions(mine.packing, learned)
         metrics = mine.learn(batch, START)
-        new = score_actions(mine.packing, samples_of(batch))
+        new = score_actions(mine.packing, learned)
         moved = {key: new[key] - row for key, row in old.items() if f"agents/{key.agent}/kl" in metrics}
         terms = {key: np.exp(row) - 1 - row for key, row in moved.items()}
         for agent in {key.agent for key in terms}:
