@@ -319,7 +319,8 @@ class TestALearningStep:
     ) -> None:
         rate = ("--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.optimizer.warmup_steps", "0")
         mine, batch = begun(of(tmp_path, name, *rate, *changes)), episodes()
-        learned = mine.assign_credit(batch, FixedLogProbs()).samples  # of attempts that are compared, those of the pairs
+        # of attempts that are compared, those of the pairs
+        learned = mine.assign_credit(batch, FixedLogProbs()).samples
         old = score_actions(mine.packing, learned)
         metrics = mine.learn(batch, START)
         new = score_actions(mine.packing, learned)
