@@ -33,7 +33,7 @@ from tests.nights import BY_NIGHT, NIGHT
 
 slow = pytest.mark.slow
 PROCESS = ("--engine.kind", "process")
-CLOSE = 1e-5  # nats a token: float32 products in batches of other shapes
+CLOSE = 5e-5  # nats a token: float32 products in batches of other shapes
 PROMPT = Prompt(np.arange(5, 29, dtype=np.int32))
 OPTIONS = [Option(np.array(ids, np.int32), len(ids)) for ids in ([7, 8, 2], [7, 9, 2], [11, 2])]
 
@@ -154,9 +154,9 @@ def test_what_is_asked_together_is_drawn_as_alone_up_to_rounding(both: tuple[Loc
 def test_the_docs_promise_no_more_than_that() -> None:
     for page in ("reliability.md", "engines.md"):
         text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
-        assert "within 1e-5 nats" in text
+        assert "within 5e-5 nats" in text
         assert "not to the bit" in text
-    assert CLOSE == 1e-5
+    assert CLOSE == 5e-5
 
 
 @slow

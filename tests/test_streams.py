@@ -14,7 +14,7 @@ from marft.cli import streams
 
 FULL = Path("/dev/full")
 TRAIN = (
-    "train", "demo", "--models.base.path", "tiny", "--training.steps", "1", "--rollout.tasks_per_step", "2",
+    "train", "demo", "--models.base.path", "tiny", "--training.steps", "2", "--rollout.tasks_per_step", "2",
     "--rollout.samples_per_task", "2", "--evaluation.every", "0", "--name", "a",
 )  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_a_run_goes_on_to_its_end_and_says_once_what_is_lost(redirected: str, tm
     done = marft(" ".join(TRAIN), tmp_path, redirected)
     run = tmp_path / "runs" / "a"
     assert done.returncode == 0
-    assert (run / "checkpoints" / "step_000001").is_dir()
+    assert (run / "checkpoints" / "step_000002").is_dir()
     assert (run / "report.html").is_file()
     kept = run / "error.txt"
     said = done.stdout + done.stderr + (kept.read_text() if kept.is_file() else "")
