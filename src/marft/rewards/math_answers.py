@@ -13,11 +13,12 @@ from itertools import pairwise
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy import Basic, Eq, Expr, Float, MatrixBase, Rational
 
-from marft.game.answers import bold_in, find_answer, given_together, rest_stated
+from marft.game.answers import bold_in, denied, find_answer, given_together, rest_stated
 from marft.rewards.math_forms import (
     asks_for_pair,
     asks_for_percentage,
     elements,
+    is_endless,
     is_interval,
     is_open_interval,
     plain_formula,
@@ -35,6 +36,7 @@ _SENTENCE_END = re.compile(r"\.\s|\n\n|\n(?!.*\\end\{)", re.DOTALL)
 _FORMULAS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _EQUALS = re.compile(r"(?<![<>!\\])=(?!=)")
 _EITHER = re.compile(r"\d\s*(?:or|oder|ou|或者?)\s*[-−$\d]", re.IGNORECASE)
+_DIGITS = re.compile(r"[-−]?\d[\d.,/]*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _LATEX = (LatexExtractionConfig(), ExprExtractionConfig())
 
@@ -58,7 +60,7 @@ def equal(gold: str, written: str, tolerances: Sequence[float] = (), question: s
             interval.
     """
     expected, stated = _formula(gold), _statement(written)
-    if not stated or len(stated) > LONGEST:
+    if not stated or len(stated) > LONGEST or (is_endless(stated) and not is_endless(expected)):
         return False
     return _exactly(expected, stated, question) or bool(tolerances and _near(expected, stated, tolerances))
 
@@ -146,6 +148,8 @@ def _statement(text: str) -> str:
     if rest is not None:
         text = _first_sentence(rest)
     formulas = list(_FORMULAS.finditer(text))
+    if _takes_back(text, formulas[-1:] or _last_number(text)):
+        return ""
     if formulas:
         last = [formulas[-1]]
         for before in reversed(formulas[:-1]):
@@ -162,6 +166,15 @@ def _statement(text: str) -> str:
     if _EITHER.search(line):
         return ""
     return _formula(line) if not _WORD.search(without_words(_formula(line))) else text[-LONGEST:]
+
+
+def _last_number(text: str) -> list[re.Match[str]]:
+    return list(_DIGITS.finditer(text, text.rstrip().rfind("\n") + 1))[-1:]
+
+
+def _takes_back(text: str, last: Sequence[re.Match[str]]) -> bool:
+    """Return whether a text says that the last thing in it is not the answer."""
+    return any(denied(text, *match.span()) for match in last)
 
 
 def _formula(answer: str) -> str:

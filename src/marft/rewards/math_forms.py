@@ -9,6 +9,12 @@ from fractions import Fraction
 from marft.rewards.quantities import quantities_in
 from marft.rewards.units import Unit, unit_of
 
+MOST_DIGITS = 4  # of an exponent that is worked out
+DEEPEST = 40  # brackets inside one another
+_POWER = re.compile(r"(?<=\^\{)(\d{1,9})\^(?:\{(\d{1,9})\}|(\d))(?=\})")  # in an exponent
+_LARGE = re.compile(rf"\^(?:\{{[-+]?)?\d{{{MOST_DIGITS + 1}}}|(?<![.\d])\d{{{MOST_DIGITS + 1},}}!")
+_RECURRING = re.compile(r"(?<!\d)(\d{1,9})\.(\d{0,9})\\overline\s*\{?(\d{1,9})\}?")
+_EXPONENT = re.compile(r"(?<![\w\\.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])")
 _SPACING = re.compile(r"\\left|\\right|\\[,;:! ]|[\s$]")
 _THOUSANDS = re.compile(r"(?<=\d),(?:\\!)?\s*(?=\d{3}(?!\d))")
 _BASE = re.compile(r"(-?)(?:\\text\{)?([0-9A-Z]+)\}?_\{?(\d{1,2})\}?")
@@ -93,10 +99,46 @@ def plain_formula(answer: str) -> str:
     while (inside := _AROUND.fullmatch(answer)) and not re.search(r"\$|\*\*|\\[\])]", inside[1]):
         answer = inside[1].strip()
     answer = answer if answer.count("$") % 2 == 0 and answer.count("$") < 3 else answer.replace("$", "")
+    answer = _EXPONENT.sub(
+        r"\1\\times 10^{\2}", _RECURRING.sub(_as_fraction, re.sub(r"\\(?:vee|lor)\b|∨", ",", answer))
+    )
     answer = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", answer)
     answer = "".join(_SIGNS.get(sign, sign) for sign in answer)
     answer = _GROUPS.sub(lambda number: re.sub(r"\D", "", number[0]), " ".join(answer.split()))
     return _MEMBER.sub("", answer)
+
+
+def _as_fraction(decimal: re.Match[str]) -> str:
+    """Return a recurring decimal as a fraction: 0.1666… is 15/90."""
+    whole, fixed, again = decimal.groups()
+    top = int(whole + fixed + again) - int(whole + fixed)
+    return rf"\frac{{{top}}}{{{(10 ** len(again) - 1) * 10 ** len(fixed)}}}"
+
+
+def is_endless(formula: str) -> bool:
+    """Return whether a formula is plainly too much to work out: nested deeper than any answer, to a power of over
+    ``MOST_DIGITS`` digits, or the factorial of such a number.
+
+    >>> is_endless("$9^{9^{9^{9}}}$"), is_endless("$2^{2023}$"), is_endless("$2^{2^{2}}$")
+    (True, False, False)
+    """
+    depth = deepest = 0
+    for sign in formula:
+        depth += (sign in "{([") - (sign in "})]")
+        deepest = max(depth, deepest)
+    plain = _SPACING.sub("", formula)
+    for _ in range(DEEPEST):
+        before, plain = plain, _POWER.sub(_worked_out, plain)
+        if plain == before:
+            break
+    return deepest > DEEPEST or _LARGE.search(plain) is not None
+
+
+def _worked_out(power: re.Match[str]) -> str:
+    """Return what a power in an exponent comes to; its digits are what counts where it is large."""
+    base, exponent = int(power[1]), int(power[2] or power[3])
+    small = exponent * len(power[1]) <= 3 * MOST_DIGITS
+    return str(base**exponent) if small else "9" * (MOST_DIGITS + 1)
 
 
 def same_nothing(expected: str, stated: str) -> bool | None:
