@@ -2,8 +2,8 @@
 
 python -m tests.fuzzing_requests              # 20,000; or a number, and a first seed
 
-After any of them, a plain request is answered as before: the team is the demo's bundled model, sampled by the engine in
-this process.
+After any of them, a plain request is answered as before: the demo's team on the bundled model that uses tools, sampled by
+the engine in this process. About a third of the requests are sampled.
 """
 
 from __future__ import annotations
@@ -123,6 +123,26 @@ def _change(table: dict[str, Any], chance: random.Random) -> None:
         owner.extend(copy.deepcopy(owner) * chance.choice((1, 3, 100)))
 
 
+def _vary(table: dict[str, Any], chance: random.Random) -> None:
+    """Set the sampling of a request within its bounds, and leave out what few clients send: it is sampled."""
+    for name in ("logprobs", "top_logprobs", "response_format", "text", "output_config", "include", "stream_options"):
+        table.pop(name, None)
+    for name in ("messages", "input"):
+        if name in table and chance.random() < 0.5:
+            table[name] = [
+                {"role": "user", "content": chance.choice(("2 + 3 =", "é" * 300, "日本", "<|im_end|>", "{{ x }}"))}
+            ]
+    drawn = {
+        "temperature": chance.choice((0, 1, chance.random())), "top_p": chance.choice((1, 0.01, chance.random())),
+        "top_k": chance.choice((1, 5, 10**6)), "seed": chance.randrange(2**31),
+        "stop": chance.choice((["!"], ["1"], ["1", "+ "])), "stop_sequences": chance.choice((["!"], ["=", "2"])),
+    }  # fmt: skip
+    table.update({name: value for name, value in drawn.items() if name in table})
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        if name in table:
+            table[name] = chance.choice((1, 2, 4, 30))
+
+
 def one(seed: int) -> tuple[str, bytes]:
     """The request of a seed: where it goes, and its body."""
     chance = random.Random(seed)
@@ -135,7 +155,12 @@ def one(seed: int) -> tuple[str, bytes]:
     table["stream"] = chance.random() < 0.2
     if path.endswith("tokens"):
         del table["stream"]
-    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+    if chance.random() < 0.4:
+        _vary(table, chance)
+        changes = chance.choice((0, 0, 1))
+    else:
+        changes = chance.choice((1, 1, 1, 2, 3))
+    for _ in range(changes):
         _change(table, chance)
     body = json.dumps(table).encode()
     if chance.random() < 0.03:
@@ -186,6 +211,7 @@ def _check(answer: Response, path: str) -> None:
 def with_team(work: Callable[[Pestered], T]) -> T:
     """Do something with the demo's team, untrained, behind a server in this process."""
     table = {"name": "demo", **tomllib.loads(bundled("demo").read_text(encoding="utf-8"))}
+    table["models"]["base"]["path"] = "tiny-tools"  # whose template shows tools
     with loaded(Served(parse_recipe(served_table(table), ["--threads", "1"]))) as rollouts:
 
         async def serve() -> T:
