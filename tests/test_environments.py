@@ -117,7 +117,8 @@ class TestAnswers:
         assert last_boxed(text) == boxed
 
     def test_of_boxes_and_tags_the_last_counts(self) -> None:
-        assert find_answer("<answer>1</answer> <answer> 2\n</answer>") == "2"
+        assert find_answer("<answer>1</answer> No, it is <answer> 2\n</answer>") == "2"
+        assert find_answer("<answer>1</answer> <answer> 2\n</answer>") == "1, 2", "a guess at two is not one answer"
         assert find_answer(r"<answer>1</answer> \boxed{3}") == "3"
         assert find_answer(r"\boxed{3}, no: <answer>1</answer>") == "1"
         assert find_answer(r"<answer>\boxed{3}</answer>") == find_answer(r"\boxed{<answer>3</answer>}") == "3"
