@@ -1,6 +1,8 @@
-"""Mutated requests of all protocols to one team that is served: what is asked of them all, and 20,000 of them by hand.
+"""Mutated requests of all protocols to one team that is served, or that plays behind the gateway: what is asked of them
+all, and 20,000 of them by hand.
 
-python -m tests.fuzzing_requests              # 20,000; or a number, and a first seed
+python -m tests.fuzzing_requests              # 20,000 to a served team; or a number, and a first seed
+python -m tests.fuzzing_requests --gateway    # 20,000 to the gateway; or a number, and a first seed
 
 After any of them, a plain request is answered as before: the demo's team on the bundled model that uses tools, sampled by
 the engine in this process. About a third of the requests are sampled.
@@ -16,21 +18,29 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from marft.config import parse_recipe
 from marft.config.bundled import bundled
+from marft.config.given import Given
+from marft.game.game import Attempt
+from marft.gateway.client import Client
 from marft.gateway.listening import Listener
+from marft.gateway.program import Program
+from marft.rollouts import LocalRollouts
 from marft.serving.app import App, Limits
 from marft.serving.asking import Asking
 from marft.serving.loading import loaded
 from marft.serving.settings import Served, served_table
+from marft.types import Task
 from tests.gateways import Response, send
 
 T = TypeVar("T")
 USER = {"role": "user", "content": "2 + 3 ="}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+GREEDY = {"seed": 1, "max_tokens": 3, "temperature": 0}
 SHARED = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 7, "stream": False}
 FUNCTION = {"name": "add", "description": "Add.", "parameters": SCHEMA}
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -169,16 +179,19 @@ def one(seed: int) -> tuple[str, bytes]:
 
 
 class Pestered:
-    """A team that is served, and what a plain request was answered at first."""
+    """A team that is asked at an address, and what a plain request was answered at first.
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    Args:
+        plain: the fields of a plain request, beside its model and messages.
+    """
+
+    def __init__(self, url: str, plain: Mapping[str, object]) -> None:
+        self.url, self.fields = url, plain
         self.first = self.plain()
 
     def plain(self) -> str:
         """What a plain request is answered."""
-        body = {"model": "actor", "messages": [USER], "seed": 1, "max_tokens": 3, "temperature": 0}
-        answer = send(f"{self.url}/v1/chat/completions", body, timeout=60)
+        answer = send(f"{self.url}/chat/completions", {"model": "actor", "messages": [USER], **self.fields}, timeout=60)
         assert answer.status == 200, answer.body
         return answer.said
 
@@ -189,7 +202,7 @@ class Pestered:
             AssertionError: it is none of a good server, or the next plain request is answered otherwise.
         """
         path, body = one(seed)
-        answer = send(f"{self.url}/v1/{path}", body, timeout=60)
+        answer = send(f"{self.url}/{path}", body, timeout=60)
         assert answer.status in (200, 400, 404, 413), answer.body[:500]
         _check(answer, path)
         assert self.plain() == self.first, "a plain request is answered otherwise"
@@ -208,21 +221,46 @@ def _check(answer: Response, path: str) -> None:
         assert (table.get("type") == "error") is path.startswith("messages")
 
 
+def _recipe() -> dict[str, Any]:
+    """The demo's recipe, on a model whose template shows tools."""
+    table = {"name": "demo", **tomllib.loads(bundled("demo").read_text(encoding="utf-8"))}
+    table["models"]["base"]["path"] = "tiny-tools"
+    return table
+
+
 def with_team(work: Callable[[Pestered], T]) -> T:
     """Do something with the demo's team, untrained, behind a server in this process."""
-    table = {"name": "demo", **tomllib.loads(bundled("demo").read_text(encoding="utf-8"))}
-    table["models"]["base"]["path"] = "tiny-tools"  # whose template shows tools
+    table = _recipe()
     with loaded(Served(parse_recipe(served_table(table), ["--threads", "1"]))) as rollouts:
 
         async def serve() -> T:
             app = App(Asking(rollouts.game, "demo"), asyncio.get_running_loop(), "", Limits())
             listener = Listener(app.asgi, "127.0.0.1", 0, "the test", 5)
             try:
-                return await asyncio.to_thread(lambda: work(Pestered(listener.address)))
+                return await asyncio.to_thread(lambda: work(Pestered(f"{listener.address}/v1", GREEDY)))
             finally:
                 listener.close()
 
         return rollouts.wait_for(serve())
+
+
+def with_gateway(work: Callable[[Pestered], T]) -> T:
+    """Do something with the demo's team, untrained, as a program of one long episode: behind the gateway."""
+    found: list[T] = []
+
+    def solve(_: Task, clients: Mapping[str, Client]) -> str:
+        found.append(work(Pestered(clients["actor"].base_url, {})))
+        return ""
+
+    program = Program(call=Given(solve), timeout_seconds=1e6)  # type: ignore[arg-type]
+    table = _recipe()
+    for agent in table["agents"]:
+        agent["sampling"]["temperature"] = 0.01  # a plain request is answered alike, whatever is drawn
+    with LocalRollouts(parse_recipe(table, ["--threads", "1", "--rollout.timeout_seconds", "1e6"])) as rollouts:
+        attempts = [Attempt(rollouts.game.environment.tasks("train")[0], "fuzzing")]
+        (episode,) = rollouts.play(attempts, replace(rollouts.team, organization=program))
+    assert episode.status == "terminated", episode.error
+    return found[0]
 
 
 def pester(team: Pestered, seeds: Sequence[int], each: Callable[[int, BaseException], None]) -> Counter[int]:
@@ -243,7 +281,8 @@ def pester(team: Pestered, seeds: Sequence[int], each: Callable[[int, BaseExcept
 
 
 def main() -> None:
-    words = [int(word) for word in sys.argv[1:]]
+    words = [int(word) for word in sys.argv[1:] if word != "--gateway"]
+    served = with_gateway if "--gateway" in sys.argv else with_team
     count, first = (*words, *(20_000, 0)[len(words) :])[:2]
     faults, began = Counter[str](), time.perf_counter()
 
@@ -253,7 +292,7 @@ def main() -> None:
         if faults[kind[:60]] <= 3:
             print(f"seed {seed}: {kind}", flush=True)
 
-    statuses = with_team(lambda team: pester(team, range(first, first + count), say))
+    statuses = served(lambda team: pester(team, range(first, first + count), say))
     print(dict(statuses), f"in {time.perf_counter() - began:.0f} s; {sum(faults.values())} faults")
     for kind, number in faults.most_common(30):
         print(number, kind)

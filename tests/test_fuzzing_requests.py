@@ -6,26 +6,30 @@ All of them: ``python -m tests.fuzzing_requests``, or ``MARFT_FUZZ=20000`` for t
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
-from tests.fuzzing_requests import one, pester, with_team
+from tests.fuzzing_requests import Pestered, one, pester, with_gateway, with_team
 
+Asked = Callable[[Callable[[Pestered], Counter[int]]], Counter[int]]
 COUNT = int(os.environ.get("MARFT_FUZZ", "200"))
 
 
 @pytest.mark.slow
-def test_after_any_request_a_plain_one_is_answered_as_before() -> None:
+@pytest.mark.parametrize(("asked", "count"), [(with_team, COUNT), (with_gateway, COUNT // 2)])
+def test_after_any_request_a_plain_one_is_answered_as_before(asked: Asked, count: int) -> None:
     faults: dict[str, str] = {}
 
     def note(seed: int, error: BaseException) -> None:
         faults[f"python -m tests.fuzzing_requests 1 {seed}"] = f"{type(error).__name__}: {str(error)[:300]}"
 
-    statuses = with_team(lambda team: pester(team, range(COUNT), note))
+    statuses = asked(lambda team: pester(team, range(count), note))
     assert not faults
-    assert statuses[400] > statuses[200] > COUNT // 50
+    assert statuses[400] > statuses[200] > count // 50
 
 
 def test_the_same_seed_is_the_same_request() -> None:
