@@ -10,6 +10,7 @@ import py_compile
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,29 @@ from marft.processes.python_here import python_here
 from tests.helpers import recipe
 from tests.test_export_hostile import HOLDS, written
 
+# Ways in which a module imports another by its name: what a reward function returns.
+BY_NAME = [
+    f"{head}\ndef reward(episode): return {value}"
+    for head, value in (
+        ("import importlib.util", "2.0 if importlib.util.find_spec('{m}_b') else None"),
+        ("import importlib.util", "2.0 if importlib.util.find_spec('{m}_p.inner') else None"),
+        ("import pkgutil", "pkgutil.resolve_name('{m}_b:VALUE')"),
+        ("import pkgutil", "pkgutil.resolve_name('{m}_b.VALUE')"),
+        ("import runpy", "runpy.run_module('{m}_b')['VALUE']"),
+        ("import pydoc", "pydoc.locate('{m}_b').VALUE"),
+        ("import functools, importlib", "functools.partial(importlib.import_module, '{m}_b')().VALUE"),
+        ("from importlib import resources", "2.0 if resources.files('{m}_p').joinpath('deep.py').is_file() else None"),
+        ("import threading\ndef work(): import {m}_b", "threading.Thread(target=work).run() or 2.0"),
+        ("import logging.config as c", "c.dictConfig({{'version': 1, 'filters': {{'f': {{'()': '{m}_b.f'}}}}}}) or 2.0"),
+    )
+] + [
+    "from unittest.mock import patch\ndef reward(episode):\n    with patch('{m}_b.VALUE', 2.0):\n"
+    "        import {m}_b\n        return {m}_b.VALUE",
+    "from unittest.mock import patch\n@patch('{m}_b.VALUE', 2.0)\ndef reward(episode):\n"
+    "    import {m}_b\n    return {m}_b.VALUE",
+    "from unittest.mock import patch\n@patch.dict('{m}_b.TABLE', {{'a': 2.0}})\ndef reward(episode):\n"
+    "    import {m}_b\n    return {m}_b.TABLE['a']",
+]  # fmt: skip
 PLANTED = ("brotli", "brotlicffi", "h2", "socks", "orjson", "zstandard", "uvloop")  # that libraries try to import
 MINE = "mine_of_users"  # a prefix of modules that the tests write
 
@@ -89,16 +113,44 @@ class TestOfARecipe:
             "from {m}_p.inner import VALUE\ndef reward(episode): return VALUE",
             "import {m}_p.inner\ndef reward(episode): return {m}_p.inner.VALUE",
             "import {m}_n.inner\ndef reward(episode): return {m}_n.inner.VALUE",
+            *BY_NAME,
         ],
     )
     def test_a_module_imports_its_neighbors(self, source: str, tmp_path: Path) -> None:
         put(tmp_path, {
-            f"{MINE}_a.py": source.format(m=MINE), f"{MINE}_b.py": "VALUE = 2.0",
+            f"{MINE}_a.py": source.format(m=MINE), f"{MINE}_b.py": "VALUE, TABLE, f = 2.0, {}, dict",
             f"{MINE}_p/__init__.py": f"from . import inner\nimport {MINE}_b", f"{MINE}_n/inner.py": "VALUE = 2.0",
             f"{MINE}_p/inner.py": "from .deep import VALUE",
             f"{MINE}_p/deep.py": f"from {MINE}_b import VALUE",
         })  # fmt: skip
         assert rewarded(tmp_path, f"{MINE}_a:reward")(None) == 2.0
+
+    @pytest.mark.parametrize("call", ["importlib.import_module", "importlib.util.find_spec", "pkgutil.resolve_name"])
+    def test_no_library_finds_it_by_its_name(self, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        head = f"import importlib.util, pkgutil\ndef find(name): return {call}(name)"
+        library = put(tmp_path / "installed", {f"{MINE}_library.py": head})
+        monkeypatch.syspath_prepend(library)
+        source = f"from {MINE}_library import find\ndef reward(episode): return find('{MINE}_b')"
+        put(tmp_path, {f"{MINE}_a.py": source, f"{MINE}_b.py": "1 / 0"})
+        reward = rewarded(tmp_path, f"{MINE}_a:reward")
+        if call.endswith("find_spec"):
+            assert reward(None) is None
+        else:
+            with pytest.raises(ModuleNotFoundError):
+                reward(None)
+
+    @pytest.mark.parametrize("call", ["importlib.import_module", "__import__", "pkgutil.resolve_name"])
+    def test_an_import_that_is_handed_to_a_thread_says_why_it_finds_nothing(self, call: str, tmp_path: Path) -> None:
+        head = "import importlib, pkgutil\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        body = f"    with ThreadPoolExecutor(1) as pool: return pool.submit({call}, '{MINE}_b').result()"
+        put(tmp_path, {f"{MINE}_a.py": f"{head}def reward(episode):\n{body}", f"{MINE}_b.py": ""})
+        with pytest.raises(ModuleNotFoundError, match="hand over a function of your module that imports it"):
+            rewarded(tmp_path, f"{MINE}_a:reward")(None)
+
+    def test_a_thread_that_asks_for_a_module_is_told_that_there_is_none(self, tmp_path: Path) -> None:
+        rewarded(put(tmp_path, {f"{MINE}_a.py": "reward = print", f"{MINE}_b.py": ""}), f"{MINE}_a:reward")
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(importlib.util.find_spec, f"{MINE}_b").result() is None
 
     def test_a_project_has_its_modules_in_src(self, tmp_path: Path) -> None:
         put(tmp_path, {
@@ -325,6 +377,17 @@ class TestProcesses:
         assert done.returncode == 0, done.stderr
         assert f"runs {planted / MINE}_a.py" in done.stderr
         assert not self.said(planted)
+
+    def test_a_process_that_a_module_spawns_says_what_it_does_not_find(self, tmp_path: Path) -> None:
+        body = "def work(): pass\ndef start():\n    p = m.get_context('spawn').Process(target=work)\n    p.start(); p.join()"
+        put(tmp_path / "recipe", {f"{MINE}_a.py": f"import multiprocessing as m\n{body}"})
+        main = (
+            "from pathlib import Path\nfrom marft import user_modules\nif __name__ == '__main__':\n"
+            f"    user_modules.add_folder(Path('recipe').resolve())\n    user_modules.import_named('{MINE}_a').start()"
+        )
+        command = [sys.executable, put(tmp_path, {"main.py": main}) / "main.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert f"No module named '{MINE}_a': a process that multiprocessing starts finds no modules" in done.stderr
 
     @pytest.mark.parametrize("path", [":", "here:", "."])
     def test_the_command_itself_takes_no_library_from_an_export_that_is_its_working_folder(

@@ -19,10 +19,18 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 
 PROJECT, SOURCE = "pyproject.toml", "src"  # of a project that keeps its modules apart
 TEAM, FORMAT, CODE = "team.json", "a team of MARFT", "code"  # of an export: its manifest, the folder of its modules
+# Modules of Python that import what their caller names: their imports are those of the caller.
+BY_NAME = (
+    "contextlib", "functools", "importlib", "importlib._bootstrap", "importlib._bootstrap_external", "importlib.util",
+    "logging.config", "pkgutil", "pydoc", "runpy", "unittest.mock",
+)  # fmt: skip
+RESOURCES = "importlib.resources"  # a package of such modules
+# Packages of Python that call a function for a caller that is no longer on the stack, or in another process.
+DETACHED = ("asyncio", "concurrent", "multiprocessing", "pickle", "threading")
 
 
 @dataclass(frozen=True)
@@ -132,22 +140,80 @@ class _Beside(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None  # noqa: ARG002
     ) -> ModuleSpec | None:  # fmt: skip
-        """Look where the importing module may look."""
-        roots = _roots_of(sys._getframe(1)) if path is None else ()
-        return next((spec for root in roots if (spec := root.spec(fullname))), None)
+        """Look where the importing module may look.
+
+        Raises:
+            ModuleNotFoundError: the importing module is unknown, and the module may lie beside a recipe.
+        """
+        caller = _caller(sys._getframe(1)) if path is None else None
+        roots = _roots_of(caller) if caller is not None else ()
+        spec = next((spec for root in roots if (spec := root.spec(fullname))), None)
+        if spec is None and caller is not None and not _asks_only(sys._getframe(1)):
+            _refuse_detached(fullname, caller)
+        return spec
 
 
-def _roots_of(frame: FrameType | None) -> Sequence[Root]:
-    """Return the places in which the code that imports something may find it."""
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__"))
-        if frame.f_code is import_named.__code__:
-            return _searched.get()
-        if name not in ("importlib", "importlib._bootstrap", "importlib._bootstrap_external", __name__):
-            loader = frame.f_globals.get("__loader__")
-            return (loader.root,) if isinstance(loader, SourceLoader) else ()
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the code that imports something, by whatever function of Python; None if there is none."""
+    while frame is not None and frame.f_code is not import_named.__code__ and _passes_on(frame):
         frame = frame.f_back
-    return ()
+    return frame
+
+
+def _passes_on(frame: FrameType) -> bool:
+    """Return whether a frame imports what its caller names."""
+    name = str(frame.f_globals.get("__name__"))
+    if _decorated(frame) is not None:
+        return False
+    return name in (*BY_NAME, __name__) or name == RESOURCES or name.startswith(f"{RESOURCES}.")
+
+
+def _decorated(frame: FrameType) -> FunctionType | None:
+    """Return the function that a decorator of ``unittest.mock`` is about to call in a frame; None: it is another."""
+    if frame.f_globals.get("__name__") != "unittest.mock" or frame.f_code.co_name not in ("patched", "_inner"):
+        return None
+    function = frame.f_locals.get("func", frame.f_locals.get("f"))
+    return function if isinstance(function, FunctionType) else None
+
+
+def _roots_of(caller: FrameType) -> Sequence[Root]:
+    """Return the places in which the code that imports something may find it."""
+    if caller.f_code is import_named.__code__:
+        return _searched.get()
+    function = _decorated(caller)
+    loader = (caller.f_globals if function is None else function.__globals__).get("__loader__")
+    return (loader.root,) if isinstance(loader, SourceLoader) else ()
+
+
+def _asks_only(frame: FrameType) -> bool:
+    """Return whether ``importlib.util.find_spec`` looks for a module, which is no error if there is none."""
+    while frame.f_back is not None and frame.f_globals.get("__name__") == "importlib._bootstrap":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") == "importlib.util"
+
+
+def _refuse_detached(name: str, caller: FrameType) -> None:
+    """See that a module beside a recipe is not imported for a caller that is unknown.
+
+    Raises:
+        ModuleNotFoundError: a thread, an event loop or a process that was started imports it.
+    """
+    package = str(caller.f_globals.get("__name__")).partition(".")[0]
+    if package not in DETACHED:
+        return
+    missing = f"No module named {name!r}"
+    if any(root.spec(name) for root in _roots):
+        raise ModuleNotFoundError(
+            f"{missing}: it lies beside a recipe, where modules of that folder alone may import it, and this import "
+            "was handed to a thread or an event loop; hand over a function of your module that imports it",
+            name=name,
+        )
+    if package == "multiprocessing":
+        raise ModuleNotFoundError(
+            f"{missing}: a process that multiprocessing starts finds no modules beside a recipe; install the module "
+            "(pip install -e .), or start processes with multiprocessing.get_context('fork')",
+            name=name,
+        )
 
 
 def add(root: Root) -> None:
@@ -230,9 +296,7 @@ def import_named(module: str, folder: str = "") -> ModuleType:
     Raises:
         ImportError: it is not there, or cannot be loaded.
     """
-    for finder, place in ((_INSIDE, 0), (_BESIDE, len(sys.meta_path) + 1)):
-        if finder not in sys.meta_path:
-            sys.meta_path.insert(place, finder)
+    _install()
     new = module not in sys.modules
     token = _searched.set(_places(module.partition(".")[0], folder))
     try:
@@ -243,6 +307,12 @@ def import_named(module: str, folder: str = "") -> ModuleType:
         for listener in _listeners:
             listener(f"runs {found.__file__}")
     return found
+
+
+def _install() -> None:
+    for finder, place in ((_INSIDE, 0), (_BESIDE, len(sys.meta_path) + 1)):
+        if finder not in sys.meta_path:
+            sys.meta_path.insert(place, finder)
 
 
 def _places(name: str, folder: str) -> Sequence[Root]:
@@ -283,3 +353,4 @@ def _manifest(folder: Path) -> dict[str, object] | None:
 
 
 _INSIDE, _BESIDE = _Inside(), _Beside()
+_install()  # also in processes that a user's module starts, to say what they do not find
