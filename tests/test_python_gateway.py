@@ -64,6 +64,12 @@ def test_a_task_of_the_environment_is_graded_by_it(gateway: marft.Gateway) -> No
         assert (session.episode.total_reward, session.episode.success) == (reward, bool(reward))
 
 
+def test_tasks_are_copies_that_change_none_of_the_environments(gateway: marft.Gateway) -> None:
+    task, right = gateway.tasks("test")[0], gateway.tasks("test")[0].data["entry"]["answer"]
+    task.data["entry"]["answer"] = "anything"
+    assert gateway.tasks("test")[0].data["entry"]["answer"] == right
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -5,18 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from marft.config.load import load_recipe
+from marft.drawing import Draws
+from marft.envs.gradings import ByFunction
+from marft.envs.reasoning_gym import ReasoningGym
+from marft.envs.scripts import Cue
 from marft.game.game import Attempt
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.play import play
 from marft.game.tasks import own_copy
+from marft.gateway.client import Client
+from marft.learning.batching import FixedLogProbs
+from marft.learning.interfaces import CreditInputs, Credits
 from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import Function
+from marft.scripted import ScriptedTeam
+from marft.synthesis.candidates import Candidate, World
+from marft.synthesis.sifting import sifted
 from marft.types import Episode, JointAction, Observation, Step, Task
+from tests.fakes import goes_on
+from tests.gateways import ask, game_of
+from tests.helpers import settings
+from tests.learners import begun, episodes, recipe
 from tests.tool_games import says, with_tools
 
 TASK = Task("t", "Say hi.", {"answers": [["hi"]], "seen": 0})
@@ -86,6 +102,99 @@ def test_no_reward_term_finds_what_another_has_written() -> None:
         assert not made.error
         assert [transition.reward for transition in made.transitions] == [0.0]
         assert made.task == TASK
+
+
+def test_odds_find_what_nobody_has_written() -> None:
+    found: list[bool] = []
+
+    class Odd(ReasoningGym):
+        def odds(self, task: Task) -> float:
+            found.append(spoiled(task))
+            return 1.0
+
+    run = settings().model_copy(update={"environment": Odd.model_validate({"dataset": "chain_sum"})})
+    for _ in range(2):
+        Draws(run, [TASK])
+    assert found == [False, False]
+    assert TASK.data == {"answers": [["hi"]], "seen": 0}
+
+
+def test_a_credit_writes_into_no_episode(tmp_path: Path) -> None:
+    found: list[bool] = []
+
+    class Spoiling:
+        def assign(self, inputs: CreditInputs) -> Credits:
+            found.extend(spoiled(episode.task) for episode in inputs.episodes)
+            return Credits([np.zeros(1) for _ in inputs.actions])
+
+    learner = begun(recipe(tmp_path, "grpo", "--algorithm.level", "action"))
+    learner.credit = Spoiling()  # type: ignore[assignment]
+    batch = [replace(episode, task=TASK) for episode in episodes(2)]
+    learner.assign_credit(batch, FixedLogProbs())
+    assert found == [False, False]
+    assert TASK.data == {"answers": [["hi"]], "seen": 0}
+
+
+def test_a_filter_writes_into_nothing_that_another_reads() -> None:
+    found: list[bool] = []
+
+    class Spoiling:
+        name = "spoiling"
+
+        def refused(self, candidates: Sequence[Candidate], world: World) -> dict[int, str]:
+            tasks = [*(candidate.episode.task for candidate in candidates), *world.held_out]
+            found.extend(map(spoiled, tasks))
+            return {}
+
+    some = [Candidate(replace(episode, task=TASK)) for episode in episodes(1)]
+    left, _ = sifted(some, [Spoiling(), Spoiling()], World(held_out=[TASK]))
+    assert left == some
+    assert not any(found)
+    assert TASK.data == {"answers": [["hi"]], "seen": 0}
+
+
+def test_a_script_writes_into_no_task() -> None:
+    found: list[bool] = []
+
+    def script(cue: Cue) -> str:
+        found.append(spoiled(cue.task))
+        return "hi"
+
+    run = load_recipe("demo")
+    task = replace(run.environment.tasks("test")[0], data=TASK.data)  # type: ignore[attr-defined]
+    with ScriptedTeam(run, script) as team:
+        list(team.play([task]))
+    assert len(found) > 1
+    assert not any(found)
+    assert TASK.data == {"answers": [["hi"]], "seen": 0}
+
+
+def spoils_a_row(row: Any, text: str) -> bool:
+    return not spoiled(Task("t", "", row))
+
+
+def test_a_grading_finds_a_row_as_it_was_read() -> None:
+    grading = ByFunction(call="tests.test_task_data:spoils_a_row")
+    assert [grading.grade("", TASK.data, "hi").success for _ in range(2)] == [True, True]
+
+
+def test_a_program_finds_its_task_in_every_step_as_it_was() -> None:
+    found: list[bool] = []
+
+    def solve(task: Task, clients: dict[str, Client]) -> float:
+        found.append(spoiled(task))
+        ask(clients["a"])
+        return 1.0
+
+    g = game_of(
+        solve, "a", graded_by="program", steps=[goes_on(text="more"), lambda _: Step(Observation(""), 0.0, True)]
+    )  # type: ignore[arg-type]
+    try:
+        episode = asyncio.run(play(g, Attempt(TASK, "s")))
+    finally:
+        g.threads.close()
+    assert not episode.error
+    assert found == [False, False]
 
 
 def test_a_copy_of_a_task_shares_what_cannot_be_changed_and_nothing_else() -> None:

@@ -19,6 +19,7 @@ from marft.config.parts import EnvironmentPart
 from marft.config.run import RunSettings
 from marft.curriculum import Standing, begun, levels_of, moved, shares
 from marft.errors import RunError
+from marft.game.tasks import own_copy
 from marft.types import Episode, Task
 
 NONE: Mapping[str, str] = {}
@@ -187,11 +188,11 @@ def _odds(environment: EnvironmentPart, tasks: Sequence[Task]) -> npt.NDArray[np
     """
     if type(environment).odds is EnvironmentPart.odds:
         return np.ones(len(tasks))
-    odds = np.array([environment.odds(task) for task in tasks], np.float64)
+    odds = np.array([environment.odds(own_copy(task)) for task in tasks], np.float64)
     if not np.isfinite(odds).all() or (odds <= 0).any():
-        task = tasks[int(np.flatnonzero(~(np.isfinite(odds) & (odds > 0)))[0])]
+        place = int(np.flatnonzero(~(np.isfinite(odds) & (odds > 0)))[0])
         raise ValueError(
-            f"environment {environment.name!r}: odds of training task {task.id!r} are {environment.odds(task)}; a task "
+            f"environment {environment.name!r}: odds of training task {tasks[place].id!r} are {odds[place]}; a task "
             "that is never to be drawn is left out of tasks('train')"
         )
     return odds

@@ -21,6 +21,7 @@ from marft.game.game import Attempt
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.rendering import ChatMessage
 from marft.game.rollout import play_all
+from marft.game.tasks import own_copy
 from marft.game_parts import GameParts, open_terms
 from marft.models.formats import Format, load_formats
 from marft.sandbox.runner import end_all
@@ -94,7 +95,9 @@ class ScriptedSampler:
 
     def _line(self, prompt: Prompt, key: ActionKey, options: tuple[str, ...]) -> Line:
         random = Random(derive_seed(self.seed, *map(str, key)))
-        said = self.script(Cue(self.tasks[key.task], key.agent, key.step, prompt.chat, random, options, prompt.tools))
+        said = self.script(
+            Cue(own_copy(self.tasks[key.task]), key.agent, key.step, prompt.chat, random, options, prompt.tools)
+        )
         line = Line(said) if isinstance(said, str) else said
         self.heard(Spoken(key, prompt.chat, prompt.tools, line))
         return line

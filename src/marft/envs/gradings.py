@@ -27,6 +27,7 @@ from marft.faults import defined
 from marft.game.answers import answer_in, stated_answer, undecorated, wordings
 from marft.game.loop_threads import awaited_elsewhere
 from marft.game.reading import RefusedError, flag, number
+from marft.game.tasks import own_data
 from marft.rewards.comparing import close, contains, number_stated, scaled_numbers, token_f1, words_of
 from marft.rewards.grader import Grader
 from marft.thoughts import outside_thoughts
@@ -250,7 +251,7 @@ class ByFunction(Grading):
             TypeError: that is no grade; the message names the function's file and line.
         """
         function = import_path(self.call)
-        said = awaited_elsewhere(function(cells, text))
+        said = awaited_elsewhere(function(own_data(cells), text))
         if isinstance(said, bool | np.bool_):
             return all_or_nothing(bool(said))
         both = said if isinstance(said, tuple) else (said, None)

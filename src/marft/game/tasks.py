@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from marft.types import Task
+from marft.types import Episode, Task
 
+T = TypeVar("T")
 SHARED = (str, int, float, bool, bytes, complex, type(None))  # that nobody can change
 
 
@@ -19,10 +20,21 @@ def own_copy(task: Task) -> Task:
     >>> task.data
     {'words': ['a']}
     """
+    return replace(task, data=own_data(task.data))
+
+
+def with_own_task(episode: Episode) -> Episode:
+    """Return the episode with a copy of its task's data."""
+    return replace(episode, task=own_copy(episode.task))
+
+
+def own_data(data: T) -> T:
+    """Return a copy of a task's data, or of a part of it."""
     try:
-        return replace(task, data=_copied(task.data))
+        copied: T = _copied(data)
     except RecursionError:  # it lies too deep, or in itself
-        return replace(task, data=_deep(task.data))
+        copied = _deep(data)
+    return copied
 
 
 def _copied(value: Any) -> Any:

@@ -25,6 +25,7 @@ from marft.game.agents import Agents
 from marft.game.loop_threads import LoopThread, OverdueError, RaisedError
 from marft.game.outcome import Outcome
 from marft.game.reading import RefusedError
+from marft.game.tasks import own_data
 from marft.gateway.client import Client, Clients
 from marft.gateway.masking import without
 from marft.gateway.solving import call, command
@@ -198,7 +199,7 @@ class Episode:
 
     async def _run(self, thread: LoopThread, observation: Observation, clients: Mapping[str, Client]) -> Outcome:
         program = self.program
-        task = Task(self.task.id, observation.text, self.task.data if program.grades else {})
+        task = Task(self.task.id, observation.text, own_data(self.task.data) if program.grades else {})
         run = (
             partial(call, import_path(program.call), task, clients, program.grades)
             if program.call

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.errors import RunError
+from marft.game.tasks import with_own_task
 from marft.learning.batching import FixedLogProbs, Packing, make_samples
 from marft.learning.comparing import Compared
 from marft.learning.critic import Critic
@@ -186,7 +187,8 @@ class Learner:
     def _assigned(self, inputs: CreditInputs) -> Credits:
         """The credit's advantages, or 0 where every episode earned the same and the recipe wants none of that. What a
         critic learns is not changed."""
-        credits = self.credit.assign(inputs)
+        own = replace(inputs, episodes=[with_own_task(episode) for episode in inputs.episodes])
+        credits = self.credit.assign(own)
         if self.settings.equal_rewards == "zero" and earned_alike(inputs.episodes):
             return replace(credits, advantages=[np.zeros_like(row) for row in credits.advantages])
         return credits

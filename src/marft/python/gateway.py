@@ -18,6 +18,7 @@ from marft.config.load import parse_recipe, to_toml
 from marft.config.run import RunSettings
 from marft.evaluation.session import BASE, find_checkpoint
 from marft.faults import described
+from marft.game.tasks import own_copy
 from marft.gateway.program import Program
 from marft.python.asked import check_place
 from marft.python.commands import Changes, Recipe, run_of
@@ -91,7 +92,7 @@ class Gateway:
 
         if split not in ("train", "validation", "test"):
             raise ValueError(f"split: {split!r} is none of train, validation, test")
-        return list(tasks_of(self.run.environment, split))  # type: ignore[arg-type]
+        return [own_copy(task) for task in tasks_of(self.run.environment, split)]  # type: ignore[arg-type]
 
     def session(self, task: str | Task) -> Session:
         """Begin an episode.

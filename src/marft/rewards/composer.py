@@ -11,7 +11,7 @@ from dataclasses import replace
 from marft.errors import EpisodeFailedError
 from marft.game.loop_threads import LoopThreadPool, OverdueError, RaisedError, in_words
 from marft.game.reading import RefusedError, number, own_rewards
-from marft.game.tasks import own_copy
+from marft.game.tasks import with_own_task
 from marft.rewards.terms import Term, TermReward, names_of
 from marft.types import Episode, Transition
 
@@ -97,7 +97,7 @@ def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[TermReward]]
 
 async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[TermReward]:
     """What a term gives for each step, in plain values."""
-    scored = term.score(replace(episode, task=own_copy(episode.task)))
+    scored = term.score(with_own_task(episode))
     given: object = await scored if inspect.isawaitable(scored) else scored
     try:
         if not isinstance(given, Sequence) or len(given) != len(episode.transitions):

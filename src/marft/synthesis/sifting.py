@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from marft.game.tasks import own_copy, with_own_task
 from marft.synthesis.candidates import Candidate, Filter, Refused, World
 from marft.types import Task
 
@@ -50,7 +51,8 @@ def sifted(
     """What filters let through, in its order, and what each of them left out."""
     left, passages = [*candidates], list[Passage]()
     for one in filters:
-        refused = one.refused(left, world)
+        own = [replace(candidate, episode=with_own_task(candidate.episode)) for candidate in left]
+        refused = one.refused(own, replace(world, held_out=[own_copy(task) for task in world.held_out]))
         assert all(0 <= place < len(left) for place in refused), f"{one.name} refused what was not there"
         passages.append(passed(one.name, len(left), refused))
         left = [candidate for place, candidate in enumerate(left) if place not in refused]

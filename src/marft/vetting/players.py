@@ -14,6 +14,7 @@ from marft.config.settings import DEEPEST
 from marft.envs.scripts import Cue, Line, Script
 from marft.game.loop_threads import RaisedError, in_words
 from marft.game.rendering import Message, compose
+from marft.game.tasks import own_copy
 from marft.seeds import derive_seed
 from marft.types import Observation, Profile, Task, Tool, ToolCall
 from marft.vetting import odd
@@ -89,7 +90,7 @@ class Performer:
         options = tuple(moment.observation.options.get(role, ()))
         random = Random(derive_seed(self.seed, "script", role, moment.step))
         for _ in range(ROUNDS):
-            cue = Cue(self.task, role, moment.step, tuple(chat), random, options, self.tools)
+            cue = Cue(own_copy(self.task), role, moment.step, tuple(chat), random, options, self.tools)
             said: object = await in_words(self.script, (cue,), RaisedError)
             if not isinstance(said, str | Line):
                 raise RaisedError(f"TypeError: it says a {type(said).__name__}, not a text or a Line", "")
