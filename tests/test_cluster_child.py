@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -96,6 +97,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[There], tuple[Re
         actors.append(Actor(there))
         return RelayedChild("worker 1", actors[-1], "n1", quiet=True), actors[-1]
 
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a relay changes it, and the folder, of the process that it is
+    monkeypatch.chdir(Path.cwd())
     monkeypatch.setattr(relayed.ray, "get", get)
     monkeypatch.setattr(relayed.ray, "kill", kill)
     yield make

@@ -53,6 +53,8 @@ def nowhere(descriptor: int) -> list[str]:
 @pytest.fixture
 def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
     monkeypatch.setattr("marft.cluster.relay.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a relay changes it, and the folder, of the process that it is
+    monkeypatch.chdir(Path.cwd())
     made = Relay()
     yield made
     if made._child:
