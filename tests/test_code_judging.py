@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from marft.envs.code import proposing
 from marft.envs.code.asserting import statements_of
+from marft.envs.code.comparing import Reader
 from marft.envs.code.grading import Bench
 from marft.envs.code.judging import Call, Feed, Limits, Outcome, outcomes
 from marft.envs.code.mutants import mutants
-from marft.envs.code.plain import decode, encode, same, unified
+from marft.envs.code.plain import decode, encode, same, shown, unified
 from marft.envs.code.problems import Asserts, Case, Problem, passes, printed_alike
 from marft.envs.code.proposing import program_in
 from marft.envs.code.reports import report
@@ -114,7 +115,7 @@ def test_a_program_finds_no_input_but_its_own() -> None:
         "    return ['in' + 'put-' + n in seen for n in 'abc']"
     )
     found = outcomes([spy], [Call("f", (f"input-{name}",)) for name in "abc"], SHORT)[0]
-    assert [out.value for out in found] == [[name == here for name in "abc"] for here in "abc"]
+    assert [decode(out.value) for out in found] == [[name == here for name in "abc"] for here in "abc"]
 
 
 class Sly(int):
@@ -167,7 +168,7 @@ def test_each_input_meets_the_program_alone_and_what_fails_loses_itself() -> Non
         "seen = []\ndef f(x):\n    seen.append(x)\n    if x == 0: raise KeyError('no')\n    return seen, 10**25 * x"
     )
     found = outcomes([program, "def f(:"], [Call("f", (x,)) for x in (1, 0, 2)], SHORT)
-    assert [(out.how, out.value) for out in found[0]] == [
+    assert [(out.how, decode(out.value) if out.fine else out.value) for out in found[0]] == [
         ("returned", ([1], 10**25)), ("raised", ""), ("returned", ([2], 2 * 10**25))
     ]  # fmt: skip
     assert "KeyError" in found[0][1].said
@@ -191,9 +192,8 @@ def test_programs_that_read_and_print_end_as_python_ends_them() -> None:
 
 @isolated
 def test_the_class_solution_is_asked_where_there_is_no_such_function() -> None:
-    assert (
-        outcomes(["class Solution:\n def g(self, x): return x"], [Call("g", (4,)), Call("h")], SHORT)[0][0].value == 4
-    )
+    found = outcomes(["class Solution:\n def g(self, x): return x"], [Call("g", (4,)), Call("h")], SHORT)[0]
+    assert decode(found[0].value) == 4
 
 
 @BY_NIGHT
@@ -314,8 +314,13 @@ def test_no_answer_is_so_odd_that_an_attempt_fails_for_it() -> None:
         deep = [deep]
     case = Case(Call("f", (10**5000,)), (10**5000,), as_json=True)
     for value in (10**5000, deep, float("nan"), "\ud800"):
-        told = report(((case, Outcome("returned", value), passes(case, Outcome("returned", value), 1e-6)),))
-        assert told.startswith("f(a value too long to show) gives ")
+        passes(case, Outcome("returned", value), 1e-6)
+        assert shown(value)
+        (compared,) = Reader(9).compared([case], [Outcome("returned", encode(0 if value is deep else value))], 1e-6)
+        assert report(((case, *compared),)).startswith("f(a value too long to show) gives ")
+    for text in ("[" * 10**5, "nonsense", '{"f": "1"}', '{"t": 1}', "\x00"):
+        ((outcome, right),) = Reader(9).compared([case], [Outcome("returned", text)], 1e-6)
+        assert (outcome.how, right, outcome.said[:12]) == ("raised", False, "it returned ")
     for printed in ("sNaN", "1e999999999999999999999", "-1e999999 2", "9" * 5000, "1_000", "\ud800"):
         assert not printed_alike("1", printed, 0.1)
         assert not printed_alike(printed, "2", 0.1)

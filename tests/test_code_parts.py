@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from marft.envs.code import drawing, proposing
 from marft.envs.code.grading import Bench, _accepted
+from marft.envs.code.inside import record
 from marft.envs.code.judging import Call, Limits, Outcome, _read
 from marft.envs.code.phrases import Step, in_code, in_words, mistakes, value_of
 from marft.envs.code.problems import Case, Problem
@@ -90,11 +92,24 @@ def test_hidden_tests_are_run_before_those_of_an_agent() -> None:
     assert [right for _, right in verdict.shown] == [True]
 
 
-def test_the_first_line_about_an_input_counts_and_only_ours() -> None:
-    lines = [
-        '["ours", 0, 0, "returned", "a"]',
-        '["ours", 0, 0, "returned", "b"]',
-        '["theirs", 0, 1, "c"]',
-        '["ours", 0',
+def test_the_first_record_about_an_input_counts_and_only_ours() -> None:
+    ours, theirs = "ours 0 0", "theirs 0 1"
+    records = [
+        b"noise\n",
+        record(theirs, "returned", "", b"c"),
+        record(ours, "returned", "", b"a\nours 0 1 returned 0 1\nb"),
+        record("ours 0 2", "guessed", "", b"d"),
+        record(ours, "returned", "", b"b"),
+        record("ours 1 0", "raised", "E: \ud800", b"")[:-1],
     ]
-    assert _read("\n".join(lines), "ours") == {(0, 0): ["returned", "a"]}
+    found = _read(b"".join(records), "ours", 9, 99)
+    assert found == {(0, 0): Outcome("returned", "a\nours 0 1 returned 0 1\nb")}
+    assert _read(record(ours, "returned", "", b"a" * 100), "ours", 9, 99) == {}, "no program may say so much"
+
+
+def test_what_a_jail_writes_is_cut_up_in_bounded_time() -> None:
+    began = time.process_time()
+    assert not _read(b"\n" * 2**24, "ours", 9, 99)
+    assert not _read(b"\nours " * 2**21, "ours", 9, 99)
+    assert not _read(b"\nours 0 0 returned 0 9999999\n" * 2**19, "ours", 9, 99)
+    assert time.process_time() - began < 1

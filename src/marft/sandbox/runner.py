@@ -39,10 +39,20 @@ class Ran:
     """
 
     outcome: Outcome
-    output: str
-    errors: str
+    written: bytes  # to standard output
+    complained: bytes  # to standard error
     status: int
     seconds: float
+
+    @property
+    def output(self) -> str:
+        """The text of standard output."""
+        return self.written.decode(errors="replace")
+
+    @property
+    def errors(self) -> str:
+        """The text of standard error."""
+        return self.complained.decode(errors="replace")
 
 
 def run_python(
@@ -151,7 +161,7 @@ def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, b
 
 def _talk(
     process: subprocess.Popen[bytes], order: bytes, settings: SandboxSettings, deadline: float
-) -> tuple[str, str, Outcome | None]:
+) -> tuple[bytes, bytes, Outcome | None]:
     """Hand over the order, and read until the program ends, runs out of time or says too much."""
     assert process.stdin
     assert process.stdout
@@ -188,8 +198,8 @@ def _talk(
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             cut = "timed_out"
-    texts = [bytes(heard[pipe.fileno()][:limit]).decode(errors="replace") for pipe in (process.stdout, process.stderr)]
-    return texts[0], texts[1], cut
+    output, errors = (bytes(heard[pipe.fileno()][:limit]) for pipe in (process.stdout, process.stderr))
+    return output, errors, cut
 
 
 def _feed(process: subprocess.Popen[bytes], order: bytes) -> bytes:

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
-from marft.envs.code.judging import Call, JudgingError, Limits, Outcome, outcomes
-from marft.envs.code.plain import decode, encode
+from marft.envs.code.comparing import Reader, Told
+from marft.envs.code.judging import Call, EncodedCall, JudgingError, Limits, Outcome, outcomes
 from marft.envs.code.problems import Asserts
+from marft.envs.code.replay import RECORD
 
 ROUNDS = 3  # in which calls are put to a program: what a test calls may follow from what it was returned
+MOST_RECORDED = 16 * 2**20  # characters of what a program returns to tests; a call beyond them fails
+MOST_NEW, MOST_NEW_TEXT = 1000, 4 * 2**20  # calls of a round that follow from what was returned, and their characters
 HARNESS = """
-def __tried__(source, names, record):
-    from marft.envs.code.replay import recording, replaying
+def __tried__(source, names, replays):
+    from marft.envs.code.replay import read_record, recording, replaying
     scope = dict(globals())
-    return recording(scope, source, names) if record is None else replaying(scope, source, names, record)
+    return replaying(scope, source, names, read_record()) if replays else recording(scope, source, names)
 """
 Calls = tuple[str, ...]  # each [name, arguments, keywords] as text
+Record = dict[str, tuple[bool, str]]  # by call: True and the text of a value, or False and the name of an error
 
 
 def calls_of(asserts: Asserts, limits: Limits) -> Calls:
@@ -31,10 +36,8 @@ def calls_of(asserts: Asserts, limits: Limits) -> Calls:
     Raises:
         JudgingError: the right functions do not pass a test; the message says which.
     """
-    given = [Call("__tried__", (test, list(asserts.names), None)) for test in asserts.tests]
     calls: dict[str, None] = {}
-    for test, outcome in zip(asserts.tests, outcomes([asserts.before + HARNESS], given, limits)[0], strict=True):
-        held, made, said = outcome.value if outcome.fine else (False, [], outcome.said or outcome.how)
+    for test, (held, made, said) in zip(asserts.tests, _told(asserts, None, limits), strict=True):
         if not held:
             raise JudgingError(f"its own right program does not pass the test {test.strip()[:200]!r}: {said}")
         calls |= dict.fromkeys(made)
@@ -48,29 +51,48 @@ def held(asserts: Asserts, program: str, calls: Calls, limits: Limits, before: s
         calls: those that the tests make of right functions.
         before: code that runs before the program.
     """
-    record: dict[str, list[object]] = {}
+    record: Record = {}
     asked: Sequence[str] = calls
-    told: list[Outcome] = []
+    told: list[Told] = []
     for _ in range(ROUNDS):
-        found = outcomes([program], [_call(key) for key in asked], limits, before)[0]
-        record |= {key: _recorded(outcome) for key, outcome in zip(asked, found, strict=True)}
-        given = [Call("__tried__", (test, list(asserts.names), record)) for test in asserts.tests]
-        told = outcomes([asserts.before + HARNESS], given, limits)[0]
-        asked = sorted({key for outcome in told if outcome.fine for key in outcome.value[1]} - record.keys())
+        found = outcomes([program], [EncodedCall(call) for call in asked], limits, before)[0]
+        record = _recorded(record, zip(asked, found, strict=True))
+        told = _told(asserts, record, limits)
+        asked = _new(told, record)
         if not asked:
             break
-    return [outcome.fine and outcome.value[0] is True for outcome in told]
+    return [test.held for test in told]
 
 
-def _call(key: str) -> Call:
-    name, arguments, keywords = decode(key)
-    return Call(name, tuple(arguments), keywords)
+def _told(asserts: Asserts, record: Record | None, limits: Limits) -> list[Told]:
+    """What the tests say: of a record, or without one of the functions that are there."""
+    given = [Call("__tried__", (test, list(asserts.names), record is not None)) for test in asserts.tests]
+    lines = [json.dumps([call, *kept]).encode() + b"\n" for call, kept in (record or {}).items()]
+    found = outcomes([asserts.before + HARNESS], given, limits, files={RECORD: b"".join(lines)})[0]
+    reader = Reader(limits.all_seconds)
+    return [reader.told(outcome) for outcome in found]
 
 
-def _recorded(outcome: Outcome) -> list[object]:
-    if outcome.fine:
-        return [True, encode(outcome.value)]
-    return [False, outcome.said.partition(":")[0] if outcome.how == "raised" else "TimeoutError"]
+def _recorded(record: Record, found: Iterable[tuple[str, Outcome]]) -> Record:
+    """The record with what came of further calls; texts of values are not decoded here, but in the jail."""
+    record = dict(record)
+    left = MOST_RECORDED - sum(len(text) for _, text in record.values())
+    for call, outcome in found:
+        if outcome.fine and len(outcome.value) <= left:
+            record[call] = (True, outcome.value)
+            left -= len(outcome.value)
+        elif outcome.fine:
+            record[call] = (False, "MemoryError")
+        else:
+            record[call] = (False, outcome.said.partition(":")[0] if outcome.how == "raised" else "TimeoutError")
+    return record
+
+
+def _new(told: Sequence[Told], record: Record) -> list[str]:
+    """Calls that tests lack, as many as are made in a round."""
+    lacking = sorted({call for test in told for call in test.calls} - record.keys(), key=lambda call: (len(call), call))
+    lengths = accumulate(map(len, lacking))
+    return [call for call, length in zip(lacking, lengths, strict=True) if length <= MOST_NEW_TEXT][:MOST_NEW]
 
 
 def statements_of(check: str) -> list[str]:

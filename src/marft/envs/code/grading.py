@@ -6,16 +6,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from marft.envs.code.asserting import Calls, calls_of, held
+from marft.envs.code.comparing import Reader
 from marft.envs.code.judging import Call, Feed, Limits, Outcome, outcomes
 from marft.envs.code.mutants import mutants
-from marft.envs.code.problems import Case, Problem, passes
+from marft.envs.code.problems import Case, Problem
 
 CHECKED = ("input.txt", "correct_output.txt", "solution_output.txt")  # what a checker is told, in this order
 MANY_TESTS = 50  # from here on a program has time for each further one
 MOST_WRONG = 6  # wrong programs that tests are tried on
+MOST_CHECKED = 4 * 2**20  # characters that are printed, of one jail of the checker
+LONGEST_SCORE = 100  # characters of what a checker prints that are read
 
 
 class Verdict(NamedTuple):
@@ -66,13 +70,29 @@ class Bench:
         return Verdict(tuple(right[len(hidden_cases) :]), hidden)
 
     def right(self, program: str, cases: Sequence[Case]) -> list[tuple[Outcome, bool]]:
-        """What comes of each case, and whether it is right."""
+        """What comes of each case, as a report shows it, and whether it is right."""
         found = outcomes([program], [case.given for case in cases], self.limits, self.problem.before)[0]
+        compared = self._compared(cases, found)
         if not self.problem.checker:
-            return [(out, passes(case, out, self.tolerance)) for case, out in zip(cases, found, strict=True)]
-        fine = [(case, out) for case, out in zip(cases, found, strict=True) if out.fine]
-        checks = iter(outcomes([self.problem.checker], [_to_check(case, out) for case, out in fine], self.limits)[0])
-        return [(out, out.fine and _accepted(next(checks))) for out in found]
+            return compared
+        fine = [index for index, (outcome, _) in enumerate(compared) if outcome.fine]
+        checked = self._checked([_to_check(cases[index], found[index]) for index in fine])
+        accepted = dict(zip(fine, checked, strict=True))
+        return [(outcome, accepted.get(index, False)) for index, (outcome, _) in enumerate(compared)]
+
+    def _compared(self, cases: Sequence[Case], found: Sequence[Outcome]) -> list[tuple[Outcome, bool]]:
+        """What one program's outcomes look like, and whether they are right."""
+        return Reader(self.limits.all_seconds).compared(cases, found, self.tolerance)
+
+    def _checked(self, given: Sequence[Feed]) -> list[bool]:
+        """Whether the checker accepts; a jail takes so many texts alone that to hand them over stops nobody else."""
+        accepted: list[bool] = []
+        while len(accepted) < len(given):
+            lengths = accumulate(len(feed.files[CHECKED[-1]]) for feed in given[len(accepted) :])
+            count = max(1, sum(length <= MOST_CHECKED for length in lengths))
+            some = given[len(accepted) : len(accepted) + count]
+            accepted += map(_accepted, outcomes([self.problem.checker], some, self.limits)[0])
+        return accepted
 
     def worth(self, tests: Sequence[Case]) -> float | None:
         """What tests are worth, from 0 to 1: the share of them that right programs pass, times the share of wrong
@@ -88,9 +108,7 @@ class Bench:
             return 0.0
         programs = [self.problem.whole(program) for program in (reference, *wrong)]
         found = self._found(programs, tests)
-        table = [
-            [passes(case, out, self.tolerance) for case, out in zip(tests, row, strict=True)] for row in found
-        ]  # [1 + wrong programs][tests]
+        table = [[right for _, right in self._compared(tests, row)] for row in found]  # [1 + wrong programs][tests]
         valid = [index for index, right in enumerate(table[0]) if right]
         caught = sum(any(not row[index] for index in valid) for row in table[1:])
         return len(valid) / len(tests) * caught / len(wrong)
@@ -123,9 +141,7 @@ class Bench:
             shares = [all(self._held(one)) for one in whole]
         else:
             found = self._found(whole, cases)
-            shares = [
-                all(passes(case, out, self.tolerance) for case, out in zip(cases, row, strict=True)) for row in found
-            ]
+            shares = [all(right for _, right in self._compared(cases, row)) for row in found]
         return tuple(one for one, right in zip(programs, shares, strict=True) if not right)[:MOST_WRONG]
 
 
@@ -145,7 +161,7 @@ def _to_check(case: Case, outcome: Outcome) -> Feed:
 
 def _accepted(checked: Outcome) -> bool:
     """Whether a checker prints a score of 1: what it prints first."""
-    words = str(checked.value).split() if checked.fine else []
+    words = str(checked.value).lstrip()[:LONGEST_SCORE].split() if checked.fine else []
     try:
         return bool(words) and math.isclose(float(words[0]), 1.0)
     except ValueError:

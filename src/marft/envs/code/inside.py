@@ -26,14 +26,15 @@ from marft.envs.code.plain import decode, encode
 ORDER = "order.json"
 CHUNK = 65536
 LONGEST_WORDS = 400  # characters of what a program's error says
+MOST_SAID = 4096  # bytes of what is said of how a program ended
 PATIENCE = 2  # inputs on which a program may run out of time; it is not run on those after them
 GRACE = 3.0  # seconds on the clock for each second of processor time: the machine has others to serve
-RETURNED, RAISED = "=", "!"
+RETURNED, RAISED = b"=", b"!"
 LATER = __future__.annotations.compiler_flag
 
 
 def main() -> None:
-    """Read the order, and write a line for each program and input: ``[nonce, program, input, how, said, output]``."""
+    """Read the order, and write a record for each program and input."""
     with open(ORDER, encoding="utf-8") as file:
         order = json.load(file)
     os.unlink(ORDER)
@@ -50,13 +51,20 @@ def main() -> None:
         program, late = before if isinstance(before, str) else compiled(source, before.co_flags), 0
         for index, given in enumerate(order["inputs"]):
             if isinstance(program, str):
-                outcome = ("raised", program, "")
+                outcome = ("raised", program, b"")
             elif late == PATIENCE or time.monotonic() > deadline:
-                outcome = ("not_run", "", "")
+                outcome = ("not_run", "", b"")
             else:
                 outcome = run((before, program), given, order, tell, deadline)
                 late += outcome[0] == "timed_out"
-            write(tell, json.dumps([order["nonce"], place, index, *outcome]).encode() + b"\n")
+            write(tell, record(f"{order['nonce']} {place} {index}", *outcome))
+
+
+def record(about: str, how: str, said: str, output: bytes) -> bytes:
+    """``nonce program input how length length`` on a line of its own, and two texts of those lengths in bytes: what is
+    said of how it ended, and the output. The reader cuts them out without parsing them."""
+    words = said.encode("utf-8", "replace")[:MOST_SAID]
+    return f"\n{about} {how} {len(words)} {len(output)}\n".encode() + words + output
 
 
 def compiled(source: str, flags: int = 0) -> Any:
@@ -73,7 +81,7 @@ def compiled(source: str, flags: int = 0) -> Any:
 
 def run(
     codes: tuple[Any, Any], given: dict[str, Any], order: dict[str, Any], tell: int, deadline: float
-) -> tuple[str, str, str]:
+) -> tuple[str, str, bytes]:
     """Have a child run a program, after the code before it, on an input → how it ended, what it says of that, its
     output."""
     said, say = os.pipe()
@@ -100,18 +108,18 @@ def run(
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     for pipe in (said, heard):
         os.close(pipe)
-    message, output = (text.decode("utf-8", "replace") for text in texts)
+    message, output = texts
     if how:
-        return how, "", ""
-    if status == 0 and given["kind"] == "feed" and message in (RETURNED, ""):  # it may also have left by itself
+        return how, "", b""
+    if status == 0 and given["kind"] == "feed" and message in (RETURNED, b""):  # it may also have left by itself
         return "returned", "", output
     if status == 0 and given["kind"] == "call" and message.startswith(RETURNED):
         return "returned", "", message[1:]
     if message.startswith(RAISED):
-        return "raised", message[1 : LONGEST_WORDS + 1], ""
+        return "raised", message[1:].decode("utf-8", "replace")[:LONGEST_WORDS], b""
     if status == -signal.SIGKILL or status == -signal.SIGXCPU:
-        return "timed_out", "", ""
-    return "died", f"exit status {status}", ""
+        return "timed_out", "", b""
+    return "died", f"exit status {status}", b""
 
 
 def listen(child: int, pipes: tuple[int, int], end: float, most: int) -> tuple[str, list[bytes]]:
@@ -174,17 +182,17 @@ def be_program(codes: tuple[Any, Any], given: dict[str, Any], say: int, print_to
             exec(before, scope)
             answer = run_whole(program, scope)
         else:
-            arguments, keywords = decode(given["arguments"]), decode(given["keywords"])
+            name, arguments, keywords = decode(given["call"])
             exec(before, scope)
-            scope.pop(given["entry"], None)  # of the same name as what it imports: a program has to define it itself
+            scope.pop(name, None)  # of the same name as what it imports: a program has to define it itself
             exec(program, scope)
-            answer = RETURNED + encode(entry(scope, given["entry"])(*arguments, **keywords))
+            answer = RETURNED + encode(entry(scope, name)(*arguments, **keywords)).encode()
     except BaseException as error:  # noqa: BLE001  whatever a program raises
-        answer = RAISED + words(error)
-    write(say, answer.encode("utf-8", "replace"))
+        answer = RAISED + words(error).encode("utf-8", "replace")
+    write(say, answer)
 
 
-def run_whole(program: Any, scope: dict[str, Any]) -> str:
+def run_whole(program: Any, scope: dict[str, Any]) -> bytes:
     """Run a program that reads and prints, as Python runs a file: to the end of its threads and of what it does at
     exit.
 

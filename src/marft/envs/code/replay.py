@@ -8,13 +8,17 @@ made elsewhere, and what they returned. Where the record lacks a call, the test 
 from __future__ import annotations
 
 import builtins
+import json
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from marft.envs.code.plain import decode, encode
 
 SEED = 0  # of tests that draw
+RECORD = "record.jsonl"  # a line for each call: ``[call, fine, value]``
+NO_VALUE = "it returned no value"
 Told = tuple[bool, list[str], str]  # whether it held, calls that were made or are lacking, what it says
 
 
@@ -36,8 +40,14 @@ def recording(scope: dict[str, Any], source: str, names: list[str]) -> Told:
     return _told(scope, source, {name: recorded(name, scope[name]) for name in names if name in scope}, calls)
 
 
-def replaying(scope: dict[str, Any], source: str, names: list[str], record: Mapping[str, list[Any]]) -> Told:
-    """Run a test with what is recorded of each call: ``[True, value]``, or ``[False, name of an error]``."""
+def read_record() -> dict[str, tuple[bool, str]]:
+    """What is recorded of each call: ``True`` and the text of a value, or ``False`` and the name of an error."""
+    with Path(RECORD).open(encoding="utf-8") as file:
+        return {call: (fine, value) for call, fine, value in map(json.loads, file)}
+
+
+def replaying(scope: dict[str, Any], source: str, names: list[str], record: Mapping[str, tuple[bool, str]]) -> Told:
+    """Run a test with what is recorded of each call."""
     lacking: list[str] = []
 
     def replayed(name: str) -> Callable[..., Any]:
@@ -47,9 +57,12 @@ def replaying(scope: dict[str, Any], source: str, names: list[str], record: Mapp
                 lacking.append(key)
                 raise _UnknownError(name)
             fine, value = record[key]
-            if fine:
+            if not fine:
+                raise error_called(value)
+            try:
                 return decode(value)
-            raise error_called(value)
+            except ValueError:  # a test may expect one; of a value that cannot be read nobody does
+                raise RuntimeError(NO_VALUE) from None
 
         return call
 

@@ -30,24 +30,23 @@ def call_in_words(call: Call) -> str:
 
 
 def report(cases: tuple[tuple[Case, Outcome, bool], ...]) -> str:
-    """One line a case, wrong ones first: ``f(2) gives 6, not 5``; ``f(1) gives 4: right``."""
+    """One line a case, wrong ones first: ``f(2) gives 6, not 5``; ``f(1) gives 4: right``.
+
+    Args:
+        cases: with outcomes as they are shown (:class:`marft.envs.code.comparing.Reader`).
+    """
     ordered = sorted(cases, key=lambda entry: entry[2])
     return "\n".join(_line(*entry) for entry in ordered[:MOST])
 
 
 def _line(case: Case, outcome: Outcome, right: bool) -> str:
     if isinstance(case.given, Call):
-        what, value, wanted = call_in_words(case.given), shown(outcome.value), shown(case.right[0])
+        what, wanted = call_in_words(case.given), shown(case.right[0])
     else:
-        what, value, wanted = (
-            f"Input {case.given.text.strip()!r}",
-            repr(str(outcome.value).strip()),
-            repr(str(case.right[0]).strip()),
-        )
-        what = cut(what, LONGEST)
+        what, wanted = cut(f"Input {case.given.text.strip()!r}", LONGEST), repr(str(case.right[0]).strip())
     if outcome.how == "raised":
         return f"{what} fails: {cut(outcome.said, LONGEST)}"
     if not outcome.fine:
         return f"{what} {ENDINGS[outcome.how]}"
-    told = f"{what} gives {cut(value, LONGEST)}"
+    told = f"{what} gives {outcome.value}"
     return f"{told}: {RIGHT}" if right else f"{told}, not {cut(wanted, LONGEST)}"
