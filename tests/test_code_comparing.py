@@ -22,6 +22,7 @@ from marft.envs.code.problems import Asserts, Case, Problem
 from marft.processes.helpers import DiedError, Helpers, NotStartedError, TooSlowError
 from tests.nights import BY_NIGHT
 from tests.test_code_judging import SHORT, isolated
+from tests.test_processes import descendants
 
 DOUBLE = Problem("", "f", cases=tuple(Case(Call("f", (x,)), (2 * x,)) for x in range(3)))
 CASE = Case(Call("f", (1,)), (2,))
@@ -185,7 +186,7 @@ class TestProcesses:
 
     def test_without_any_nothing_is_judged(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(comparing, "_helpers", lambda: Helpers("marft.no_such_module", 1))
-        with pytest.raises(JudgingError, match="no process compares results: marft.no_such_module did not start"):
+        with pytest.raises(JudgingError, match=r"no process compares results: marft\.no_such_module did not start"):
             Reader(9).compared([CASE], [SAID], 0.0)
 
     def test_errors_say_what_happened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,15 +207,7 @@ class TestProcesses:
 
 def children() -> set[int]:
     """Processes of this one that live."""
-    found = set[int]()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if int(parent) == os.getpid() and state != "Z":
-            found.add(int(folder.name))
-    return found
+    return set(descendants(os.getpid()))
 
 
 @pytest.mark.slow

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,7 @@ from tests.conftest import SHARED_DATA
 from tests.episodes import make_action
 from tests.helpers import CHAIN_SUM
 from tests.nights import BY_NIGHT, some
+from tests.test_processes import descendants
 
 SPLITS = ("train", "validation", "test")
 
@@ -180,9 +184,12 @@ class TestGrading:
         assert grader.equal("5", r"\boxed{5}")
 
     def test_an_answer_that_kills_the_process_is_not_graded_and_the_next_one_is(self, grader: Grader) -> None:
+        grader.close()
+        before = descendants(os.getpid())
         assert grader.equal("5", r"\boxed{5}")
-        process = grader._free.queue[-1]
-        process._process.kill()
+        (process,) = descendants(os.getpid()).keys() - before.keys()
+        os.kill(process, signal.SIGSTOP)
+        threading.Timer(0.2, os.kill, (process, signal.SIGKILL)).start()  # in the middle of the next answer
         with pytest.raises(GradingError):
             grader.equal("5", r"\boxed{5}")
         assert grader.equal("5", r"\boxed{5}")
