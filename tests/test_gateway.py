@@ -150,11 +150,12 @@ class TestAddresses:
                     (f"{base}/chat/completions".replace("/a/v1", "/b/v1"), "POST"),
                     (f"{base}/chat/completions".replace("/e/", "/e/x"), "POST"),
                     (f"{base}/nowhere", "POST"), (f"{base}/chat/completions", "GET"),
+                    (base.removesuffix("/v1"), "GET"),
                 ]
             )  # fmt: skip
 
         assert played(solve).status == "terminated"
-        assert [answer.status for answer in answers] == [404, 404, 404, 405]
+        assert [answer.status for answer in answers] == [404, 404, 404, 405, 404]
         assert answers[0].table["error"] == {
             "message": "no episode and no agent is reached by this address", "type": "invalid_request_error",
             "param": None, "code": "not_found",

@@ -73,7 +73,7 @@ def test_it_says_where_it_is_who_may_ask_and_what_is_kept() -> None:
     assert who == "no token is needed: anybody who reaches it may ask"
 
 
-@pytest.mark.parametrize("path", ["v1/completions", "v1/embeddings", ""])
+@pytest.mark.parametrize("path", ["v1/completions", "v1/embeddings", "", "healthz/", "v1/chat/completions/"])
 def test_an_address_where_nothing_is_served_names_those_where_something_is(path: str) -> None:
     with serving() as s:
         answer = send(f"{s.url}/{path}", {})

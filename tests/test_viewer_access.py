@@ -158,12 +158,15 @@ def test_the_command_prints_an_address_that_answers_and_ends_with_ctrl_c(run: Pa
     command = [sys.executable, "-m", "marft", "view", str(run.parent)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout
-        address, _, token = process.stdout.readline().strip().partition("/?token=")
-        assert address.startswith("http://127.0.0.1:")
-        request = Request(f"{address}/api/runs/one/episodes", headers={"authorization": f"Bearer {token}"})
-        with urlopen(request) as answer:
-            assert json.loads(answer.read())["episodes"]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        try:
+            assert process.stdout
+            address, _, token = process.stdout.readline().strip().partition("/?token=")
+            assert address.startswith("http://127.0.0.1:")
+            request = Request(f"{address}/api/runs/one/episodes?step=1", headers={"authorization": f"Bearer {token}"})
+            with urlopen(request) as answer:
+                assert json.loads(answer.read())["episodes"]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
     assert sorted(run.rglob("*")) == before

@@ -68,6 +68,7 @@ class App:
             ],
             exception_handlers={HTTPException: no_address(unknown)},
         )
+        self.asgi.router.redirect_slashes = False  # an address that is none is none with a slash behind it too
 
     def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:

@@ -98,6 +98,7 @@ class App:
             exception_handlers={HTTPException: no_address(self._unknown)},
             middleware=[Middleware(Guarded, app_=self)],
         )
+        self.asgi.router.redirect_slashes = False  # an address that is none is none with a slash behind it too
 
     def _unknown(self) -> RequestError:
         paths = [route.path for route in self.asgi.routes if isinstance(route, Route) and "{" not in route.path]

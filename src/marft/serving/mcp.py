@@ -70,6 +70,7 @@ def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
     )
     app.beside.append(MCP_PATH)
     main = Starlette(routes=app.asgi.routes, exception_handlers=app.asgi.exception_handlers, lifespan=_running(server))
+    main.router.redirect_slashes = False
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != MCP_PATH:
