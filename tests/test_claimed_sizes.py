@@ -14,8 +14,11 @@ from safetensors.torch import save_file
 from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapters import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
 from marft.models.backbone import Backbone
+from marft.models.checking import LARGEST
 from marft.models.loading import load_backbone
 from marft.models.lora import Adapter
+from marft.models.paths import resolve_path
+from tests.families import FAMILY, random_model
 
 LORA = LoraSettings(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
 HUGE = 10**9
@@ -108,6 +111,56 @@ def test_weights_of_a_checkpoint_are_compared_first_too(
     monkeypatch.setattr("marft.models.adapters.load_file", lambda *_: pytest.fail("memory was taken"))
     with pytest.raises(ValueError, match="has shape"):
         load_adapter(backbone, "actor", tmp_path)
+
+
+def config_of(folder: Path, **keys: object) -> Path:
+    """A copy of the bundled model whose configuration says something else."""
+    for file in Path(resolve_path("tiny")).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        *((name, 10**12, rf"config\.json says {name} = {10**12}, and \d+ is the most") for name in LARGEST),
+        ("num_hidden_layers", 9_000, r"says num_hidden_layers = 9000, and model\.safetensors has weights of \d+"),
+        ("num_hidden_layers", 5, "says num_hidden_layers = 5"),
+        ("hidden_size", 2**19, r"model\.safetensors: .* asks for .*hidden_size = 524288"),
+        ("vocab_size", 2**23, r"model\.safetensors: .*embed_tokens.* asks for .*vocab_size = 8388608"),
+        ("intermediate_size", 2**23, r"model\.safetensors: .*mlp.* asks for .*intermediate_size = 8388608"),
+        ("num_attention_heads", 2**15, r"model\.safetensors: .* asks for .*num_attention_heads = 32768"),
+        ("head_dim", 2**15, r"model\.safetensors: .* asks for .*head_dim = 32768"),
+    ],
+)
+def test_a_model_is_compared_with_its_files_before_memory_is_taken(
+    key: str, value: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "marft.models.loading.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("memory was taken")
+    )
+    more: dict[str, object] = {"layer_types": None} if "layer" in key else {}
+    more |= {"num_key_value_heads": 1, "head_dim": 32} if key == "num_attention_heads" else {}
+    with pytest.raises(ValueError, match=message):
+        load_backbone(
+            ModelSettings(path=str(config_of(tmp_path, **{key: value, **more}))), torch.device("cpu"), torch.float32
+        )
+
+
+def test_experts_that_no_file_has_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = random_model(FAMILY["Qwen 3 with experts"].small_config(), tmp_path)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_local_experts": 5000}))
+    monkeypatch.setattr(
+        "marft.models.loading.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("memory was taken")
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"(num_local_experts = 5000.*model\.safetensors)|(model\.safetensors: .*num_local_experts = 5000)",
+    ):
+        load_backbone(ModelSettings(path=str(folder)), torch.device("cpu"), torch.float32)
 
 
 def test_what_was_saved_is_read(saved: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,22 @@ from torch import Tensor, nn
 from marft.atomic import read_json
 
 INDEX = "model.safetensors.index.json"
-WHOLE_NUMBERS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
+BITS = {"BOOL": 1, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64}
+WHOLE_NUMBERS = set(BITS)  # types; such a number holds several weights of a quantised model, one a bit at most
+SLACK = 2  # how many times the weights of its files a model may seem to have: what is missing is told by its name
 SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
     "max_position_embeddings",
 )  # what config.json says under these names divides, or is a shape or a length  # fmt: skip
+LARGEST = {
+    "hidden_size": 2**20, "num_hidden_layers": 10_000, "num_attention_heads": 2**16, "num_key_value_heads": 2**16,
+    "vocab_size": 2**24, "max_position_embeddings": 2**30, "intermediate_size": 2**24, "moe_intermediate_size": 2**24,
+    "n_layer": 10_000, "n_layers": 10_000, "num_layers": 10_000, "n_embd": 2**20, "d_model": 2**20, "n_head": 2**16,
+    "n_inner": 2**24, "n_positions": 2**30, "head_dim": 2**16, "num_experts": 2**16,
+    "num_local_experts": 2**16, "n_routed_experts": 2**16,
+}  # far beyond all models that there are  # fmt: skip
+LARGEST_BUFFERS = 2**32  # elements of what a model computes from its configuration, such as masks
+OTHER = "config and weights are not of the same model"
 AGAIN = "the download is incomplete or the file was changed; get the model again"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 CONVERT = (
@@ -49,6 +62,103 @@ def refuse_sizes(config: object, what: str) -> None:
         size = getattr(config, name, None)
         if isinstance(size, int) and size < 1:
             raise ValueError(f"{what}: its config.json says {name} = {size}; {AGAIN}")
+
+
+def refuse_huge_sizes(folder: Path, what: str) -> None:
+    """Look for sizes beyond all models in a folder's config.json, before transformers makes a list of its layers.
+
+    Raises:
+        ValueError: there is one.
+    """
+    try:
+        tables = [read_json(folder / "config.json")]
+    except (OSError, ValueError, RecursionError):
+        return  # reading it as a configuration says so
+    for table in tables:
+        for name, size in table.items() if isinstance(table, dict) else ():
+            if isinstance(size, dict):
+                tables.append(size)
+            elif isinstance(size, int | float) and size > LARGEST.get(name, math.inf):
+                most = LARGEST[name]
+                raise ValueError(f"{what}: its config.json says {name} = {size}, and {most} is the most; {AGAIN}")
+
+
+def refuse_layers(config: Any, folder: Path, what: str) -> None:
+    """Compare the number of layers that a configuration claims with the names of a folder's tensors.
+
+    Raises:
+        ValueError: the files have fewer.
+    """
+    files = _weight_files(folder)
+    names = [name for file in files for name in _header(file)]
+    numbers = {found[0] for name in names if (found := re.findall(r"(?<=\.)\d+(?=\.)", name))}
+    layers = config.num_hidden_layers
+    if names and isinstance(layers, int) and layers > len(numbers):
+        raise ValueError(
+            f"{what}: its config.json says num_hidden_layers = {layers}, and {_some([file.name for file in files])} "
+            f"has weights of {len(numbers)}; {OTHER}"
+        )
+
+
+def refuse_shapes(model: nn.Module, config: Any, folder: Path, renamed: Mapping[str, str], what: str) -> None:
+    """Compare the sizes that a configuration claims with the headers of a folder's tensors, before memory is taken.
+
+    Args:
+        model: what the configuration asks for, without memory (on the device "meta").
+        renamed: patterns of names in the files, and what the model has in their place.
+
+    Raises:
+        ValueError: a tensor, all of them together, or what is computed from the configuration would be larger.
+    """
+    wanted, files = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, _weight_files(folder)
+    for name, buffer in model.named_buffers():
+        if buffer.numel() > LARGEST_BUFFERS:
+            raise ValueError(f"{what}: config.json asks for {name} of shape {_named(config, buffer.shape)}; {AGAIN}")
+    held = 0
+    for file in files:
+        for name, (kind, shape) in _header(file).items():
+            here = next((re.sub(old, new, name) for old, new in renamed.items() if re.match(old, name)), name)
+            size = math.prod(shape)
+            held += size * BITS.get(kind, 1)
+            if kind not in WHOLE_NUMBERS and here in wanted and math.prod(wanted[here]) > size:
+                raise ValueError(
+                    f"{what}: {file.name}: {name} has shape {shape} where config.json asks for "
+                    f"{_named(config, wanted[here], shape)}; {OTHER}"
+                )
+    asked = sum(tensor.numel() for tensor in model.parameters())
+    if held and asked > SLACK * held:
+        raise ValueError(
+            f"{what}: its config.json asks for {asked} weights, of which the largest are "
+            f"{_named(config, max(wanted.values(), key=math.prod))}, and {_some([file.name for file in files])} holds "
+            f"{held} at most; {OTHER}"
+        )
+
+
+def _named(config: Any, wanted: Sequence[int], found: Sequence[int] = ()) -> str:
+    """Return a shape with the settings that it comes from.
+
+    Args:
+        found: the shape that there is: settings of its sizes are left out.
+    """
+    sizes = set(wanted) - set(found)
+    said = {name: value for name, value in config.to_dict().items() if type(value) is int and value > 1}
+    named = {name: value for name, value in said.items() if value in sizes}
+    if not named and sizes:  # it is a product, as of heads and their size
+        named = {name: value for name, value in said.items() if name in LARGEST and max(sizes) % value == 0}
+    says = ", ".join(f"{name} = {value}" for name, value in named.items())
+    return f"{tuple(wanted)}{f' ({says})' if says else ''}"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that a folder's weights are read from; none where one is missing, which the loader reports."""
+    whole = folder / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    try:
+        files = [folder / name for name in sorted(set(read_json(folder / INDEX)["weight_map"].values()))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
+    return files if all(file.is_file() for file in files) else []
 
 
 def refuse_index(folder: Path, what: str) -> None:
@@ -85,7 +195,8 @@ def refuse_whole_numbers(folder: Path, what: str) -> None:
         ValueError: some are whole numbers.
     """
     for file in sorted(folder.glob("model*.safetensors")):
-        whole = [name for name, kind in _header(file).items() if kind in WHOLE_NUMBERS and name.endswith(".weight")]
+        header = _header(file)
+        whole = [name for name, (kind, _) in header.items() if kind in WHOLE_NUMBERS and name.endswith(".weight")]
         if whole:
             raise ValueError(
                 f"{what} holds whole numbers as {_some(whole)}: its weights are quantised, and its config.json does "
@@ -93,11 +204,12 @@ def refuse_whole_numbers(folder: Path, what: str) -> None:
             )
 
 
-def _header(file: Path) -> dict[str, str]:
-    """The tensors of a file and their types; nothing where it cannot be read, which whoever loads it says."""
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the types and shapes of a file's tensors; nothing where it cannot be read, which the loader reports."""
     try:
         with safe_open(file, framework="pt") as tensors:
-            return {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            return {name: (of.get_dtype(), tuple(of.get_shape())) for name, of in slices.items()}
     except (OSError, SafetensorError):
         return {}
 
@@ -118,10 +230,7 @@ def refuse_gaps(model: nn.Module, found: Mapping[str, Any], what: str) -> None:
         )
     if found["mismatched_keys"]:
         name, there, wanted = sorted(found["mismatched_keys"])[0]
-        raise ValueError(
-            f"{what}: {name} has shape {tuple(there)} where config.json asks for {tuple(wanted)}; config and weights "
-            "are not of the same model"
-        )
+        raise ValueError(f"{what}: {name} has shape {tuple(there)} where config.json asks for {tuple(wanted)}; {OTHER}")
     modules = dict(model.named_modules())
     unused = [key for key in found["unexpected_keys"] if key.rpartition(".")[0] in modules and "." in key]
     if unused:

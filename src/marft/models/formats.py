@@ -15,7 +15,7 @@ from marft.config.models import BUNDLED, ModelSettings
 from marft.config.run import RunSettings
 from marft.config.settings import closest, did_you_mean
 from marft.models.alone import one_at_a_time
-from marft.models.checking import refuse_pickled, refuse_sizes
+from marft.models.checking import refuse_huge_sizes, refuse_pickled, refuse_sizes
 from marft.models.control_tokens import leave_thoughts
 from marft.models.dates import dated
 from marft.models.paths import resolve_path
@@ -93,6 +93,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     if path.startswith(SMALL) and not Path(path).is_dir():
         raise ValueError(f"models: no small model is called {path!r}{did_you_mean(path, BUNDLED)}")
     _refuse_folder(Path(path), what)
+    refuse_huge_sizes(Path(path), what)
     try:
         config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
     except Exception as error:

@@ -13,7 +13,14 @@ from marft.config.models import ModelSettings
 from marft.models import attention
 from marft.models.alone import one_at_a_time
 from marft.models.backbone import Backbone
-from marft.models.checking import refuse_gaps, refuse_index, refuse_not_finite, refuse_whole_numbers
+from marft.models.checking import (
+    refuse_gaps,
+    refuse_index,
+    refuse_layers,
+    refuse_not_finite,
+    refuse_shapes,
+    refuse_whole_numbers,
+)
 from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
 from marft.models.forward_check import settle_forward
 from marft.models.held_in_half import multiplies_halves_faster
@@ -76,6 +83,9 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     refuse_index(folder, what)
     if packed is None:
         refuse_whole_numbers(folder, what)
+    refuse_layers(text, folder, what)
+    if folder.is_dir():
+        refuse_shapes(_made_of(text, dtype, what), text, folder, {} if text is config else OF_TEXT, what)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             resolve_path(settings.path), config=text, revision=settings.revision, dtype=dtype,
@@ -115,14 +125,29 @@ def outline(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -
     """
     attention.register()
     config = load_config(settings)
-    text = text_config(config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            text, dtype=dtype, attn_implementation=attention.implementation_for(text)
-        )
+    what = f"models: {settings.path!r}"
+    text, folder = text_config(config), Path(resolve_path(settings.path))
+    refuse_layers(text, folder, what)
+    model = _made_of(text, dtype, what)
     backbone = Backbone(model.eval().requires_grad_(False), context_of(config, settings))
     backbone.lies_elsewhere(device)
     return backbone
+
+
+def _made_of(config: PreTrainedConfig, dtype: torch.dtype, what: str) -> PreTrainedModel:
+    """Return the model that a configuration asks for, without memory.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention.implementation_for(config)
+            )
+    except Exception as error:
+        raise ValueError(f"{what}: cannot make what its config.json asks for: {cause_of(error)}") from error
+    return model
 
 
 @one_at_a_time
