@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.algorithms import PRESETS
 from marft.learning.credit.gae import GAE
 from marft.learning.credit.monte_carlo import MonteCarlo
 from marft.learning.interfaces import CreditInputs, Level, Values, all_actions
@@ -130,6 +131,15 @@ def test_every_agent_of_a_chain_gets_the_last_ones_reward() -> None:
         CreditInputs([_two_agent_episode(1.0)], "action", Values([np.zeros(1), np.zeros(1)]))
     )
     assert [float(a[0]) for a in credits.advantages] == [1.0, 1.0]
+
+
+def test_the_first_of_two_agents_is_judged_by_the_reward_and_by_what_the_critic_expects_of_the_second() -> None:
+    """As docs/algorithms.md says of `marft`, whose λ is 0.95 from agent to agent: Â₁ = λR + (1 − λ)V(s₂) − V(s₁)."""
+    marft = GAE.model_validate({key: value for key, value in PRESETS["marft"]["credit"].items() if key != "name"})
+    values = Values([np.array([0.3]), np.array([0.6])], [{}])
+    advantages = marft.assign(CreditInputs([_two_agent_episode(1.0)], "action", values)).advantages
+    assert advantages[0].item() == pytest.approx(0.95 * 1.0 + 0.05 * 0.6 - 0.3)
+    assert advantages[1].item() == pytest.approx(1.0 - 0.6)
 
 
 def test_the_next_state_is_valued_with_its_own_decision() -> None:
