@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from marft.evaluation.intervals import at_most, mean_interval, skew_corrected, students, wilson_of
+from marft.evaluation.intervals import at_most, mean_interval, skew_corrected, students, wilson, wilson_of
 from marft.evaluation.paired import Difference, average, influences, paired
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
@@ -152,6 +152,63 @@ def test_wider_levels_are_wider() -> None:
     assert wide is not None
     assert narrow is not None
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("values", [[1.0, 1.2, 1.1, 2.4], [1.0, 2.0, 3.0, 4.0, 5.2], [0.0, 1.0, 5.0, 9.5, 10.0]])
+def test_skewed_intervals_are_halls_on_the_long_side(values: list[float], mirrored: bool) -> None:
+    """A plain loop over the published transformation: of four values on, also where the skewness is small."""
+    n, mean = len(values), sum(values) / len(values)
+    moments = [sum((value - mean) ** power for value in values) / n for power in (2, 3)]
+    deviation = math.sqrt(moments[0] * n / (n - 1))
+    skewness = min(1.4, (n - 3) / 5.5) * moments[1] / moments[0] ** 1.5 * math.sqrt(n * (n - 1)) / (n - 2)
+    low, high = students(values)
+    t = -(high - mean) / deviation
+    step, reached = 1.0, 0.0  # the root of g(T) = t, by halving
+    while step > 1e-14:
+        below = reached - step
+        g = below + skewness * below**2 / 3 + skewness**2 * below**3 / 27 + skewness / (6 * n)
+        reached, step = (below, step) if g > t else (reached, step / 2)
+    assert abs(skewness) > 1e-3
+    expected = (low, max(high, mean - deviation * reached)) if skewness > 0 else (low, high)
+    found = skew_corrected(np.array([-value for value in values] if mirrored else values), 0.95)
+    first, last = (-found[1], -found[0]) if mirrored else found
+    assert last == pytest.approx(expected[1], rel=1e-9)
+    assert first <= low
+
+
+@pytest.mark.parametrize("values", [[1.0, 3.0], [1.0, 1.5, 4.0], [-2.0, -1.0, 0.0, 1.0, 2.0]])
+def test_intervals_of_few_or_symmetrical_values_are_students(values: list[float]) -> None:
+    assert mean_interval(values) == skew_corrected(np.array(values), 0.95) == students(values)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (2.0, 6.0), (-3.0, 0.5)])
+def test_an_interval_within_bounds_is_that_of_the_share_of_the_way_between_them(low: float, high: float) -> None:
+    shares = [0.1, 0.15, 0.4, 0.3, 0.8]
+    found, of_shares = (
+        mean_interval([low + share * (high - low) for share in shares], (low, high)),
+        mean_interval(shares),
+    )
+    assert found is not None
+    assert of_shares is not None
+    assert found == pytest.approx([low + bound * (high - low) for bound in of_shares])
+
+
+@pytest.mark.parametrize("bounds", [None, (-math.inf, 1.0), (-3.0, math.inf)])
+def test_what_is_bounded_on_one_side_or_on_none_is_no_share(bounds: tuple[float, float] | None) -> None:
+    values = [-3.0, -2.0, 0.5, 0.7]
+    assert mean_interval(values, bounds) == skew_corrected(np.array(values), 0.95)
+
+
+def test_shares_are_whole_at_most_and_unknown_without_trials() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert max(wilson(n, n)[1] for n in range(1, 500)) == 1.0
+
+
+@pytest.mark.parametrize("values", [[1e9, 1e9 + 1e-4], [-1e9, -1e9 - 1e-4]])
+def test_what_differs_by_rounding_alone_has_no_interval_of_a_mean(values: list[float]) -> None:
+    assert mean_interval(values) is None
+    assert mean_interval([1.0, 1.0 + 1e-9]) is not None
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [0.5, 0.5, 0.5], [3e8, 3e8]])
