@@ -197,6 +197,22 @@ def test_tokens_of_a_chat_are_counted_as_they_would_be_read() -> None:
     assert (wrong.status, wrong.table["error"]["type"]) == (400, "invalid_request_error")
 
 
+@pytest.mark.parametrize("path", ["messages/count_tokens", "models"])
+def test_a_fault_of_ours_is_said_in_words_and_logged(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("inside")
+
+    monkeypatch.setattr("marft.gateway.session.Session.tokens_of", fails)
+    monkeypatch.setattr("marft.gateway.session.Session.policy_of", fails)
+    counts = path != "models"
+    (answer,) = answers((path, {"model": "a", "messages": [USER]} if counts else None, "POST" if counts else "GET"))
+    assert (answer.status, answer.table.get("type", "")) == (500, "error" if counts else "")
+    assert answer.table["error"]["message"] == "the server could not answer this request; its log says why"
+    assert "inside" in caplog.text
+
+
 def test_the_page_names_every_field_that_is_ignored() -> None:
     page = (Path(__file__).parents[1] / "docs" / "gateway.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`([\w.]+)`", page))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
-from marft.gateway.hosts import is_ours
+from marft.gateway.hosts import is_our_origin, is_ours
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.refusals import RequestError
 from marft.serving.app import Limits
@@ -37,6 +40,65 @@ def test_without_a_token_no_address_answers_to_the_name_of_another_host(host: st
     assert {*read, *(one.status for one in asked)} == {421}
     assert asked[0].table["error"]["code"] == "wrong_host"
     assert asked[2].table["type"] == "error", "as that protocol has it"
+
+
+MALFORMED = (
+    "localhost:evil", "localhost:", "localhost:80:80", "localhost:-1", "localhost:65536", "localhost:8 0", "localhost:٣",
+    "localhost@evil", "a@localhost", "[::1", "::1]", "[::1]x", "[::1]:evil", "[localhost]", "[::1%25lo]", "localhost?x",
+    "localhost\\evil", "localhost,evil", " ", "", "[]", ":80", "127.0.0.1;x", "127.1:evil", "http://localhost",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", MALFORMED)
+def test_a_host_or_origin_that_is_malformed_is_nobodys(host: str) -> None:
+    assert not is_ours(host, "127.0.0.1")
+    assert not is_our_origin(f"http://{host}", "127.0.0.1")
+
+
+@pytest.mark.parametrize("origin", ["localhost", "//localhost", "http:localhost", "file://", "http://localhost/", ""])
+def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
+    assert not is_our_origin(origin, "127.0.0.1")
+    assert is_our_origin("http://localhost:3000", "127.0.0.1")
+    assert is_our_origin("https://[::1]", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (("Host: localhost",), 200), (("Host: localhost:evil",), 421), (("Host:",), 421), ((), 421),
+        (("Host: localhost", "Host: evil.example"), 421), (("Host: localhost", "Host: localhost"), 421),
+        (("Host: localhost", "Origin: http://localhost:evil"), 403), (("Host: localhost", "Origin:"), 403),
+        (("Host: localhost", "Origin: http://localhost", "Origin: http://evil.example"), 403),
+        (("Host: localhost", "Origin: http://localhost:3000"), 200),
+    ],
+)  # fmt: skip
+def test_a_server_without_a_token_reads_its_headers_strictly(lines: Sequence[str], status: int) -> None:
+    with serving() as s:
+        parts = urlsplit(s.url)
+        with socket.create_connection((parts.hostname, parts.port), 10) as connection:
+            connection.sendall("\r\n".join(["GET /healthz HTTP/1.1", *lines, "Connection: close", "", ""]).encode())
+            answer = connection.makefile("rb").readline()
+    assert int(answer.split()[1]) in {status, 400 if status == 421 else status}, answer
+
+
+@pytest.mark.parametrize("path", ["v1/messages/count_tokens", "v1/models", "metrics"])
+def test_a_fault_of_ours_is_said_in_words_and_logged(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("inside")
+
+    with serving("a") as s:
+        monkeypatch.setattr("marft.serving.asking.Asking.count", fails)
+        monkeypatch.setattr("marft.serving.app.App.check", fails)
+        counts = path.endswith("count_tokens")
+        body = {"model": "a", "messages": [USER]} if counts else None
+        answer = send(f"{s.url}/{path}", body, method="POST" if counts else "GET")
+    assert (answer.status, answer.table["error"]["message"]) == (
+        500, "the server could not answer this request; its log says why"
+    )  # fmt: skip
+    assert answer.table.get("type", "") == ("error" if counts else "")
+    assert "inside" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9", "LOCALHOST", "[::1]:7", "127.1.2.3"])

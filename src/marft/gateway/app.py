@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -24,11 +25,11 @@ from marft.gateway.http import (
     after,
     asked_by,
     body_of,
+    in_words,
     no_address,
     not_served,
     protocol_at,
     streaming,
-    unexpected,
     unless_gone,
     written,
 )
@@ -60,10 +61,18 @@ class App:
                 Route(f"{base}/chat/completions", self._endpoint(ChatCompletions()), methods=["POST"]),
                 Route(f"{base}/responses", self._endpoint(Responses()), methods=["POST"]),
                 Route(f"{base}/messages", self._endpoint(Messages()), methods=["POST"]),
-                Route(f"{base}/messages/count_tokens", self._counted, methods=["POST"]),
-                Route(f"{base}/models", self._models, methods=["GET"]),
-                Route(f"{base}/models/{{model:path}}", self._models, methods=["GET"]),
-                Route("/e/{secret}/waiting", self._waiting, methods=["POST"]),
+                Route(
+                    f"{base}/messages/count_tokens",
+                    in_words(Messages(Counted), self._counted, headers_of),
+                    methods=["POST"],
+                ),
+                Route(f"{base}/models", in_words(ChatCompletions(), self._models, headers_of), methods=["GET"]),
+                Route(
+                    f"{base}/models/{{model:path}}",
+                    in_words(ChatCompletions(), self._models, headers_of),
+                    methods=["GET"],
+                ),
+                Route("/e/{secret}/waiting", in_words(ChatCompletions(), self._waiting, headers_of), methods=["POST"]),
                 Route("/e/{secret}/{role}/{path:path}", self._not_served, methods=METHODS),
             ],
             exception_handlers={HTTPException: no_address(unknown)},
@@ -71,17 +80,7 @@ class App:
         self.asgi.router.redirect_slashes = False  # an address that is none is none with a slash behind it too
 
     def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return await self._answer(protocol, request)
-            except RequestError as error:
-                headers = {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
-                return JSONResponse(protocol.error(error), error.status, headers)
-            except Exception as error:  # noqa: BLE001  of ours
-                told = unexpected(error)
-                return JSONResponse(protocol.error(told), told.status, {"x-should-retry": "false"})
-
-        return endpoint
+        return in_words(protocol, partial(self._answer, protocol), headers_of)
 
     async def _answer(self, protocol: Protocol, request: Request) -> Response:
         session, role = self._session(request), request.path_params["role"]
@@ -106,48 +105,43 @@ class App:
         return response
 
     async def _counted(self, request: Request) -> Response:
-        protocol = Messages(Counted)
-        try:
-            session = self._session(request)
-            body = await body_of(request, self.bounds)
-            wanted = _wanted(request, request.path_params["role"], await asked_by(protocol, body), body)
-            return JSONResponse({"input_tokens": await _there(session, session.tokens_of, wanted)})
-        except RequestError as error:
-            return JSONResponse(protocol.error(error), error.status, {"x-should-retry": "false"})
+        session = self._session(request)
+        body = await body_of(request, self.bounds)
+        wanted = _wanted(request, request.path_params["role"], await asked_by(Messages(Counted), body), body)
+        return JSONResponse({"input_tokens": await _there(session, session.tokens_of, wanted)})
 
     async def _not_served(self, request: Request) -> Response:
+        return await in_words(protocol_at(request.path_params["path"]), self._refused, headers_of)(request)
+
+    async def _refused(self, request: Request) -> Response:
         role, path = request.path_params["role"], request.path_params["path"]
-        try:
-            session = self._session(request)
-            await _there(session, session.policy_of, role, request.path_params["secret"])
-            if path.removeprefix("v1/") in SERVED and path.startswith("v1/"):
-                raise RequestError(405, "not_allowed", "Method Not Allowed")
-            raise not_served(path.removeprefix("v1/"), ", ".join(f"v1/{one}" for one in SERVED))
-        except RequestError as error:
-            return JSONResponse(protocol_at(path).error(error), error.status, {"x-should-retry": "false"})
+        session = self._session(request)
+        await _there(session, session.policy_of, role, request.path_params["secret"])
+        if path.removeprefix("v1/") in SERVED and path.startswith("v1/"):
+            raise RequestError(405, "not_allowed", "Method Not Allowed")
+        raise not_served(path.removeprefix("v1/"), ", ".join(f"v1/{one}" for one in SERVED))
 
     async def _models(self, request: Request) -> Response:
-        try:
-            session, role = self._session(request), request.path_params["role"]
-            policy = await _there(session, session.policy_of, role, request.path_params["secret"])
-            model = {"id": policy, "object": "model", "created": 0, "owned_by": "marft"}
-            named = request.path_params.get("model")
-            if named not in (None, policy):
-                raise RequestError(404, "model_not_found", f"the policy of {role} is called {policy!r}", "model")
-            return JSONResponse(model if named else {"object": "list", "data": [model]})
-        except RequestError as error:
-            return JSONResponse(ChatCompletions().error(error), error.status)
+        session, role = self._session(request), request.path_params["role"]
+        policy = await _there(session, session.policy_of, role, request.path_params["secret"])
+        model = {"id": policy, "object": "model", "created": 0, "owned_by": "marft"}
+        named = request.path_params.get("model")
+        if named not in (None, policy):
+            raise RequestError(404, "model_not_found", f"the policy of {role} is called {policy!r}", "model")
+        return JSONResponse(model if named else {"object": "list", "data": [model]})
 
     async def _waiting(self, request: Request) -> Response:
-        try:
-            session = self._session(request)
-            await _there(session, session.wait, request.path_params["secret"])
-            return Response(status_code=204)
-        except RequestError as error:
-            return JSONResponse(ChatCompletions().error(error), error.status)
+        session = self._session(request)
+        await _there(session, session.wait, request.path_params["secret"])
+        return Response(status_code=204)
 
     def _session(self, request: Request) -> Session:
         return self.session_of(request.path_params["secret"])
+
+
+def headers_of(error: RequestError) -> dict[str, str]:
+    """Return what is said beside a refusal: the same request would be refused again."""
+    return {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
 
 
 def _wanted(request: Request, role: str, asked: Asked, body: bytes) -> ClientRequest:

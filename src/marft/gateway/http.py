@@ -100,6 +100,24 @@ def unexpected(error: Exception) -> RequestError:
     return RequestError(500, "internal_error", "the server could not answer this request; its log says why")
 
 
+def in_words(
+    protocol: Protocol, answer: Callable[[Request], Awaitable[Response]],
+    headers_of: Callable[[RequestError], dict[str, str]],
+) -> Callable[[Request], Awaitable[Response]]:  # fmt: skip
+    """Return an endpoint whose errors, of ours too, are answered in a protocol's words."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except RequestError as error:
+            told = error
+        except Exception as error:  # noqa: BLE001  of ours
+            told = unexpected(error)
+        return JSONResponse(protocol.error(told), told.status, headers_of(told))
+
+    return endpoint
+
+
 def written(event: Event) -> str:
     """An event as a stream has it."""
     name, said = event

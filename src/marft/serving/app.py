@@ -22,12 +22,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from marft.game.chat import Reply
 from marft.game.live import Begun, Live
 from marft.gateway.hearing import Hearing, Telling
-from marft.gateway.hosts import is_ours
+from marft.gateway.hosts import is_our_origin, is_ours
 from marft.gateway.http import (
     Bounds,
     after,
     asked_by,
     body_of,
+    in_words,
     no_address,
     protocol_at,
     streaming,
@@ -89,11 +90,17 @@ class App:
                 Route("/v1/chat/completions", self._endpoint(ChatCompletions()), methods=["POST"]),
                 Route("/v1/responses", self._endpoint(Responses()), methods=["POST"]),
                 Route("/v1/messages", self._endpoint(Messages()), methods=["POST"]),
-                Route("/v1/messages/count_tokens", self._counted, methods=["POST"]),
-                Route("/v1/models", self._models, methods=["GET"]),
-                Route("/v1/models/{model:path}", self._models, methods=["GET"]),
+                Route(
+                    "/v1/messages/count_tokens",
+                    in_words(Messages(Counted), self._counted, headers_of),
+                    methods=["POST"],
+                ),
+                Route("/v1/models", in_words(ChatCompletions(), self._models, headers_of), methods=["GET"]),
+                Route(
+                    "/v1/models/{model:path}", in_words(ChatCompletions(), self._models, headers_of), methods=["GET"]
+                ),
                 Route("/healthz", self._healthy, methods=["GET"]),
-                Route("/metrics", self._metrics, methods=["GET"]),
+                Route("/metrics", in_words(ChatCompletions(), self._metrics, headers_of), methods=["GET"]),
             ],
             exception_handlers={HTTPException: no_address(self._unknown)},
             middleware=[Middleware(Guarded, app_=self)],
@@ -183,38 +190,31 @@ class App:
         """
         if self.token:
             return
-        if not is_ours(headers.get("host", ""), self.host, self.names):
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        if len(hosts) != 1 or not is_ours(hosts[0], self.host, self.names):
             raise RequestError(
                 421, "wrong_host", "this host is not answered to without a token; use the server's address"
             )
-        origin = headers.get("origin", "")
-        if origin and not is_ours(origin.partition("://")[2], self.host, self.names):
+        if origins and (len(origins) != 1 or not is_our_origin(origins[0], self.host, self.names)):
             raise RequestError(403, "forbidden", "pages of other hosts are answered with a token alone")
 
     async def _counted(self, request: Request) -> Response:
-        """How many tokens a role would read."""
-        protocol = Messages(Counted)
-        try:
-            self.check(request)
-            asked = await asked_by(protocol, await body_of(request, self.bounds))
-            counting = self.asking.count(asked.model or self.asking.teams[0], asked)
-            counted = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counting, self.loop))
-            return JSONResponse({"input_tokens": counted})
-        except RequestError as error:
-            return JSONResponse(protocol.error(error), error.status, headers_of(error))
+        """Return how many tokens a role would read."""
+        self.check(request)
+        asked = await asked_by(Messages(Counted), await body_of(request, self.bounds))
+        counting = self.asking.count(asked.model or self.asking.teams[0], asked)
+        counted = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counting, self.loop))
+        return JSONResponse({"input_tokens": counted})
 
     async def _models(self, request: Request) -> Response:
-        try:
-            self.check(request)
-            named = request.path_params.get("model")
-            models = [{"id": name, "object": "model", "created": 0, "owned_by": "marft"} for name in self.asking.models]
-            if named is None:
-                return JSONResponse({"object": "list", "data": models})
-            if named not in self.asking.models:
-                raise RequestError(404, "model_not_found", "there is no such model", "model")
-            return JSONResponse(models[self.asking.models.index(named)])
-        except RequestError as error:
-            return JSONResponse(ChatCompletions().error(error), error.status)
+        self.check(request)
+        named = request.path_params.get("model")
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "marft"} for name in self.asking.models]
+        if named is None:
+            return JSONResponse({"object": "list", "data": models})
+        if named not in self.asking.models:
+            raise RequestError(404, "model_not_found", "there is no such model", "model")
+        return JSONResponse(models[self.asking.models.index(named)])
 
     async def _healthy(self, _: Request) -> Response:
         """Say whether requests can be answered. An engine that could not go on is tried again with every request."""
@@ -224,10 +224,7 @@ class App:
         )
 
     async def _metrics(self, request: Request) -> Response:
-        try:
-            self.check(request)
-        except RequestError as error:
-            return JSONResponse(ChatCompletions().error(error), error.status)
+        self.check(request)
         return Response(self.measured.text(), media_type="text/plain; version=0.0.4")
 
 
