@@ -152,6 +152,12 @@ def test_what_only_sounds_like_a_secret_passes(options: dict[str, Any]) -> None:
         {"dsn": f"host=h user=me password={CANARY}"}, {"extra": json.dumps({"a": {"api_key": CANARY}})},
         {"command": f"server --api-key {CANARY}"}, {"command": ["s", f"--header=X-Api-Key: {CANARY}"]},
         {"webhook": "https://hooks.slack.com/services/T000/B000/abcdefgh"}, {"x": "nvapi-0123456789abcdefghij"},
+        {"url": f"me:{CANARY}@host/v1"}, {"base_url": f"me:{CANARY}@host:8000"}, {"host": f"me:{CANARY}@10.0.0.5"},
+        {"proxies": [f"me:{CANARY}@proxy"]}, {"https_proxy": f"me:{CANARY}@proxy:3128/"},
+        {"command": ["curl", "-u", f"me:{CANARY}", "http://h"]}, {"command": ["curl", f"-ume:{CANARY}", "http://h"]},
+        {"command": ["curl", "--user", f"me:{CANARY}"]}, {"command": ["curl", f"--user=me:{CANARY}"]},
+        {"command": f"curl -u me:{CANARY} http://h"}, {"command": ["curl", "--proxy-user", f"me:{CANARY}"]},
+        {"args": ["--index", f"me:{CANARY}@host/simple"]}, {"command": ["pip", f"me:{CANARY}@host/simple"]},
         {"x": "GOCSPX-0123456789abcdefghij"}, {"x": "sk-abcdefghij0123456789"}, {"x": "sk-svcacct-ab_cd-ef_gh-ij_kl"},
     ],
 )  # fmt: skip
@@ -172,6 +178,15 @@ def test_a_secret_is_found_in_whatever_form_it_is_given(options: dict[str, Any])
         {"evaluation": {"gates": [{"name": "leaks", "secrets": ["blue-4711"]}]}},
         {"options": {"auth": "api_key", "guided_json": {"key": "value"}}},
         {"tools": {"x": {"command": ["server", "--key", "id", "--token-limit", "5"]}}},
+        {"tools": {"x": {"command": ["docker", "run", "-u", "1000:1000", "--user", "me", "image:latest"]}}},
+        {"tools": {"x": {"command": ["curl", "-u", "me:$MY_PASSWORD", "http://h", "python", "-u", "-umodule"]}}},
+        {
+            "tools": {
+                "x": {"command": ["scp", "git@host:path", "me@example.org", "a:b", "npx", "pkg@1.2", "@scope/p@2"]}
+            }
+        },
+        {"agents": [{"instructions": "a:b@c"}, {"instructions": "Write to me:you@example.org."}]},
+        {"options": {"url": "localhost:8000/v1", "host": "me@host", "address": "me@example.org", "note": "a:b@c"}},
     ],
 )
 def test_names_that_users_choose_and_words_as_values_are_no_secrets(table: dict[str, Any]) -> None:

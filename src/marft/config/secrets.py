@@ -55,6 +55,11 @@ SHAPES = re.compile(
     r")|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*"
 )
 WHO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<who>[^/?#\s]*)@|://(?P<odd>[^\s'\"]*:[^\s'\"]*)@")
+LOGIN = re.compile(
+    r"[^\s:/?#@'\"]+:([^\s/@'\"]+)@[\w.-]+(?::\d+)?(?:[/?#]\S*)?"
+)  # user:pass@host/path, without a scheme
+ADDRESSES = {"addres", "dsn", "endpoint", "host", "proxie", "proxy", "server", "uri", "url"}  # last words, without an s
+LOGIN_FLAGS = ("-u", "--user", "--proxy-user", "-U")  # of commands, before user:password
 QUERY = re.compile(r"[?&;#]([^?&;#=\s]+)=([^?&;#\s'\"]+)")
 ASSIGNED = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)(?:=|:\s*)(\S.*)", re.DOTALL)
 SEPARATORS = re.compile(r"[;\s]+")  # of the parts of a connection string
@@ -145,6 +150,32 @@ def _after_flags(words: Sequence[object], place: str) -> Iterator[str]:
     for number, word in enumerate(words):
         if isinstance(word, str) and _is_assigned(word):
             yield f"{place}.{number}"
+    if place.rpartition(".")[2] in ("command", "args"):
+        yield from _logins_in(words, place)
+
+
+def _logins_in(words: Sequence[object], place: str) -> Iterator[str]:
+    """Yield the places of passwords in a command: ``curl -u me:…``, ``--user=me:…``, ``me:…@host/path``."""
+    for number, (flag, word) in enumerate(pairwise(["", *words])):
+        if not isinstance(word, str):
+            continue
+        name, _, value = word.partition("=") if word.startswith("-") else (str(flag), "", word)
+        if word.startswith("-u") and not _:
+            name, value = "-u", word[2:]
+        user = value.partition(":") if name in LOGIN_FLAGS else ("", "", "")
+        if _is_password(user[2]) or _is_login(value):
+            yield f"{place}.{number}"
+
+
+def _is_login(text: str) -> bool:
+    """Return whether a text is an address without a scheme that has a password in it."""
+    found = LOGIN.fullmatch(text.strip())
+    return found is not None and _is_password(found[1])
+
+
+def _is_password(text: str) -> bool:
+    """Return whether what stands after ``user:`` is a password, and no number of a user or name of a variable."""
+    return bool(text) and not text.isdigit() and _is_literal(text, 2)
 
 
 def _is_assigned(text: str) -> bool:
@@ -171,13 +202,20 @@ def _is_literal(value: object, named: int) -> bool:
 
 def _holds_secret(text: str, place: str, asked: bool) -> bool:
     """Return whether a text has a secret in it, by its shape, or by the name that the text gives it."""
-    if censored(text) != text:
+    if censored(text) != text or (_names_address(place) and _is_login(text)):
         return True
     command = place.rpartition(".")[2] == "command"
     parts = text.split() if command else SEPARATORS.split(text.strip("; "))
     if (command or all("=" in part for part in parts)) and any(_after_flags(parts, place)):
         return True
     return (asked and _is_assigned(text)) or any(secrets_at(_table_in(text), asked=asked))
+
+
+def _names_address(place: str) -> bool:
+    """Return whether the last key of a place, before the numbers of a list, is that of an address."""
+    keys = [key for key in place.split(".") if not key.isdigit()]
+    words = [word.lower().removesuffix("s") for word in WORDS.findall(keys[-1] if keys else "")]
+    return bool(words) and (words[-1] in ADDRESSES)
 
 
 def _table_in(text: str) -> object:
