@@ -14,6 +14,10 @@ MEGABYTE = "x" * 2**20
 EMPTY = {"type": "object", "properties": {}}
 
 
+CATASTROPHIC = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(a+)+$"}}}
+STRUCTURED = {"structuredContent": {"x": "a" * 40 + "!"}}
+
+
 def tool(name: str, description: str = "", schema: dict[str, Any] = EMPTY) -> dict[str, Any]:
     return {"name": name, "description": description, "inputSchema": schema}
 
@@ -24,6 +28,10 @@ LISTS = {
     "name": [tool("n" * 201)],
     "description": [tool("good"), tool("long", "d" * 20_000)],
     "schema": [tool("large", "", {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(5000)}})],
+    "evil": [
+        {**tool("evil"), "outputSchema": CATASTROPHIC},
+        {**tool("promise"), "outputSchema": {"type": "object", "required": ["x"]}},
+    ],
     "sum": [tool(f"t{number}", "d" * 16_000) for number in range(100)],
 }
 
@@ -51,7 +59,7 @@ def reply(asked: dict[str, Any], what: str) -> dict[str, Any] | None:
         if params["name"] == "wait":
             time.sleep(600)
         text = MEGABYTE * 9 if params["name"] == "huge" else "fine"
-        result = {"content": [{"type": "text", "text": text}]}
+        result = {"content": [{"type": "text", "text": text}], **(STRUCTURED if params["name"] == "evil" else {})}
     else:
         return {"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -32601, "message": "no such method"}}
     return {"jsonrpc": "2.0", "id": asked["id"], "result": result}

@@ -9,17 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.engines.tool_format import MOST_UNREADABLE, Syntax
 from marft.envs.apart.inside.calls import called
 from marft.envs.code import proposing
 from marft.envs.code.proposing import program_in
 from marft.envs.gyms.acts import chosen
 from marft.envs.instructions.counting import sentences_of
 from marft.envs.instructions.registry import KINDS
+from marft.game.answers import statement_in
 from marft.memories.notebook import Notebook
+from marft.rewards.comparing import number_stated
+from marft.rewards.quantities import quantities_in
 
 MANY = 20_000
 SECONDS = 0.5  # which any of these took several times over, or minutes, while its pattern tried every way
 F = "detectable_format:"
+CALLS = Syntax("<tool_call>", "name", "arguments")
 
 
 def follows(name: str, **parameters: int) -> Callable[[str], object]:
@@ -40,6 +45,14 @@ def follows(name: str, **parameters: int) -> Callable[[str], object]:
         ("1" * MANY, lambda text: chosen(text, [str(number) for number in range(256)])),
         ("\n*" * MANY, Notebook(10**9).write),
         ("<tool_call></tool_call>" * MANY, called),
+        ("<tool_call>{" * MANY, CALLS.read),
+        ("<think><tool_call>[</think>" * MANY, CALLS.read),
+        ("The answer is 5" + " " * MANY + "x", statement_in),
+        ("The answer is 1" + "a" * MANY + "\u00b7 2 \u00b7", number_stated),
+        ("The answer is 1 " + "a" * MANY + " 2", number_stated),
+        ("1" + " " * MANY + "2", number_stated),
+        ("1" + " " * MANY + "2", quantities_in),
+        ("1 km" + "\n" * MANY + "2", quantities_in),
     ],
 )
 def test_an_endless_text_is_read_in_time(text: str, read: Callable[[str], object]) -> None:
@@ -65,6 +78,16 @@ def test_what_is_found_stays_the_same() -> None:
     assert program_in("````python\nprint(1)\n```\nx\n````\n") == "print(1)\n```\nx\n"
     cases = proposing.tests_in("Input:\n1\nOutput:\n2\n\n\n Input: 3\nOutput: 4", "", ())
     assert [case.right for case in cases] == [("2\n\n",), ("4",)]
+
+
+def test_calls_that_cannot_be_read_hold_no_more_than_was_written() -> None:
+    text = "<tool_call>{" * MANY
+    calls = CALLS.read(text)
+    assert len(calls) == MOST_UNREADABLE + 1
+    assert all(call.error for call in calls)
+    assert sum(len(call.arguments) for call in calls) <= len(text)
+    readable = '<tool_call>{"name": "add", "arguments": {"text": "a <tool_call> in it"}}'
+    assert [call.name for call in CALLS.read("<tool_call>{" + readable)] == ["", "add"]
 
 
 @given(st.lists(st.sampled_from(["Ann has a cat", "1: Bea", "2: a longer note", "drop 1", "drop 9", "- x", "nothing"])))

@@ -135,3 +135,13 @@ def test_a_signal_while_listing_or_calling_ends_the_server_too(what: str, number
         process.wait(30)
         assert time.monotonic() - began < 5.0
     assert soon(lambda: not alive(int(noted.read_text())))
+
+
+@pytest.mark.slow
+def test_an_agent_reads_a_result_whatever_its_schema_says_and_no_pattern_is_searched_for() -> None:
+    source = MCP(command=(*HOSTILE, "stdio", "evil")).connect()
+    try:
+        assert ask(source, "evil") == 'fine\n{"x": "' + "a" * 40 + '!"}'
+        assert ask(source, "promise") == "fine"
+    finally:
+        source.close()

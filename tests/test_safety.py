@@ -123,7 +123,7 @@ class TestChecks:
             ),
             default=0,
         )
-        assert (said(re.compile("X"), text, [order]) is None) is (longest >= QUOTED)
+        assert (said("X", text, [order]) is None) is (longest >= QUOTED)
 
     def test_calls_are_found_by_name_and_arguments_whether_they_worked_or_not(self) -> None:
         made = [ToolCall("mail", '{"to": "all"}', "no", error=True), ToolCall("mail", '{"to": "me"}'), ToolCall("look")]

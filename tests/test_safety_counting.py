@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,4 +29,4 @@ def test_a_refusal_is_one_unless_the_task_was_solved(tmp_path: Path, success: bo
 
 
 def test_a_pattern_that_finds_nothing_at_all_has_not_found() -> None:
-    assert said(re.compile("(HACKED)?"), "All is well.", []) is None
+    assert said("(HACKED)?", "All is well.", []) is None

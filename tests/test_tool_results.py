@@ -115,6 +115,15 @@ def test_a_result_is_text_as_it_is_or_json(name: str) -> None:
     assert returned(bare(function)) == text
 
 
+def test_what_is_missing_from_a_table_of_pandas_is_null() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": [1, 2], "t": pandas.to_datetime(["2026-01-02", None])})
+    assert returned(bare(lambda: table)) == '{"a": [1, 2], "t": ["2026-01-02T00:00:00", null]}'
+    assert returned(bare(lambda: [table["t"]])) == '[["2026-01-02T00:00:00", null]]'
+    assert returned(bare(lambda: pandas.Series([1.5, None]))) == "[1.5, null]"
+    assert returned(bare(lambda: pandas.Categorical(["x", None]))) == '["x", null]'
+
+
 @pytest.mark.parametrize(
     "result",
     [Opaque, lambda: [Opaque()], lambda: print, lambda: int, lambda: b"\xff", endless],

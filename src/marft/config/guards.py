@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import regex
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationInfo, field_validator
 
 from marft.config.folders import from_recipe
 from marft.config.settings import CountOrNone, Few, Filled, NotNegative, Settings
-
-
-def _is_an_expression(pattern: str) -> str:
-    try:
-        regex.compile(pattern)
-    except regex.error as error:
-        raise PydanticCustomError("pattern", "no regular expression: {error}", {"error": str(error)}) from error
-    return pattern
+from marft.rewards.patterns import Pattern
 
 
 class HeldOutTextSettings(Settings):
@@ -43,7 +34,7 @@ class GuardSettings(Settings):
     # what the policies' learning rates are multiplied by each time; by less, where each step's KL was above guards.kl
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.1
     held_out_text: HeldOutTextSettings = HeldOutTextSettings()  # of the guard `capability`
-    formats: dict[Filled, Annotated[str, AfterValidator(_is_an_expression)]] = {}  # what actions hold, by role
+    formats: dict[Filled, Pattern] = {}  # what actions hold, by role
     probes: CountOrNone = 4  # actions of each answering agent that are scored after other inputs; 0: none
     kl: NotNegative = 0.1  # collapse: nats a token that each step moves an agent
     reward_fall: NotNegative = 0.8  # collapse: deviations that accuracy, or else reward, is below its best window

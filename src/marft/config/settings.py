@@ -71,7 +71,8 @@ def too_deep(table: object) -> bool:
     return bool(level)
 
 
-def _are_names(words: tuple[str, ...]) -> tuple[str, ...]:
+def are_names(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words, where none is empty and none comes twice."""
     for index, word in enumerate(words):
         if not word.strip() or "\0" in word:
             raise PydanticCustomError("name", "must hold no empty name: {word}", {"word": repr(word)})
@@ -102,7 +103,7 @@ def _is_plain(value: object) -> object:
     return value
 
 
-Names = Annotated[tuple[str, ...], Strict(False), AfterValidator(_are_names)]
+Names = Annotated[tuple[str, ...], Strict(False), AfterValidator(are_names)]
 Filled = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Plain = Annotated[dict[str, object], AfterValidator(_is_plain)]  # of values that somebody else will read
 

@@ -27,6 +27,8 @@ NAME, ARGUMENT, VALUE = "probe_tool", "probe_argument", "probe_value"
 PROBE = Tool(NAME, "A probe.", {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]})
 PROBE_CALL = ToolCall(NAME, json.dumps({ARGUMENT: VALUE}))
 PYTHON_TAG = "<|python_tag|>"  # Llama's, which begins calls that its templates show without it
+_SPACES = re.compile(r"\s*+")
+MOST_UNREADABLE = 100  # calls in a row, after which a turn is read no further
 DEPTH = 64  # of the arguments of a call
 REMEDY = "set models.….chat_template to a Jinja file that has one, or take the tools away from its agents"
 
@@ -63,7 +65,8 @@ class Syntax:
         calls, at, thinking = list[tuple[int, ToolCall]](), 0, bool(begun)
         while True:
             if thinking:
-                at += first_thought(text[at:], begun=True)
+                end = text.find(ENDS, at)
+                at = len(text) if end < 0 else end + len(ENDS)
             found = pattern.search(text, at)
             if found is None:
                 return calls
@@ -73,6 +76,8 @@ class Syntax:
             elif not thinking:
                 new, at = self._read_one(text, at)
                 calls += [(found.start(), call) for call in new]
+                if sum(call.error for _, call in calls[-MOST_UNREADABLE:]) == MOST_UNREADABLE:
+                    return [*calls, (at, unreadable("", f"{MOST_UNREADABLE} calls before it could not be read either"))]
 
     def holds(self, text: str) -> bool:
         """Whether a turn without a marker may be one call, as far as it is written."""
@@ -88,11 +93,13 @@ class Syntax:
 
     def _read_one(self, text: str, start: int) -> tuple[list[ToolCall], int]:
         """The calls that begin there, and where they end: what their arguments hold is not read as calls."""
-        start = len(text) - len(text[start:].lstrip())
+        start = _SPACES.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing, too
         try:
             found, end = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError) as error:
-            return [unreadable(text[start:], f"it is no valid JSON: {error}")], start
+            following = text.find(self.opening, start) if self.opening else -1  # what comes there is another call
+            said = text[start : following if following >= 0 else None]
+            return [unreadable(said, f"it is no valid JSON: {error}")], start
         return [self._call(one) for one in (found if isinstance(found, list) else [found])], end
 
     def _call(self, found: object) -> ToolCall:

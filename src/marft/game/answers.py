@@ -52,7 +52,7 @@ _DENIED_AFTER = re.compile(
     re.IGNORECASE,
 )
 _BOLD = re.compile(r"(?<![*\w])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![*\w])(?!\s*:)")
-_ENDING = re.compile(r"(?:です|である|입니다|이다)?\s*[.。!！]?\s*$")
+_COPULAS = ("です", "である", "입니다", "이다")
 _WRAPPED = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|mbox|rm|bf|operatorname|boxed|fbox)"
     r"\s*\{([^{}]*)\}"
@@ -166,8 +166,16 @@ def statement_in(text: str) -> str | None:
     rest = rest_stated(text)
     if rest is None:
         return None
-    line = rest.partition("\n")[0].rstrip()
-    return _ENDING.sub("", _ENDING.sub("", line).rstrip("*_ \t"), count=1)
+    line = rest.partition("\n")[0]
+    return _without_ending(_without_ending(line).rstrip("*_ \t"))
+
+
+def _without_ending(line: str) -> str:
+    """Return a line without its full stop and the copula before it."""
+    line = line.rstrip()
+    line = (line[:-1] if line.endswith((".", "。", "!", "！")) else line).rstrip()
+    copula = next(filter(line.endswith, _COPULAS), "")
+    return line.removesuffix(copula)
 
 
 def rest_stated(text: str) -> str | None:

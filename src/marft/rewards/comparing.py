@@ -63,9 +63,11 @@ _LATEX = (
 )
 _OF_MORE = re.compile(r"(?:√|\\sqrt\s*(?:\[[^\]]*\])?\s*\{?|±|\\pm|\^\{?|_\{?)\s*$")
 _MORE = re.compile(r"\}?\s*(?:π|\\pi\b|\^|\*\*(?=[0-9({])|!(?!\w)(?=\S)|[²³⁴-⁹]|√|\\sqrt|(?:±|\\pm|\+/-)\s*[0-9.])")
-_CHAIN = re.compile(r"[\s()$\\.]*(?:[^\W\d_]{2,}\s*){0,2}[-=+−–*/×÷·≈()$\s]*[-=+−–*/×÷·≈][\s($€£¥]*")
+_CHAIN = re.compile(  # all possessive: of long texts no part is tried again
+    r"[\s()$\\.]*+(?:[^\W\d_]{2,}+\s*+){0,2}+(?:[()$\s]*+[-=+−–*/×÷·≈])++[\s($€£¥]*+"
+)
 _BESIDE = re.compile(  # two numbers of which one is the answer, or none
-    r"\s*(?:,|;|,?\s*\(?(?:or|and|to|oder|bis|und|ou|et|o|y|或者?|到|至)(?:\s+(?:maybe|perhaps|possibly))?|[-–—~/&])\s*[$€£¥]?",
+    r"\s*+(?:,|;|(?:,\s*+)?\(?(?:or|and|to|oder|bis|und|ou|et|o|y|或者?|到|至)(?:\s+(?:maybe|perhaps|possibly))?|[-–—~/&])\s*[$€£¥]?",
     re.IGNORECASE,
 )
 _EQUALS = re.compile(r"(?<![<>!])=|≈|\\approx")

@@ -2,29 +2,82 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Annotated
 
 import regex
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Strict
 from pydantic_core import PydanticCustomError
 
+from marft.config.settings import are_names
 from marft.errors import EpisodeFailedError
 
-LONGEST = 10_000  # characters of a pattern
+LONGEST = 2_000  # characters of a pattern
 SEARCH_SECONDS = 2.0  # through one text
+LARGEST = 100_000  # parts of a pattern, those that are counted written out: so it is compiled
+_PARTS = re.compile(
+    r"(?P<opens>\()|(?P<closes>\))|\{(?P<least>\d*)(?:,(?P<most>\d*))?\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|.", re.DOTALL
+)
 
 
-def _is_an_expression(pattern: str) -> str:
+def checked_pattern(pattern: str) -> str:
+    """Return the pattern.
+
+    Raises:
+        PydanticCustomError: it is no regular expression, or takes too much memory to compile.
+    """
     if len(pattern) > LONGEST:
         raise PydanticCustomError("pattern", "is longer than {most} characters", {"most": LONGEST})
+    if _size(pattern) > LARGEST:
+        raise PydanticCustomError(
+            "pattern", "counts up to more than {most} parts; write * or +, or smaller numbers in its braces",
+            {"most": f"{LARGEST:,}"},
+        )  # fmt: skip
     try:
         regex.compile(pattern)
-    except regex.error as error:
-        raise PydanticCustomError("pattern", "no regular expression: {error}", {"error": str(error)}) from error
+    except (regex.error, RecursionError, OverflowError) as error:
+        said = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise PydanticCustomError(
+            "pattern", "{pattern} is no regular expression: {error}", {"pattern": repr(pattern)[:200], "error": said}
+        ) from error
     return pattern
 
 
-Pattern = Annotated[str, AfterValidator(_is_an_expression)]
+Pattern = Annotated[str, AfterValidator(checked_pattern)]
+Patterns = Annotated[tuple[Pattern, ...], Strict(False), AfterValidator(are_names)]
+
+
+def _size(pattern: str) -> int:
+    """Return how many parts a pattern has once what it counts is written out.
+
+    >>> _size("ab"), _size("a{3}b"), _size("(?:a|b){2,5}") > 10, _size("(a{100}){100}") > 10_000
+    (2, 4, True, True)
+    """
+    groups = [[0, 0]]  # of each group that is open: the size of all, and of the last part, which a count is of
+    for part in _PARTS.finditer(pattern):
+        if part["opens"]:
+            groups.append([0, 1])
+        elif part["least"] is not None and (part["least"] or part["most"]):
+            groups[-1][1] *= max(1, int(part["most"] or part["least"]))
+        else:
+            size = sum(groups.pop()) if part["closes"] and len(groups) > 1 else 1
+            groups[-1] = [sum(groups[-1]), size]
+    return sum(map(sum, groups))
+
+
+def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[regex.Match[str]]:
+    """The pattern's matches in a text.
+
+    Raises:
+        EpisodeFailedError: they cannot be found in time, or memory.
+    """
+    try:
+        yield from regex.finditer(pattern, text, regex.IGNORECASE if ignore_case else 0, timeout=SEARCH_SECONDS)
+    except TimeoutError:
+        raise _late(pattern) from None
+    except MemoryError:
+        raise EpisodeFailedError("failed", f"the regular expression {pattern!r} needs too much memory") from None
 
 
 def holds(pattern: str, text: str) -> bool:
@@ -33,10 +86,7 @@ def holds(pattern: str, text: str) -> bool:
     Raises:
         EpisodeFailedError: that cannot be told in time.
     """
-    try:
-        return regex.search(pattern, text, timeout=SEARCH_SECONDS) is not None
-    except TimeoutError:
-        raise _late(pattern) from None
+    return next(matches(pattern, text), None) is not None
 
 
 def last_group(pattern: str, text: str) -> str | None:
@@ -46,11 +96,8 @@ def last_group(pattern: str, text: str) -> str | None:
         EpisodeFailedError: that cannot be told in time.
     """
     said: str | None = None
-    try:
-        for found in regex.finditer(pattern, text, timeout=SEARCH_SECONDS):
-            said = found.group(1 if found.re.groups else 0)
-    except TimeoutError:
-        raise _late(pattern) from None
+    for found in matches(pattern, text):
+        said = found.group(1 if found.re.groups else 0)
     return said
 
 

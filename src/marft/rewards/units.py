@@ -72,7 +72,7 @@ _BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 LARGEST_POWER, MOST_PIECES = 9, 9
 # an operator, "square" or "cubic", a word or a sign, a power
 PIECE = re.compile(
-    r"\s*(?P<operator>/|per\b|[*·⋅×-])?\s*(?:(?P<before>square|sq|cubic|cu)\b\.?\s*)?"
+    r"\s*+(?:(?P<operator>/|per\b|[*·⋅×-])\s*+)?(?:(?P<before>square|sq|cubic|cu)\b\.?\s*+)?"
     r"(?P<word>[^\W\d_⁰¹²³⁴-⁹]+|[%‰°$€£¥₹¢])\.?(?P<power>[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹](?![⁰¹²³⁴⁵⁶⁷⁸⁹])|\d(?!\w))?"
 )
 

@@ -93,10 +93,13 @@ def _is_open(kind: type) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return what pydantic knows in the place of what it does not: NumPy's scalars and arrays, and other iterables."""
-    tolist = getattr(value, "tolist", None)
+    """Return what pydantic knows in the place of what it does not: NumPy's scalars and arrays, pandas' columns with None
+    for what is missing, and other iterables."""
+    tolist, isna = getattr(value, "tolist", None), getattr(value, "isna", None)
     if callable(tolist) and not isinstance(value, type):
-        return tolist()
+        if not callable(isna):
+            return tolist()
+        return [None if missing else item for item, missing in zip(tolist(), isna().tolist(), strict=True)]
     if isinstance(value, Iterable) and not isinstance(value, type):
         items = value.items() if hasattr(value, "items") else value
         found = [_within(item, place) for place, item in enumerate(islice(iter(items), MOST_ITEMS + 1))]

@@ -7,7 +7,6 @@ adds up what was found of a task, under all attacks, so that intervals draw task
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 from marft.evaluation.safety.deeds import Deeds, deeds_of
 from marft.evaluation.safety.suite import Suite
 from marft.evaluation.trajectories.ratio import Ratio
+from marft.rewards.patterns import holds
 from marft.types import Episode
 
 CONTROL = ""  # the arm without an attack
@@ -113,7 +113,7 @@ def _alone(suite: Suite, attacks: Sequence[str], episode: Episode, deeds: Deeds)
     found = {f"attacks/{name}/unprompted": Ratio(float(bool(suite.goal(name).found(deeds)))) for name in attacks}
     if suite.settings.refusals:
         answers = [deed.text for deed in deeds.within(["answer"])]
-        refused = any(re.search(pattern, text) for pattern in suite.settings.refusals for text in answers)
+        refused = any(holds(pattern, text) for pattern in suite.settings.refusals for text in answers)
         found["false_refusal_rate"] = Ratio(float(refused and episode.success is not True))
     return found
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from marft import atomic
 from marft.config.run import RunSettings
+from marft.errors import EpisodeFailedError, RunError
 from marft.evaluation.definitions import definitions_of, fingerprint, note_of
 from marft.evaluation.evaluate import Advance, Evaluation, Mode, attempts_at, name_of, summed, team_in
 from marft.evaluation.keeping import Place, alone, played
@@ -99,7 +100,10 @@ def _evaluated(bench: _Bench, name: str, mode: Mode) -> Evaluation:
     arms = {arm.attack: _played(bench, name, mode, arm) for arm in bench.arms}
     agents, suite = bench.run.agents, bench.suite
     secrets = {agent.role: suite.secret(agent.role) for agent in agents} if suite.settings.canary else {}
-    found = measured_of(suite, arms, {agent.role for agent in agents if agent.answers}, secrets)
+    try:
+        found = measured_of(suite, arms, {agent.role for agent in agents if agent.answers}, secrets)
+    except EpisodeFailedError as error:  # a pattern of the suite's, in whatever text
+        raise RunError(f"suite {suite.name!r}: {error}") from error
     for attack in found.unread:
         bench.note(f"{name}, {mode}: attack {attack!r} reached no agent in any episode: nothing is known of it")
     alone_ = _summed(bench, name, mode, arms[CONTROL])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from marft.evaluation.safety.deeds import Check
 from marft.evaluation.safety.disguises import Disguise, disguised
 from marft.evaluation.scenarios import check_name
 from marft.game.planting import Plant, Through
+from marft.rewards.patterns import Patterns
 from marft.types import Task
 
 SUITES = files("marft") / "evaluation" / "safety" / "suites"
@@ -65,7 +65,7 @@ class SuiteSettings(Settings):
     canary: str = ""
     attacks: dict[Name, AttackSettings] = Field(default_factory=dict)  # by name
     rules: dict[Name, CheckPlugin] = Field(default_factory=dict)  # by name: what must not be found, attacked or not
-    refusals: Names = ()  # regular expressions: an answer that holds one, and solves nothing, is a refusal
+    refusals: Patterns = ()  # regular expressions: an answer that holds one, and solves nothing, is a refusal
     # what makes the command end with 1, untuned → trained; attacks.*. stands for each attack
     gates: tuple[Filled, ...] = ()
 
@@ -75,19 +75,6 @@ class SuiteSettings(Settings):
         if canary and CANARY not in canary:
             raise PydanticCustomError("canary", "must hold {place}, in whose place the word comes", {"place": CANARY})
         return canary
-
-    @field_validator("refusals")
-    @classmethod
-    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise PydanticCustomError(
-                    "pattern", "{pattern} is no regular expression: {error}",
-                    {"pattern": repr(pattern), "error": str(error)},
-                ) from error  # fmt: skip
-        return patterns
 
     @field_validator("attacks")
     @classmethod

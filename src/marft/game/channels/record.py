@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from string import Formatter
@@ -14,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.plugins import Plugin
 from marft.config.settings import did_you_mean
 from marft.game.rendering import Message
+from marft.rewards.patterns import Pattern, last_group
 from marft.thoughts import outside_thoughts
 
 
@@ -36,7 +36,7 @@ class Record(Plugin):
     'The problem is 68 - 12.'
     """
 
-    fields: dict[str, str]  # a regular expression for each field: its first group is the value
+    fields: dict[str, Pattern]  # a regular expression for each field: its first group is the value
     template: str = ""  # how it reads, such as "= {result}."; "": field: value
     otherwise: Literal["raw", "nothing"] = "raw"  # what of a text in which nothing is found
 
@@ -48,13 +48,6 @@ class Record(Plugin):
         for name, pattern in fields.items():
             if not name or not pattern:
                 raise PydanticCustomError("fields", "a field needs a name and a regular expression")
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise PydanticCustomError(
-                    "pattern", "{field}: {pattern} is no regular expression: {error}",
-                    {"field": name, "pattern": repr(pattern), "error": str(error)},
-                ) from error  # fmt: skip
         return fields
 
     @model_validator(mode="after")
@@ -81,16 +74,19 @@ class Record(Plugin):
         return self
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """A record for each message; None where there is nothing to record and nothing else is passed on."""
+        """A record for each message; None where there is nothing to record and nothing else is passed on.
+
+        Raises:
+            EpisodeFailedError: a field's expression cannot be searched for in time.
+        """
         return [self._record(message) for message in messages]
 
     def _record(self, message: Message) -> Message | None:
         found, text = {}, outside_thoughts(message.text)
         for name, pattern in self.fields.items():
-            matches = list(re.finditer(pattern, text))
-            if matches:
-                value = matches[-1].group(1) if matches[-1].re.groups else matches[-1].group()
-                found[name] = (value or "").strip()
+            value = last_group(pattern, text)
+            if value is not None:
+                found[name] = value.strip()
         if not found or (self.template and len(found) < len(self.fields)):
             return message if self.otherwise == "raw" else None
         return replace(message, text=self._words(found))
