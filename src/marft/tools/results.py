@@ -93,8 +93,8 @@ def _is_open(kind: type) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return what pydantic knows in the place of what it does not: NumPy's scalars and arrays, pandas' columns with None
-    for what is missing, and other iterables."""
+    """Return what pydantic knows in the place of what it does not: NumPy's scalars and arrays, pandas' columns with
+    None for what is missing, and other iterables."""
     tolist, isna = getattr(value, "tolist", None), getattr(value, "isna", None)
     if callable(tolist) and not isinstance(value, type):
         if not callable(isna):
