@@ -6,6 +6,7 @@ import asyncio
 import csv
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marft.envs.mle import running
 from marft.envs.mle.competition import Competition, InvalidError
 from marft.envs.mle.drawing import competition_of, text
 from marft.envs.mle.environment import Mle
 from marft.envs.mle.fitting import predicted
 from marft.envs.mle.medals import Leaderboard, medal_places
 from marft.envs.mle.metrics import accuracy, auc, log_loss, mae, rmse, rmsle
-from marft.envs.mle.running import run
+from marft.envs.mle.running import Left, run
 from marft.envs.mle.session import MleSession, graded
+from marft.sandbox.runner import Ran
 from marft.sandbox.settings import SandboxSettings
 from marft.types import Step
 from tests.visits import by_script, joint
@@ -345,3 +348,20 @@ def test_a_number_that_is_none_is_not_graded(cell: str) -> None:
     made = Competition("", {}, {"1": "2.0"}, ("id", "y"), "rmse", Leaderboard([1.0], True))
     with pytest.raises(InvalidError, match="a number that is meant"):
         made.score(f"id,y\n1,{cell}\n")
+
+
+@pytest.mark.parametrize("line", ["[" + "[]," * 2**22 + "[]]", '["a", [["b"]]]', '["a"', '{"a": "b"}', r'["\x", null]'])
+def test_a_forged_line_is_not_built_from_its_parts(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program writes what it likes and ends the process: millions of lists would stop the run for seconds."""
+    ran = Ran("finished", f'["before", "it"]\n{line}\n'.encode(), b"", 0, 1.0)
+    monkeypatch.setattr(running, "run_python", lambda *_, **__: ran)
+    began = time.process_time()
+    assert run("", {}, SandboxSettings()) == Left(running.ENDED["finished"], None)
+    assert time.process_time() - began < 1.5
+
+
+def test_what_a_program_leaves_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for printed, submission in (('a "b" \\ \n', "id,x\n1,é\n"), ("", None), ("[", "]")):
+        ran = Ran("finished", f"noise\n{json.dumps([printed, submission])}\n".encode(), b"", 0, 1.0)
+        monkeypatch.setattr(running, "run_python", lambda *_, ran=ran, **__: ran)
+        assert run("", {}, SandboxSettings()) == Left(printed.strip(), submission)
