@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.declared import Declared
-from marft.evaluation.information import information
+from marft.evaluation.information import Information, information, information_metrics
 from marft.evaluation.metrics import episode_metrics
 from marft.game.game import Attempt
 from marft.game.play import play
 from marft.game.reading import RefusedError, declared
 from marft.types import Episode, Task
-from tests.fakes import Script, ends, game
+from tests.fakes import FakeEngine, Script, ends, game
 
 PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
 
@@ -92,6 +92,32 @@ def test_a_noisy_channel_tells_what_theory_says() -> None:
     wrong = (1 - right) / 3
     capacity = 2 + right * math.log2(right) + 3 * wrong * math.log2(wrong)
     assert information(list(zip(parts, heard, strict=True))).told == pytest.approx(capacity, abs=0.02)
+
+
+@pytest.mark.parametrize(("deviation", "told"), [(0.3, 3.0), (1 / 3, 1.0), (0.34, 1.0), (0.26, 3.0)])
+def test_the_excess_is_no_share_where_the_largest_is_within_three_deviations_of_chance(
+    deviation: float, told: float
+) -> None:
+    assert Information(2.0, 1.0, deviation, 2.0, 3.0).told == pytest.approx(told)
+    assert Information(1e-5, 0.0, 0.0, 2e-5, 1.0).told == pytest.approx(0.5)
+
+
+def test_without_shuffles_nothing_is_chance() -> None:
+    found = information([(0, 0), (1, 0), (2, 0), (0, 1)], shuffles=0)
+    assert (found.null, found.deviation) == (0.0, 0.0)
+    assert found.counted == pytest.approx(slow([(0, 0), (1, 0), (2, 0), (0, 1)]), abs=1e-12)
+
+
+def test_what_an_agent_knew_is_compared_with_its_own_messages() -> None:
+    """Agent a repeats what it knew; b, who acts after it, always says something else."""
+
+    async def one(known: str) -> Episode:
+        steps = [ends(1.0, info={"hidden": {"a": known}}, success=True)]
+        engine = FakeEngine(lambda key, prompt: known if key.agent == "a" else f"no word of {known} {key.sample}")
+        return await play(game(Script(steps), "a", "b", engine=engine), Attempt(Task(f"t{known}", "?"), "s"))
+
+    episodes = [asyncio.run(one(known)) for known in ("red", "blue") * 8]
+    assert information_metrics(episodes, ("a",))["agents/a/information"] == pytest.approx(1.0, abs=0.1)
 
 
 def test_no_pairs_have_no_information() -> None:

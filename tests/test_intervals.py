@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
+from marft.evaluation import intervals
 from marft.evaluation.intervals import at_most, mean_interval, skew_corrected, students, wilson, wilson_of
+    at_most,
+    mean_interval,
+    paired_difference,
+    skew_corrected,
+    students,
+    wilson,
+    wilson_of,
+)
 from marft.evaluation.paired import Difference, average, influences, paired
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
@@ -198,6 +207,26 @@ def test_an_interval_within_bounds_is_that_of_the_share_of_the_way_between_them(
 def test_what_is_bounded_on_one_side_or_on_none_is_no_share(bounds: tuple[float, float] | None) -> None:
     values = [-3.0, -2.0, 0.5, 0.7]
     assert mean_interval(values, bounds) == skew_corrected(np.array(values), 0.95)
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "same"), [(0, 0, 1), (1, 0, 0), (0, 1, 0), (3, 1, 6), (1, 4, 0), (12, 7, 31), (5, 5, 2)]
+)
+def test_the_difference_on_the_same_tasks_is_wald_s_of_two_more(gained: int, lost: int, same: int) -> None:
+    before = [False] * gained + [True] * lost + [True, False] * same
+    after = [True] * gained + [False] * lost + [True, False] * same
+    n = gained + lost + 2 * same
+    share, other = (gained + 0.5) / (n + 2), (lost + 0.5) / (n + 2)
+    reach = 1.959964 * math.sqrt((share + other - (share - other) ** 2) / (n + 2))
+    gain, (low, high) = intervals.paired_difference(before, after)
+    assert gain == pytest.approx((gained - lost) / n)
+    assert low == pytest.approx(max(-1.0, share - other - reach), rel=1e-6)
+    assert high == pytest.approx(min(1.0, share - other + reach), rel=1e-6)
+
+
+def test_without_tasks_every_difference_is_possible() -> None:
+    assert intervals.paired_difference([], []) == (0.0, (-1.0, 1.0))
+    assert at_most(3, 3) == 1.0
 
 
 def test_shares_are_whole_at_most_and_unknown_without_trials() -> None:
