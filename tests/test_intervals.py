@@ -15,14 +15,6 @@ from scipy import special
 
 from marft.evaluation import intervals
 from marft.evaluation.intervals import at_most, mean_interval, skew_corrected, students, wilson, wilson_of
-    at_most,
-    mean_interval,
-    paired_difference,
-    skew_corrected,
-    students,
-    wilson,
-    wilson_of,
-)
 from marft.evaluation.paired import Difference, average, influences, paired
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
