@@ -28,6 +28,7 @@ PLAIN: dict[Protocol, dict[str, Any]] = {
     Responses(): {"input": "x"},
     Messages(): {"messages": [USER], "max_tokens": 9},
 }
+CHAT = next(iter(PLAIN))
 ALL = pytest.mark.parametrize("protocol", list(PLAIN), ids=lambda one: type(one).__name__)
 CHANGES: dict[str, Any] = {
     "guided_json": {"type": "object"}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "root ::= 'a'",
@@ -99,6 +100,28 @@ def test_so_is_an_unknown_option_of_an_inner_table(protocol: Protocol, options: 
 def test_sampling_is_wished_for_in_the_same_words_everywhere(protocol: Protocol) -> None:
     wishes = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 7}
     assert read(protocol, **wishes).chat.wishes == wishes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("function_call", {"name": "f", "arguments": "{}"}, "tool_calls"), ("audio", {"id": "x"}, "text alone"),
+        ("prefix", True, "continue_final_message"), ("partial", True, "continue_final_message"),
+    ],
+)  # fmt: skip
+def test_so_is_what_a_message_says_beside_its_text_that_nobody_would_read(name: str, value: Any, remedy: str) -> None:
+    def said(told: object) -> list[dict[str, Any]]:
+        return [USER, {"role": "assistant", "content": "3", name: told}, USER]
+
+    error = refusal(CHAT, messages=said(value))
+    assert (error.status, error.param) == (400, f"messages.{name}")
+    assert remedy in error.message
+    assert read(CHAT, messages=said(None)).ignored == ()
+
+
+def test_what_an_assistant_refused_in_is_what_it_said() -> None:
+    said = [USER, {"role": "assistant", "content": None, "refusal": "I will not."}, USER]
+    assert read(CHAT, messages=said).chat.messages[1] == {"role": "assistant", "content": "I will not."}
 
 
 HOSTILE: list[Any] = [
@@ -211,6 +234,14 @@ def test_a_fault_of_ours_is_said_in_words_and_logged(
     assert (answer.status, answer.table.get("type", "")) == (500, "error" if counts else "")
     assert answer.table["error"]["message"] == "the server could not answer this request; its log says why"
     assert "inside" in caplog.text
+
+
+def test_what_a_client_begins_an_answer_with_is_counted_too() -> None:
+    said = [USER, {"role": "assistant", "content": "It is"}]
+    plain, begun = answers(
+        ("messages/count_tokens", {"messages": [USER]}, "POST"), ("messages/count_tokens", {"messages": said}, "POST")
+    )
+    assert begun.table["input_tokens"] == plain.table["input_tokens"] + len("It is")  # one token a letter
 
 
 def test_the_page_names_every_field_that_is_ignored() -> None:

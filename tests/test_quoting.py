@@ -68,6 +68,11 @@ class TestWhatShowsAnAction:
             ("yes", "{said}\n{task}\n{said}"),
             ("It is **42**, I think.", "{task} They say: It is 42, I think"),
             ("答案是四十二", "{task}\n请检查{said}是否正确"),
+            ("✅", "{task}\n\ncritic: {said}"),
+            ("größer", "{task}\n\na: gro\u0308ßer"),
+            ("हाँ", "{task}\n\na: {said}"),
+            ("don't & won't", "{task}\n\n<a>don&#x27;t &amp; won&amp;#39;t</a>"),
+            ("größer", "{task}\n\na: gr\\xf6\\xdfer"),
         ],
     )
     def test_it_is_its_words_beside_those_of_the_task(self, said: str, prompt: str) -> None:
@@ -84,6 +89,7 @@ class TestWhatShowsAnAction:
             (f"The task is: {TASK} I think so, for 17 and 25 make 42 in my book.", "{task}"),
             (f"{TASK} The sum is even.", "The numbers 17 and 25 are to be added. {task}"),
             ("42", "{task} Or is it 142, 42nd, 4.42 or 42,5?"),
+            ("है", "{task}\n\nहम हैं"),
         ],
     )
     def test_the_words_of_the_task_alone_show_nobody(self, said: str, prompt: str) -> None:
@@ -170,6 +176,25 @@ class TestWhoOfSeveral:
     def test_equal_answers_count_once_for_each_place(self, prompt: str, seen: set[int]) -> None:
         turns = [("a", "6 * 7?", "42"), ("b", "6 * 7?", "42"), ("c", f"6 * 7?\n{prompt}", "Hm")]
         assert dependencies(turns, "6 * 7?", "a", "b", "c")[2] == seen
+
+    @pytest.mark.parametrize(
+        ("prompt", "seen"),
+        [
+            ('[{"content": "42", "role": "a"}]', {0}), ('[{"content": "42", "role": "b"}]', {1}),
+            ('[{"content": "42", "role": "a"}, {"content": "42", "role": "b"}]', {0, 1}), ("42 (said by a)", {0}),
+            ("a and b both say: 42", {0, 1}), ("a, b: 42", {0, 1}), ("a says 41. b says: 42", {1}),
+        ],
+    )  # fmt: skip
+    def test_who_is_named_after_an_answer_or_beside_another_has_said_it(self, prompt: str, seen: set[int]) -> None:
+        turns = [("a", "6 * 7?", "42"), ("b", "6 * 7?", "42"), ("c", f"6 * 7?\n{prompt}", "Hm")]
+        assert dependencies(turns, "6 * 7?", "a", "b", "c")[2] == seen
+
+    def test_a_sentence_is_of_the_one_who_said_all_of_it_though_another_said_a_part(self) -> None:
+        first = "Jacket adds many small pieces. Basin returns red tokens after the first hour. Garnet leaves our old yard with very cold grams."
+        second = "Marble needs long units after noon. Quarry returns blue units after the first hour."
+        shown = "A: Garnet leaves our old yard with very cold grams. B: Quarry returns blue units after the first hour."
+        turns = [("a", "?", first), ("b", "?", second), ("c", shown, "Hm")]
+        assert dependencies(turns, "?", "a", "b", "c")[2] == {0, 1}
 
     def test_of_equal_answers_of_one_agent_the_last_is_seen(self) -> None:
         turns = [("a", "?", "42"), ("b", "?", "41"), ("a", "b: 41. Sure?", "42"), ("b", "a: 42\nb: 41", "Hm")]

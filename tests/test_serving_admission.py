@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from marft.gateway.hosts import is_our_origin, is_ours
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.refusals import RequestError
 from marft.serving.app import Limits
+from marft.texts import until
 from tests.fakes import FakeEngine
 from tests.gateways import send
 from tests.servings import Held, bearer, serving
@@ -165,6 +167,30 @@ def test_a_teams_answer_is_as_short_as_a_client_asks() -> None:
     assert {most for _, most, _ in seen} <= {3, own}
     assert seen[-1] == ("b", 3, ("!",))
     assert "ignored" not in table["marft"]
+
+
+@pytest.mark.parametrize(
+    ("said", "stops", "reason", "sequence"),
+    [
+        ("It is 3. STOP", ["!", "STOP"], "stop_sequence", "STOP"), ("It is 3.", ["STOP"], "end_turn", None),
+        ("STOP", ["STOP"], "stop_sequence", "STOP"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_is_told_which_stop_sequence_ended_a_teams_answer(
+    said: str, stops: list[str], reason: str, sequence: str | None, stream: bool
+) -> None:
+    class Stopping(FakeEngine):
+        async def sample(self, policy: str, prompt: Any, sampling: Any, key: Any) -> Any:
+            whole = await super().sample(policy, prompt, sampling, key)
+            return replace(whole, text=until(whole.text, sampling.stop))
+
+    with serving("a", "b", engine=Stopping(lambda key, _: said if key.agent == "b" else "STOP it")) as s:
+        body = {"model": "team", "messages": [USER], "max_tokens": 99, "stop_sequences": stops, "stream": stream}
+        answer = send(f"{s.url}/v1/messages", body)
+    deltas = answer.body.decode().partition("event: message_delta\ndata: ")[2]
+    told = json.loads(deltas.split("\n")[0])["delta"] if stream else answer.table
+    assert (told["stop_reason"], told["stop_sequence"]) == (reason, sequence)
 
 
 def test_healthz_fails_while_the_engine_cannot_go_on() -> None:

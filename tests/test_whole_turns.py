@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from marft import thoughts
 from marft.engines.messages import render_messages, render_text
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.spelling import spelling_of
@@ -16,7 +17,8 @@ from marft.traces.turns import Thinking, turn_ids
 from marft.types import Profile, Tool, ToolCall
 from tests import sentencepiece_tokenizers as sentencepiece
 from tests.chat_families import FAMILIES, Family, chatml, format_of, tokenizer_of
-from tests.chat_templates import CHATML, HARMONY, QWEN3, THINK
+from tests.chat_templates import BEGINS, CHATML, HARMONY, QWEN3, THINK
+from tests.chat_templates import EACH as TURNS
 
 CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 2?"})
 ADD = Tool("add", "Add.", {"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -113,10 +115,12 @@ class TestChannels:
         )
 
 
-def specially_thinking(special: bool = True) -> ChatFormat:
+def specially_thinking(
+    special: bool = True, thinks: tuple[str, ...] = THINK, template: str = QWEN3
+) -> ChatFormat:  # fmt: skip
     """A model whose marks of thoughts are special tokens."""
-    marks, control = ((), (*CHATML, *THINK)) if special else (THINK, CHATML)
-    tokenizer = tokenizer_of(Family(QWEN3, control, marks=marks, **chatml("")))
+    marks, control = ((), (*CHATML, *thinks)) if special else (thinks, CHATML)
+    tokenizer = tokenizer_of(Family(template, control, marks=marks, **chatml("")))
     return ChatFormat(tokenizer, 4096, {}, (int(tokenizer.convert_tokens_to_ids("<|im_end|>")),))
 
 
@@ -152,6 +156,42 @@ class TestSpecialMarksOfThoughts:
     def test_are_no_other_ids_than_those_of_marks_that_are_not_special(self) -> None:
         one, other = specially_thinking(), specially_thinking(special=False)
         assert decoded(one, ids_of(one, "Yes.", "Hm.")) == decoded(other, ids_of(other, "Yes.", "Hm."))
+
+
+@pytest.mark.parametrize("marks", [marks for marks in thoughts.FAMILIES if marks != thoughts.CHANNELS])
+@pytest.mark.parametrize("special", [True, False])
+class TestMarksOfOtherFamilies:
+    def test_are_the_tokens_that_the_model_samples_and_stay_in_texts(
+        self, marks: tuple[str, str], special: bool
+    ) -> None:  # fmt: skip
+        format = specially_thinking(special, marks, TURNS + BEGINS)
+        ids = ids_of(format, "It is 3.", "Hm.")
+        text = spelled(format.tokenizer, ids[:-1])
+        assert text == f"{marks[0]}\nHm.\n{marks[1]}\n\nIt is 3."
+        assert [ids.count(int(format.tokenizer.convert_tokens_to_ids(mark))) for mark in marks] == [1, 1]
+        assert text[ChatRenderer({"p": format}).thought("p", text) :] == "It is 3."
+
+    def test_end_a_thought_that_the_prompt_begins(self, marks: tuple[str, str], special: bool) -> None:
+        begun = BEGINS.replace("assistant\n", f"assistant\n{marks[0]}\n")
+        assert begun != BEGINS
+        format = specially_thinking(special, marks, TURNS + begun)
+        renderer = ChatRenderer({"p": format})
+        for thought in ("Hm.", ""):
+            text = spelled(format.tokenizer, ids_of(format, "It is 3.", thought)[:-1])
+            assert text == f"{thought}\n{marks[1]}\n\nIt is 3."
+            assert text[renderer.thought("p", text) :] == "It is 3."
+        with pytest.raises(ValueError, match="begins every turn with a thought"):
+            renderer.opening("p", "It is")
+        opened = renderer.opening("p", f"{marks[0]}Hm.{marks[1]}It is").tolist()
+        assert opened.count(int(format.tokenizer.convert_tokens_to_ids(marks[1]))) == 1
+
+
+def test_a_thought_that_the_template_leaves_out_is_not_taken_for_the_text_that_repeats_it() -> None:
+    template = TURNS.replace("m.content", "m.content.split('</think>')[-1] | trim")
+    format = specially_thinking(template=template + BEGINS)
+    assert decoded(format, ids_of(format, "It is 3.")) == "It is 3.<|im_end|>"
+    with pytest.raises(UnreadableError, match="leaves out parts"):
+        ids_of(format, "It is 3.", "3")
 
 
 SENTENCEPIECE = pytest.mark.parametrize("kind", ["legacy", "always", "first"])

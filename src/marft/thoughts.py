@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 BEGINS, ENDS = "<think>", "</think>"
+CHANNELS = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")  # gpt-oss: each of several tokens
 # how families of models mark their thoughts, and templates of ours and others' ask for them
 FAMILIES = (
     (BEGINS, ENDS),  # Qwen, DeepSeek, GLM, SmolLM, Nemotron, Hunyuan, …
@@ -17,8 +18,9 @@ FAMILIES = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
     ("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1, OpenThinker
     ("◁think▷", "◁/think▷"),  # Kimi
-    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
+    CHANNELS,
 )
+MARKS = frozenset(mark for family in FAMILIES if family != CHANNELS for mark in family)  # a model may have as one token
 _MARKS = re.compile("|".join(re.escape(mark) for family in FAMILIES for mark in family))
 _CLOSING = dict(FAMILIES)
 
@@ -76,13 +78,15 @@ def thought(text: str, begun: bool = False) -> int:
     >>> text = "<think>\\nHm.\\n</think>\\n\\nIt is 3."
     >>> text[thought(text):]
     'It is 3.'
-    >>> thought("It is 3."), thought("Hm", begun=True), thought("[THINK]Hm")
-    (0, 2, 9)
+    >>> thought("It is 3."), thought("Hm", begun=True), thought("[THINK]Hm"), thought("Hm[/THINK]3", begun=True)
+    (0, 2, 9, 10)
 
     Args:
         begun: whether the text goes on from a thought that the prompt begins.
     """
     begins, ends = family_of(text)
+    if begun and ends not in text:
+        ends = next((mark for _, mark in FAMILIES if mark in text), ends)
     end = text.rfind(ends)
     if end >= 0:
         said = text[end + len(ends) :]

@@ -223,9 +223,23 @@ def begins_thought(format: Format) -> bool:
 
 def thinks(format: Format) -> bool:
     """Whether a template knows of thoughts: it has a mark of them."""
+    return any(mark in _template(format) for mark in (BEGINS, ENDS))
+
+
+def marks_of(format: Format) -> tuple[str, str]:
+    """Return the marks of a model's thoughts: those that its template begins turns with or holds, or its tokenizer has;
+    ``<think>`` where there are none."""
+    begun, template = render_text(format, [ASKED]).rstrip(), _template(format)
+    tokens = {token.content for token in format.tokenizer.added_tokens_decoder.values()}
+    for marks in FAMILIES:
+        if begun.endswith(marks[0]):
+            return marks
+    return next((marks for marks in FAMILIES if any(mark in template or mark in tokens for mark in marks)), FAMILIES[0])
+
+
+def _template(format: Format) -> str:
     template = format.tokenizer.chat_template
-    texts = template.values() if isinstance(template, dict) else [str(template)]
-    return any(mark in text for text in texts for mark in (BEGINS, ENDS))
+    return "".join(template.values()) if isinstance(template, dict) else str(template)
 
 
 def schema(tool: Tool) -> dict[str, object]:

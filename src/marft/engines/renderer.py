@@ -20,6 +20,7 @@ from marft.engines.messages import (
     common,
     continue_ids,
     end_of,
+    marks_of,
     render_messages,
     rewritten,
     thinks,
@@ -31,10 +32,10 @@ from marft.game.chat import Chat
 from marft.game.live import LiveText, Spelling
 from marft.game.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
 from marft.marks import Grammar
-from marft.models.control_tokens import THOUGHTS, encoded_inside, marked, spelled
+from marft.models.control_tokens import encoded_inside, marked, spelled
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
-from marft.thoughts import BEGINS, ENDS, Said, thinking_after, thought
+from marft.thoughts import MARKS, Said, thinking_after, thought
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 MOST_OPTIONS, LONGEST_OPTION = 4096, 256  # of a policy, in characters, whose ids are kept
@@ -126,18 +127,20 @@ class ChatRenderer:
         return thought(text, thinking_after(begun, self._begun[policy]) and not self.formats[policy].remote)
 
     def opening(self, policy: str, text: str) -> TokenIds:
-        """Return the ids of a text that a client begins a turn with. What looks like a control token is text."""
+        """Return the ids of a text that a client begins a turn with. What looks like a control token is text, but for
+        marks of thoughts: it is the agent's own turn."""
         format = self.formats[policy]
         if format.remote:
             raise ValueError("it is behind an endpoint, which takes whole messages alone")
         if begins_thought(format):
-            if ENDS not in text:
+            begins, ends = marks_of(format)
+            if ends not in text:
                 raise ValueError(
                     "its chat template begins every turn with a thought, which the text would be part of; end it in "
-                    f"the text ({ENDS}), or turn thoughts off (template_options.enable_thinking = false)"
+                    f"the text ({ends}), or turn thoughts off (template_options.enable_thinking = false)"
                 )
-            text = text.lstrip().removeprefix(BEGINS)
-        return _encoded(format, [text])
+            text = text.lstrip().removeprefix(begins)
+        return np.array(encoded_inside(format.tokenizer, marked(format.tokenizer, text, own=True)), np.int32)
 
     def live(
         self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool, begun: str = ""
@@ -377,7 +380,7 @@ def _option(format: ChatFormat, text: str) -> TokenIds:
         found = NotExact("") if format.remote else whole_turn(format, [ASKED], {"role": "assistant", "content": text})
     except CANNOT_RENDER as error:
         found = NotExact(raised(error))
-    if isinstance(found, NotExact) or text not in found.text or any(mark in found.text for mark in THOUGHTS):
+    if isinstance(found, NotExact) or text not in found.text or any(mark in found.text for mark in MARKS):
         return np.array([*_encoded(format, [text]), *format.stop_ids[:1]], np.int32)
     return found.ids
 

@@ -146,10 +146,8 @@ class ChatRecord:
 
     def _stopped(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> str:
         """The stop string, of the client or of the recipe, that ended a turn; "" where none did."""
-        said = self.renderer.spelled(policy, tokens)
         stops = [stop for stop in (*chat.stop, *self.agent.sampling.stop) if isinstance(stop, str)]
-        found = [(at, len(stop), stop) for stop in stops if (at := said.find(stop)) >= 0]
-        return min(found)[2] if found and min(found)[2] not in text else ""
+        return ended_by(stops, self.renderer.spelled(policy, tokens), text)
 
     def _shortened(self, chat: Chat, action: Action) -> str:
         """Why nothing goes on from an action as it was sampled; "" where something may."""
@@ -237,6 +235,17 @@ class ChatRecord:
         return ChatRefusedError(
             "too_long", f"This model's maximum context length is {most} tokens, and the messages have {size}."
         )
+
+
+def ended_by(stops: Sequence[str], said: str, text: str) -> str:
+    """Return the stop string that ended a turn; "" where none did.
+
+    Args:
+        said: all that was sampled.
+        text: what was told of it.
+    """
+    found = [(at, len(stop), stop) for stop in stops if (at := said.find(stop)) >= 0]
+    return min(found)[2] if found and min(found)[2] not in text else ""
 
 
 def check_constraint(renderer: Renderer, policy: str, chat: Chat) -> None:

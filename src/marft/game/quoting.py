@@ -1,14 +1,16 @@
 """Whose words stand in the messages that a program sends: from them follows which action depends on which.
 
-Texts are compared word by word: space, punctuation, Markdown and the escapes of JSON do not count, letters and case do.
+Texts are compared word by word: letters and case count; space, punctuation, Markdown and escapes (JSON, HTML) do not.
 Longer texts are looked for before shorter ones, and what one of them explains counts for no other: so a short answer
 is not found in a copy of the task, nor the task's words in an answer that quotes the task.
 """
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,13 +19,17 @@ from marft.game.rendering import ChatMessage
 from marft.thoughts import thought
 from marft.types import Action
 
+# Signs that belong to the letter before them: accents, points, and the vowels of Indian scripts.
+SIGNS = r"\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0900-\u0963\u0966-\u0df3"
 # A character of a word in a script that sets words apart: neither Thai, Lao, Burmese, Khmer, kana nor Chinese ones.
 SPACED = (
-    r"[^\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-    r"\U00020000-\U0003ffff]"
+    rf"(?:[{SIGNS}]|[^\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff])"
 )
-WORD = re.compile(rf"{SPACED}+(?:(?<=\d)[.,](?=\d){SPACED}+)*|[^\W_]")
-ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
+PICTURES = r"\u2190-\u22ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"  # arrows, signs of logic, emoji: a word each
+WORD = re.compile(rf"{SPACED}+(?:(?<=\d)[.,](?=\d){SPACED}+)*|[^\W_]|[{PICTURES}]")
+ESCAPED = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
+ENTITY = re.compile(r"&(?:amp;)*(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,31});")
 SPACE = re.compile(r"\\+[nrt]")
 WINDOW = 4  # words: so many in a row that stood somewhere before are no chance
 FEW = 3  # words: fewer in a row are no part of anything
@@ -38,8 +44,11 @@ def plain(text: str) -> str:
     ' It is 3.142 1,000 or x 1 '
     """
     if "\\" in text:
-        text = SPACE.sub(" ", ESCAPED.sub(lambda found: chr(int(found[1], 16)), text))
+        text = SPACE.sub(" ", ESCAPED.sub(lambda found: chr(int(found[1] or found[2], 16)), text))
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if "&" in text:
+        text = ENTITY.sub(lambda found: html.unescape(f"&{found[1]};"), text)
+    text = unicodedata.normalize("NFC", text)
     return f" {' '.join(WORD.findall(text))} ".replace("  ", " ")
 
 
@@ -202,8 +211,8 @@ class _Reading:
         for place in places[len(cut) :]:
             able = self._unexplained(place, text, speeches)
             waiting = [speech for speech in able if speech in left]
-            if waiting:
-                left.remove(self._likeliest(place, waiting))
+            for speech in self._likeliest(place, waiting) if waiting else ():
+                left.remove(speech)
             if able:
                 cut = [*cut, place]
         self._cut(cut)
@@ -248,28 +257,54 @@ class _Reading:
         there = self._shown.get(window)
         return there is not None and speech.action.id not in there
 
-    def _likeliest(self, place: _Place, speeches: Sequence[Speech]) -> Speech:
-        """Return whose words these are, of those who said the same: who is named before them last, or spoke last."""
-        before = f" {' '.join(self.pieces[place.piece][: place.start].rsplit(None, NEAR)[-NEAR:])} "
-        return max(speeches, key=lambda speech: (before.rfind(speech.role), speech.action.index))
+    def _likeliest(self, place: _Place, speeches: Sequence[Speech]) -> list[Speech]:
+        """Return whose words these are, of those who said the same: who is named before them last, and together with
+        whom; or who is named first after them; or who spoke last."""
+        piece = self.pieces[place.piece]
+        before = f" {' '.join(piece[: place.start].rsplit(None, NEAR)[-NEAR:])} "
+        after = f" {' '.join(piece[place.end :].split(None, NEAR)[:NEAR])} "
+        if not any(speech.role in before for speech in speeches):
+            named = [speech for speech in speeches if speech.role in after] or list(speeches)
+            return [max(named, key=lambda speech: (-after.find(speech.role), speech.action.index))]
+        found = [max(speeches, key=lambda speech: (before.rfind(speech.role), speech.action.index))]
+        while True:
+            head = before[: before.rfind(found[-1].role) + 1].removesuffix("and ")
+            beside = [speech for speech in speeches if head.endswith(speech.role) and speech not in found]
+            if not beside:
+                return found
+            found.append(max(beside, key=lambda speech: speech.action.index))
 
     def _in_parts(self, speeches: Sequence[Speech]) -> Iterator[tuple[Speech, list[str]]]:
         """Cut out what stands here of actions that were edited or cut, the longest stretch first."""
         here = {window for piece in self.pieces for window in _windows(piece.split(), FEW)}
         able = [speech for speech in speeches if not speech.windows.isdisjoint(here)]
-        parts = [(_longest(places), one.action.index, one) for one in able if (places := self._parts(one))]
-        for _, _, speech in sorted(parts, key=lambda part: part[:2], reverse=True):
-            places = self._parts(speech)  # which others have left
-            if places:
-                yield speech, self._at(places)
-                self._cut(places)
+        parts = [(speech, places) for speech in able if (places := self._shown_by(speech, self._stretches(speech)))]
+        parts.sort(key=lambda part: (_longest(part[1]), part[0].action.index), reverse=True)
+        inside, cut = _within_others([places for _, places in parts]), list[_Place]()
+        for number, (speech, places) in enumerate(parts):
+            left = (piece for place in places if (number, place) not in inside for piece in self._left(place, cut))
+            found = self._shown_by(speech, left)
+            if found:
+                yield speech, self._at(found)
+                cut += found
+        self._cut(cut)
+
+    def _left(self, place: _Place, cut: Sequence[_Place]) -> Iterator[_Place]:
+        """Yield what places that are cut leave of another one, where that is long enough to be a part."""
+        start = place.start
+        others = sorted((one.start, one.end) for one in cut if one.piece == place.piece)
+        for begins, ends in [*others, (place.end - 1, place.end)]:
+            end = min(begins + 1, place.end)
+            if self.pieces[place.piece].count(" ", start, end) > FEW:
+                yield _Place(place.piece, start, end)
+            start = max(start, ends - 1)
 
     def _at(self, places: Sequence[_Place]) -> list[str]:
         return [self.pieces[place.piece][place.start : place.end] for place in places]
 
-    def _parts(self, speech: Speech) -> list[_Place]:
-        """Return where stretches of an action stand that hold words of its own, if they show it."""
-        places = list(self._stretches(speech))
+    def _shown_by(self, speech: Speech, stretches: Iterable[_Place]) -> list[_Place]:
+        """Return those stretches of an action that hold words of its own, if they show it."""
+        places = list(stretches)
         places = [place for place, text in zip(places, self._at(places), strict=True) if self._own(text, speech)]
         return places if speech.shown_by(self._at(places), self._given) else []
 
@@ -306,6 +341,20 @@ class _Reading:
                 at = end - 1
             pieces.append(piece[at:])
         self.pieces = [piece for piece in pieces if piece.strip()]
+
+
+def _within_others(parts: Sequence[Sequence[_Place]]) -> set[tuple[int, _Place]]:
+    """Return the places of each action that lie within longer ones of another action."""
+    within, begun = set[tuple[int, _Place]](), list[tuple[int, _Place]]()  # those that begun ones may lie in
+    for number, place in sorted(
+        ((number, place) for number, places in enumerate(parts) for place in places),
+        key=lambda one: (one[1].piece, one[1].start, -one[1].end),
+    ):
+        begun = [one for one in begun if one[1].piece == place.piece and one[1].end >= place.end]
+        if any(other != number and (one.start, one.end) != (place.start, place.end) for other, one in begun):
+            within.add((number, place))
+        begun.append((number, place))
+    return within
 
 
 def _longest(places: Sequence[_Place]) -> int:

@@ -14,9 +14,8 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import mark_control_tokens
 
-from marft.thoughts import BEGINS, ENDS
+from marft.thoughts import MARKS
 
-THOUGHTS = (BEGINS, ENDS)
 MARKERS = re.compile("[\U000f0000\U000f0001]")  # which transformers puts around control tokens that are text
 APART = "\U000f0001"  # a marker alone: what follows is encoded as in the middle of a chat
 
@@ -31,21 +30,21 @@ def leave_thoughts(tokenizer: PreTrainedTokenizerBase) -> None:
     text = "".join(template.values()) if isinstance(template, dict) else str(template)
     tokens = [token.content for token in tokenizer.added_tokens_decoder.values()]
     tokenizer.chat_control_tokens = [
-        token for token in tokens if token in text and not token.isspace() and token not in THOUGHTS
+        token for token in tokens if token in text and not token.isspace() and token not in MARKS
     ]
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Return the ids that are no part of a text: special tokens, but for marks of thoughts."""
     added = tokenizer.added_tokens_decoder.items()
-    return {id for id, token in added if token.special and token.content not in THOUGHTS}
+    return {id for id, token in added if token.special and token.content not in MARKS}
 
 
 def spelled(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
     """Return the text of token ids without control tokens. Marks of thoughts stay, also special ones."""
     if tokenizer not in _thought_ids:
         added = tokenizer.added_tokens_decoder.values()
-        special = any(token.special and token.content in THOUGHTS for token in added)
+        special = any(token.special and token.content in MARKS for token in added)
         _thought_ids[tokenizer] = frozenset(control_ids(tokenizer)) if special else frozenset()
     control = _thought_ids[tokenizer]
     return str(tokenizer.decode([id for id in ids if id not in control], skip_special_tokens=not control))
@@ -59,7 +58,7 @@ def marked(tokenizer: PreTrainedTokenizerBase, written: Written, own: bool = Fal
     """
     known = set(tokenizer.chat_control_tokens or ())
     added = [token for token in tokenizer.added_tokens_decoder.values() if token.special or token.content in known]
-    names = {token.content for token in added}.difference(THOUGHTS if own else ())
+    names = {token.content for token in added}.difference(MARKS if own else ())
     pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     found: Written = mark_control_tokens(written, re.compile(pattern or "(?!)"))
     return found

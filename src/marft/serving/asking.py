@@ -17,7 +17,7 @@ from marft.config.agents import COLDEST
 from marft.game.agents import Agent, Agents
 from marft.game.chat import Chat, ChatRefusedError, Reply
 from marft.game.chat_counting import tokens_of
-from marft.game.chat_record import check_constraint
+from marft.game.chat_record import check_constraint, ended_by
 from marft.game.engine import problem_of
 from marft.game.environment import Split
 from marft.game.game import Attempt, Game
@@ -158,7 +158,11 @@ class Asking:
         episode = await self._played(game, Task(name, question.text), asked.chat.wishes.get("seed"), question)
         if question.answer is None:
             raise RequestError(500, "no_answer", "the team ended without an answer")
-        return _answered((Reply(*_as_one(question.answer, episode)),), episode)
+        answer = question.answer
+        said = self.game.renderer.spelled(answer.policy, answer.tokens)  # tool calls and their results included
+        after = said[said.rfind(answer.text) + len(answer.text) :] if answer.text else said
+        stopped = ended_by(asked.chat.stop, after, "")
+        return _answered((Reply(*_as_one(answer, episode), stopped=stopped),), episode)
 
     async def _of_role(self, role: str, asked: Asked, name: str, team: Team, lives: Sequence[Live]) -> Answered:
         chat = replace(asked.chat, messages=_instructed(asked.chat.messages, team.agent(role)))

@@ -21,6 +21,8 @@ ROLES = {
     "ai": "assistant", "model": "assistant", "tool": "tool", "function": "tool",
 }  # fmt: skip
 TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
+ARGUMENTS = ("arguments", "input", "parameters", "args")  # of a call: keys that hold its arguments
+BESIDE_ARGUMENTS = ("name", "id", "call_id", "type", "index", "function", "description")  # and those that hold none
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +109,36 @@ def text_of(content: object) -> str:
 
 
 def calls_of(table: Mapping[str, Any]) -> tuple[CallSaid, ...]:
-    """The calls of an assistant's message.
+    """Return the calls of an assistant's message.
 
     Raises:
-        UnreadableError: one names no tool.
+        UnreadableError: they are no list of calls, one names no tool, or its arguments cannot be read.
     """
-    listed = table.get("tool_calls")
-    found = list(listed) if isinstance(listed, list) else []
-    if isinstance(table.get("function_call"), Mapping):
-        found.append({"function": table["function_call"]})
+    listed, single = _from_json(table.get("tool_calls")), _from_json(table.get("function_call"))
+    if not isinstance(listed or [], list) or not isinstance(single or {}, Mapping):
+        raise UnreadableError(f"the calls of a message are no list: {str(listed or single)[:80]!r}")
     calls = []
-    for number, call in enumerate(found):
-        function = call.get("function", call) if isinstance(call, Mapping) else None
+    for number, call in enumerate([*(listed or []), *([{"function": single}] if single else [])]):
+        function = _from_json(call.get("function", call)) if isinstance(call, Mapping) else None
         name = _word(function.get("name")) if isinstance(function, Mapping) else ""
         if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
             raise UnreadableError("a call names no tool")
-        calls.append(
-            CallSaid(_word(call.get("id")) or unnamed(name, number), name, arguments(function.get("arguments"), name))
-        )
+        given = arguments(_given({**call, **function}, name), name)
+        calls.append(CallSaid(_word(call.get("id")) or unnamed(name, number), name, given))
     return tuple(calls)
+
+
+def _given(call: Mapping[str, Any], tool: str) -> object:
+    """Return the arguments of a call, by whatever key it has them; None where it has none.
+
+    Raises:
+        UnreadableError: it has none, and a key that may hold them.
+    """
+    given = [call[key] for key in ARGUMENTS if call.get(key) is not None]
+    others = [key for key, value in call.items() if value is not None and key not in (*ARGUMENTS, *BESIDE_ARGUMENTS)]
+    if not given and others:
+        raise UnreadableError(f"a call of {tool!r} has no arguments, and the unknown key {str(others[0])[:40]!r}")
+    return given[0] if given else None
 
 
 def unnamed(tool: str, place: int) -> str:
@@ -147,9 +160,10 @@ def arguments(value: object, tool: str = "a tool") -> str:
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
         found = json.loads(text, parse_constant=_refuse)
+        read = text + json.dumps(found, ensure_ascii=False, allow_nan=False)  # escapes may hide half characters
     except (ValueError, TypeError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or _deeper(found, DEPTH) or storable(text) != text:
+        found, read = None, ""
+    if not isinstance(found, dict) or _deeper(found, DEPTH) or storable(read) != read:
         raise UnreadableError(f"the arguments of a call of {tool!r} are no JSON object: {str(value)[:80]!r}")
     return text
 
@@ -162,7 +176,8 @@ def answered(messages: Sequence[TracedMessage]) -> list[TracedMessage]:
     """Return the messages with an id of its own for each call, and for each answer that of the call that it answers.
 
     An answer is of the turn before it: of the first call without one that has its id, or, where ids are not given, its
-    name, or neither. An answer with an id may also be of an earlier turn. One that answers nothing keeps what it says.
+    name, or neither. An answer with an id may also be of an earlier turn, and one without goes to a call without one
+    first. One that answers nothing keeps what it says.
     """
     named, turns = list[TracedMessage](), list[dict[str, tuple[CallSaid, bool]]]()  # calls without an answer, by turn
     for number, message in enumerate(messages):
@@ -172,7 +187,8 @@ def answered(messages: Sequence[TracedMessage]) -> list[TracedMessage]:
             turns.append({new.id: (call, known) for new, call, known in zip(calls, message.calls, given, strict=True)})
             message = replace(message, calls=tuple(calls))
         elif message.role == "tool":
-            found = next((id for id, call in _open(turns, message) if _answers(message, *call)), "")
+            able = [(id, known) for id, (call, known) in _open(turns, message) if _answers(message, call, known)]
+            found = min(able, key=lambda call: call[1] != bool(message.answers), default=("", False))[0]
             message = replace(message, answers=found or message.answers or message.name)
             for turn in turns:
                 turn.pop(found, None)
@@ -218,6 +234,8 @@ def chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessage, ..
             said.append(Said("assistant", message.text, message.calls))
             others -= {call.id for call in message.calls}
         elif message.role == "tool" and message.answers not in others:
+            if not any(one.role == "assistant" and one.calls for one in said):
+                raise UnreadableError("a tool answers, and no turn before has tool_calls: calls in texts are not read")
             said.append(Said("tool", message.text, (), message.answers))
         elif message.role != "tool":
             said.append(Said(message.role, message.text))
@@ -229,12 +247,7 @@ def chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessage, ..
 
 def tools_of(listed: object) -> tuple[Tool, ...]:
     """What a model was offered, from OpenAI's ``tools`` or ``functions``; what names no tool is none."""
-    tools = []
-    if isinstance(listed, str):
-        try:
-            listed = json.loads(listed)
-        except (ValueError, RecursionError):
-            listed = None
+    tools, listed = [], _from_json(listed)
     for one in listed if isinstance(listed, list) else ():
         function = one.get("function", one) if isinstance(one, Mapping) else None
         name = _word(function.get("name")) if isinstance(function, Mapping) else ""
@@ -255,6 +268,14 @@ def made(calls: Sequence[CallSaid], answers: Mapping[int, str]) -> tuple[tuple[T
     unanswered = tuple(place for place in range(len(calls)) if place not in answers)
     called = tuple(ToolCall(call.name, call.arguments, answers.get(place, "")) for place, call in enumerate(calls))
     return called, unanswered
+
+
+def _from_json(value: object) -> Any:
+    """Return what a text says as JSON; a text that is none, and what is no text, as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 def _word(value: object) -> str:

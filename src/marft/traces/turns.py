@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from marft.engines.messages import LAST, begins_thought
+from marft.engines.messages import LAST, begins_thought, marks_of
 from marft.engines.renderer import ChatRenderer
 from marft.engines.whole_turns import OTHERWISE, WholeTurn, whole_turn
 from marft.game.rendering import ChatMessage, NotExact, arguments_of, exchange
 from marft.models.control_tokens import encoded_inside, marked
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
-from marft.thoughts import BEGINS, ENDS
+from marft.thoughts import BEGINS, CHANNELS, ENDS
+from marft.traces.messages import arguments
 from marft.traces.record import TracedTurn, UnreadableError
-from marft.types import TokenIds, Tool
+from marft.types import TokenIds, Tool, ToolCall
 
 Thinking = Literal["keep", "drop"]
 LEAVES_OUT = "its chat template leaves out parts of what was said"
@@ -40,8 +42,8 @@ def turn_ids(
     refuse_unknown_calls(turn, tools)
     try:
         ids = _ids(renderer, policy, chat, tools, turn, thinking)
-        if turn.calls and not format.remote:
-            _check_calls(renderer, policy, ids, tools, turn)
+        if tools and not format.remote:
+            _check_calls(_made(renderer, policy, ids, tools, turn), tools, turn)
     except UnreadableError:
         raise
     except CANNOT_RENDER as error:
@@ -75,53 +77,90 @@ def _ids(
     begun = not format.remote and begins_thought(format)
     if format.remote and not turn.calls:
         return renderer.option(policy, (f"{BEGINS}\n{thought}\n{ENDS}\n\n" if thought else "") + turn.text)
-    reason = OTHERWISE
-    for said in _messages(turn, thought):
+    reason, marks = OTHERWISE, marks_of(format)
+    for said in _messages(turn, thought, marks):
         try:
             found = whole_turn(format, chat, said, tools, exchange("", turn.calls)[1:] if turn.calls else (LAST,))
         except CANNOT_RENDER as error:
             reason = f"the model cannot say it: {raised(error)}"
             continue
-        problem = _problem(found, turn, thought, begun)
+        problem = _problem(found, turn, thought, marks[1] if begun else "")
         if isinstance(found, WholeTurn) and not problem:
             return found.ids
         reason = problem
     if turn.calls or not begun:
         raise UnreadableError(reason)
-    text = (f"{thought}\n{ENDS}\n\n" if thought else f"\n{ENDS}\n\n") + turn.text  # the prompt begins the thought
+    text = f"{thought}\n{marks[1]}\n\n{turn.text}"  # the prompt begins the thought
     ids = encoded_inside(format.tokenizer, marked(format.tokenizer, text, own=True))
     return np.array([*ids, *format.stop_ids[:1]], np.int32)
 
 
-def _messages(turn: TracedTurn, thought: str) -> Iterator[dict[str, Any]]:
-    """Yield the turn as messages that templates may take: with the thought beside the text, or at its beginning."""
+def _messages(turn: TracedTurn, thought: str, marks: tuple[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the turn as messages that templates may take: with the thought beside the text, or at its beginning.
+
+    Args:
+        marks: of the model's thoughts; channels are the template's to write.
+    """
     calls = exchange("", turn.calls)[0]["tool_calls"] if turn.calls else None
     said = {"role": "assistant", "content": turn.text} | ({"tool_calls": calls} if calls else {})
     if thought:
         yield {**said, "reasoning_content": thought, "thinking": thought}
-        yield {**said, "content": f"{BEGINS}\n{thought}\n{ENDS}\n\n{turn.text}"}
+        if marks != CHANNELS:
+            yield {**said, "content": f"{marks[0]}\n{thought}\n{marks[1]}\n\n{turn.text}"}
     else:
         yield said
 
 
-def _problem(found: WholeTurn | NotExact, turn: TracedTurn, thought: str, begun: bool) -> str:
-    """Return why what a template shows is not what the model has to sample; "" where it is."""
+def _problem(found: WholeTurn | NotExact, turn: TracedTurn, thought: str, ends: str) -> str:
+    """Return why what a template shows is not what the model has to sample; "" where it is.
+
+    Args:
+        ends: the mark that ends a thought which the prompt begins; "" where it begins none.
+    """
     if isinstance(found, NotExact):
         return found.reason
-    if any(part.strip() not in found.text for part in (turn.text, thought)) or (begun and ENDS not in found.text):
-        return LEAVES_OUT
+    at = 0
+    for part in map(str.strip, (thought, ends, turn.text)):
+        place = found.text.find(part, at)
+        if place < 0:
+            return LEAVES_OUT
+        at = place + len(part)
     if turn.calls and not found.ended:
         return "its chat template puts no end of turn after a turn that calls tools"
     return ""
 
 
-def _check_calls(
+def _made(
     renderer: ChatRenderer, policy: str, ids: TokenIds, tools: Sequence[Tool], turn: TracedTurn
-) -> None:  # fmt: skip
-    """
+) -> Sequence[ToolCall]:  # fmt: skip
+    """Return the calls that a turn's ids make: none where it says none, and its chat template knows no calls."""
+    try:
+        return renderer.calls(policy, ids, tools)
+    except ValueError:
+        if turn.calls:
+            raise
+        return ()
+
+
+def _check_calls(made: Sequence[ToolCall], tools: Sequence[Tool], turn: TracedTurn) -> None:
+    """See that a turn's ids make the calls that it says. Where it says none, its text may make some that can be read.
+
+    Args:
+        made: by the ids.
+
     Raises:
-        UnreadableError: the calls that the ids make are not those of the turn.
+        UnreadableError: they make others, or some that would be refused when the agent acts.
     """
-    made = [(call.name, arguments_of(call.arguments)) for call in renderer.calls(policy, ids, tools)]
-    if made != [(call.name, arguments_of(call.arguments)) for call in turn.calls]:
-        raise UnreadableError("its chat template shows a turn that calls tools otherwise than one that is sampled")
+    if turn.calls:
+        if [_as_read(call) for call in made] != [_as_read(call) for call in turn.calls]:
+            raise UnreadableError("its chat template shows a turn that calls tools otherwise than one that is sampled")
+        return
+    for call in made:
+        if not call.name:
+            raise UnreadableError(f"its text makes a call that cannot be read: {call.output}")
+        arguments(call.arguments, call.name)
+    refuse_unknown_calls(replace(turn, calls=tuple(made)), tools)
+
+
+def _as_read(call: ToolCall) -> tuple[str, dict[str, object]]:
+    return call.name, arguments_of(call.arguments)

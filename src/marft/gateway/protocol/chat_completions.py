@@ -63,6 +63,7 @@ class Message(Table):
     content: Content = None
     tool_calls: list[MadeCall] | None = None
     tool_call_id: Name | None = None
+    refusal: str | None = None
 
 
 class Function(Table):
@@ -209,7 +210,7 @@ def finish_of(reply: Reply) -> str:
 
 def _said(message: Message) -> Said:
     role = "system" if message.role == "developer" else message.role
-    text = text_of(message.content, ("text", "input_text", "output_text"))
+    text = text_of(message.content, ("text", "input_text", "output_text")) or message.refusal or ""
     if role == "tool":
         if message.tool_call_id is None:
             raise RequestError(400, "invalid_value", "a tool's answer needs its tool_call_id", "messages")

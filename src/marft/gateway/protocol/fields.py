@@ -19,7 +19,7 @@ from marft.texts import storable
 MOST_NAMED = 32  # fields
 ECHOED = {  # what our own answers, and a client's library, write into messages beside what they say
     "id", "status", "annotations", "logprobs", "refusal", "cache_control", "signature", "index", "thinking", "summary",
-    "caller", "encrypted_content", "audio", "function_call", "parsed", "parsed_arguments", "reasoning_content",
+    "caller", "encrypted_content", "parsed", "parsed_arguments", "reasoning_content",
 }  # fmt: skip
 SAID = ("messages", "input", "system")  # what was said, with whatever else other programs write beside it
 FOR_THE_SERVER = frozenset({
@@ -55,6 +55,8 @@ ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values of fields that are 
     "logit_bias": ({},),
     "logprobs": (False,),
     "mcp_servers": ([],),
+    "messages.partial": (False,),
+    "messages.prefix": (False,),
     "min_p": (0,),
     "min_tokens": (0,),
     "modalities": (["text"], []),
@@ -90,6 +92,10 @@ INSTEAD = {  # what does the same
     "reasoning": "whether an agent thinks is said by its recipe",
     "reasoning_effort": "whether an agent thinks is said by its recipe",
     "chat_template_kwargs": "options of the template are the recipe's",
+    "messages.audio": "agents read text alone",
+    "messages.function_call": "send it in tool_calls, and its answer as a tool's message",
+    "messages.partial": "set continue_final_message, which continues the last message",
+    "messages.prefix": "set continue_final_message, which continues the last message",
 }
 
 
@@ -127,7 +133,7 @@ def ignored(request: Table) -> tuple[str, ...]:
         inside = left.name.partition(".")[0] if "." in left.name else ""
         if inside and left.name.rpartition(".")[2] in ECHOED:
             continue
-        if inside in SAID or left.name in NAMED:
+        if left.name not in INSTEAD and (inside in SAID or left.name in NAMED):
             named.add(left.name)
         elif left.name not in FOR_THE_SERVER | OF_SCHEMAS and not _asks_nothing(left):
             raise refused(left.name)
