@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -89,7 +90,9 @@ def test_an_empty_place_in_a_list_of_right_answers_is_no_right_answer(
     assert judged(tmp_path, grading, [empty, "7", empty], "7")
 
 
-@pytest.mark.parametrize("nothing", [[], [""], [None, " "], {"text": []}, '{"ground_truth": ""}'])
+@pytest.mark.parametrize(
+    "nothing", [[], [""], [None, " "], {"text": []}, '{"ground_truth": ""}', {"answer": None, "x": 1}]
+)
 def test_a_row_whose_right_answers_are_all_empty_is_refused_with_its_line(nothing: object, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: column 'answer' is empty"):
         judged(tmp_path, "exact", nothing, "7")
@@ -100,6 +103,8 @@ def test_a_row_whose_right_answers_are_all_empty_is_refused_with_its_line(nothin
     [
         (7.0, "7"), (7.0, "7.00"), (0.1, "0.1"), (1e-7, "0.0000001"), (Decimal("7.00"), "7"), (Decimal("2.50"), "2.5"),
         (True, "yes"), (False, "False"), (datetime(2024, 5, 1), "2024-05-01"), (datetime(2024, 5, 1, 9, 30), "2024-05-01T09:30:00"),
+        (1e-7, "1e-7"), (-0.0, "0"), (time(13, 30), "13:30"), ({"reward_model": {"ground_truth": {"target": ["4", "5"]}}}, "5"),
+        (datetime(2024, 5, 1, 13, 30, tzinfo=UTC), "2024-05-01T15:30:00+02:00"),
         (date(2024, 5, 1), "2024-05-01"), ([3.0, 4.0], "4"), ('{"ground_truth": "4"}', "4"), ({"ground_truth": 4, "style": "rule"}, "4"),
     ],
 )  # fmt: skip
@@ -111,10 +116,48 @@ def test_right_answers_of_typed_columns_are_compared_by_value(right: object, sai
 
 def test_the_place_of_a_choice_may_be_a_float(tmp_path: Path) -> None:
     grading = {"name": "choice", "choices": ["a", "b"]}
-    assert judged(tmp_path, grading, 1.0, "B", a="red", b="blue")
+    for place in (1.0, "1.0", [1], {"label": 1}):
+        assert judged(tmp_path, grading, place, "B", a="red", b="blue")
 
 
-def judged(folder: Path, grading: object, right: object, text: str, **cells: str) -> bool:
+def test_choices_with_a_type_are_compared_by_value(tmp_path: Path) -> None:
+    grading = {"name": "choice", "choices": "choices"}
+    for right, choices in ((2.0, [1.0, 2.0]), (Decimal("2.00"), [Decimal("1.00"), Decimal("2.00")])):
+        for said in ("B", "2", r"\boxed{2}"):
+            assert judged(tmp_path, grading, right, said, choices=choices)
+        assert not judged(tmp_path, grading, right, "1", choices=choices)
+
+
+@pytest.mark.parametrize("grading", ["exact", "contains", "numeric", "f1"])
+@pytest.mark.parametrize("short", [pa.float16(), pa.float32()])
+def test_numbers_of_few_bits_are_the_shortest_decimals_that_mean_them(
+    grading: str, short: pa.DataType, tmp_path: Path
+) -> None:
+    number = np.float16(2.2)
+    cells = {
+        "alone": pa.array([number]).cast(short), "list": pa.array([[number]]).cast(pa.list_(short)),
+        "struct": pa.array([{"answer": number}]).cast(pa.struct([("answer", short)])),
+    }  # fmt: skip
+    for name, cell in cells.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"question": ["?"], "answer": cell}), path)
+        shares = {"validation": 0.0, "test": 0.0}
+        table = Table.model_validate({"path": str(path), "grading": grading, "shares": shares})
+        said = "2.2" if short == pa.float16() else str(np.float32(number))
+        assert answer(table, table.tasks("train")[0], said).success, name
+
+
+def test_another_moment_is_no_right_answer_and_a_map_is_a_table(tmp_path: Path) -> None:
+    moment = datetime(2024, 5, 1, 13, 30, tzinfo=UTC)
+    assert not judged(tmp_path, "exact", moment, "2024-05-01T13:30:00+02:00")
+    path = tmp_path / "map.parquet"
+    cell = pa.array([[("ground_truth", "7")]], type=pa.map_(pa.string(), pa.string()))
+    pq.write_table(pa.table({"question": ["?"], "answer": cell}), path)
+    table = Table.model_validate({"path": str(path), "shares": {"validation": 0.0, "test": 0.0}})
+    assert answer(table, table.tasks("train")[0], "7").success
+
+
+def judged(folder: Path, grading: object, right: object, text: str, **cells: object) -> bool:
     """What a table of one row says of a text; Parquet where the right answer has a type that JSON has not."""
     row = {"question": "?", "answer": right, **cells}
     try:
@@ -129,7 +172,7 @@ def judged(folder: Path, grading: object, right: object, text: str, **cells: str
 
 
 THOUGHTS = [
-    ("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"),
+    ("<think>", "</think>"), ("<Think>", "</THINK>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"), ("<seed:think>", "</seed:think>"),
 ]  # fmt: skip
 
@@ -167,7 +210,12 @@ async def alone(observation: Observation, agents: Agents) -> JointAction:
 
 
 def test_an_answer_that_was_cut_by_its_length_is_none() -> None:
-    assert text_said(replace(make_action(text="Hm. <answer>4"), finish="length")) == "Hm. "
+    for text in ("So 5 + 3 = 8. <answer>4", "<answer>3</answer> No: <answer>4", "5? The answer is 4", "Hm.\n#### 4"):
+        cut = text_said(replace(make_action(text=text), finish="length"))
+        assert stated_answer(cut) == "", text
+        assert stated_answer(text_said(replace(make_action(text=text), finish="stop"))) == "4", text
+    for text in ("4", "The answer is 4. Let me", "The answer is 4\nas 2 + 2", r"\boxed{4} as"):
+        assert text_said(replace(make_action(text=text), finish="length")) == text
     assert (
         text_said(replace(make_action(text="Hm. <answer>4"), finish="stop")) == "Hm. <answer>4"
     )  # "</answer>" ended it
@@ -182,7 +230,7 @@ def test_an_answer_in_a_thought_has_no_vote_and_is_not_recorded() -> None:
     assert record.carry([Message("a", said[0]), Message("a", said[2])]) == [None, Message("a", "answer: 5")]
 
 
-@pytest.mark.parametrize("right", ['["Paris", "paris"]', '{"city": "Paris"}'])
+@pytest.mark.parametrize("right", ['["Paris", "paris"]', '{"city": "Paris"}', "['Paris', 'paris']"])
 def test_check_env_warns_of_right_answers_that_nobody_says(right: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [{"question": f"Which city? ({number})", "answer": right} for number in range(60)]

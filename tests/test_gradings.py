@@ -97,7 +97,7 @@ def test_wrong_answers_are_rejected(grading: Any, right: Any, text: str, cells: 
         ("numeric", "1 or 2", {}, "which is not one number"),
         ("numeric", True, {}, "which is not one number"),
         ("choice", "what?", {}, "holds 'what?', which is none of the choices"),
-        ("choice", ["A"], {}, "holds a list, and one choice is right"),
+        ("choice", ["A", "B"], {}, "holds a list, and one choice is right"),
         (CHOICE, "green", COLOURS, "holds 'green', which is none of the choices"),
         (CHOICE, 3, COLOURS, "holds '3', which is none of the choices"),
         (CHOICE, -1, COLOURS, "holds '-1', which is none of the choices"),

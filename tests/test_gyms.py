@@ -298,7 +298,12 @@ class TestWords:
             ("go up left", "up left"),
             ("leftover", ""),
             ("", ""),
-            ("left or right", "right"),
+            ("left or right", ""),
+            ("left, no: right", "right"),
+            ("right, not left", "right"),
+            ("do not go left", ""),
+            (r"\boxed{left}, as right is a wall", "left"),
+            ("The answer is left. Up left is a wall.", "left"),
         ],
     )
     def test_what_is_chosen_is_the_option_that_is_named_last(self, text: str, option: str) -> None:

@@ -14,10 +14,12 @@ from marft.envs.textarena.games import legal
 PARTS = [
     "I choose -1", "I choose \u22121", "2 - 1", "0.5", "1.0", ".1", "1,5", "1,000", "1 000", "1'000", "1/2", "2/1", "1%", "1 %",
     "1e3", "1:30", "0-1", "2^1", "2*1", "3:1", "minus 1", "Negative 1", "~1", "x1", "1st", "10", "v1.2", "+-1", "1\u00bd", "",
+    "1 million", "1 1/2", "1\u00d72", "3 \u00d7 1", "\u221a1", "0 or 1", "not 1", "I won't choose 1", r"\boxed{0 or 1}",
 ]  # fmt: skip
 ALONE = [
     "1", "1.", "(1)", "[1]", "**1**", "I choose 1", "action: 1", "action:1", "action=1", "- 1", "#1", "I take 2, then 1!", "1, not -3",
     "\\boxed{1}", "1\n", "0.5 is what I expect of 1",
+    "1, not 0", "1 rather than 0", r"\boxed{1} because 0 loses", "<answer>1</answer> (0 loses)", "The answer is 1. With 0 I lose.",
 ]  # fmt: skip
 
 
@@ -46,13 +48,16 @@ def test_a_row_of_numbers_is_no_part_of_others(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "notes"),
-    [("2, then 1", "ba"), ("1,2", "ab"), ("-1", ""), ("0.5 or 1.5", ""), ("1/2", ""), ("notes 1 and 2.", "ab"), ("1-2", ""), ("2,000", "")],
+    [("2, then 1", "ba"), ("1,2", "ab"), ("-1", ""), ("0.5 or 1.5", ""), ("1/2", ""), ("notes 1 and 2.", "ab"), ("1-2", ""), ("2,000", ""), ("1,001", ""), ("3,002, 1", "a")],
 )  # fmt: skip
 def test_notes_are_picked_by_whole_numbers(text: str, notes: str) -> None:
     assert "".join(numbered(text, ["a", "b"])) == notes
 
 
-@pytest.mark.parametrize("text", ["1,2 = -4", "1,2 = - 4", "-1,2 = 4", "1,2 = 4.5", "1,2 = 0.4"])
+@pytest.mark.parametrize(
+    "text",
+    ["1,2 = -4", "1,2 = - 4", "-1,2 = 4", "1,2 = 4.5", "1,2 = 0.4", "1,2 = .4", "1.2 = 4", "1.2.4", "1-2=4", "1+2+4"],
+)
 def test_a_cell_is_filled_with_whole_numbers(text: str) -> None:
     assert answer_in("1,2 = 4", 4) == [((0, 1), 4)]
     assert answer_in(text, 4) is None

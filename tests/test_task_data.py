@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pytest
 
 from marft.config.load import load_recipe
 from marft.drawing import Draws
@@ -24,11 +26,12 @@ from marft.gateway.client import Client
 from marft.learning.batching import FixedLogProbs
 from marft.learning.interfaces import CreditInputs, Credits
 from marft.rewards.composer import RewardComposer
-from marft.rewards.terms import Function
+from marft.rewards.terms import Function, Outcome, Term, TermReward
 from marft.scripted import ScriptedTeam
 from marft.synthesis.candidates import Candidate, World
 from marft.synthesis.sifting import sifted
-from marft.types import Episode, JointAction, Observation, Step, Task
+from marft.types import Episode, JointAction, Observation, Step, Task, Transition
+from tests.episodes import make_action
 from tests.fakes import goes_on
 from tests.gateways import ask, game_of
 from tests.helpers import settings
@@ -197,6 +200,40 @@ def test_a_program_finds_its_task_in_every_step_as_it_was() -> None:
     assert found == [False, False]
 
 
+@pytest.mark.parametrize("wrote", ["agent_rewards", "views", "options", "tokens", "log_probs", "prompt"])
+def test_no_reward_term_writes_into_what_is_learned_from(wrote: str) -> None:
+    observation = Observation("o", {"a": "v"}, options={"a": ("x",)})
+    action = make_action("a")
+    paid = Transition(observation, 1.0, {"a": 0.5})
+    episode = Episode(TASK, "train/0", 0, (action,), "terminated", (paid,))
+    compose = RewardComposer([Writes.model_validate({"wrote": wrote}), Outcome()], ("a",), LoopThreadPool(), 5.0)
+    made = asyncio.run(compose(episode))
+    if wrote in ("tokens", "log_probs", "prompt"):  # told, and not only undone
+        assert "read-only" in made.error
+    else:
+        assert made.transitions[0].agent_rewards == {"a": 0.5}
+    assert (observation.views, observation.options, paid.agent_rewards) == ({"a": "v"}, {"a": ("x",)}, {"a": 0.5})
+    assert (action.tokens.tolist(), action.prompt.tolist(), action.log_probs.tolist()) == ([8, 9], [5, 6, 7], [-1, -1])
+
+
+class Writes(Term):
+    """Writes into a part of what it is given."""
+
+    wrote: str
+
+    def score(self, episode: Episode) -> list[TermReward]:
+        transition, action = episode.transitions[0], episode.actions[0]
+        observation = transition.observation
+        parts: dict[str, tuple[Any, Any, Any]] = {
+            "agent_rewards": (transition.agent_rewards, "a", 9.0), "views": (observation.views, "a", "other"),
+            "options": (observation.options, "a", ("other",)), "tokens": (action.tokens, 0, 1),
+            "log_probs": (action.log_probs, 0, 0.0), "prompt": (action.prompt, 0, 1),
+        }  # fmt: skip
+        part, key, value = parts[self.wrote]
+        part[key] = value
+        return [TermReward()]
+
+
 def test_a_copy_of_a_task_shares_what_cannot_be_changed_and_nothing_else() -> None:
     lock, text = Lock(), "x" * 10_000
     data: dict[str, Any] = {
@@ -211,6 +248,9 @@ def test_a_copy_of_a_task_shares_what_cannot_be_changed_and_nothing_else() -> No
     copy["key"][3] = 4
     assert (data["rows"], data["set"], data["key"]) == ([{"a": (1, [2])}], {1}, {(1, 2): None})
     assert data["array"].tolist() == [0.0, 0.0]
+    shown = MappingProxyType({"inner": MappingProxyType({"list": [1]})})
+    own_copy(Task("t", "p", shown)).data["inner"]["list"].append(2)
+    assert shown["inner"]["list"] == [1]
     circle: dict[str, Any] = {}
     circle["self"] = circle
     assert own_copy(Task("t", "p", circle)).data["self"] is not circle

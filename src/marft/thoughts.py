@@ -21,8 +21,8 @@ FAMILIES = (
     CHANNELS,
 )
 MARKS = frozenset(mark for family in FAMILIES if family != CHANNELS for mark in family)  # a model may have as one token
-_MARKS = re.compile("|".join(re.escape(mark) for family in FAMILIES for mark in family))
-_CLOSING = dict(FAMILIES)
+_MARKS = re.compile("|".join(re.escape(mark) for family in FAMILIES for mark in family), re.IGNORECASE)
+_CLOSING = {begins.casefold(): ends.casefold() for begins, ends in FAMILIES}
 
 
 def family_of(text: str) -> tuple[str, str]:
@@ -60,11 +60,12 @@ def outside_thoughts(text: str) -> str:
     """
     said, at, ends = list[str](), 0, ""
     for mark in _MARKS.finditer(text):
+        name = mark[0].casefold()
         if ends:
-            at, ends = (mark.end(), "") if mark[0] == ends else (at, ends)
-        elif mark[0] in _CLOSING:
+            at, ends = (mark.end(), "") if name == ends else (at, ends)
+        elif name in _CLOSING:
             said.append(text[at : mark.start()])
-            ends = _CLOSING[mark[0]]
+            ends = _CLOSING[name]
         else:
             said, at = [], mark.end()
     return "".join([*said, "" if ends else text[at:]])

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from marft.config.settings import did_you_mean
 from marft.envs.text_tables import twice_in
 
@@ -58,7 +60,7 @@ def _numbered(batches: Iterable[Any], path: Path) -> Rows:
         if (name := twice_in(batch.schema.names)) is not None:
             raise ValueError(f"environment: {path}: two columns are called {name!r}; rename one")
         try:
-            rows = batch.to_pylist()
+            rows = _values(batch)
         except (
             ArithmeticError,
             LookupError,
@@ -71,6 +73,50 @@ def _numbered(batches: Iterable[Any], path: Path) -> Rows:
         for cells in rows:
             number += 1
             yield f"row {number}", cells
+
+
+def _values(batch: Any) -> list[dict[str, object]]:
+    """Return the rows of a batch. A number of half or single precision is the shortest decimal that means it: 0.1, and
+    not 0.10000000149011612. A map is a table."""
+    rows: list[dict[str, object]] = batch.to_pylist(maps_as_pydicts="strict")
+    for field in batch.schema:
+        if _holds_short_floats(field.type):
+            for row in rows:
+                row[field.name] = _in_shortest(row[field.name], field.type)
+    return rows
+
+
+def _holds_short_floats(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return types.is_float16(kind) or types.is_float32(kind) or any(map(_holds_short_floats, _inside(kind)))
+
+
+def _inside(kind: Any) -> list[Any]:
+    """Return the types that a type is made of."""
+    import pyarrow.types as types
+
+    if types.is_dictionary(kind):
+        return [kind.value_type]
+    return [kind.field(place).type for place in range(kind.num_fields)]
+
+
+def _in_shortest(value: Any, kind: Any) -> Any:
+    """Return a value with the shortest decimals for its numbers of half and single precision."""
+    import pyarrow.types as types
+
+    inside = _inside(kind)
+    if isinstance(value, float):
+        kind = inside[0] if inside else kind
+        short = np.float16 if types.is_float16(kind) else np.float32 if types.is_float32(kind) else float
+        return float(str(short(value)))
+    if isinstance(value, list):
+        return [_in_shortest(one, inside[0]) for one in value]
+    if isinstance(value, dict) and types.is_map(kind):
+        return {key: _in_shortest(one, kind.item_type) for key, one in value.items()}
+    if isinstance(value, dict):
+        return {name: _in_shortest(one, kind.field(name).type) for name, one in value.items()}
+    return value
 
 
 def _read(path: Path) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
+from marft.envs.grading import said_plainly
 from marft.game.answers import bold_in, find_answer, statement_in, undecorated
 from marft.thoughts import outside_thoughts
 
@@ -16,7 +17,9 @@ _OF_OTHERS = re.compile(
     r"\b(?:all|none|neither|any|both|either|each) of (?:the|these|those)\b|\babove\b", re.IGNORECASE
 )
 _DECORATION = " \t\r\n*_`$"
-_NAMING = re.compile(r"^(?:(?:la|die|the)\s+)?(?:(?:option|choice|letter|opción|opção)\s+)?(?=\w$)", re.IGNORECASE)
+_NAMING = re.compile(
+    r"^(?:(?:la|die|the)\s+)?(?:(?:option|choice|letter|opción|opção)\s+|选项\s*)?(?=\w$)", re.IGNORECASE
+)
 # what says that a letter before it is right, and what says so of one after it
 _IS_RIGHT = (
     r"\s+(?:is|seems|looks)\s+(?:(?:the|most|more|clearly|probably)\s+)*(?:correct|right|best|likely|true|answer)\b"
@@ -25,6 +28,7 @@ _RIGHT_IS = (
     r"(?:\b(?:choose|chose|choosing|pick|select|go(?:ing)?\s+with|it\s+is|must\s+be)|\b(?i:it|that)['’]s|\b(?i:so|hence|thus|therefore),?"
     r"(?:\s+it\s+is)?)\s+(?:(?:option|choice|letter)\s+)?"
 )
+_WIDE = {0xFF01 + place: 0x21 + place for place in range(94)} | {ord("−"): "-"}  # letters and signs of East Asian texts
 _DENIED = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false|except)\b|n['’]t\b", re.IGNORECASE)
 _MORE = re.compile(r"\W*(?:or|and|oder|und|ou|o|y|和|或)\b|\s*[/&]", re.IGNORECASE)
 
@@ -55,7 +59,7 @@ def choices_in(cell: Any) -> Choices:
     labels = list(ascii_uppercase[: len(cell)]) if labels is None else labels
     if not isinstance(labels, list) or len(labels) != len(cell):
         raise ValueError(f"has {len(cell)} choices and not as many names for them; without names there are at most 26")
-    return Choices(tuple(str(label) for label in labels), tuple(str(text) for text in cell))
+    return Choices(tuple(str(label) for label in labels), tuple(map(said_plainly, cell)))
 
 
 def lettered(cell: object) -> str:
@@ -90,8 +94,8 @@ def chosen(text: str, choices: Choices) -> str:
 
 def labelled(stated: str, choices: Choices) -> str:
     """The label of a choice that is named alone, by its label or its words; a label comes first."""
-    words = undecorated(stated)
-    bare = _NAMING.sub("", words.strip(_DECORATION + "()[]{}.:。："))
+    words = undecorated(stated).translate(_WIDE)
+    bare = _NAMING.sub("", words.strip(_DECORATION + "()[]{}.:。：【】"))
     by_label = [label for label in choices.labels if label.casefold() == bare.casefold()]
     by_text = [
         label for label, text in zip(choices.labels, choices.texts, strict=False) if _same(text, stated, words, bare)

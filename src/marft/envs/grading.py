@@ -7,7 +7,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import ClassVar
 
@@ -18,7 +18,11 @@ from marft.rewards.comparing import numbers_in
 
 Cells = Mapping[str, object]
 # names under which a table holds a right answer: of SQuAD, verl and TRL, and others; the first that is there
-LABELS = ("text", "ground_truth", "answer", "final_answer", "label", "target", "solution", "value")
+LABELS = (
+    "text", "ground_truth", "answer", "final_answer", "label", "target", "solution", "value", "reward_model", "answers"
+)  # fmt: skip
+DEEPEST = 8  # tables inside one another
+_EXPONENT = re.compile(r"(?<=\d)[eE](?=[-+]?\d)")
 LONGEST_PLAIN = 40  # digits of a number that is written out
 
 
@@ -61,20 +65,30 @@ def right_answers(answer: object) -> list[str]:
 
 def label_of(cell: object) -> object:
     """Return what is right by a cell: what a table holds under the first name of ``LABELS`` that it has, also one
-    written as JSON; else the cell.
+    written as JSON, and one inside another; None where all that it has of them are empty; else the cell.
 
-    >>> label_of({"text": ["a", "b"]}), label_of('{"x": 1}'), label_of(3)
-    (['a', 'b'], '{"x": 1}', 3)
+    >>> label_of({"text": ["a", "b"]}), label_of('{"x": 1}'), label_of(3), label_of({"ground_truth": None})
+    (['a', 'b'], '{"x": 1}', 3, None)
+    >>> label_of({"reward_model": {"ground_truth": {"target": ["a"]}}})
+    ['a']
     """
-    table = cell
+    for _ in range(DEEPEST):
+        table = _table_in(cell)
+        known = [] if table is None else [table[name] for name in LABELS if name in table]
+        if not known:
+            return cell
+        cell = next((label for label in known if label is not None), None)
+    return cell
+
+
+def _table_in(cell: object) -> Mapping[str, object] | None:
+    """Return the table that a cell is, or holds as JSON; None where it is none."""
     if isinstance(cell, str) and cell.lstrip().startswith("{"):
         try:
-            table = json.loads(cell)
+            cell = json.loads(cell)
         except (ValueError, RecursionError):
-            return cell
-    if not isinstance(table, Mapping):
-        return cell
-    return next((table[name] for name in LABELS if table.get(name) is not None), cell)
+            return None
+    return cell if isinstance(cell, Mapping) else None
 
 
 def said_plainly(value: object) -> str:
@@ -86,6 +100,8 @@ def said_plainly(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float | Decimal) and math.isfinite(value):
+        if not value:
+            return "0"
         exact = Decimal(repr(value)) if isinstance(value, float) else value
         return f"{exact.normalize():f}" if abs(exact.adjusted()) < LONGEST_PLAIN else f"{exact.normalize()}"
     if isinstance(value, datetime):
@@ -106,14 +122,22 @@ def same_value(right: object, given: str) -> bool:
         return given.casefold() in (("true", "yes") if right else ("false", "no"))
     if isinstance(right, int | float | Decimal):
         numbers = numbers_in(given)
-        return len(numbers) == 1 and not re.search(r"[^\W\d]", given) and numbers == numbers_in(said_plainly(right))
+        worded = re.search(r"[^\W\d]", _EXPONENT.sub("", given))
+        return len(numbers) == 1 and not worded and numbers == numbers_in(said_plainly(right))
     if isinstance(right, date):
         try:
             moment = datetime.fromisoformat(given)
         except ValueError:
             return False
         whole = right if isinstance(right, datetime) else datetime(right.year, right.month, right.day)
+        if whole.tzinfo and moment.tzinfo:
+            return moment == whole
         return moment.replace(tzinfo=None) == whole.replace(tzinfo=None)
+    if isinstance(right, time):
+        try:
+            return time.fromisoformat(given) == right
+        except (ValueError, TypeError):  # one of them is of a time zone
+            return False
     return False
 
 

@@ -19,7 +19,7 @@ from marft.config.given import ImportPath
 from marft.config.plugins import import_path
 from marft.config.settings import CountOrNone, Filled, Fraction, NotNegative, Positive, did_you_mean
 from marft.envs.choices import Choices, choices_in, chosen, labelled, shuffled
-from marft.envs.grading import Cells, Grading, all_or_nothing, label_of, right_answers, same_value
+from marft.envs.grading import Cells, Grading, all_or_nothing, label_of, right_answers, said_plainly, same_value
 from marft.envs.near_gradings import Fuzzy, Quantities
 from marft.envs.rows import written
 from marft.envs.single_turn import Grade
@@ -32,7 +32,7 @@ from marft.rewards.comparing import close, contains, number_stated, scaled_numbe
 from marft.rewards.grader import Grader
 from marft.thoughts import outside_thoughts
 
-NUMBER = re.compile("[0-9]{1,3}")  # of a choice
+NUMBER = re.compile(r"([0-9]{1,3})(?:\.0+)?")  # of a choice
 LETTER, LETTERS = re.compile("[A-Z]"), Choices(tuple(ascii_uppercase))
 
 
@@ -115,7 +115,8 @@ class F1(Grading):
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The best F1 over the right answers."""
-        score = max((token_f1(right, stated_answer(text)) for right in right_answers(answer)), default=0.0)
+        given = undecorated(stated_answer(text))
+        score = max((token_f1(undecorated(right), given) for right in right_answers(answer)), default=0.0)
         return Grade(score, score >= self.threshold)
 
 
@@ -156,7 +157,7 @@ class Choice(Grading):
 
     def check(self, answer: object, cells: Cells) -> None:
         """The right answer is one of the row's choices, and one alone; and each of them says something."""
-        if isinstance(answer, list):
+        if isinstance(answer, list) and len(answer) != 1:
             raise ValueError("holds a list, and one choice is right")
         right, choices = self._right(answer, cells), self._choices(cells)
         if not right:
@@ -189,15 +190,18 @@ class Choice(Grading):
 
     def _right(self, answer: Any, cells: Cells) -> str:
         choices, answer = self._choices(cells), label_of(answer)
+        if isinstance(answer, list) and len(answer) == 1:
+            answer = label_of(answer[0])
         if isinstance(answer, float | Decimal) and answer == answer.__floor__():
             answer = int(answer)
         is_number = isinstance(answer, int) and not isinstance(answer, bool)
         if not is_number:
-            meant = labelled(written(answer), choices)
+            meant = labelled(said_plainly(answer), choices)
             if meant or any(text.strip().isdecimal() for text in (*choices.texts, *choices.labels)):
                 return meant
-        index = int(answer) - self.first if NUMBER.fullmatch(written(answer)) else -1
-        return choices.labels[index] if 0 <= index < len(choices.labels) else ""
+        place = NUMBER.fullmatch(written(answer))
+        index = int(place[1]) - self.first if place else -1
+        return choices.labels[index] if 0 <= index < len(choices.labels) else labelled(said_plainly(answer), choices)
 
 
 class MathGrading(Grading):

@@ -11,12 +11,13 @@ from pydantic import Strict
 from marft.config.settings import Fraction, NotNegative
 from marft.envs.grading import Cells, Grading, all_or_nothing, right_answers
 from marft.envs.single_turn import Grade
-from marft.game.answers import answer_in, find_answer, stated_answer
+from marft.game.answers import answer_in, find_answer, stated_answer, undecorated
 from marft.rewards.comparing import plain_words, similarity
 from marft.rewards.quantities import Quantity, quantities_in
 from marft.thoughts import outside_thoughts
 
 LONGEST = 2000  # characters that are compared; an answer that is longer is none
+DENIED = re.compile(r"\s*(?:(?:it|this|that)\s+is\s+)?(?:not|never|neither)\b", re.IGNORECASE)
 EITHER = re.compile(r"\b(?:or|between|either)\b", re.IGNORECASE)  # of two quantities, any may be meant
 Ignored = Literal["accents", "articles", "case", "punctuation"]
 
@@ -39,7 +40,7 @@ class Fuzzy(Grading):
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Held against what the text states."""
-        stated = stated_answer(text)
+        stated = undecorated(stated_answer(text))
         given = self._plain(stated) if len(stated) <= LONGEST else ""
         rights = [self._plain(right) for right in right_answers(answer)]
         return all_or_nothing(bool(given) and any(similarity(right, given) >= self.threshold for right in rights))
@@ -69,12 +70,12 @@ class Quantities(Grading):
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The text's quantity, beside the right ones."""
-        found, stated = find_answer(text), stated_answer(text)
+        found, stated = find_answer(text), undecorated(stated_answer(text))
         stated, marked = (
             stated.rpartition("=")[2][-LONGEST:],
-            found is not None or stated != outside_thoughts(text).strip(),
+            found is not None or stated != undecorated(outside_thoughts(text)),
         )
-        quantities = quantities_in(stated)
+        quantities = [] if DENIED.match(stated) else quantities_in(stated)
         if not quantities or (len(quantities) > 1 and (found is not None or EITHER.search(stated))):
             return all_or_nothing(False)
         given = quantities[0] if marked else quantities[-1]

@@ -12,6 +12,7 @@ import numpy as np
 
 from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart
 from marft.game.agents import Agents
+from marft.game.answers import text_said
 from marft.game.environment import Split
 from marft.learning.credit.groups import members, team_returns, to_actions
 from marft.learning.interfaces import CreditInputs, Credits, LossInputs, LossOutput
@@ -39,7 +40,7 @@ class GuessSession:
         return Observation(self.task.prompt)
 
     async def step(self, actions: JointAction) -> Step:
-        right = actions.answer is not None and actions.answer.text.strip() == str(self.task.data["number"])
+        right = text_said(actions.answer) == str(self.task.data["number"])
         self.left -= 1
         return Step(Observation("Wrong. Guess again."), float(right), terminated=right or not self.left, success=right)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from marft.thoughts import outside_thoughts
 from marft.types import Action
@@ -11,12 +12,18 @@ from marft.types import Action
 _BRACES = re.compile("[{}]")
 _SIGNS = "+\\-\u2010-\u2015\u2212"
 _NO_WORD_BEFORE, _NO_WORD_AFTER = r"(?<!\w)", r"(?!\w)"
-_NO_SIGN = rf"(?<![\w.{_SIGNS}~\u2248/^])(?<!\d[*:])(?<!minus )(?<!negative )(?<!\d [{_SIGNS}*/] )"
-_NO_REST = rf"(?!\w|[.,'\u2019]\d|\s?%|[{_SIGNS}*/^:]\d|\s[{_SIGNS}*/]\s\d)"
+_TIMES = "*×·÷"
+_NO_SIGN = rf"(?<![\w.{_SIGNS}~\u2248/^√])(?<!\d[{_TIMES}:])(?<!minus )(?<!negative )(?<!\d [{_SIGNS}{_TIMES}/] )"
+_NO_REST = (
+    rf"(?!\w|[.,'\u2019]\d|\s?%|[{_SIGNS}{_TIMES}/^:]\d|\s[{_SIGNS}{_TIMES}/]\s\d|\s\d+/\d"
+    r"|\s(?:hundred|thousand|million|billion|dozen)\b)"
+)
 _NO_NUMBER_BEFORE = rf"{_NO_SIGN}(?<!\d,)(?<!\d['\u2019])"
 _NO_NUMBER_AFTER = rf"{_NO_REST}(?! \d{{3}}(?!\d))"
 _LISTED = re.compile(
-    rf"{_NO_SIGN}(?<!\d['\u2019])\d{{1,9}}(?![,'\u2019]\d{{3}}(?!\d)){_NO_REST.replace(',', '', 1)}", re.IGNORECASE
+    rf"{_NO_SIGN}(?<!\d['\u2019])(?!(?<=\d,)\d{{3}}(?!\d))\d{{1,9}}(?![,'\u2019]\d{{3}}(?!\d))"
+    + _NO_REST.replace(",", "", 1),
+    re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{")
 _OPENS, _CLOSES = "<answer>", "</answer>"
@@ -43,7 +50,7 @@ _ASIDE = re.compile(r",\s+(?:but|not|although|though|because|since|as)\b", re.IG
 # what takes back an answer that it stands beside: "it is not 7", "7 is wrong"
 _DENIED_BEFORE = re.compile(
     r"(?:(?:\b(?:not|never|neither|nor|cannot|isnt|nicht|kein|pas|rather\s+than|instead\s+of)|n['’]t)"
-    r"(?:\s+(?:be|the|a|an|equal|necessarily|simply))*|不是|并非|不等于|ではなく)[\s*_`$\\(\[{]*$",
+    r"(?:\s+(?:be|the|a|an|equal|necessarily|simply|choose|pick|select|take|play|go|going|move|moving|want|to|with|do|use))*|不是|并非|不等于|ではなく)[\s*_`$\\(\[{]*$",
     re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(
@@ -58,22 +65,35 @@ _WRAPPED = re.compile(
     r"\s*\{([^{}]*)\}"
 )
 _AROUND = (("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("`", "`"), ('"', '"'), ("“", "”"), ("「", "」"),
+           ("‘", "’"), ("'", "'"), ("«", "»"), ("『", "』"), ("【", "】"),
            ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))  # fmt: skip
 _SPACING = re.compile(r"\\[,;:! ]|~")
+_SWITCHED = re.compile(r"\{?\s*\\(?:bf|it|rm|sf|tt|bfseries|itshape|rmfamily)\b\s*([^{}\\]+?)\}?\s*")  # {\bf B}
+_LINE_MARK = re.compile(r"^(?:#{1,6}|>)[ \t]+(?=\S)")  # of a heading, or of a quotation
+_ANSWER_KEYS = ("answer", "final_answer", "final answer", "finalanswer", "choice", "option", "correct_answer")
+_JSON_BLOCK = re.compile(r"```(?:json)?[ \t]*\n\s*(\{.*?\})\s*\n?```", re.DOTALL | re.IGNORECASE)
 _FENCED = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
 NEAR = 40  # characters before an answer in which it may be denied
 
 
 def text_said(action: Action | None) -> str:
-    """Return what an action says, for an environment to grade: without thoughts, and without an ``<answer>`` that was
-    cut by its length; "" where there is no action."""
+    """Return what an action says, for an environment to grade: without thoughts, and with an empty ``<answer>`` in the
+    place of an answer that was cut by its length, so that it states none; "" where there is no action."""
     if action is None or action.only_thought:
         return ""
     text = outside_thoughts(action.text).strip()
+    cut = _cut_answer(text) if action.finish == "length" else -1
+    return text if cut < 0 else f"{text[:cut]}{_OPENS}{_CLOSES}"
+
+
+def _cut_answer(text: str) -> int:
+    """Return where an answer begins that a text ends within; -1 where it ends within none."""
     opened = text.rfind(_OPENS)
-    if action.finish == "length" and opened > text.rfind(_CLOSES):
-        return text[:opened]
-    return text
+    if opened > text.rfind(_CLOSES):
+        return opened
+    start, end = _last_statement(text) if find_answer(text) is None else (-1, -1)
+    rest = text[end:].strip(" \t*_\n")
+    return -1 if "\n" in rest or _SENTENCE.search(f"{rest} ") else start
 
 
 def last_boxed(text: str) -> str | None:
@@ -100,25 +120,48 @@ def _boxes(text: str) -> tuple[list[tuple[int, int]], int]:
 
 
 def find_answer(text: str) -> str | None:
-    r"""The last ``\boxed{…}`` or ``<answer>…</answer>`` outside of thoughts, whichever begins later; None without
-    either. Several that stand together are one answer, with commas; one that was cut is "".
+    r"""The last ``\boxed{…}`` or ``<answer>…</answer>`` outside of thoughts, whichever begins later; else what a JSON
+    object names as its answer, where that is all there is, or in a block of its own; None without any. Several that
+    stand together are one answer, with commas; one that was cut is "".
 
     >>> find_answer(r"First \boxed{3}, but no: <answer> 7 </answer>"), find_answer(r"<answer>\boxed{7}</answer>")
     ('7', '7')
     >>> find_answer(r"\boxed{3} or \boxed{4}"), find_answer(r"It is \boxed{4"), find_answer(r"<think>\boxed{4}")
     ('3, 4', '', None)
+    >>> find_answer('{"reason": "…", "answer": "B"}')
+    'B'
     """
     text = outside_thoughts(text)
     boxes, never = _boxes(text)
     tags = _tags(text)
+    opens = text.rfind(_OPENS)  # at whose closing tag generation often stops
+    if opens > max(never, tags[-1][1] if tags else -1, boxes[-1][1] if boxes else -1):
+        return text[opens + len(_OPENS) :].strip()
     if not boxes and not tags and never < 0:
-        opens = text.rfind(_OPENS)  # at whose closing tag generation often stops
-        return text[opens + len(_OPENS) :].strip() if opens >= 0 else None
+        return _answer_in_json(text)
     last = tags[-1] if tags and (not boxes or tags[-1][0] >= boxes[-1][0] or tags[-1][1] >= boxes[-1][1]) else None
     if never > (last or (boxes or [(-1, -1)])[-1])[0]:
         return ""
     inner = [(start, end) for start, end in boxes if last and last[0] <= start and end <= last[1]]
     return _together(text, inner or (tags if last else boxes))
+
+
+def _answer_in_json(text: str) -> str | None:
+    """Return the answer that a JSON object names, where it is the whole text or its last block of code; None without
+    one, or where it names several."""
+    block = next(reversed(_JSON_BLOCK.findall(text)), "")
+    written = text.strip() if text.lstrip().startswith("{") else block
+    try:
+        table = json.loads(written) if written else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(table, Mapping):
+        return None
+    named = [value for key, value in table.items() if str(key).casefold() in _ANSWER_KEYS]
+    if len(named) != 1 or isinstance(named[0], Mapping | None):
+        return None
+    values = named[0] if isinstance(named[0], list) else [named[0]]
+    return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
 
 
 def _tags(text: str) -> list[tuple[int, int]]:
@@ -180,11 +223,18 @@ def _without_ending(line: str) -> str:
 
 def rest_stated(text: str) -> str | None:
     """Return all that follows the last "the answer is", or ``####`` on the last line; None without either."""
-    last: re.Match[str] | None = max(_STATED.finditer(text), key=lambda match: match.end(), default=None)
-    *_, line = text.rstrip().rpartition("\n")
-    if line.startswith("####") and (last is None or last.end() < len(text.rstrip()) - len(line)):
-        return line.strip("# \t")
-    return None if last is None else text[last.end() :].lstrip(" \t*_\n")
+    start, end = _last_statement(text)
+    if start < 0:
+        return None
+    return text[end:].strip("# \t") if text.startswith("####", start) else text[end:].lstrip(" \t*_\n")
+
+
+def _last_statement(text: str) -> tuple[int, int]:
+    """Return where the last "the answer is", or ``####`` on the last line, begins and ends; -1 twice without one."""
+    last = max((match.span() for match in _STATED.finditer(text)), key=lambda span: span[1], default=(-1, -1))
+    whole = text.rstrip()
+    line = whole.rfind("\n") + 1
+    return (line, line + 4) if whole.startswith("####", line) and last[1] < line else last
 
 
 def stated_answer(text: str) -> str:
@@ -262,7 +312,9 @@ def undecorated(text: str) -> str:
     fenced = _FENCED.fullmatch(text)
     text = _SPACING.sub(" ", (fenced[1] if fenced and "```" not in fenced[1] else text).strip())
     for _ in range(9):
-        before, text = text, _WRAPPED.sub(r"\1", text).strip()
+        before, text = text, _LINE_MARK.sub("", _WRAPPED.sub(r"\1", text).strip(), count=1)
+        switched = _SWITCHED.fullmatch(text)
+        text = switched[1] if switched else text
         for opens, closes in _AROUND:
             inside = text[len(opens) : -len(closes)]
             if text.startswith(opens) and text.endswith(closes) and inside.strip() and opens not in inside:

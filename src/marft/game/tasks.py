@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from marft.types import Episode, Task
@@ -41,6 +42,8 @@ def _copied(value: Any) -> Any:
     kind = type(value)
     if kind in SHARED:
         return value
+    if kind is MappingProxyType:
+        return MappingProxyType({key: _copied(item) for key, item in value.items()})
     if kind is dict:
         return {key: _copied(item) for key, item in value.items()}
     if kind is list:

@@ -30,6 +30,10 @@ _TIMES = (
     r"(?:\s*(?:[×x*·]|\\times|\\cdot)\s*10(?:\s*(?:\^|\*\*)\s*\{?\s*|(?=[⁻⁺⁰¹²³⁴-⁹]))"
     r"(?P<power>[-−+⁻⁺]?[0-9⁰¹²³⁴-⁹]{1,4})\s*\}?)?"
 )
+_RAISED = (
+    r"(?:\s*(?:\^|\*\*)\s*(?:\{\s*(?P<braced>[-−]?[0-9]{1,3})\s*\}|"
+    r"(?P<exponent>[-−]?[0-9]{1,3})(?![0-9.]))|(?P<raised>⁻?[⁰¹²³⁴-⁹]{1,3}))"
+)
 _PLAIN = _NUMBER.replace("?P<dots>", "?:").replace("?P<comma>", "?:")
 _EAST = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"  # letters that numbers may follow
@@ -37,7 +41,7 @@ _EAST = (
 _NUMBERS = re.compile(
     rf"(?:(?<![\w.])|(?<=[{_EAST}]))(?P<sign>[-+−–－]?)[$€£¥]?(?P<inner>[-+−]?)"
     r"(?:(?P<ones>[0-9]++)[ -](?=[0-9]++/[0-9]))?"
-    rf"(?P<number>{_NUMBER}){_TIMES}(?:\s*[/⁄]\s*(?P<divisor>{_PLAIN}))?(?!\.[0-9])"
+    rf"(?P<number>{_NUMBER})(?:{_RAISED}|{_TIMES})(?:\s*[/⁄]\s*(?P<divisor>{_PLAIN}))?(?!\.[0-9])"
 )
 _MINUSES = ("-", "−", "–", "－")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -54,10 +58,10 @@ _LATEX = (
     (re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[!,;: ]|~)(?=[0-9]{3}(?![0-9]))"), ","),
     (re.compile(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)"), "°"),
-    (re.compile(r"(?<=[0-9])(?=[½¼¾])"), " "),
-    (re.compile("½"), "1/2"),
-    (re.compile("¼"), "1/4"),
-    (re.compile("¾"), "3/4"),
+    (re.compile(r"(?<=[0-9])(?=[¼-¾⅐-⅞])"), " "),
+    *((re.compile(sign), normalize("NFKC", sign).replace("⁄", "/")) for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"),
+    (re.compile(r"\b(?:minus|negative)\s+(?=\$?\.?[0-9])(?<![0-9] minus )(?<![0-9]minus )", re.IGNORECASE), "-"),
+    (re.compile(r"(?:(?<==)|(?<=\bis)|(?<=:))\s*[-−]\s+(?=\.?[0-9])", re.IGNORECASE), " -"),
     (re.compile(r"\\([$%#&])"), r"\1"),
     (re.compile(r"\\[!,;: ]"), " "),
 )
@@ -72,6 +76,7 @@ _BESIDE = re.compile(  # two numbers of which one is the answer, or none
 )
 _EQUALS = re.compile(r"(?<![<>!])=|≈|\\approx")
 _DENIED = re.compile(r"\s*(?:not|never|neither|nor|none)\b", re.IGNORECASE)
+_NOT_THAT_BUT = re.compile(r"^\s*not\b[^.\n]{1,40}?\bbut\s+", re.IGNORECASE)
 _SCALES = re.compile(
     r"(?:\s|-)*(?i:(hundred|thousand|million|billion|trillion|dozen)s?)\b|\s*(千(?![克米瓦卡])|百(?!分)|[万萬億亿])|(k|M|bn)(?!\w)"
 )
@@ -107,10 +112,13 @@ def numbers_in(text: str) -> list[Decimal]:
 
 
 def placed_numbers(text: str) -> Iterator[Placed]:
-    """The numbers that a text names, in order, each with where it begins and ends. Powers, roots and what is
-    multiplied with π are other numbers."""
+    """The numbers that a text names, in order, each with where it begins and ends; a whole power is what it
+    comes to. Roots and what is multiplied with π are other numbers."""
     for match in _NUMBERS.finditer(text):
         value = _decimal(match["number"], match["dots"] or match["comma"])
+        raised = match["braced"] or match["exponent"] or match["raised"]
+        if raised:
+            value = _power(value, int(raised.translate(_UP)))
         if match["power"]:
             value = _EXACT.scaleb(value, int(match["power"].translate(_UP)))
         if match["divisor"]:
@@ -122,6 +130,13 @@ def placed_numbers(text: str) -> Iterator[Placed]:
         if not _MORE.match(text, match.end()):
             negative = (match["sign"] in _MINUSES) != (match["inner"] in _MINUSES)
             yield Placed(_EXACT.minus(value) if negative else value, match.start(), match.end())
+
+
+def _power(base: Decimal, exponent: int) -> Decimal:
+    """Return a power; NaN where it has more digits than any answer."""
+    if not base.is_finite() or abs(exponent * base.adjusted()) > LONGEST or abs(exponent) > LONGEST:
+        return Decimal("NaN")
+    return _EXACT.power(base, exponent)
 
 
 def number_stated(text: str) -> Decimal | None:
@@ -138,6 +153,7 @@ def number_stated(text: str) -> Decimal | None:
         return _only_number(found)
     statement = statement_in(text)
     if statement is not None:
+        statement = _NOT_THAT_BUT.sub("", statement)  # "not 9 but 8"
         return None if _DENIED.match(statement) else _first_number(statement, _held_to(statement))
     numbers = _held_to(text)
     bold = list(placed_numbers(bold_in(text) or ""))

@@ -7,14 +7,19 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from marft.errors import EpisodeFailedError
 from marft.game.loop_threads import LoopThreadPool, OverdueError, RaisedError, in_words
 from marft.game.reading import RefusedError, number, own_rewards
 from marft.game.tasks import with_own_task
 from marft.rewards.terms import Term, TermReward, names_of
-from marft.types import Episode, Transition
+from marft.types import Episode, Observation, Transition
 
+N = TypeVar("N", bound=np.generic)
 MOST_THREADS = 64  # episodes whose terms run at once, however many are over
 
 
@@ -97,7 +102,7 @@ def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[TermReward]]
 
 async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[TermReward]:
     """What a term gives for each step, in plain values."""
-    scored = term.score(with_own_task(episode))
+    scored = term.score(_own(episode))
     given: object = await scored if inspect.isawaitable(scored) else scored
     try:
         if not isinstance(given, Sequence) or len(given) != len(episode.transitions):
@@ -106,6 +111,36 @@ async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence
         return [_read(one, roles) for one in given]
     except RefusedError as error:
         raise EpisodeFailedError("failed", f"reward term {term.name!r} {error} ({term.written()})") from error
+
+
+def _own(episode: Episode) -> Episode:
+    """Return the episode for one term: what it writes there changes neither what other terms read nor what is learned
+    from. To write into an array of an action raises."""
+    transitions = tuple(
+        replace(
+            t, agent_rewards=dict(t.agent_rewards), terms=dict(t.terms), observation=_own_observation(t.observation)
+        )
+        for t in episode.transitions
+    )
+    actions = tuple(
+        replace(
+            action, prompt=_locked(action.prompt), tokens=_locked(action.tokens), marks=_locked(action.marks),
+            log_probs=_locked(action.log_probs),
+        )
+        for action in episode.actions
+    )  # fmt: skip
+    return replace(with_own_task(episode), transitions=transitions, actions=actions)
+
+
+def _own_observation(observation: Observation) -> Observation:
+    return replace(observation, views=dict(observation.views), options=dict(observation.options))
+
+
+def _locked(array: npt.NDArray[N]) -> npt.NDArray[N]:
+    """Return the same numbers, which cannot be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _read(given: object, roles: Sequence[str]) -> TermReward:

@@ -11,12 +11,23 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Basic, Eq, Expr, Float, MatrixBase, Rational
+from sympy import And, Basic, Eq, Expr, Float, Interval, MatrixBase, Rational, Set, Union
+from sympy.core.relational import Relational
 
-from marft.game.answers import bold_in, denied, find_answer, given_together, rest_stated
+from marft.game.answers import (
+    bold_in,
+    denied,
+    find_answer,
+    given_together,
+    rest_stated,
+    undecorated,
+    wordings,
+)  # fmt: skip
 from marft.rewards.math_forms import (
+    asks_for_interval,
     asks_for_pair,
     asks_for_percentage,
+    brackets,
     elements,
     is_endless,
     is_interval,
@@ -24,6 +35,7 @@ from marft.rewards.math_forms import (
     plain_formula,
     same_nothing,
     told_apart,
+    without_base,
     without_percent,
     without_words,
 )  # fmt: skip
@@ -35,8 +47,12 @@ ROUNDED = 0.005  # of a decimal that a chain of equations ends with
 _SENTENCE_END = re.compile(r"\.\s|\n\n|\n(?!.*\\end\{)", re.DOTALL)
 _FORMULAS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _EQUALS = re.compile(r"(?<![<>!\\])=(?!=)")
+_OF_SETS = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|leqslant|geqslant|cup|infty)\b")
+_OR = re.compile(r",?\s*(?:\\(?:text|mbox|mathrm)\s*\{\s*or\s*\}|\bor\b|\\cup\b)|,(?=[^()\[\]]*[<>]|[^()\[\]]*\\[lg])")
+_WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}\d]*\}|[A-Za-z][A-Za-z ]+")
 _EITHER = re.compile(r"\d\s*(?:or|oder|ou|或者?)\s*[-−$\d]", re.IGNORECASE)
 _DIGITS = re.compile(r"[-−]?\d[\d.,/]*")
+_JOINS = re.compile(r"\b(?:or|and)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _LATEX = (LatexExtractionConfig(), ExprExtractionConfig())
 
@@ -62,6 +78,8 @@ def equal(gold: str, written: str, tolerances: Sequence[float] = (), question: s
     expected, stated = _formula(gold), _statement(written)
     if not stated or len(stated) > LONGEST or (is_endless(stated) and not is_endless(expected)):
         return False
+    if _WORDS.fullmatch(gold.strip()) and undecorated(gold).casefold() in map(str.casefold, wordings(written)):
+        return True
     return _exactly(expected, stated, question) or bool(tolerances and _near(expected, stated, tolerances))
 
 
@@ -69,9 +87,17 @@ def _exactly(expected: str, stated: str, question: str = "") -> bool:
     nothing = same_nothing(expected, stated)
     if nothing is not None:
         return nothing
+    if brackets(expected) == "(" and not brackets(stated) and len(elements(stated)) > 1:
+        if is_interval(expected) or (is_open_interval(expected) and asks_for_interval(question)):
+            return False
+        stated = f"$({stated.strip('$')})$"  # a list without brackets stands for a pair in its order
+    stated = without_base(stated, expected, question)
     told = told_apart(expected, stated)
     if told is not None:
         return not told
+    united = [_union(formula) for formula in (expected, stated)]
+    if united[0] is not None and united[1] is not None:
+        return bool(united[0] == united[1])
     if "=" in stated:
         stated = _last_side(stated, expected)
     (expected, of_gold), (stated, of_stated) = without_percent(expected), without_percent(stated)
@@ -87,6 +113,24 @@ def _exactly(expected: str, stated: str, question: str = "") -> bool:
 def _same(expected: str, stated: str, relations: bool) -> bool:
     parsed, given = _parse(without_words(expected)), _parse(without_words(stated))
     return bool(parsed) and verify(parsed, given, allow_set_relation_comp=relations, timeout_seconds=None)
+
+
+def _union(formula: str) -> Set | None:
+    """Return the real numbers that an interval, inequalities joined by "or", or a union of them stand for; None for
+    anything else."""
+    if not _OF_SETS.search(formula):
+        return None
+    parts = [part for part in _OR.split(formula.strip("$")) if part.strip()]
+    found = list[Set]()
+    for part in parts:
+        parsed = _parse(f"${part}$")
+        one = parsed[0] if parsed else None
+        if isinstance(one, Relational | And) and len(one.free_symbols) == 1:
+            one = one.as_set()
+        if not isinstance(one, Interval | Union):
+            return None
+        found.append(one)
+    return Union(*found) if found else None
 
 
 def _last_side(stated: str, expected: str) -> str:
@@ -165,7 +209,7 @@ def _statement(text: str) -> str:
         return _formula(bold)
     if _EITHER.search(line):
         return ""
-    return _formula(line) if not _WORD.search(without_words(_formula(line))) else text[-LONGEST:]
+    return _formula(line) if not _WORD.search(_JOINS.sub(",", without_words(_formula(line)))) else text[-LONGEST:]
 
 
 def _last_number(text: str) -> list[re.Match[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from unicodedata import normalize
 
 from marft.rewards.quantities import quantities_in
 from marft.rewards.units import Unit, unit_of
@@ -13,16 +14,20 @@ MOST_DIGITS = 4  # of an exponent that is worked out
 DEEPEST = 40  # brackets inside one another
 _POWER = re.compile(r"(?<=\^\{)(\d{1,9})\^(?:\{(\d{1,9})\}|(\d))(?=\})")  # in an exponent
 _LARGE = re.compile(rf"\^(?:\{{[-+]?)?\d{{{MOST_DIGITS + 1}}}|(?<![.\d])\d{{{MOST_DIGITS + 1},}}!")
-_RECURRING = re.compile(r"(?<!\d)(\d{1,9})\.(\d{0,9})\\overline\s*\{?(\d{1,9})\}?")
+_RECURRING = re.compile(r"(?<!\d)(\d{1,9})\.(\d{0,9})\\(?:overline|bar|dot)\s*\{?(\d{1,9})\}?")
 _EXPONENT = re.compile(r"(?<![\w\\.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])")
 _SPACING = re.compile(r"\\left|\\right|\\[,;:! ]|[\s$]")
 _THOUSANDS = re.compile(r"(?<=\d),(?:\\!)?\s*(?=\d{3}(?!\d))")
 _BASE = re.compile(r"(-?)(?:\\text\{)?([0-9A-Z]+)\}?_\{?(\d{1,2})\}?")
+_NUMBER = re.compile(r"\$\s*-?[\d.,]+\s*\$")
 _WORDED = re.compile(r"\d.*?\\(?:text|mbox|mathrm|textrm|rm)\s*\{([^{}]{1,60})\}\s*(?:\^\s*\{?(\d)\}?)?\$$", re.DOTALL)
 _BARE = re.compile(r"\$-?[\d.,/]+\s+([A-Za-z][A-Za-z/ ]{0,30})(?:\^\s*\{?(\d)\}?)?\$")
 _SCALE = re.compile(r"\d\s*(?:\\text\{\s*)?(?:thousand|million|billion|trillion|hundred|dozen)\b", re.IGNORECASE)
 NEAR = Fraction(1, 10**6)  # of a value in another unit
-_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|\\[,!;: ]|~|[ \u00a0\u2009\u202f])\d{3})+(?![\d])")
+_GROUPS = re.compile(
+    r"(?<![\d.,])\d{1,3}"
+    r"(?:(?:(?:\{,\}|\\[,!;: ]|\\(?:thin|med)?space\s*|[~_ \u00a0\u2009\u202f])\d{3})+|(?:\.\d{3}){2,})(?!\d)"
+)
 _SIGNS = {
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",
     "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "°": r"^\circ", "±": r"\pm ",
@@ -31,6 +36,11 @@ _SIGNS = {
 }  # fmt: skip
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))")
 _AROUND = re.compile(r"\s*(?:\*\*|__|`|\$\$|\$|\\\[|\\\()(.+?)(?:\*\*|__|`|\$\$|\$|\\\]|\\\))[.。]?\s*", re.DOTALL)
+_PYTHON_ROOT = re.compile(r"(?<![\\\w])sqrt\(([^()]*)\)")
+_WORDED_NUMBER = re.compile(r"\\(?:text|mbox|mathrm)\s*\{\s*([\d.,]+)\s+([A-Za-z][A-Za-z ]*?)\s*\}")
+_OUTWARD = re.compile(r"([\[\](])\s*([^\[\]()]+,[^\[\]()]+?)\s*([\[\])])")  # ]0,1[ is open on both sides
+_LONE_RELATION = re.compile(r"\$\s*(?:[<>≤≥]|\\(?:le|ge|leq|geq|lt|gt|leqslant|geqslant)\b)")
+_HELD = re.compile(r"\\\{\s*(?!\\\})\S")  # a set with something in it
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?=[(\[{\\])")
 _PERCENT = re.compile(
     r"\s*(?:\\?%|\\(?:text|mbox|mathrm)\s*\{\s*(?:\\?%|per\s?cent)\s*\}|\bper\s?cent\b)", re.IGNORECASE
@@ -77,13 +87,18 @@ _OF_MATHEMATICS = frozenset(
 _WORDS_ALONE = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}")
 _NOTHINGS = (
     frozenset({
-        "emptyset", "varnothing", "nosolution", "nosolutions", "norealsolution", "norealsolutions", "theemptyset",
-        "nosuchnumber", "nointegersolutions", "nointegersolution", "thereisnosolution", "therearenosolutions",
-        "nosolutionsexist", "nosolutionexists", "norealroots", "",
+        "emptyset", "varnothing", "theemptyset",
+        "none", "",
     }),
     frozenset({"undefined", "doesnotexist", "dne", "notdefined", "limitdoesnotexist", "thelimitdoesnotexist"}),
 )  # fmt: skip
+_NO_SOLUTION = re.compile(
+    r"(?:(?:thereis|thereare|has|(?:the|this)(?:equation|system|inequality)has|itisimpossible|impossible)*"
+    r"no(?:such|real|integer|valid|possible|positive|rational|complex)*"
+    r"(?:solutions?|roots?|numbers?|integers?|values?|(?<=such)[a-z]))(?:exists?|ofx|atall)?|impossible"
+)
 _ASKS_PERCENT = re.compile(r"(?<![\d$}]\s)(?<![\d$}-])\bper\s?cent(?:age)?s?\b|\$?\b[a-zA-Z]\$?\s*\\?%", re.IGNORECASE)
+_ASKS_INTERVAL = re.compile(r"\b(?:intervals?|domain|range)\b", re.IGNORECASE)
 _ASKS_PAIR = re.compile(
     r"\b(?:ordered\s+(?:pairs?|triples?)|points?|coordinates?|vectors?|pairs?)\b|\(x,\s*y", re.IGNORECASE
 )
@@ -103,9 +118,25 @@ def plain_formula(answer: str) -> str:
         r"\1\\times 10^{\2}", _RECURRING.sub(_as_fraction, re.sub(r"\\(?:vee|lor)\b|∨", ",", answer))
     )
     answer = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", answer)
+    answer = _WORDED_NUMBER.sub(r"\1\\text{ \2}", _PYTHON_ROOT.sub(r"\\sqrt{\1}", answer))
+    answer = re.sub("[\u2150-\u215e]", _as_written_fraction, answer)
     answer = "".join(_SIGNS.get(sign, sign) for sign in answer)
     answer = _GROUPS.sub(lambda number: re.sub(r"\D", "", number[0]), " ".join(answer.split()))
-    return _MEMBER.sub("", answer)
+    return _facing_inward(_MEMBER.sub("", answer))
+
+
+def _facing_inward(answer: str) -> str:
+    """Return an interval with round brackets in the place of square ones that face outward."""
+    found = _OUTWARD.fullmatch(answer)
+    if found is None or (found[1] != "]" and found[3] != "["):
+        return answer
+    return f"{found[1].replace(']', '(')}{found[2]}{found[3].replace('[', ')')}"
+
+
+def _as_written_fraction(sign: re.Match[str]) -> str:
+    """Return a sign such as ⅓ as a fraction in LaTeX."""
+    over, _, under = normalize("NFKC", sign[0]).partition("⁄")
+    return rf"\frac{{{over}}}{{{under}}}"
 
 
 def _as_fraction(decimal: re.Match[str]) -> str:
@@ -147,12 +178,20 @@ def same_nothing(expected: str, stated: str) -> bool | None:
     >>> same_nothing(r"$\text{no solution}$", r"$\emptyset$"), same_nothing("$0$", r"$\{\}$"), same_nothing("1", "1")
     (True, False, None)
     """
-    ways = [next((way for way in _NOTHINGS if _bare_words(formula) in way), None) for formula in (expected, stated)]
+    ways = [_nothing(_bare_words(formula)) for formula in (expected, stated)]
     return ways[0] is ways[1] if any(way is not None for way in ways) else None
+
+
+def _nothing(words: str) -> frozenset[str] | None:
+    """Return the way in which words say that there is no answer; None where they do not."""
+    known = _NOTHINGS[0] if _NO_SOLUTION.fullmatch(words) else None
+    return known or next((way for way in _NOTHINGS if words in way), None)
 
 
 def _bare_words(formula: str) -> str:
     """Return the letters of what is words alone; "0" for what is not."""
+    if _HELD.search(formula):
+        return "0"
     plain = _WORDS_ALONE.sub(r"\1", formula.strip("$ ")).replace("\\", "").strip(" .!")
     return re.sub(r"[\s{}~,]", "", plain).casefold() if re.fullmatch(r"[A-Za-z\s{}~,']*", plain) else "0"
 
@@ -192,6 +231,11 @@ def asks_for_pair(question: str) -> bool:
     return _ASKS_PAIR.search(question) is not None
 
 
+def asks_for_interval(question: str) -> bool:
+    """Return whether a question asks for an interval, which a list of two numbers is not."""
+    return _ASKS_INTERVAL.search(question) is not None
+
+
 def is_open_interval(formula: str) -> bool:
     """Return whether a formula may be an open interval: two numbers in round brackets, the smaller one first."""
     found = re.fullmatch(r"\((-?[\d.]+),(-?[\d.]+)\)", _SPACING.sub("", formula))
@@ -213,18 +257,31 @@ def told_apart(expected: str, stated: str) -> bool | None:
     if (
         (listed and brackets(stated) == "(")
         or {brackets(expected), brackets(stated)} == {"(", "{"}
+        or (_LONE_RELATION.match(stated) and not _LONE_RELATION.match(expected))
         or _repeated(expected) != _repeated(stated)
     ):
         return True
     one, other = (_BASE.fullmatch(_SPACING.sub("", formula)) for formula in (expected, stated))
     if one and other:  # the base is what was asked for: the same number in another one is no answer
         return one.groups() != other.groups()
+    if other and not one and _NUMBER.fullmatch(expected):
+        return True
     if any(_SCALE.search(formula) for formula in (expected, stated)):
         return not _same_quantity(expected, stated)
     units = [_unit(formula) for formula in (expected, stated)]
     if units[0] is None or units[1] is None or units[0] == units[1]:
         return None
     return not _same_quantity(expected, stated)
+
+
+def without_base(stated: str, expected: str, question: str) -> str:
+    """Return a number without its base, where the right one has none and the question speaks of bases.
+
+    >>> without_base("$18_2$", "$18$", "Write it in base 2."), without_base("$18_2$", "$18$", "")
+    ('$18$', '$18_2$')
+    """
+    one, other = (_BASE.fullmatch(_SPACING.sub("", formula)) for formula in (expected, stated))
+    return f"${other[1]}{other[2]}$" if other and not one and "base" in question.casefold() else stated
 
 
 def brackets(formula: str) -> str:

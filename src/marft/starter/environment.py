@@ -116,7 +116,7 @@ from typing import ClassVar
 from marft.config.settings import Count
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.scripts import Cue
-from marft.game.answers import stated_answer
+from marft.game.answers import stated_answer, text_said
 from marft.game.environment import tool
 from marft.types import JointAction, Observation, Step, Task
 
@@ -138,7 +138,7 @@ class Attempt:
 
     async def step(self, actions: JointAction) -> Step:
         """Take what the team did. An answer may be anything, or missing: that is no error, it is only not right."""
-        said = stated_answer(actions.answer.text) if actions.answer else ""
+        said = stated_answer(text_said(actions.answer))  # without thoughts; "" where there is no answer
         right = said.strip() == str(value(self.lines[self.done]))
         self.steps += 1
         self.done += right

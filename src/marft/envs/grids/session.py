@@ -148,7 +148,7 @@ class MovesSession(Generic[P]):
         """What the last words of each other agent would have earned."""
         if not self.play.local or actions.answer is None:
             return {}
-        words = {action.agent: action.text for action in actions.actions if action.agent != actions.answer.agent}
+        words = {action.agent: text_said(action) for action in actions.actions if action.agent != actions.answer.agent}
         taken = {role: self.play.take(self.state, text, self.moves) for role, text in words.items()}
         return {role: self.play.local * one.reward for role, one in taken.items()}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from marft.game.answers import denied, find_answer, given_together, statement_in
 from marft.game.answers import named as found_alone
 
 MOST = 8192  # actions of a space
@@ -88,15 +89,26 @@ def acts_of(space: Any, names: Sequence[str] = ()) -> Acts:
 
 
 def chosen(text: str, options: Sequence[str]) -> str:
-    """The option that a text is, or names last as words of their own; "" where none.
+    r"""The option that a text states as its answer (in a box or tag, after "the answer is"), or is; else the one that
+    it names last as words of its own, without those that it denies. "" where it names none, or two together at the end.
 
     >>> chosen("I go left, no: right.", ["left", "right"]), chosen("up", ["left", "right"])
     ('right', '')
-    >>> chosen("I choose -1", ["0", "1"]), chosen("0.5", ["0", "1"])
-    ('', '')
+    >>> chosen("I choose -1", ["0", "1"]), chosen("0.5", ["0", "1"]), chosen("0 or 1", ["0", "1"])
+    ('', '', '')
+    >>> chosen("1, not 0", ["0", "1"]), chosen(r"\boxed{1}, as 0 loses", ["0", "1"])
+    ('1', '1')
     """
+    stated = find_answer(text)
+    if stated is None and (line := statement_in(text)) is not None:
+        return _named_last(line, options, first=True)
+    return _named_last(text if stated is None else stated, options)
+
+
+def _named_last(text: str, options: Sequence[str], first: bool = False) -> str:
+    """Return the option that a text is, or names last; or first."""
     plain = " ".join(text.split()).casefold()
-    found = [(-1, 0, "")]
+    found = list[tuple[int, int, str]]()  # where each ends and, negated, begins
     for option in options:
         words = option.casefold()
         if plain.rstrip(".!") == words:
@@ -104,8 +116,24 @@ def chosen(text: str, options: Sequence[str]) -> str:
         if words not in plain:  # which is known sooner
             continue
         at = [match.start() for match in found_alone(words).finditer(plain)]
-        found += [(at[-1] + len(words), len(words), option)] if at else []
-    return max(found)[2]
+        found += [(place + len(words), -place, option) for place in at if not denied(plain, place, place + len(words))]
+    found = _longest_each(found)[:: -1 if first else 1]
+    if len(found) > 1:
+        (one, other) = sorted((found[-1], found[-2]))
+        if one[2] != other[2] and given_together(plain[one[0] : -other[1]]):
+            return ""
+    return found[-1][2] if found else ""
+
+
+def _longest_each(found: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Return what is named, in order, without what is part of something longer."""
+    kept = list[tuple[int, int, str]]()
+    for end, start, option in sorted(found, key=lambda each: (each[0], each[1])):
+        while kept and start >= kept[-1][1]:  # it begins no later: it holds that one
+            kept.pop()
+        if not kept or end > kept[-1][0]:
+            kept.append((end, start, option))
+    return kept
 
 
 def _listed(texts: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from marft.game.answers import stated_answer
 READ = re.compile(r"[\d\s,;:=|()\[\].+-]*")
 GROUPS = re.compile(r"[\n;)\]]+")
 NUMBER = re.compile(r"\d+")
-NOT_WHOLE = re.compile(r"(?<!\d)[+-]\d|=\s*[+-]|=[^\n;)\]]*\d\.\d")  # negative, or a fraction
+NOT_WHOLE = re.compile(r"(?<!\d)[+-]\d|=\s*[+.=-]|\d[ \t]*[+.-][ \t]*\d")  # negative, a fraction, a sum
 MOST = 4000  # characters that are read of an answer
 
 Fills = list[tuple[Cell, int]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from collections import defaultdict
@@ -119,10 +120,12 @@ def _unanswerable(evidence: Evidence) -> Iterator[str]:
 
 
 def _is_json(text: str) -> bool:
-    try:
-        found = json.loads(text) if text.strip()[:1] in ("{", "[") else None
-    except (ValueError, RecursionError):
-        return False
+    found: object = None
+    for read in (json.loads, ast.literal_eval) if text.strip()[:1] in ("{", "[") else ():
+        try:
+            found = found or read(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
     return isinstance(found, dict) or (isinstance(found, list) and any(isinstance(one, str) for one in found))
 
 
