@@ -87,6 +87,9 @@ def _exactly(expected: str, stated: str, question: str = "") -> bool:
     nothing = same_nothing(expected, stated)
     if nothing is not None:
         return nothing
+    united = [_union(formula) for formula in (expected, stated)]
+    if united[0] is not None and united[1] is not None:
+        return bool(united[0] == united[1])
     if brackets(expected) == "(" and not brackets(stated) and len(elements(stated)) > 1:
         if is_interval(expected) or (is_open_interval(expected) and asks_for_interval(question)):
             return False
@@ -95,9 +98,6 @@ def _exactly(expected: str, stated: str, question: str = "") -> bool:
     told = told_apart(expected, stated)
     if told is not None:
         return not told
-    united = [_union(formula) for formula in (expected, stated)]
-    if united[0] is not None and united[1] is not None:
-        return bool(united[0] == united[1])
     if "=" in stated:
         stated = _last_side(stated, expected)
     (expected, of_gold), (stated, of_stated) = without_percent(expected), without_percent(stated)

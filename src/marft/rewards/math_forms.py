@@ -36,7 +36,7 @@ _SIGNS = {
 }  # fmt: skip
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))")
 _AROUND = re.compile(r"\s*(?:\*\*|__|`|\$\$|\$|\\\[|\\\()(.+?)(?:\*\*|__|`|\$\$|\$|\\\]|\\\))[.。]?\s*", re.DOTALL)
-_PYTHON_ROOT = re.compile(r"(?<![\\\w])sqrt\(([^()]*)\)")
+_PYTHON_ROOT = re.compile(r"(?<![\\A-Za-z_])sqrt\(([^()]*)\)")
 _WORDED_NUMBER = re.compile(r"\\(?:text|mbox|mathrm)\s*\{\s*([\d.,]+)\s+([A-Za-z][A-Za-z ]*?)\s*\}")
 _OUTWARD = re.compile(r"([\[\](])\s*([^\[\]()]+,[^\[\]()]+?)\s*([\[\])])")  # ]0,1[ is open on both sides
 _LONE_RELATION = re.compile(r"\$\s*(?:[<>≤≥]|\\(?:le|ge|leq|geq|lt|gt|leqslant|geqslant)\b)")
