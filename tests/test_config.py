@@ -387,3 +387,16 @@ def test_parsing_a_recipe_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1"])
+def test_a_recipe_in_another_encoding_is_told_so(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('name = "für"\n', encoding=encoding)
+    with pytest.raises(ValueError, match=r"recipe\.toml is not in UTF-8 .*save it as UTF-8"):
+        load_recipe(path)
+
+
+def test_a_number_too_long_to_write_is_refused_by_its_key() -> None:
+    with pytest.raises(ValueError, match=r"seed: .*given: a number of thousands of digits"):
+        parse_recipe({"seed": 16**10_000})

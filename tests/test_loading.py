@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -284,7 +285,7 @@ def test_a_template_that_is_costly_in_use_alone_loses_its_prompt(model: Path, mo
     (model / "chat_template.jinja").write_text(source)
     tokenizer = load_tokenizer(ModelSettings(path=str(model)))
     chat = [{"role": "user", "content": "hello"}]
-    with pytest.raises(templates.CANNOT_RENDER, match=r"still rendering after 0.5 s"):
+    with pytest.raises(templates.CANNOT_RENDER, match=r"still at work after 0.5 s"):
         tokenizer.apply_chat_template(chat * 4, tokenize=False)
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "hello"
 
@@ -408,3 +409,19 @@ def test_who_traces_this_program_still_does_after_a_template_was_tried() -> None
 def test_a_small_model_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(ValueError, match=r"no small model is called 'tiny-rely'; did you mean 'tiny-relay'"):
         load_config(ModelSettings(path="tiny-rely"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "extra.json"])
+def test_a_pipe_in_the_folder_of_a_model_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resolve_path("tiny"), folder)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ValueError, match=rf"has {name}, a pipe, .*only regular files are read; remove it"):
+        load_config(ModelSettings(path=str(folder)))
+
+
+def test_a_pipe_in_the_folder_of_an_adapter_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors, a pipe, .*only regular files are read"):
+        refuse_pickled(tmp_path, "the adapter")

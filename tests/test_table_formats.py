@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
@@ -96,3 +97,10 @@ def test_a_path_that_is_too_long_is_one_that_is_not_there(path: str) -> None:
     for kind in (Table, Math):
         with pytest.raises(ValueError, match=r"no file at|cannot read|that is not there|cannot load data set"):
             kind(path=path).tasks("train")
+
+
+def test_a_pipe_in_a_saved_data_set_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data.arrow")
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    with pytest.raises(ValueError, match="it is a pipe, and only regular files are read"):
+        list(read_table(str(tmp_path), "", ""))

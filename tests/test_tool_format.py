@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from marft.engines.tool_format import Syntax, ToolFormat, asked
+from marft.models import templates as other_process
 from marft.types import Tool, ToolCall
 from tests import templates
 from tests.nights import BY_NIGHT, MANY
@@ -20,7 +24,7 @@ ADD = ToolCall("add", '{"a": 1, "b": 2}', output="3")
 SUB = ToolCall("sub", '{"a": 1}', output="not <|im_end|> done")
 
 
-def tagged() -> dict[str, object]:
+def tagged() -> dict[str, Any]:
     """How TAGS writes, in the words of transformers."""
     return {
         "fields": {
@@ -149,6 +153,26 @@ def test_a_tokenizer_with_a_response_template_is_parsed_by_it(tiny_tokenizer: Pr
     (broken,) = found.read(turn(found, "<tool_call>\n<function=><parameter=a>"), tools)
     assert broken.error
     assert "could not be read" in broken.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", [r"(?P<name>(a+)+)$", r"(?P<name>(?:(?:b{1000}){1000}){1000})"])
+def test_a_response_template_that_comes_to_no_end_loses_its_call_alone(
+    tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    other, template = speaks(tiny_tokenizer, templates.TAGS), tagged()
+    template["fields"]["tool_calls"]["open_pattern"] = pattern
+    other.response_template = template
+    assert isinstance(other.eos_token_id, int)
+    found = ToolFormat.of(other, {}, (other.eos_token_id,))
+    monkeypatch.setattr(other_process, "SECONDS", 1.0)
+    began = time.monotonic()
+    (call,) = found.read(turn(found, "a" * 5000 + "!"), ())
+    assert call.error
+    assert re.search("still at work after 1 s|MemoryError", call.output)
+    assert time.monotonic() - began < 30
+    other.response_template = tagged()
+    assert found.read(turn(found, "Just text."), ()) == []
 
 
 def test_a_marker_inside_the_arguments_is_part_of_them() -> None:

@@ -56,6 +56,8 @@ def load_recipe(
         )
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep lists included
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
@@ -202,7 +204,10 @@ def _broken(text: str) -> str:
 
 
 def _shown(value: object) -> str:
-    text = censored(repr(value))
+    try:
+        text = censored(repr(value))
+    except ValueError:  # Python writes no number of so many digits
+        return "a number of thousands of digits"
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from marft.engines.messages import ASKED, MORE, SAID, Format, appended, begins_thought, render_text, schema, thinks
 from marft.game.live import before
 from marft.game.rendering import NOTHING, NotExact, exchange
-from marft.models.templates import CANNOT_RENDER
+from marft.models.templates import CANNOT_RENDER, parsed_turn
 from marft.texts import raised, storable
 from marft.thoughts import BEGINS, ENDS, Said, first_thought, thinking_after
 from marft.types import TokenIds, Tool, ToolCall
@@ -188,9 +188,9 @@ class ToolFormat:
             return self.syntax.read(text, begun)
         text = text if begun is None else text[first_thought(text, begun) :]
         try:
-            message = self.tokenizer.parse_response(text, prefix="", tools=_schemas(tools))
+            message = parsed_turn(getattr(self.tokenizer, "response_template", None), text, _schemas(tools))
             return [_parsed(call) for call in message.get("tool_calls") or ()]
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except CANNOT_RENDER as error:
             return [unreadable(text, raised(error))]
 
     def after(self, text: str) -> ToolFormat:
@@ -225,8 +225,9 @@ class ToolFormat:
             return text[: places[0] if places else len(text) if self.syntax.opening else 0].strip()
         start = 0 if begun is None else first_thought(text, begun)
         try:
-            said = str(self.tokenizer.parse_response(text[start:], prefix="").get("content") or "")
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            template = getattr(self.tokenizer, "response_template", None)
+            said = str(parsed_turn(template, text[start:], ()).get("content") or "")
+        except CANNOT_RENDER:
             return text
         kept = BEGINS not in json.dumps(getattr(self.tokenizer, "response_template", None), default=str)
         return text[:start] + said if kept else said

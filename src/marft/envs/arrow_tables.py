@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from marft.atomic import regular
 from marft.config.settings import did_you_mean
 from marft.envs.text_tables import twice_in
 
@@ -50,7 +51,7 @@ def saved_rows(folder: Path, part: str) -> Rows:
 def _stream(path: Path) -> Iterator[object]:
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as batches:
+    with pa.memory_map(str(regular(path))) as source, pa.ipc.open_stream(source) as batches:
         yield from batches
 
 

@@ -43,9 +43,14 @@ def refuse_pickled(folder: Path, what: str) -> None:
     """See that a folder has weights that are data and nothing else.
 
     Raises:
-        ValueError: it has pickled weights alone.
+        ValueError: it has pickled weights alone, or something that is no file, from which a read could wait for ever.
     """
-    pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED)
+    entries = sorted(folder.glob("*"))
+    if odd := [path.name for path in entries if path.exists() and not path.is_file() and not path.is_dir()]:
+        raise ValueError(
+            f"{what} has {odd[0]}, a pipe, a device or a socket, and only regular files are read; remove it"
+        )
+    pickled = [path.name for path in entries if path.suffix in PICKLED]
     if pickled and not any(folder.glob("*.safetensors")):
         raise ValueError(f"{what} has {pickled[0]} and no *.safetensors: {CONVERT}")
 

@@ -1,4 +1,5 @@
-"""The program that renders chat templates. Its child renders, so that a template can be stopped at any point."""
+"""The program that renders chat templates and parses turns by response templates. Its child does the work, so that a
+template can be stopped at any point."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from transformers.utils import chat_template_utils
+from transformers.utils.chat_parsing import parse_response
 
 MEMORY_MB = 1024  # of the child; it takes about 200 MB itself
 MOST_TEXT = 16 * 2**20  # characters of a rendered chat
@@ -60,7 +63,7 @@ class Child:
                     return line(["MemoryError", "the process that rendered it was killed", None])
                 reply += chunk
         except (TimeoutError, BrokenPipeError, ConnectionResetError):
-            return line(["TooSlowError", f"it was still rendering after {seconds:g} s", None])
+            return line(["TooSlowError", f"it was still at work after {seconds:g} s", None])
         return bytes(reply)
 
     def end(self) -> None:
@@ -82,19 +85,36 @@ def serve(connection: socket.socket) -> None:
 
 
 def line(message: list[object]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+    return json.dumps(message, default=str).encode() + b"\n"
 
 
-def answer(template: str, variables: dict[str, Any] | None) -> list[object]:
-    """Render a template, or only compile it → ``[text]``, or ``[kind of error, message, line]``."""
+def render(template: str, variables: dict[str, Any] | None) -> str:
+    """Render a chat template, or only compile it."""
+    made = compiled(template)
+    text = "" if variables is None else made.render(**variables)
+    if len(text) > MOST_TEXT:
+        raise ValueError(f"it renders {len(text):,} characters; at most {MOST_TEXT:,} are read")
+    return text
+
+
+def parse(template: dict[str, Any], text: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """Parse a turn by a response template, a table whose regular expressions are searched for in the text."""
+    message = parse_response(text, template, prefix="", tools=tools)  # type: ignore[arg-type]  # it changes none
+    if len(json.dumps(message, default=str)) > MOST_TEXT:
+        raise ValueError(f"it makes more than {MOST_TEXT:,} characters of a turn")
+    return dict(message)
+
+
+WORK: dict[str, Callable[..., object]] = {"render": render, "parse": parse}
+
+
+def answer(work: str, *asked: Any) -> list[object]:
+    """Do what is asked for → ``[result]``, or ``[kind of error, message, line]``."""
     try:
-        made = compiled(template)
-        text = "" if variables is None else made.render(**variables)
-        if len(text) > MOST_TEXT:
-            raise ValueError(f"it renders {len(text):,} characters; at most {MOST_TEXT:,} are read")
+        result = WORK[work](*asked)
     except MemoryError:
         return ["MemoryError", f"it takes more than {MEMORY_MB:,} MB", None]
     except Exception as error:  # noqa: BLE001  a stranger's template
         message = getattr(error, "message", None) or (error.args[0] if error.args else "")
         return [type(error).__name__, f"{message}"[:MOST_WORDS], getattr(error, "lineno", None)]
-    return [text]
+    return [result]

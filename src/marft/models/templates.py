@@ -2,7 +2,8 @@
 
 Jinja's sandbox keeps a template from files and the network, not from a loop, or from one operation that takes hours or
 gigabytes. So transformers' compiler is replaced here: each render of another model's template is a request to
-:mod:`marft.models.template_process`, which is ended when it takes too long.
+:mod:`marft.models.template_process`, which is ended when it takes too long. So is each turn that is parsed by a
+response template, which has regular expressions of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import json
 import os
 import socket
+from collections.abc import Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from threading import Lock
@@ -47,7 +49,7 @@ _compile_here = chat_template_utils._cached_compile_jinja_template
 
 
 class TooSlowError(TemplateError):
-    """A template was still rendering at the time limit."""
+    """A template was still at work at the time limit."""
 
 
 class Compiled(Protocol):
@@ -66,7 +68,7 @@ class RemoteTemplate:
         if len(source) > MOST_TEMPLATE:
             raise ValueError(f"it has {len(source):,} characters; at most {MOST_TEMPLATE:,} are read")
         self._source = source
-        _renderer.ask(source, None)  # what compiles in time there is parsed in time here
+        _renderer.ask("render", source, None)  # what compiles in time there is parsed in time here
 
     @property
     def environment(self) -> jinja2.Environment:
@@ -81,7 +83,20 @@ class RemoteTemplate:
             TooSlowError: the time is over.
             TemplateError, ValueError, TypeError, MemoryError: whatever the template raises.
         """
-        return _renderer.ask(self._source, variables)
+        return str(_renderer.ask("render", self._source, variables))
+
+
+def parsed_turn(template: object, text: str, tools: Sequence[object]) -> dict[str, Any]:
+    """Parse a turn's text by the response template of its tokenizer → the message that it is.
+
+    Raises:
+        TooSlowError: the time is over.
+        TemplateError, ValueError, TypeError, MemoryError: whatever transformers raises.
+    """
+    message = _renderer.ask("parse", template, text, list(tools))
+    if not isinstance(message, dict):
+        raise TypeError("a turn that is parsed is a message")
+    return message
 
 
 class _Renderer:
@@ -92,9 +107,9 @@ class _Renderer:
         self._child: Child | None = None
         self._owner = 0
 
-    def ask(self, template: str, variables: dict[str, object] | None) -> str:
-        """Render a template, or only compile it."""
-        request = json.dumps([template, variables]).encode()
+    def ask(self, work: str, *asked: object) -> object:
+        """Have something done, by its name there."""
+        request = json.dumps([work, *asked]).encode()
         with self._lock:
             child = self._started()
             try:
@@ -104,7 +119,7 @@ class _Renderer:
                 self._end()  # its answer to this request is none to the next one
                 raise
         if len(answer) == 1:
-            return str(answer[0])
+            return answer[0]
         raise _error(*answer)
 
     def _started(self) -> Child:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from marft.atomic import read_text
 from marft.envs.tool_use.goals import Calls
 from marft.texts import cut
 from marft.types import Task
@@ -46,7 +46,7 @@ def text_of(path: str) -> str:
         ValueError: it cannot be read.
     """
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"environment.data: {path} cannot be read ({error}); give the path of the file") from error
 
