@@ -209,6 +209,25 @@ def test_an_agents_address_says_what_is_not_served_there(path: str, method: str)
     assert (answer.table.get("type") == "error") is path.startswith("messages"), "in the words of its protocol"
 
 
+def test_so_does_its_bare_address_and_one_with_a_slash_too_many() -> None:
+    told: list[Response] = []
+
+    def solve(_: Task, clients: Mapping[str, Client]) -> None:
+        agent = clients["a"].base_url.removesuffix("/v1")
+        told.extend(send(f"{agent}{path}", {}) for path in ("", "/", "/v1", "/v1/embeddings/"))
+        told.append(send(f"{agent.rpartition('/')[0]}/nobody/v1/embeddings", {}))
+        told.append(send(f"{agent.rpartition('/')[0]}/waiting", None, method="GET"))
+        assert ask(clients["a"]).status == 200
+
+    played(solve)
+    *ours, other, waiting = told
+    assert [answer.status for answer in told] == [404, 404, 404, 404, 404, 405]
+    assert all("served are v1/chat/completions" in answer.table["error"]["message"] for answer in ours)
+    assert "embed none" in ours[-1].table["error"]["message"]
+    assert "no agent is reached by this address" in other.table["error"]["message"]
+    assert "Not Allowed" in waiting.table["error"]["message"]
+
+
 def test_tokens_of_a_chat_are_counted_as_they_would_be_read() -> None:
     body = {"model": "a", "messages": [USER], "system": "Be brief."}
     counted, read, wrong = answers(

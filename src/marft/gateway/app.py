@@ -43,6 +43,7 @@ from marft.gateway.session import ClientRequest, Exchange, Session
 T = TypeVar("T")
 RETRY_COUNTS = ("x-stainless-retry-count", "x-retry-count")
 LONGEST_KEY = 256
+WAITING = "waiting"
 SERVED = ("chat/completions", "responses", "messages", "messages/count_tokens", "models")
 
 
@@ -72,7 +73,10 @@ class App:
                     in_words(ChatCompletions(), self._models, headers_of),
                     methods=["GET"],
                 ),
-                Route("/e/{secret}/waiting", in_words(ChatCompletions(), self._waiting, headers_of), methods=["POST"]),
+                Route(
+                    f"/e/{{secret}}/{WAITING}", in_words(ChatCompletions(), self._waiting, headers_of), methods=["POST"]
+                ),
+                Route("/e/{secret}/{role}", self._not_served, methods=METHODS),
                 Route("/e/{secret}/{role}/{path:path}", self._not_served, methods=METHODS),
             ],
             exception_handlers={HTTPException: no_address(unknown)},
@@ -111,11 +115,13 @@ class App:
         return JSONResponse({"input_tokens": await _there(session, session.tokens_of, wanted)})
 
     async def _not_served(self, request: Request) -> Response:
-        return await in_words(protocol_at(request.path_params["path"]), self._refused, headers_of)(request)
+        return await in_words(protocol_at(request.url.path), self._refused, headers_of)(request)
 
     async def _refused(self, request: Request) -> Response:
-        role, path = request.path_params["role"], request.path_params["path"]
+        role, path = request.path_params["role"], request.path_params.get("path", "")
         session = self._session(request)
+        if role == WAITING and not path:
+            raise RequestError(405, "not_allowed", "Method Not Allowed")
         await _there(session, session.policy_of, role, request.path_params["secret"])
         if path.removeprefix("v1/") in SERVED and path.startswith("v1/"):
             raise RequestError(405, "not_allowed", "Method Not Allowed")

@@ -85,8 +85,9 @@ def not_served(path: str, served: str) -> RequestError:
     Args:
         path: beyond ``v1/``.
     """
-    why = NOT_SERVED.get(path, "there is nothing at this address")
-    return RequestError(404, "not_found", f"{storable(path)[:100]} is not served: {why}; served are {served}")
+    why = NOT_SERVED.get(path.strip("/"), "there is nothing at this address")
+    named = storable(path)[:100] or "the address of an agent alone"
+    return RequestError(404, "not_found", f"{named} is not served: {why}; served are {served}")
 
 
 def protocol_at(path: str) -> Protocol:
