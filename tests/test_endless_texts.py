@@ -56,9 +56,9 @@ def follows(name: str, **parameters: int) -> Callable[[str], object]:
     ],
 )
 def test_an_endless_text_is_read_in_time(text: str, read: Callable[[str], object]) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     read(text)
-    assert time.perf_counter() - began < SECONDS
+    assert time.process_time() - began < SECONDS
 
 
 def test_what_is_found_stays_the_same() -> None:
