@@ -135,7 +135,8 @@ def find_answer(text: str) -> str | None:
     boxes, never = _boxes(text)
     tags = _tags(text)
     opens = text.rfind(_OPENS)  # at whose closing tag generation often stops
-    if opens > max(never, tags[-1][1] if tags else -1, boxes[-1][1] if boxes else -1):
+    before = max(never, tags[-1][1] if tags else -1, boxes[-1][1] if boxes else -1)
+    if opens > before and (before < 0 or _CLOSES[:-1] not in text[opens:]):  # half a closing tag closes nothing
         return text[opens + len(_OPENS) :].strip()
     if not boxes and not tags and never < 0:
         return _answer_in_json(text)
