@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from marft.evaluation.shares import passes
 from marft.evaluation.trajectories.attempts import pass_all, pass_at
+from marft.evaluation.trajectories.ratio import Ratio
 
 
 @given(st.integers(1, 7), st.data())
@@ -38,5 +39,6 @@ def test_each_task_has_the_powers_of_2_that_it_was_attempted_and_the_number_of_a
     assert {name: share.amount for name, share in found["one"].items()} == {"avg@5": 0.0}
     assert found["none"] == {}
     assert passes({"t": (1, 1)}, 1) == {"t": {}}
+    assert passes({"t": (2, 1)}, 2) == {"t": {"pass@2": Ratio(1.0), "pass^2": Ratio(0.0), "avg@2": Ratio(0.5)}}
     names = [f"pass{kind}{k}" for kind in "@^" for k in (2, 4, 8, 9)]
     assert list(passes({"t": (9, 1)}, 9)["t"]) == [*names, "avg@9"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ from marft.evaluation.metrics import episode_metrics
 from marft.game.game import Attempt
 from marft.game.play import play
 from marft.game.reading import RefusedError, declared
-from marft.types import Episode, Task
+from marft.types import Episode, Observation, Task, Transition
 from tests.fakes import FakeEngine, Script, ends, game
 
 PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
@@ -118,6 +119,18 @@ def test_what_an_agent_knew_is_compared_with_its_own_messages() -> None:
 
     episodes = [asyncio.run(one(known)) for known in ("red", "blue") * 8]
     assert information_metrics(episodes, ("a",))["agents/a/information"] == pytest.approx(1.0, abs=0.1)
+
+
+def test_what_an_agent_knew_in_a_step_in_which_it_said_nothing_is_left_out() -> None:
+    played = told("red", "blue", "red", "blue")
+    silent = Transition(Observation("o"), 0.0, declared=Declared(hidden={"a": "green", "b": "red"}))
+    longer = [replace(episode, transitions=(*episode.transitions, silent)) for episode in played]
+    assert information_metrics(longer, ("a", "b")) == information_metrics(played, ("a", "b"))
+
+
+def test_chance_is_what_twenty_shuffles_have_on_average() -> None:
+    pairs = [(n % 5, n % 7 // 2) for n in range(30)]
+    assert information(pairs) == information(pairs, shuffles=20, seed=0) != information(pairs, shuffles=21)
 
 
 def test_no_pairs_have_no_information() -> None:

@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 
 from marft.cli.steplines import AGENT, TEAM, line
+from marft.consulted import Consultation
+from marft.declared import Declared
 from marft.evaluation.curves import FIRST
+from marft.evaluation.information import information_metrics
 from marft.evaluation.metrics import episode_metrics, remote_metrics
+from marft.evaluation.trajectories.attempts import attempt_metrics
+from marft.evaluation.trajectories.measures import trajectory_metrics
+from marft.evaluation.writing.metrics import writing_metrics
 from marft.marks import Mark
 from marft.metrics import CATALOGUE, everything, find, known, named
 from marft.metrics.page import page
@@ -119,10 +125,86 @@ def test_a_batchs_metrics_are_of_what_could_be_scored_and_add_up_by_hand() -> No
     assert "restarts" not in episode_metrics([played(paid(0.0), actions=(make_action(),))], (), lambda _: 0)
 
 
+def test_a_batchs_metrics_hold_those_of_trajectories_attempts_writing_and_what_was_told() -> None:
+    """Two attempts at each of two tasks, by two agents; and one that could not be scored, which none of them counts."""
+    declared = [Declared(0.5, hidden={"a": word}, measures={"depth": n}) for n, word in enumerate(("red", "blue"))]
+    played = [
+        Episode(
+            Task(f"t{n % 2}", "?"), "s", n, (make_action("a", text=f"it is {n % 2}"), make_action("b", index=1)), status,
+            (Transition(Observation("o"), 1.0, declared=declared[n % 2]),), success,
+        )
+        for n, (success, status) in enumerate([(True, "terminated"), (False, "truncated"), (None, "terminated"), (True, "paused"), (True, "failed")])
+    ]  # fmt: skip
+    roles, scored = ("a", "b"), played[:4]
+    metrics = episode_metrics(played, roles, lambda _: 0)
+    parts = (
+        trajectory_metrics(scored, roles),
+        attempt_metrics(scored),
+        writing_metrics(scored, roles),
+        information_metrics(scored, roles),
+    )
+    assert all(parts)
+    for part in parts:
+        assert {name: metrics.get(name) for name in part} == part
+    assert (metrics["success_unknown"], metrics["accuracy"]) == (1, 2 / 3)
+
+
+def test_what_the_environment_measures_is_what_it_said_last_on_average_over_the_episodes_that_have_it() -> None:
+    def measuring(*steps: dict[str, float]) -> Episode:
+        declared = (Transition(Observation("o"), 0.0, declared=Declared(measures=step)) for step in steps)
+        return Episode(Task("t", "?"), "s", 0, (), "terminated", tuple(declared))
+
+    played = [measuring({"depth": 1.0, "width": 2.0}, {"depth": 3.0}, {}), measuring({"depth": 8.0}), measuring({})]
+    metrics = episode_metrics(played, (), lambda _: 0)
+    assert {name: value for name, value in metrics.items() if name.startswith("environment/")} == {
+        "environment/depth": 5.5, "environment/width": 2.0,
+    }  # fmt: skip
+
+
+def test_an_agent_that_remembers_is_counted_anew_wherever_any_of_its_actions_does() -> None:
+    cut = Restart(1, np.array([7], np.int32), 1, "rewritten")
+    plain, kept = make_action(), replace(make_action(call=1), continues=("0/a/0",))
+    anew, thrice = (
+        replace(make_action(call=2), restarted="template: x"),
+        replace(make_action(call=3), restarts=(cut,) * 3),
+    )
+
+    def found(*actions: Action) -> dict[str, float]:
+        metrics = episode_metrics([Episode(Task("t", "?"), "s", 0, actions, "terminated", ())], (), lambda _: 0)
+        return {name: value for name, value in metrics.items() if name.startswith(("restarts", "gateway/"))}
+
+    assert found(plain) == {}
+    assert found(plain, kept) == {"restarts": 0}
+    assert found(plain, thrice) == {"restarts": 3}
+    assert found(plain, kept, anew, thrice) == {"restarts": 4, "gateway/segments/template": 1}
+
+
+def test_what_was_asked_of_helpers_is_counted_where_anything_was() -> None:
+    asked = Consultation("verify", "?", "<reply>no</reply>", 0)
+    helped = make_action(
+        tokens=(1, 2, 3), marks=(Mark.TEAMMATE, Mark.TEAMMATE, Mark.SAMPLED), text="<reply>no</reply> so"
+    )
+    actions = (
+        replace(helped, consultations=(asked, asked)),
+        make_action(call=1),
+        make_action(call=2),
+        make_action(call=3),
+    )
+
+    def found(*actions: Action) -> dict[str, float]:
+        metrics = episode_metrics([Episode(Task("t", "?"), "s", 0, actions, "terminated", ())], (), lambda _: 0)
+        return {name: metrics[name] for name in ("consult_rate", "consultations", "helper_tokens") if name in metrics}
+
+    assert found(*actions) == {"consult_rate": 0.25, "consultations": 2, "helper_tokens": 2}
+    assert found(*actions[1:]) == {}
+
+
 def test_what_remote_actions_took_counts_once_however_many_episodes_they_are_replayed_in() -> None:
     one, two = (replace(make_action(agent), usage=Usage(*counts)) for agent, counts in (("a", (10, 1)), ("b", (7, 2))))
+    unpaid = make_action("a", call=1), make_action("c")
     episodes = [
-        Episode(Task("t", "?"), "s", n, (one, two), status, ()) for n, status in enumerate(("failed", "terminated"))
+        Episode(Task("t", "?"), "s", n, (one, two, *unpaid), status, ())
+        for n, status in enumerate(("failed", "terminated"))
     ]
     taken = remote_metrics(episodes, ("a", "b", "c"))
     assert (taken["agents/a/remote_prompt_tokens"], taken["agents/b/remote_prompt_tokens"]) == (10, 7)

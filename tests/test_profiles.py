@@ -1,4 +1,4 @@
-"""Instructions that are learned: proposals, halving, the paired test, lineage, and runs that go on to the bit."""
+"""Instructions that are learned: proposals, lineage, and runs that go on to the bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from marft.game.team import Team
 from marft.lineage import Lineage, Version, Worth
 from marft.planning.work import work_of
 from marft.profiles.asking import instructions_in, mark_beside
-from marft.profiles.judging import halved, rungs, share, worth
 from marft.profiles.proposals import Asked, Proposal, Told, ranked
 from marft.profiles.proposers.edits import Edits, crossed, mutated, sentences_of
 from marft.profiles.proposers.evolution import Evolution
@@ -95,41 +94,6 @@ class TestLineage:
     def test_the_current_version_leads_and_others_follow_by_the_lower_end_of_their_worth(self) -> None:
         versions = [version(0), version(1, low=0.2), version(2, low=0.4), version(3, low=0.1)]
         assert [one.number for one in ranked(versions, versions[3])] == [3, 2, 1, 0]
-
-
-class TestJudging:
-    @given(candidates=st.integers(1, 40), tasks=st.integers(1, 200))
-    def test_halving_ends_with_one_candidate_and_all_tasks(self, candidates: int, tasks: int) -> None:
-        sizes, left = rungs(candidates, tasks), candidates
-        for _ in sizes:
-            left = (left + 1) // 2
-        assert left == 1
-        assert sizes == sorted(sizes)
-        assert sizes[-1:] == ([tasks] if candidates > 1 else [])
-
-    @given(st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=9))
-    def test_it_is_that_of_a_slow_tournament(self, outcomes: list[list[bool]]) -> None:
-        tasks, played = [Task(str(n), "") for n in range(8)], []
-
-        def play(candidate: int, some: Sequence[Task]) -> dict[str, bool]:
-            played.append((candidate, len(some)))
-            return {task.id: outcomes[candidate][int(task.id)] for task in some}
-
-        best, found = halved(range(len(outcomes)), tasks, play)
-        left, size = list(range(len(outcomes))), 0
-        for size in rungs(len(outcomes), 8):
-            order = sorted(left, key=lambda c: (-sum(outcomes[c][:size]), c))
-            left = [c for c in left if c in order[: (len(left) + 1) // 2]]
-        assert left == [best]
-        assert len(found[best]) == size
-        assert all(share(dict(enumerate(row[: len(of)]))) == share(of) for row, of in zip(outcomes, found, strict=True))
-
-    def test_worth_is_of_the_tasks_of_which_both_are_known(self) -> None:
-        found = worth({"a": False, "b": True, "c": False}, {"a": True, "b": True, "d": True})
-        assert found is not None
-        assert (found.tasks, found.success, found.gain) == (2, 1.0, 0.5)
-        assert found.gain_low < 0 < found.gain_high
-        assert worth({"a": True}, {"b": True}) is None
 
 
 class TestEdits:

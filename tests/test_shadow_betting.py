@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.betting import BETS, MEANS, log_capital, log_factors
+from marft.betting import BETS, MEANS, log_capital, log_factors, p_value
 from marft.config.shadow import ShadowSettings
 from marft.shadow.evidence import Evidence, Verdict
 
@@ -59,6 +59,27 @@ def test_capital_is_the_average_over_bets_of_the_product_over_observations(xs: l
         logs = logs + log_factors(x, mean)
         found.append(float(log_capital(logs)))
     assert found == pytest.approx([math.log(value) for value in capital(xs, mean)], abs=1e-9)
+
+
+def test_bets_fall_by_the_root_of_2_from_nearly_all_and_means_are_even() -> None:
+    assert pytest.approx([0.95 / math.sqrt(2) ** n for n in range(20)]) == BETS
+    assert pytest.approx([n / 400 for n in range(1, 400)]) == MEANS
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_difference_that_rounding_has_put_beyond_its_bound_is_at_its_bound(sign: float) -> None:
+    beyond, at = (weighed([sign * size] * 5, ShadowSettings(least=1)) for size in (1 + 1e-10, 1.0))
+    assert (beyond.p_better, beyond.p_worse) == (at.p_better, at.p_worse)
+
+
+def test_a_capital_that_no_number_holds_has_its_logarithm_all_the_same() -> None:
+    logs = np.array([[0.0, 5000.0], [-5000.0, -5000.0]])
+    assert log_capital(logs) == pytest.approx([5000.0 - math.log(2), -5000.0])
+
+
+def test_a_p_value_is_1_over_the_largest_capital_and_at_most_1() -> None:
+    assert [p_value(log) for log in (-1.0, 0.0)] == [1.0, 1.0]
+    assert p_value(math.log(40)) == pytest.approx(0.025)
 
 
 @given(UNIT, UNIT, INNER)
@@ -167,7 +188,7 @@ def test_rules_by_which_nothing_could_be_shown_are_refused(fields: dict[str, obj
 def test_each_test_goes_by_its_own_rate(sign: float, word: str, rate: float) -> None:
     promotions, stops = (rate, 0.01) if sign > 0 else (0.01, rate)
     settings, differences = ShadowSettings(least=1, false_promotions=promotions, false_stops=stops), list[float]()
-    while (seen := weighed(differences, settings)).word == "hold":
+    while (seen := weighed(differences, settings)).word == "hold" and len(differences) < 100:
         differences.append(sign)
     before = weighed(differences[:-1], settings)
     p, q = ((verdict.p_better if sign > 0 else verdict.p_worse) for verdict in (seen, before))

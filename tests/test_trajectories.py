@@ -18,9 +18,9 @@ from rich.console import Console
 from marft.declared import Declared
 from marft.evaluation.trajectories.asking import asks_again, content_words
 from marft.evaluation.trajectories.attempts import attempt_metrics
-from marft.evaluation.trajectories.by_cohort import cohort_table
+from marft.evaluation.trajectories.by_cohort import cohort_table, shared_fields
 from marft.evaluation.trajectories.handoffs import handoffs, looping
-from marft.evaluation.trajectories.measures import MEASURES, measured, trajectory_metrics
+from marft.evaluation.trajectories.measures import MEASURES, measured, over, trajectory_metrics
 from marft.evaluation.trajectories.ratio import TEAM, Ratio
 from marft.evaluation.trajectories.table import trajectory_rows, trajectory_table
 from marft.metrics import find, known
@@ -110,6 +110,49 @@ def test_the_table_has_a_column_an_evaluation_and_a_row_for_what_any_of_them_say
     ]  # fmt: skip
 
 
+def test_the_table_has_the_metrics_that_this_version_knows_and_that_are_of_trajectories() -> None:
+    strange = {"nobody/knows": [3, 1], "episodes": [4, 1], "agents/a/kl": [1, 1]}
+    first = {"measured": {"t": {"tool_error_rate": [0, 4], "cost_money": [0, 1], "role_adherence": [1, 0], **strange}}}
+    second = {"measured": {"t": {"tool_error_rate": [1, 4], "cost_money": [0.5, 1]}}}
+    assert [(row.label, *row.cells) for row in trajectory_rows([first, second])] == [
+        ("calls failed", "0%", "25%"), ("paid (currency)", "0.0000", "0.5000"),
+    ]  # fmt: skip
+
+
+def test_tables_begin_at_the_edge_and_fold_long_names_and_numbers_stand_below_each_other() -> None:
+    about = {"checkpoint": "base", "mode": "greedy", "shuffled_messages": False}
+    measured = {"accuracy": [1, 1], "cost_tokens": [7, 1], f"agents/{'long' * 10}/cost_tokens": [70, 1]}
+    whole = {**about, "measured": {"t": measured}, "fields": {"level" * 8: {"t": "easy"}}}
+    console = Console(width=44, file=io.StringIO())
+    console.print(trajectory_table([whole]), cohort_table([whole], "level" * 8))
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "over trajectories                base greedy",
+        "tokens an episode (tokens)                 7",
+        "  longlonglonglonglonglonglongl           70",
+        "onglonglong                                 ",
+        "by                                          ",
+        "levellevellevellevellevellevell             ",
+        "evellevel                        base greedy",
+        "levellevellevellevellevellevell      1 tasks",
+        "evellevel = easy                            ",
+        "  accuracy                            100.0%",
+        "  tokens an episode (tokens)               7",
+        "    longlonglonglonglonglonglon           70",
+        "glonglonglong                               ",
+    ]
+
+
+def test_evaluations_can_be_told_apart_by_the_fields_of_any_of_them_in_one_order() -> None:
+    fields = [{"level": {}, "kind": {}, "zone": {}, "area": {}, "hour": {}}, {}, {"topic": {}, "kind": {}}]
+    together = [*({"fields": some} for some in fields), {"measured": {}}]
+    assert shared_fields(together) == ["area", "hour", "kind", "level", "topic", "zone"]
+
+
+def test_a_metric_that_is_out_of_nothing_is_absent() -> None:
+    assert over([{"x": Ratio(0.0, 0.0), "y": Ratio(1.0, 2.0)}, {"x": Ratio(0.0, 0.0)}]) == {"y": 0.5}
+    assert over([]) == {}
+
+
 def test_the_table_says_what_was_evaluated_where_there_are_several() -> None:
     about = {"checkpoint": "base", "mode": "greedy", "shuffled_messages": False}
     console = Console(width=100, file=io.StringIO())
@@ -167,9 +210,9 @@ def test_passes_are_of_tasks_with_enough_attempts_whose_success_is_known() -> No
 
 
 def test_progress_is_the_last_and_the_score_the_mean_of_all_steps() -> None:
-    rises, falls = (episode(declared=[Declared(p) for p in shares]) for shares in ((0.25, 0.5, 0.75), (1.0, None, 0.5)))
-    assert of("goal_progress", rises, falls, episode()) == (0.75 + 0.5) / 2
-    assert of("trajectory_score", rises, falls, episode()) == (0.5 + 0.75) / 2
+    rises, falls = (episode(declared=[Declared(p) for p in shares]) for shares in ((0.0, 0.25, 0.5), (1.0, None, 0.5)))
+    assert of("goal_progress", rises, falls, episode()) == (0.5 + 0.5) / 2
+    assert of("trajectory_score", rises, falls, episode()) == (0.25 + 0.75) / 2
     assert of("goal_progress", episode(declared=[Declared(0.0)])) == 0.0
 
 
@@ -248,6 +291,12 @@ def test_loops_are_what_the_reference_finds(names: str) -> None:
 
 def test_control_is_handed_over_only_to_whoever_has_seen_what_was_done_in_the_same_step() -> None:
     assert list(handoffs(episode(talk("aabab")))) == [["a", "b", "a", "b"]]
+    assert list(handoffs(episode(talk("aba") + talk("ab", step=1) + talk("c", step=2)))) == [
+        ["a", "b", "a"],
+        ["a", "b"],
+    ]
+    loops_first = episode(talk("abababa") + talk("ab", step=1))
+    assert of("handoff_loop_rate", loops_first) == 1.0, "a loop counts, whatever is passed on in the steps after it"
     loop = episode(talk("abababa"))
     assert of("handoff_loop_rate", loop, episode(talk("ababab"))) == 0.5
     assert of("handoff_loop_rate", loop, role="a") == of("handoff_loop_rate", loop, role="b") == 1.0
@@ -291,6 +340,8 @@ def test_only_receivers_can_ask_again() -> None:
     assert of("re_ask_rate", episode([said, asked]), role="a") is None
     assert of("re_ask_rate", episode([said, replace(asked, text="8080.")])) == 0.0
     assert of("re_ask_rate", episode([said, asked], shown="Which port?")) == 0.0
+    third = replace(make_action("c", index=2, sees=(said.id,)), text="8080.")
+    assert of("re_ask_rate", episode([said, asked, third])) == 0.5, "each that was told something counts once"
     to_itself = [replace(action, text="Which port?") for action in talk("bb")]
     assert of("re_ask_rate", episode(to_itself)) is None
 

@@ -60,7 +60,7 @@ def episode_metrics(
 def remote_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
     """What the actions of each agent that is remote took, of failed episodes too. An action that was replayed in other
     episodes counts once. What it all took, actions that failed included, is counted where it is asked for."""
-    actions = {action.key: action for episode in episodes for action in episode.actions if action.usage}.values()
+    actions = {action.key: action for episode in episodes for action in episode.actions}.values()
     metrics: dict[str, float] = {}
     for role in roles:
         taken = [action.usage for action in actions if action.agent == role and action.usage]

@@ -47,7 +47,7 @@ def passes(counts: Mapping[str, tuple[int, int]], attempts: int) -> dict[str, di
     Args:
         counts: by task, attempts whose success is known, and those that solved it.
     """
-    wanted = sorted({*(2**power for power in range(1, attempts.bit_length())), attempts} - {1})
+    wanted = sorted({2**power for power in range(1, attempts.bit_length())} | {attempts} - {1})
     found: dict[str, dict[str, Ratio]] = {}
     for task, (known, solved) in counts.items():
         of_task = {f"pass@{k}": Ratio(pass_at(k, known, solved)) for k in wanted if k <= known}

@@ -55,7 +55,7 @@ def share(outcomes: Mapping[str, bool]) -> float:
 
 def worth(before: Mapping[str, bool], after: Mapping[str, bool]) -> Worth | None:
     """What a candidate was worth beside the current version, on the tasks of which both are known; None without any."""
-    both = sorted(before.keys() & after.keys())
+    both = before.keys() & after.keys()
     if not both:
         return None
     gain, (gain_low, gain_high) = paired_difference([before[task] for task in both], [after[task] for task in both])

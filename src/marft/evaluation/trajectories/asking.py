@@ -44,7 +44,7 @@ def asks_again(text: str, told: Iterable[str], shown: str = "") -> bool:
     """
     asked = [question.strip() for question in QUESTION.findall(text)]
     named = [words for question in asked if question not in shown and (words := content_words(question))]
-    return bool(named) and any(words <= said for said in map(content_words, told) for words in named)
+    return any(words <= said for said in map(content_words, told) for words in named)
 
 
 def re_ask_rate(episode: Episode, _: Sequence[str]) -> Ratios:
