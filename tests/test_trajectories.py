@@ -210,7 +210,7 @@ def test_passes_are_of_tasks_with_enough_attempts_whose_success_is_known() -> No
 
 
 def test_progress_is_the_last_and_the_score_the_mean_of_all_steps() -> None:
-    rises, falls = (episode(declared=[Declared(p) for p in shares]) for shares in ((0.0, 0.25, 0.5), (1.0, None, 0.5)))
+    rises, falls = (episode(declared=[Declared(p) for p in shares]) for shares in ((0.25, 0.0, 0.5), (1.0, None, 0.5)))
     assert of("goal_progress", rises, falls, episode()) == (0.5 + 0.5) / 2
     assert of("trajectory_score", rises, falls, episode()) == (0.25 + 0.75) / 2
     assert of("goal_progress", episode(declared=[Declared(0.0)])) == 0.0
