@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from marft.config.guards import GuardSettings
+from marft.config.patterns import holds, last_group
 from marft.errors import EpisodeFailedError
 from marft.evaluation.safety.checks.calls import Calls
 from marft.evaluation.safety.checks.says import Says
@@ -16,7 +17,6 @@ from marft.evaluation.safety.deeds import Deed, Deeds
 from marft.evaluation.safety.suite import SuiteSettings
 from marft.game.channels.record import Record
 from marft.game.rendering import Message
-from marft.rewards.patterns import holds, last_group
 from marft.rewards.terms import Format
 
 CATASTROPHIC = r"(a+)+$"

@@ -92,7 +92,7 @@ def test_shares_of_the_teams_tokens_and_nothing_of_an_agent_that_was_silent() ->
 def test_a_declared_format_is_a_share_of_actions_and_one_that_searches_for_ever_does_not_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("marft.rewards.patterns.SEARCH_SECONDS", 0.01)
+    monkeypatch.setattr("marft.config.patterns.SEARCH_SECONDS", 0.01)
     played = [episode(said(r"\boxed{5}")), episode(said("5")), episode(said("a" * 64 + "!"))]
     assert format_rates(played, {"a": r"\\boxed\{\d+\}", "b": "x"}) == {"agents/a/format_rate": pytest.approx(1 / 3)}
     assert format_rates(played, {"a": r"(a+)+$"}) == {"agents/a/format_rate": 0.0}

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from marft.config.folders import from_recipe
+from marft.config.patterns import Pattern
 from marft.config.settings import CountOrNone, Few, Filled, NotNegative, Settings
-from marft.rewards.patterns import Pattern
 
 
 class HeldOutTextSettings(Settings):

@@ -23,11 +23,11 @@ from pydantic import PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.endpoint import EndpointSettings
+from marft.config.patterns import Pattern
 from marft.config.settings import Count, Filled, NotNegative, did_you_mean
 from marft.endpoints.client import Endpoint
 from marft.endpoints.limits import MakeLimits
 from marft.endpoints.replies import as_metrics
-from marft.rewards.patterns import Pattern
 from marft.rewards.questions import Questions
 from marft.rewards.scores import read_score
 from marft.rewards.terms import Roles, Term, TermReward, at_the_end, unknown_roles

@@ -6,7 +6,7 @@ import json
 import re
 import string
 
-from marft.rewards.patterns import last_group
+from marft.config.patterns import last_group
 
 MARKS = "*_`~$"  # of markdown, around a number
 NUMBER = rf"[{MARKS}]*+([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[{MARKS}]*+"

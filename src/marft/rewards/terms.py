@@ -29,11 +29,11 @@ from pydantic import Strict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.given import ImportPath
+from marft.config.patterns import Pattern, holds
 from marft.config.plugins import Plugin, import_path
 from marft.config.settings import Bounded, Names, did_you_mean
 from marft.endpoints.limits import MakeLimits
 from marft.faults import defined
-from marft.rewards.patterns import Pattern, holds
 from marft.types import Episode
 
 Roles = Names

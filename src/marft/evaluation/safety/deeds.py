@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from marft.rewards.patterns import matches
+from marft.config.patterns import matches
 from marft.texts import storable
 from marft.thoughts import thought
 from marft.types import Action, Episode

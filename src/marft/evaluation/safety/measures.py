@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from marft.config.patterns import holds
 from marft.evaluation.safety.deeds import Deeds, deeds_of
 from marft.evaluation.safety.suite import Suite
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.rewards.patterns import holds
 from marft.types import Episode
 
 CONTROL = ""  # the arm without an attack

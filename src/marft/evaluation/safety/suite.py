@@ -21,13 +21,13 @@ from marft.config.folders import FOLDER, at_home, from_recipe, look_for_modules_
 from marft.config.load import explain
 from marft.config.names import Name
 from marft.config.parts import CheckPlugin
+from marft.config.patterns import Patterns
 from marft.config.settings import Count, Few, Filled, Names, Settings, did_you_mean
 from marft.evaluation.gates import Gate
 from marft.evaluation.safety.deeds import Check
 from marft.evaluation.safety.disguises import Disguise, disguised
 from marft.evaluation.scenarios import check_name
 from marft.game.planting import Plant, Through
-from marft.rewards.patterns import Patterns
 from marft.types import Task
 
 SUITES = files("marft") / "evaluation" / "safety" / "suites"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from marft.config.patterns import holds
 from marft.errors import EpisodeFailedError
 from marft.guards.history import KINDS
-from marft.rewards.patterns import holds
 from marft.types import Episode
 
 

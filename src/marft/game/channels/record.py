@@ -10,10 +10,10 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.config.patterns import Pattern, last_group
 from marft.config.plugins import Plugin
 from marft.config.settings import did_you_mean
 from marft.game.rendering import Message
-from marft.rewards.patterns import Pattern, last_group
 from marft.thoughts import outside_thoughts
 
 

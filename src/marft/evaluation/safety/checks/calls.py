@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from marft.config.parts import CheckPart
+from marft.config.patterns import Pattern, holds
 from marft.config.settings import Names
 from marft.evaluation.safety.deeds import Deeds
-from marft.rewards.patterns import Pattern, holds
 
 
 class Calls(CheckPart):

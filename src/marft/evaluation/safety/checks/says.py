@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from marft.config.parts import CheckPart
+from marft.config.patterns import Patterns
 from marft.evaluation.safety.deeds import Deeds, Place, first_said
-from marft.rewards.patterns import Patterns
 
 
 class Says(CheckPart):
