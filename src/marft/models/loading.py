@@ -141,7 +141,7 @@ def _made_of(config: PreTrainedConfig, dtype: torch.dtype, what: str) -> PreTrai
         ValueError: it cannot be made.
     """
     try:
-        with torch.device("meta"):
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # no draw of a run depends on it
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention.implementation_for(config)
             )
