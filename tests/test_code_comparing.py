@@ -72,7 +72,7 @@ class TestInTheProcessThatTrains:
     def test_nothing_that_tests_are_told_is_decoded(self) -> None:
         tests = ("assert f(f(3)) == [[3]]", "assert sorted(f(0)) == [0]", "try:\n    f(-1)\nexcept ValueError: pass")
         before = "def f(x):\n    if x == -1: raise ValueError\n    return [x]"
-        bench = Bench(Problem("", "f", asserts=Asserts(before, ("f",), tests)), SHORT, 0.0)
+        bench = Bench(Problem("", "f", asserts=Asserts(before, ("f",), tests)), Limits(), 0.0)
         assert bench.judge(before, []).hidden == (True, True, True)
         assert bench.judge("def f(x): return [x] if x != 3 else 7", []).hidden == (False, True, True)
 
