@@ -178,10 +178,12 @@ def looked_at(
     project: Project, area: Area, results: Results, killers: dict[str, Counter[str]], jobs: int
 ) -> Selection:  # fmt: skip
     """What the tests of an area do without a mutant. Looked at again are files of tests that have changed, or that run
-    a file which has."""
+    a file which has, and all where the area has other sources."""
     kept = project.results / f"seen-{area.name}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    if table.pop("sources", None) != area.sources:
+        table = {}
     changed = [
         file for file in area.tests
         if file not in table or any(results.digest(of) != digest for of, digest in table[file]["digests"].items())
@@ -193,7 +195,7 @@ def looked_at(
         run = sorted({source for one in seen.values() for source in one.lines})
         digests = {of: results.digest(of) for of in (file, *run)}
         table[file] = {"digests": digests, "tests": {test: vars(one) for test, one in seen.items()}}
-        kept.write_text(json.dumps(table), encoding="utf-8")
+        kept.write_text(json.dumps({"sources": area.sources, **table}), encoding="utf-8")
         print(f"looked at the tests without a mutant: {number} of {len(changed)} files, {file}", flush=True)
     found = {test: Seen(**one) for file in area.tests for test, one in table[file]["tests"].items()}
     return Selection(found, killers, project.budget)
