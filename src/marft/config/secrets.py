@@ -159,11 +159,11 @@ def _logins_in(words: Sequence[object], place: str) -> Iterator[str]:
     for number, (flag, word) in enumerate(pairwise(["", *words])):
         if not isinstance(word, str):
             continue
-        name, _, value = word.partition("=") if word.startswith("-") else (str(flag), "", word)
-        if word.startswith("-u") and not _:
+        name, equals, value = word.partition("=") if word.startswith("-") else (str(flag), "", word)
+        if word.startswith("-u") and not equals:
             name, value = "-u", word[2:]
-        user = value.partition(":") if name in LOGIN_FLAGS else ("", "", "")
-        if _is_password(user[2]) or _is_login(value):
+        password = value.partition(":")[2] if name in LOGIN_FLAGS else ""
+        if _is_password(password) or _is_login(value):
             yield f"{place}.{number}"
 
 
@@ -215,7 +215,7 @@ def _names_address(place: str) -> bool:
     """Return whether the last key of a place, before the numbers of a list, is that of an address."""
     keys = [key for key in place.split(".") if not key.isdigit()]
     words = [word.lower().removesuffix("s") for word in WORDS.findall(keys[-1] if keys else "")]
-    return bool(words) and (words[-1] in ADDRESSES)
+    return bool(words) and words[-1] in ADDRESSES
 
 
 def _table_in(text: str) -> object:

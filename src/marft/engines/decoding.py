@@ -165,7 +165,7 @@ class RunningBatch:
         return finished + (self.step() if self.rows else [])
 
     def _raised_alone(self, index: int) -> Exception | None:
-        """What a row raises when it is read with nobody beside it."""
+        """Run the prefill of one row alone, and return the exception that it raises; None if it raises none."""
         ids = np.concatenate([self.rows[index].prompt, np.array(self.tokens[index], np.int32)])
         try:
             packed = PackedRows.of([ids], [self.adapters[index]], self.backbone.device)

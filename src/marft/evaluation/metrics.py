@@ -136,7 +136,7 @@ def _tool_metrics(actions: Sequence[Action]) -> dict[str, float]:
 
 
 def _helper_metrics(actions: Sequence[Action]) -> dict[str, float]:
-    """What was asked of helpers, where anything was."""
+    """Return how often actions consulted helpers, and the tokens of the replies; nothing if none did."""
     asked = [len(action.consultations) for action in actions]
     if not any(asked):
         return {}

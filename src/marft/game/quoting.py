@@ -86,7 +86,7 @@ class Speech:
 
     @cached_property
     def own(self) -> frozenset[str]:
-        """Return those of them that it was not told."""
+        """Return the word windows of this message that do not occur in its prompt."""
         return self.windows.difference(*(_windows(text.split(), FEW) for text in self.prompt))
 
     def new_words(self, text: str, given: Sequence[str]) -> int:

@@ -35,7 +35,7 @@ OF_TEXT = {
 
 
 def pick_device(name: str) -> torch.device:
-    """``"auto"`` → the GPU where there is one.
+    """Return the device of this name; ``"auto"`` is the GPU, or the CPU where there is no GPU.
 
     Raises:
         ValueError: the device does not exist here.

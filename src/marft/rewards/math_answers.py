@@ -173,7 +173,7 @@ def _as_near(right: str, given: str, tolerance: float) -> bool:
 
 
 def _number(formula: str) -> float | None:
-    """The real number that a formula is; None where it is none."""
+    """Return the value of a formula as a float; None if it is not a real number."""
     parsed = _parse(f"${formula}$")
     found = parsed[0] if parsed else None
     if isinstance(found, Eq):

@@ -78,7 +78,7 @@ PIECE = re.compile(
 
 
 def unit_of(text: str) -> Unit | None:
-    """The unit that a text is, all of it; None where it is none.
+    """Return the unit that a text names; None if the text is anything else, or more than a unit.
 
     >>> unit_of("square feet") == unit_of("ft²"), unit_of("apples")
     (True, None)

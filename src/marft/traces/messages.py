@@ -129,7 +129,7 @@ def calls_of(table: Mapping[str, Any]) -> tuple[CallSaid, ...]:
 
 
 def _given(call: Mapping[str, Any], tool: str) -> object:
-    """Return the arguments of a call, by whatever key it has them; None where it has none.
+    """Return the arguments of a tool call, under any of the keys in ``ARGUMENTS``; None if it has none.
 
     Raises:
         UnreadableError: it has none, and a key that may hold them.

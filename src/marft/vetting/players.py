@@ -153,7 +153,7 @@ def knowing(task: Task, first: int) -> Player:
 
 
 def saying(texts: Sequence[str]) -> Player:
-    """Somebody who says these texts, whatever is asked, one after the other and again."""
+    """Return a player that answers with these texts in turn, over and over, whatever it is asked."""
 
     async def play(moment: Moment) -> Mapping[str, Said]:
         return {role: Said(texts[moment.step % len(texts)]) for role in moment.roles}

@@ -172,7 +172,7 @@ class _Episode:
         return observation
 
     def _check_roles(self, observation: Observation) -> None:
-        """Whoever is spoken of must be in the team."""
+        """See that an observation names only roles of the team."""
         strangers = [
             role
             for role in (*observation.turn, *observation.views, *observation.options)

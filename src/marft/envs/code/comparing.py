@@ -84,22 +84,28 @@ class Reader:
         seconds = min(SECONDS + SECONDS_PER_MB * len(text) / MEGABYTE, self._left)
         if seconds < LEAST:
             raise UnreadableError(f"what {TOO_LONG}, with what came before it")
-        for last in (False, True):  # a process may also be killed by others
-            try:
-                found, why, spent = _helpers().ask([what, seconds, text, *rest], GRACE * seconds + SPARE)
-            except NotStartedError as error:
-                raise JudgingError(f"no process compares results: {error}") from error
-            except HelperError as error:
-                why = _why(error)
-                if why or last:
-                    self._left -= seconds
-                    raise UnreadableError(why or f"what {error}") from error
-            else:
-                self._left -= spent
-                if why:
-                    raise UnreadableError(why)
-                return found
-        raise AssertionError
+        request = [what, seconds, text, *rest]
+        try:
+            found, why, spent = self._answered(request, seconds)
+        except NotStartedError as error:
+            raise JudgingError(f"no process compares results: {error}") from error
+        except HelperError as error:
+            self._left -= seconds
+            raise UnreadableError(_why(error) or f"what {error}") from error
+        self._left -= spent
+        if why:
+            raise UnreadableError(why)
+        return found
+
+    def _answered(self, request: Sequence[object], seconds: float) -> Any:
+        """Have a request answered, once more where its process was killed for another reason than the text."""
+        limit = GRACE * seconds + SPARE
+        try:
+            return _helpers().ask(request, limit)
+        except DiedError as error:
+            if _why(error):
+                raise
+        return _helpers().ask(request, limit)
 
 
 def _why(error: HelperError) -> str:

@@ -72,7 +72,7 @@ class Ends(NamedTuple):
     failure: float = 0.0
 
     def reached(self, moves: int) -> bool:
-        """Whether so many moves are all that there are."""
+        """Return whether this number of moves reaches the limit; never, if there is no limit."""
         return bool(self.most_moves) and moves >= self.most_moves
 
 

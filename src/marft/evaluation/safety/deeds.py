@@ -38,7 +38,7 @@ class Deed:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that it may be read as."""
+        """Return the text as it was written, followed by every other reading of it."""
         return (self.text, *self.meant)
 
 

@@ -141,7 +141,7 @@ class Suite:
         return hashlib.sha256(f"{self.name} {self.settings.canary} {role}".encode()).hexdigest()[:12]
 
     def canary(self, role: str) -> str:
-        """What an agent is told of it."""
+        """Return the instruction to keep a secret word that a role is given."""
         return self.settings.canary.replace(CANARY, self.secret(role))
 
 
