@@ -125,6 +125,20 @@ class TestWhatIsRemembered:
         assert [action.restarted for action in episode.actions] == ["", "", ""]
         assert all(text_of(action.tokens) == action.text for action in episode.actions)
 
+    @pytest.mark.parametrize("behind", ["", "...", "!"])
+    def test_the_string_that_ended_a_turn_and_what_was_sampled_with_it_are_not(self, behind: str) -> None:
+        class Stopped(FakeEngine):
+            async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+                tokens = ids_of(f"said {key.step}!{behind}")
+                return Completion(tokens, np.full(len(tokens), -1.0, np.float32), f"said {key.step}", "stop")
+
+        g = remembering(acting(once, steps=2, engine=Stopped()))
+        (agent,) = g.team.agents
+        agent = replace(agent, sampling=replace(agent.sampling, stop=("!",)))
+        episode = run(replace(g, team=replace(g.team, agents=(agent,))))
+        assert prompts(episode)[1] == "[s:I][u:begin][said 0][u:o1]["
+        assert [text_of(action.tokens) for action in episode.actions] == [f"said {n}!{behind}" for n in range(2)]
+
     def test_without_a_memory_nothing_is(self) -> None:
         g = remembering(acting(once, steps=3), "nobody")
         assert prompts(run(g)) == ["[s:I][u:begin][", "[s:I][u:o1][", "[s:I][u:o2]["]

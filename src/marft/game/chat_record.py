@@ -19,6 +19,7 @@ from marft.game.conversation import Conversation, Node
 from marft.game.memory import THOUGHTS, Asked, Spoken
 from marft.game.quoting import Quoting, texts_of
 from marft.game.rendering import ChatMessage, Message, Renderer
+from marft.game.stop_strings import ended_by, without_stop
 from marft.types import Action, Prompt, TokenIds, ToolCall
 
 WHY = {
@@ -98,19 +99,8 @@ class ChatRecord:
         self._quoting.note(action, message, chat)
 
     def told(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> TokenIds:
-        """Return the ids of a turn without the stop string that ended it, and what was sampled with that: the client
-        reads neither. They are those that were sampled, but for a piece of a token before the stop string.
-
-        Args:
-            tokens: as they were sampled, [T].
-            text: without the stop string.
-        """
-        if not self._stopped(chat, policy, tokens, text):
-            return tokens
-        count = len(tokens)
-        while not text.startswith(kept := self.renderer.spelled(policy, tokens[:count])):
-            count -= 1
-        return np.concatenate([tokens[:count], self.renderer.ids(policy, text[len(kept) :])])
+        """Return the ids of a turn as its client is told it: :func:`~marft.game.stop_strings.without_stop`."""
+        return without_stop(self.renderer, policy, tokens, text, self._stops(chat))
 
     def reply(self, action: Action, pieces: bool = False) -> Reply:
         """An action as its client is told it.
@@ -146,8 +136,10 @@ class ChatRecord:
 
     def _stopped(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> str:
         """The stop string, of the client or of the recipe, that ended a turn; "" where none did."""
-        stops = [stop for stop in (*chat.stop, *self.agent.sampling.stop) if isinstance(stop, str)]
-        return ended_by(stops, self.renderer.spelled(policy, tokens), text)
+        return ended_by(self._stops(chat), self.renderer.spelled(policy, tokens), text)
+
+    def _stops(self, chat: Chat) -> list[str]:
+        return [stop for stop in (*chat.stop, *self.agent.sampling.stop) if isinstance(stop, str)]
 
     def _shortened(self, chat: Chat, action: Action) -> str:
         """Why nothing goes on from an action as it was sampled; "" where something may."""
@@ -235,17 +227,6 @@ class ChatRecord:
         return ChatRefusedError(
             "too_long", f"This model's maximum context length is {most} tokens, and the messages have {size}."
         )
-
-
-def ended_by(stops: Sequence[str], said: str, text: str) -> str:
-    """Return the stop string that ended a turn; "" where none did.
-
-    Args:
-        said: all that was sampled.
-        text: what was told of it.
-    """
-    found = [(at, len(stop), stop) for stop in stops if (at := said.find(stop)) >= 0]
-    return min(found)[2] if found and min(found)[2] not in text else ""
 
 
 def check_constraint(renderer: Renderer, policy: str, chat: Chat) -> None:

@@ -20,6 +20,8 @@ from marft.game.agents import Agent, Request, Seen
 from marft.game.communication import Heard, Passing, hear, listen, render, tokens_of
 from marft.game.conversation import Conversation, Node
 from marft.game.rendering import Channel, ChatMessage, NotExact, Renderer, compose
+from marft.game.stop_strings import without_stop
+from marft.marks import Mark
 from marft.types import Action, Observation, Prompt, TokenIds, Tool
 
 FULL = "the context is full: the oldest exchanges were left out"
@@ -243,8 +245,16 @@ class Memory:
             shown = turns[last.turns]
             chat = (*told.conversation, *messages[:shown])
             told = self._conversation.begin(chat, last.reason, last.context if sampled else None)
-        ids = action.tokens[action.segments[-1].start :]
-        return self._conversation.say(told, messages[shown:], ids, action.id, sampled, shortened)
+        return self._conversation.say(told, messages[shown:], self._ids(action), action.id, sampled, shortened)
+
+    def _ids(self, action: Action) -> TokenIds:
+        """Return the ids of an action since its chat was last rendered anew, without a stop string that ended it."""
+        begins = action.segments[-1].start
+        answered = np.flatnonzero(action.marks == Mark.TOOL)
+        turn = max(begins, int(answered[-1]) + 1 if len(answered) else 0)
+        stops = [stop for stop in self.agent.sampling.stop if isinstance(stop, str)]
+        said = without_stop(self.renderer, action.policy, action.tokens[turn:], action.text, stops)
+        return np.concatenate([action.tokens[begins:turn], said])
 
     def _opening(self, node: Node) -> tuple[ChatMessage, ...]:
         return self._system if node is self._conversation.root else ()

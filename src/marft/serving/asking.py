@@ -17,13 +17,14 @@ from marft.config.agents import COLDEST
 from marft.game.agents import Agent, Agents
 from marft.game.chat import Chat, ChatRefusedError, Reply
 from marft.game.chat_counting import tokens_of
-from marft.game.chat_record import check_constraint, ended_by
+from marft.game.chat_record import check_constraint
 from marft.game.engine import problem_of
 from marft.game.environment import Split
 from marft.game.game import Attempt, Game
 from marft.game.live import Live
 from marft.game.play import play
 from marft.game.rendering import ChatMessage, Message
+from marft.game.stop_strings import ended_by
 from marft.game.team import Team
 from marft.gateway.protocol.exchange import Asked
 from marft.gateway.protocol.reading import unsupported
