@@ -22,7 +22,7 @@ from forks import Ending, in_forks, limit_cpu
 from mutation import Mutant
 from planting import Functions, come_first, plant_on_import
 
-OPTIONS = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-W", "ignore"]
+OPTIONS = ["-q", "-s", "--tb=native", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-W", "ignore"]
 SLOWER = 5.0  # how many times as much processor time a test may take as without a mutant, beside what is spare
 NOTHING_NEW = 1.0  # seconds of processor time
 ELSEWHERE = "elsewhere"
