@@ -73,8 +73,11 @@ BOUNDARY = ("total", "if min(values) < 0:", "min(values) < 0 → min(values) <= 
 
 
 def planted(folder: Path) -> Path:
-    """A project whose tests never add a 0, so that refusing it survives."""
-    files = {"src/sums.py": SUMS, "tests/test_sums.py": TESTS, "mutants.toml": SETTINGS, "pytest.ini": "[pytest]\n"}
+    """A project whose tests never add a 0, so that refusing it survives; one of its files of tests holds none."""
+    files = {
+        "src/sums.py": SUMS, "tests/test_sums.py": TESTS, "tests/conftest.py": "", "mutants.toml": SETTINGS,
+        "pytest.ini": "[pytest]\n",
+    }  # fmt: skip
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text.lstrip(), encoding="utf-8")

@@ -95,7 +95,7 @@ def look(
         def loop(items: dict[str, pytest.Item]) -> None:
             traces = Traces(files)
             ordered = list(items.values())
-            for item, following in zip(ordered, [*ordered[1:], None], strict=True):
+            for item, following in zip(ordered, [*ordered, None][1:], strict=True):
                 pulse()
                 began = time.process_time()
                 with traces:
@@ -171,7 +171,7 @@ class Limits:
 
 def _meet(plugin: Runner, items: Sequence[pytest.Item], limits: Limits, pulse: Pulse) -> str:
     """Run tests until one fails → its id, or nothing."""
-    for item, following in zip(items, [*items[1:], None], strict=True):
+    for item, following in zip(items, [*items, None][1:], strict=True):
         pulse()
         limit_cpu(limits.spare + SLOWER * limits.seconds.get(item.nodeid, 0.0))
         if not plugin.run(item, following):
