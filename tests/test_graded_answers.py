@@ -24,6 +24,7 @@ from marft.game.game import Attempt
 from marft.game.organizations.joining import majority
 from marft.game.play import play
 from marft.game.rendering import Message
+from marft.rewards.math_answers import equal
 from marft.thoughts import thought
 from marft.types import JointAction, Observation, Task
 from marft.vetting.checks import rewards
@@ -38,6 +39,7 @@ from tests.test_memory import Plain, acting
 
 PAIRS = Path(__file__).parent / "graded_answers.jsonl"
 KINDS = ("exact", "choice", "numeric", "contains", "f1", pytest.param("math", marks=pytest.mark.slow))
+SLOW_TO_COMPARE = ("(1,2)", r"x<-1\text{ or }x>1")  # of mathematics; other pairs are like these
 
 
 def pairs(kind: str) -> list[dict[str, Any]]:
@@ -74,6 +76,22 @@ def misjudged(kind: str, folder: Path) -> Iterator[str]:
 def test_answers_as_models_write_them_are_judged_right(kind: str, tmp_path: Path) -> None:
     found = list(misjudged(kind, tmp_path))
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("right", [
+    pytest.param(right, marks=pytest.mark.slow if right in SLOW_TO_COMPARE else ())
+    for right in dict.fromkeys(pair["right"] for pair in pairs("math"))
+])  # fmt: skip
+def test_the_judge_of_mathematics_agrees_with_the_pairs_also_in_this_process(right: str) -> None:
+    for pair in pairs("math"):
+        if pair["right"] == right:
+            assert equal(right, pair["text"], question=pair.get("question", "")) is pair["ok"], pair
+
+
+@pytest.mark.parametrize("nothing", ["", "  ", "$ $", r"\boxed{}", r"\boxed{.}", "<think>None.</think>", r"$\approx$"])
+def test_a_text_that_states_nothing_does_not_say_that_there_is_no_solution(nothing: str) -> None:
+    assert not equal(r"\text{no solution}", nothing)
+    assert not equal(r"\emptyset", nothing)
 
 
 def test_the_pairs_hold_right_and_wrong_answers_of_every_kind() -> None:

@@ -76,7 +76,7 @@ def equal(gold: str, written: str, tolerances: Sequence[float] = (), question: s
             interval.
     """
     expected, stated = _formula(gold), _statement(written)
-    if not stated or len(stated) > LONGEST or (is_endless(stated) and not is_endless(expected)):
+    if not stated.strip("$") or len(stated) > LONGEST or (is_endless(stated) and not is_endless(expected)):
         return False
     if _WORDS.fullmatch(gold.strip()) and undecorated(gold).casefold() in map(str.casefold, wordings(written)):
         return True
