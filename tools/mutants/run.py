@@ -47,8 +47,8 @@ TRACED = 4.0  # how many times as long a test may take whose lines are looked at
 class Selection:
     """Which tests a mutant meets: those that run its line; of what runs on import, all in a file in which one reads the
     module, whichever happened to import it. First the ones that have killed others of its function; then by turns those
-    that have killed others of its file, those that are called as it is, and what is fast and to the point: a test of
-    the part before a test of the whole."""
+    that have killed others of its file, those that are called as it is, those that run most of its file, and what is
+    fast and to the point: a test of the part before a test of the whole."""
 
     def __init__(self, seen: dict[str, Seen], killers: dict[str, Counter[str]], budget: float) -> None:
         self.seen, self.killers, self.budget = seen, killers, budget
@@ -75,7 +75,8 @@ class Selection:
         others = sorted((test for test in by_price if beside[test]), key=lambda test: -beside[test])
         called = f"test_{Path(mutant.file).stem}"
         own = [test for test in by_price if Path(test.partition("::")[0]).name.startswith(called)]
-        for some in (others, own):
+        broad = sorted(by_price, key=lambda test: -len(self.seen[test].lines.get(mutant.file, ())))
+        for some in (others, own, broad):
             for rank, test in enumerate(some):
                 turn[test] = min(turn[test], rank)
         chosen: list[str] = []
