@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,38 +14,72 @@ import pytest
 from marft.cli.flows import grow, show
 from marft.config import parse_recipe
 from marft.config.load import to_toml
+from marft.evaluation.intervals import bounds_of_gain, paired_difference
 from marft.export.recipe import runs_code
-from marft.flows.board import bounded, judged
+from marft.flows.board import Board, Judged, bounded, judged
 from marft.flows.choosing import context_of
 from marft.flows.growing import Growth
 from marft.flows.improving import Failure, Improving, _failures, reworded
 from marft.flows.learning import Learning, _walked, edges_learned
-from marft.flows.network import SINK, SOURCE, FlowNetwork, Node, read_network, write_network
-from marft.flows.organization import Flow, options_at, paths_of
+from marft.flows.network import SINK, SOURCE, Change, FlowNetwork, Node, read_network, write_network
+from marft.flows.organization import Flow, instructed, options_at, path_of_step, paths_of
 from marft.flows.skipping import skipped
 from marft.game.game import Attempt
 from marft.game.play import play
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
+from marft.seeds import generator
 from marft.training import train
-from marft.types import Episode, Observation, Step, Task
+from marft.types import Episode, JointAction, Observation, Step, Task
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game
-from tests.flow_teams import board, contexts, flow, network
+from tests.flow_teams import Solves, board, contexts, flow, network
 from tests.helpers import recipe
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+LINE = network("source a 1", "a b 1", "b c 1", "c d 1", "d sink 1")
 FORK = network("source a 3", "a b 2", "a c 1", "b sink 2", "c sink 1")
 TASKS = [Task(f"t{number}", "Add up.") for number in range(300)]
 
 
-def played(organization: Flow, *roles: str, steps: int = 1) -> tuple[Episode, FakeEngine]:
-    engine = FakeEngine(lambda key, prompt: "c" if key.agent == "r" else f"{key.agent} says {key.call}")
+def played(organization: Flow, *roles: str, steps: int = 1, chosen: str = "c") -> tuple[Episode, FakeEngine]:
+    engine = FakeEngine(lambda key, prompt: chosen if key.agent == "r" else f"{key.agent} says {key.call}")
     acts = [lambda joint, last=n == steps - 1: Step(Observation("on"), 1.0, terminated=last) for n in range(steps)]
     whole = game(Script(acts), *roles, engine=engine, organization=organization)
     episode = asyncio.run(play(whole, Attempt(Task("t0", "begin"), "train/0")))
     assert episode.status == "terminated", episode.error
     return episode, engine
+
+
+def failing(made: Board, *names: str) -> Board:
+    """One on which the episodes of some tasks fail."""
+
+    def play(organization: Flow, attempts: Sequence[Attempt]) -> list[Episode]:
+        whole = made.play(organization, attempts)
+        return [replace(one, status="failed") if one.task.id in names else one for one in whole]
+
+    return replace(made, play=play)
+
+
+def watched(made: Board) -> tuple[Board, list[Attempt]]:
+    """The same, and all that is attempted on it."""
+    attempts = list[Attempt]()
+
+    def play(organization: Flow, given: Sequence[Attempt]) -> list[Episode]:
+        attempts.extend(given)
+        return made.play(organization, given)
+
+    return replace(made, play=play), attempts
+
+
+def two_kinds(tmp_path: Path, solves: Solves) -> tuple[Board, FlowNetwork]:
+    """A board of 30 tasks that z and m act in, and 10 of another kind, in which a acts."""
+    adds, letter = (context.name for context in contexts("Add up.", "Write a letter."))
+    found = network("source z 9", "z m 9", "m sink 9", "source a 9", "a sink 9", contexts=contexts(adds, letter))
+    edges = [replace(e, by_context={letter if "a" in (e.start, e.end) else adds: 9}) for e in found.edges]
+    found = replace(found, edges=tuple(edges))
+    tasks = [*TASKS[:30], *(replace(task, prompt=letter) for task in TASKS[30:40])]
+    return board(tmp_path, found, solves, tasks), found
 
 
 class TestOrganization:
@@ -56,11 +91,31 @@ class TestOrganization:
         assert "You do b." in prompts["b"]
         assert "You do a." not in prompts["b"]
 
-    @pytest.mark.parametrize(("sees", "seen"), [("all", ["a", "b"]), ("last", ["b"]), ("nothing", [])])
+    @pytest.mark.parametrize(("sees", "seen"), [("all", ["a", "b", "c"]), ("last", ["c"]), ("nothing", [])])
     def test_what_is_seen_of_earlier_nodes(self, sees: str, seen: list[str], tmp_path: Path) -> None:
-        line = network("source a 1", "a b 1", "b c 1", "c sink 1")
-        episode, _ = played(flow(tmp_path, line, sees=sees), "a", "b", "c")
+        episode, _ = played(flow(tmp_path, LINE, sees=sees), "a", "b", "c", "d")
         assert [name.split("/")[1] for name in episode.actions[-1].sees] == seen
+
+    @pytest.mark.parametrize("router", ["", "r"])
+    @pytest.mark.parametrize(("most", "last"), [(2, "b"), (4, "d"), (9, "d")])
+    def test_the_last_node_of_a_path_answers(self, router: str, most: int, last: str, tmp_path: Path) -> None:
+        answers = list[str]()
+
+        def act(joint: JointAction) -> Step:
+            answers.append(joint.answer.text if joint.answer else "")
+            return Step(Observation("end"), 1.0, terminated=True)
+
+        organization = flow(tmp_path, LINE, router=router, most=most)
+        whole = game(Script([act]), "r", "d", "c", "b", "a", organization=organization)
+        episode = asyncio.run(play(whole, Attempt(Task("t0", "begin"), "train/0")))
+        assert answers == [f"{last} says 0"]
+        assert [action.agent for action in episode.actions] == ["a", "b", "c", "d"][:most]
+
+    def test_an_agent_is_told_a_nodes_instructions_after_what_it_is_shown(self) -> None:
+        shown = Observation("on", views={"b": "For b."})
+        assert instructed(shown, "a", "Do it.").views == {"a": "Do it.", "b": "For b."}
+        assert instructed(shown, "b", "Do it.").views == {"b": "For b.\n\nDo it."}
+        assert instructed(shown, "b", "") == shown
 
     def test_each_step_draws_a_path_which_is_known_afterwards(self, tmp_path: Path) -> None:
         organization = flow(tmp_path, FORK)
@@ -69,11 +124,48 @@ class TestOrganization:
         assert [name for path in paths for name in path] == [action.agent for action in episode.actions]
         assert set(paths) == {("a", "b"), ("a", "c")}
 
+    def test_episodes_that_are_played_at_once_draw_paths_of_their_own(self, tmp_path: Path) -> None:
+        acts = [lambda joint, last=n == 11: Step(Observation("on"), 1.0, terminated=last) for n in range(12)]
+        organization = flow(tmp_path, FORK)
+        whole = game(Script(acts), "a", "b", "c", organization=organization)
+
+        async def both() -> list[Episode]:
+            attempts = [Attempt(Task(name, "begin"), "train/0") for name in ("t0", "t1")]
+            return await asyncio.gather(*(play(whole, attempt) for attempt in attempts))
+
+        first, second = (paths_of(organization, episode, 0) for episode in asyncio.run(both()))
+        assert first != second
+
+    def test_a_seed_draws_the_paths_that_it_always_drew(self) -> None:
+        drawn = [path_of_step(FORK, "", 0, step, 8, 1.0) for step in range(10)]
+        assert drawn == [("a", name) for name in "bbbbbbbcbb"], "else the paths of episodes on disk are lost"
+
     def test_a_router_chooses_edges_and_is_not_asked_where_there_is_one(self, tmp_path: Path) -> None:
         episode, engine = played(flow(tmp_path, FORK, router="r"), "r", "a", "b", "c")
         assert [action.agent for action in episode.actions] == ["a", "r", "c"]
         assert "You may go on with:" in next(text for key, text in engine.asked if key.agent == "r")
         assert [*episode.actions[1].sees] == ["0/a/0"], "it chooses by what was done"
+
+    def test_a_router_chooses_the_first_node_too_and_where_to_stop(self, tmp_path: Path) -> None:
+        wide = network("source a 2", "source c 1", "a sink 1", "c sink 1")
+        episode, _ = played(flow(tmp_path, wide, router="r"), "r", "a", "c")
+        assert [action.agent for action in episode.actions] == ["r", "c"]
+        ends = network("source a 1", "a b 2", "a sink 1", "b sink 1")
+        ends = replace(ends, nodes=(ends.nodes[0], replace(ends.nodes[1], example="Compute\nit.")))
+        episode, engine = played(flow(tmp_path, ends, router="r"), "r", "a", "b", chosen="stop")
+        assert [action.agent for action in episode.actions] == ["a", "r"]
+        assert "You may go on with:\nb: Compute it." in engine.asked[-1][1].replace("\\n", "\n")
+
+    def test_a_router_is_not_asked_where_one_node_alone_may_come_next(self, tmp_path: Path) -> None:
+        back = network("source a 1", "a c 1", "c a 1", "c sink 1")  # and a was here already
+        episode, _ = played(flow(tmp_path, back, router="r"), "r", "a", "c")
+        assert [action.agent for action in episode.actions] == ["a", "c"]
+        passed = network("source a 2", "source c 1", "a sink 1", "c sink 1", skips={"": ("a",)})  # somebody has to act
+        episode, _ = played(flow(tmp_path, passed, router="r"), "r", "a", "c")
+        assert [action.agent for action in episode.actions] == ["c"]
+        last = network("source a 1", "a b 1", "b sink 1", skips={"": ("b",)})
+        episode, _ = played(flow(tmp_path, last, router="r"), "r", "a", "b")
+        assert [action.agent for action in episode.actions] == ["a"]
 
     def test_a_router_goes_on_over_what_is_skipped(self) -> None:
         found = network("source a 1", "a b 3", "b c 1", "b sink 1", "a c 1", "c sink 1", skips={"k": ("b",)})
@@ -86,15 +178,19 @@ class TestOrganization:
         assert options_at(found, "", "b", ["a", "b"]) == [SINK]
 
     def test_with_a_router_somebody_acts_where_all_is_skipped(self, tmp_path: Path) -> None:
-        line = network("source a 1", "a sink 1", skips={"": ("a",)})
-        episode, _ = played(flow(tmp_path, line, router="r"), "r", "a")
-        assert [action.agent for action in episode.actions] == ["a"]
+        line = network("source a 2", "source b 1", "a sink 1", "b sink 1", skips={"": ("a", "b")})
+        episode, _ = played(flow(tmp_path, line, router="r"), "r", "a", "b")
+        assert [action.agent for action in episode.actions] == ["a"], "the one that came first most often"
 
     def test_agents_that_are_not_there(self, tmp_path: Path) -> None:
         organization = flow(tmp_path, FORK, router="b")
         found = list(organization.problems(["a", "b"]))
         assert any("no agent is called 'c'" in one for one in found)
         assert any("'b' plays nodes itself" in one for one in found)
+        assert list(flow(tmp_path, FORK, router="r").problems(["r", "a", "b", "c"])) == []
+        (lost,) = flow(tmp_path, FORK, router="r").problems(["a", "b", "c"])
+        assert "no agent is called 'r'" in lost
+        assert list(flow(tmp_path, FORK).problems(["a", "b", "c"])) == []
 
     def test_a_run_goes_on_with_the_network_that_it_began_with_or_not_at_all(self, tmp_path: Path) -> None:
         organization = flow(tmp_path, FORK)
@@ -108,18 +204,76 @@ class TestOrganization:
             Flow(network=organization.network)
 
 
+class TestBoard:
+    def test_the_likeliest_edges_are_played_and_told(self, tmp_path: Path) -> None:
+        others = [f"{start} {end} 1" for n in range(20) for start, end in ((SOURCE, f"n{n}"), (f"n{n}", SINK))]
+        wide = network(*others, "source a 2", "a sink 1")
+        made = board(tmp_path, wide, lambda nodes, task: True, TASKS[:9])
+        assert made.path(wide, "") == ("a",)
+        episodes = made.greedy(wide, [Attempt(task, "train/0") for task in TASKS[:9]])
+        assert {action.agent for episode in episodes for action in episode.actions} == {"a"}
+
+    def test_episodes_that_failed_tell_nothing(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a sink 1")
+        made = failing(board(tmp_path, line, lambda nodes, task: task.id == "t2", TASKS[:4]), "t0", "t1")
+        assert made.outcomes(line, TASKS[:4]) == {"t2": True, "t3": False}
+
+    def test_nothing_is_judged_by_tasks_of_which_nothing_is_known(self) -> None:
+        for judge in (judged, bounded):
+            with pytest.raises(ValueError, match="of none is it known whether it was solved"):
+                judge({}, {"t0": True})
+
+    def test_a_task_of_which_nothing_is_known_any_more_is_lost(self) -> None:
+        assert bounded({"t0": True, "t1": False}, {}).gain == -0.5
+        assert bounded({"t0": True, "t1": False}, {"t0": True, "t1": True}).gain == 0.5
+
+
 class TestTuning:
+    def test_what_is_not_said_is_the_default(self) -> None:
+        assert Growth() == Growth(0.5, 1, instructed=True, apart=frozenset(), dimensions=256, embed="")
+        assert Learning() == Learning(40, 64, 2.0, 0.0)
+        assert Improving() == Improving(3, 100, 4, "better", 0.01, 2, 4000)
+
     def test_paths_are_learned_for_each_kind_of_task(self, tmp_path: Path) -> None:
         found = network(
             "source a 1", "source b 1", "a sink 1", "b sink 1", contexts=contexts("Add up.", "Write a letter.")
         )
         tasks = [Task(f"t{n}", ("Add up.", "Write a letter.")[n % 2]) for n in range(40)]
         made = board(tmp_path, found, lambda nodes, task: (nodes[0].name == "a") == (task.prompt == "Add up."), tasks)
-        earned = list[float]()
-        better = edges_learned(made, found, Learning(steps=8, batch=40, rate=8.0), lambda _, mean: earned.append(mean))
+        earned = dict[int, float]()
+        better = edges_learned(made, found, Learning(steps=8, batch=40, rate=8.0), earned.__setitem__)
         assert sum(made.outcomes(better, tasks).values()) == 40
-        assert earned[-1] > 0.9 > earned[0]
+        assert list(earned) == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert earned[8] > 0.9 > earned[1]
         assert edges_learned(made, found, Learning(steps=8, batch=40, rate=8.0)) == better
+
+    def test_twice_the_rate_is_twice_the_step(self, tmp_path: Path) -> None:
+        found = network("source a 1", "source b 1", "a sink 1", "b sink 1")
+        made = board(tmp_path, found, lambda nodes, task: nodes[0].name == "a", TASKS[:40])
+        one, two = (edges_learned(made, found, Learning(1, 40, rate)).weights[""][SOURCE]["a"] for rate in (3.0, 6.0))
+        assert two == pytest.approx(2 * one)
+        assert one > 0.1
+
+    def test_each_step_draws_tasks_of_its_own(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a sink 1")
+        made, attempts = watched(board(tmp_path, line, lambda nodes, task: True, TASKS[:40]))
+        edges_learned(made, line, Learning(steps=2, batch=8))
+        assert [(one.stream, one.sample) for one in attempts] == [
+            (f"flow/learn/{step}", n) for step in (0, 1) for n in range(8)
+        ]
+        for step in (0, 1):
+            drawn = generator(0, "flow/learn", step).integers(40, size=8)
+            assert [one.task for one in attempts[8 * step :][:8]] == [TASKS[place] for place in drawn]
+
+    def test_nothing_is_learned_from_episodes_that_failed(self, tmp_path: Path) -> None:
+        found = network("source a 1", "source b 1", "a sink 1", "b sink 1")
+        made = board(tmp_path, found, lambda nodes, task: task.id == "t0", TASKS[:2])
+        means = list[float]()
+        for lost in ("t0", "t1"):
+            edges_learned(failing(made, lost), found, Learning(1, 20), lambda _, mean: means.append(mean))
+        assert means == [0.0, 1.0]
+        with pytest.raises(ValueError, match="no episode of a flow network could be scored"):
+            edges_learned(failing(made, "t0", "t1"), found, Learning(1, 20))
 
     def test_what_nodes_cost_makes_short_paths_likelier(self, tmp_path: Path) -> None:
         found = network("source a 1", "source b 1", "a b 1", "b sink 1")
@@ -153,6 +307,96 @@ class TestTuning:
         assert len(seen) == 4 * 4
         assert seen[0] == Failure("Add up.", (("a", "a"), ("outcome", "reward 0, not solved")))
         assert line.lineage == ()  # what is played does not change
+
+    def test_a_proposal_is_accepted_by_what_it_gained_and_the_ends_of_its_interval(self) -> None:
+        better, no_worse = Improving(accept="better"), Improving(accept="no worse", tolerance=0.01)
+        assert better.accepts(Judged(0.1, 0.001, 0.2, 40))
+        assert not better.accepts(Judged(0.1, 0.0, 0.2, 40))
+        assert no_worse.accepts(Judged(0.02, -0.01, 0.05, 40))
+        assert not no_worse.accepts(Judged(0.02, -0.011, 0.05, 40))
+        assert not no_worse.accepts(Judged(0.0, 0.0, 0.0, 40))
+
+    def test_nodes_that_fail_most_are_asked_about_first(self, tmp_path: Path) -> None:
+        made, found = two_kinds(tmp_path, lambda nodes, task: False)
+        asked = list[str]()
+
+        def critic(node: Node, failures: object) -> str:
+            asked.append(node.name)
+            return ""
+
+        reworded(made, found, critic, Improving(rounds=1))
+        assert asked == ["m", "z", "a"], "m and z in the order of names"
+
+    def test_a_node_without_proposals_is_left_in_peace_and_the_others_are_not(self, tmp_path: Path) -> None:
+        def solves(nodes: tuple[Node, ...], task: Task) -> bool:
+            return int(task.id[1:]) % 3 < nodes[0].instructions.count("!")
+
+        made, found = two_kinds(tmp_path, solves)
+        asked, told = list[str](), list[tuple[str, bool]]()
+
+        def critic(node: Node, failures: object) -> str:
+            asked.append(node.name)
+            return {"m": node.instructions, "z": f" {node.instructions}!\n", "a": "x" * 12}[node.name]
+
+        def tell(change: Change, now: FlowNetwork) -> None:
+            told.append((change.after, now.node("z").instructions == change.after))
+
+        better = reworded(made, found, critic, Improving(rounds=2, patience=1, longest=11), tell)
+        assert asked == ["m", "z", "a", "z"]
+        assert told == [("You do z.!", True), ("You do z.!!", True)]
+        gain, (low, high) = paired_difference([False] * 30, [number % 3 < 1 for number in range(30)])
+        assert better.lineage[0] == Change(
+            "instructions", "z", "", "You do z.", "You do z.!", kept=True, gain=gain, low=low, high=high, tasks=30
+        )
+
+    def test_a_proposal_may_be_as_long_as_it_may(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a sink 1")
+        made = board(tmp_path, line, lambda nodes, task: False, TASKS[:9])
+        for longest, tried in ((4, ["good"]), (3, [])):
+            changes = reworded(made, line, lambda *_: "good", Improving(rounds=1, longest=longest)).lineage
+            assert [one.after for one in changes] == tried
+
+    def test_a_node_is_judged_by_the_tasks_of_which_something_is_known(self, tmp_path: Path) -> None:
+        came: Any = {"h0": None, "h1": False, "h2": False}
+        made, found = two_kinds(tmp_path, lambda nodes, task: came.get(task.id, False))
+        adds, letter = (context.example for context in found.contexts)
+        held_out = [Task("h0", adds), Task("h1", letter), Task("h2", letter)]
+        made = replace(made, held_out=held_out)
+        changes = reworded(made, found, lambda *_: "new", Improving(rounds=1)).lineage
+        assert [(one.node, one.tasks) for one in changes] == [("a", 2)], "of the other kind nothing is known"
+        came["h1"] = None
+        changes = reworded(made, found, lambda *_: "new", Improving(rounds=1)).lineage
+        assert [(one.node, one.tasks) for one in changes] == [("a", 1)]
+
+    def test_nothing_is_reworded_where_nobody_says_what_was_solved(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a sink 1")
+        made = board(tmp_path, line, lambda nodes, task: None, TASKS[:5])  # type: ignore[arg-type, return-value]
+        with pytest.raises(ValueError, match="of none is it known whether it was solved"):
+            reworded(made, line, lambda *_: "new", Improving())
+
+    def test_each_round_looks_for_failures_among_tasks_of_its_own(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a sink 1")
+        made, attempts = watched(board(tmp_path, line, lambda nodes, task: True, TASKS[:40]))
+        for number in (0, 1):
+            _failures(made, line, number, 8)
+            drawn = generator(0, "flow/failed", number).integers(40, size=8)
+            assert [one.task for one in attempts[8 * number :]] == [TASKS[place] for place in drawn]
+            assert [(one.stream, one.sample) for one in attempts[8 * number :]] == [
+                (f"flow/failed/{number}", n) for n in range(8)
+            ]
+
+    def test_a_critic_reads_every_step_by_the_names_of_nodes(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a b 1", "b sink 1")
+        line = replace(line, nodes=(replace(line.nodes[0], role="x"), replace(line.nodes[1], role="y")))
+        actions = tuple(make_action(role, step=step, text=f"{role}{step}") for step in range(3) for role in "xy")
+        failed = Episode(TASKS[0], "s", 0, actions, "terminated", success=False)
+        made = replace(
+            board(tmp_path, line, lambda nodes, task: False, TASKS[:1]),
+            play=lambda _, attempts: [failed, replace(failed, status="failed")],
+        )
+        said = ("a", "x0"), ("b", "y0"), ("a", "x1"), ("b", "y1"), ("a", "x2"), ("b", "y2")
+        whole = Failure("Add up.", (*said, ("outcome", "reward 0, not solved")))
+        assert _failures(made, line, 0, 2) == {"a": [whole], "b": [whole]}
 
     def test_a_node_is_judged_on_the_kinds_of_tasks_that_it_acts_in(self, tmp_path: Path) -> None:
         kinds = {"a": "Add up.", "b": "Write a letter."}
@@ -196,10 +440,29 @@ class TestTuning:
     def test_what_adds_nothing_is_skipped_and_what_is_needed_is_not(self, tmp_path: Path) -> None:
         line = network("source a 1", "a b 1", "b c 1", "c sink 1")
         needs = board(tmp_path, line, lambda nodes, task: any(node.name == "b" for node in nodes), TASKS)
-        shorter = skipped(needs, line, 0.01)
+        told = list[tuple[Change, FlowNetwork]]()
+        shorter = skipped(needs, line, 0.01, lambda *given: told.append(given))
         assert shorter.skips == {"": ("a", "c")}
         assert needs.acting(shorter, "") == ("b",)
         assert [(one.node, one.kept) for one in shorter.lineage] == [("a", True), ("b", False), ("c", True)]
+        assert [change for change, _ in told] == [*shorter.lineage]
+        assert [found.skips.get("", ()) for _, found in told] == [("a",), ("a",), ("a", "c")]
+        low, high = bounds_of_gain([0.0] * 300)
+        assert shorter.lineage[0] == Change("skip", "a", "", "", "", True, 0.0, low, high, 300)
+
+    def test_a_bound_of_just_the_tolerance_is_within_it(self, tmp_path: Path) -> None:
+        line = network("source a 1", "a b 1", "b sink 1")
+        made = board(tmp_path, line, lambda nodes, task: True, TASKS[:50])
+        (low, _) = bounds_of_gain([0.0] * 50)
+        assert skipped(made, line, -low).skips == {"": ("a",)}
+
+    def test_a_kind_of_which_nothing_is_known_keeps_no_other_from_skipping(self, tmp_path: Path) -> None:
+        kinds = contexts("Add up.", "Write a letter.")
+        line = network("source a 1", "a b 1", "b sink 1", contexts=kinds)
+        came: Any = {"unknown": None}
+        tasks = [Task("unknown", "Add up."), *(replace(task, prompt="Write a letter.") for task in TASKS[:40])]
+        made = board(tmp_path, line, lambda nodes, task: came.get(task.id, True), tasks)
+        assert skipped(made, line, 0.2).skips == {"Write a letter.": ("a",)}
 
     def test_a_skip_is_judged_by_the_bound_of_what_it_costs_and_not_by_the_estimate(self, tmp_path: Path) -> None:
         """Two points are lost; with 300 tasks that may be 4."""
@@ -248,6 +511,8 @@ class TestTuning:
             Flow(network=str(tmp_path / "n.json"))
         ours = Flow(network=str(tmp_path / "n.json"), embed="tests.flow_teams:vectors")
         assert context_of(ours.flow, "Add up.") == ""
+        with pytest.raises(ValueError, match="'math:pi' is no function of texts"):
+            Flow(network=str(tmp_path / "n.json"), embed="math:pi")
         assert runs_code({"team": ours.model_dump(mode="json")}) == ["team.embed = tests.flow_teams:vectors"]
 
     def test_where_nobody_says_what_was_solved(self, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from marft.flows.network import FlowNetwork, Node, read_network, write_network
 from marft.game.rendering import PromptTooLongError
 from marft.runs import episodes as recorded
 from marft.runs.folder import RunFolder
-from marft.types import Episode, Task
+from marft.types import ActionKey, Episode, Sampling, Task
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, FakeRenderer
 from tests.flow_teams import network
@@ -46,8 +46,12 @@ def test_a_critic_proposes_what_stands_between_its_tags() -> None:
     assert critic(Node("adds", "reasoner", "Add up."), failures) == "Say the unit."
     assert (critic.asked, critic.silent) == (1, 0)
     ((key, prompt),) = engine.asked
-    assert key.agent == "critic"
-    assert all(text in prompt for text in ("Add up.", "How far?", "It is 5.", "adds"))
+    assert key == ActionKey("flow/critic", "adds", 1, 0, "critic", 0)
+    prompt = prompt.replace("\\n", "\n")
+    assert "<instructions of adds mark1>\nAdd up.\n</instructions of adds mark1>" in prompt
+    shown = "How far?\n</task mark1>\n<adds mark1>\nIt is 5.\n</adds mark1>\n<tells mark1>\n5\n</tells mark1>"
+    assert f"<task mark1>\n{shown}\n\n" in prompt
+    assert critic.sampling == Sampling(temperature=0.7, max_new_tokens=512)
 
 
 def test_replies_without_instructions_are_counted() -> None:
@@ -70,7 +74,7 @@ def test_one_that_cannot_be_asked_proposes_nothing() -> None:
     assert said == ["adds: policy 'judge' could not be asked: endpoint: 503"]
 
 
-@pytest.mark.parametrize("room", [1, 0])
+@pytest.mark.parametrize("room", [2, 1, 0])
 def test_it_is_asked_of_as_many_failures_as_there_is_room_for_and_never_a_part_of_a_question(room: int) -> None:
     class Narrow(FakeRenderer):
         def render(self, *given: Any, **more: Any) -> Any:
@@ -84,7 +88,7 @@ def test_it_is_asked_of_as_many_failures_as_there_is_room_for_and_never_a_part_o
     critic.rollouts.game.renderer, critic.note = Narrow(), said.append
     failures = [Failure("How far?", (("adds", "5"),))] * 3
     assert critic(Node("adds", "reasoner", "Add up."), failures) == ("Say the unit." if room else "")
-    assert [prompt.count("How far?") for _, prompt in engine.asked] == [1] * room
+    assert [prompt.count("How far?") for _, prompt in engine.asked] == ([room] if room else [])
     assert said == ([] if room else ["adds: what failed is longer than the context of 'judge': name another policy"])
 
 

@@ -28,7 +28,7 @@ from marft.flows.choosing import (
     walk,
 )
 from marft.flows.growing import Growth, grown
-from marft.flows.likeness import cosine, nearest, vectors_of
+from marft.flows.likeness import added, cosine, nearest, vectors_of
 from marft.flows.network import ANY, SINK, SOURCE, Context, Edge, FlowNetwork, Node, read_network, write_network
 from marft.types import Choice, Episode, Task
 from tests.episodes import make_action
@@ -113,7 +113,13 @@ class TestNetwork:
             ({"contexts": [{"name": "k", "vector": [1.0]}]}, "the vector of 'k' is none of 256 finite numbers"),
             ({"nodes": [{"name": "a", "role": "a", "vector": [1.0]}]}, "the vector of 'a' is none of 256"),
             ({"dimensions": 0}, "vectors of 0 numbers"),
-            ({"edges": [{"start": SOURCE, "end": "a", "by_context": {"k": -5}}]}, "less than never in a context"),
+            (
+                {"edges": [{"start": SOURCE, "end": "a", "by_context": {"k": -5, "l": 3}}]},
+                "less than never in a context",
+            ),
+            ({"dimensions": 8193}, "vectors of 8193 numbers"),
+            ({"edges": [{"start": SOURCE, "end": "a"}, {"start": "a", "end": SOURCE}]}, "from 'a' back to the source"),
+            ({"edges": [{"start": SOURCE, "end": "a"}, {"start": SINK, "end": "a"}]}, "from the sink on to 'a'"),
         ],
     )
     def test_what_is_none_is_refused(self, change: dict[str, object], why: str, tmp_path: Path) -> None:
@@ -128,6 +134,69 @@ class TestNetwork:
         with pytest.raises(ValueError, match="No such file"):
             read_network(tmp_path / "network.json")
 
+    def test_a_file_that_is_no_table_is_refused_as_a_whole(self, tmp_path: Path) -> None:
+        (tmp_path / "network.json").write_text("[]")
+        with pytest.raises(ValueError, match="is no flow network: the whole: "):
+            read_network(tmp_path / "network.json")
+
+    def test_a_network_keeps_its_digest_from_version_to_version(self) -> None:
+        found = network("source a 1", "a sink 1")
+        assert found.digest == "8c4860090837b6c9"
+        assert json.loads(found.to_json())["edges"][1] == {"start": "a", "end": SINK, "count": 1, "by_context": {}}
+
+    def test_each_problem_is_told_once_and_in_the_order_of_names(self) -> None:
+        line, names = network("source a 1", "a sink 1"), tuple("hgfedcb")
+        twice = tuple(Node(name, "a") for name in names * 2)
+        assert replace(line, nodes=line.nodes + twice).problems() == [
+            f"two nodes are called {name!r}" for name in sorted(names)
+        ]
+        assert replace(line, contexts=tuple(map(Context, names * 2))).problems() == [
+            f"two contexts are called {name!r}" for name in sorted(names)
+        ]
+        assert replace(line, edges=line.edges + tuple(Edge("a", name) for name in names)).problems() == [
+            f"an edge names {name!r}, which is no node" for name in sorted(names)
+        ]
+        assert replace(line, skips={"": names}).problems() == [
+            f"a skip names {name!r}, which is no node" for name in sorted(names)
+        ]
+        assert replace(line, edges=(Edge(SOURCE, "b"),)).problems() == ["an edge names 'b', which is no node"]
+
+    def test_numbers_are_finite(self) -> None:
+        line = network("source a 1", "a sink 1", dimensions=2)
+        for number in (math.nan, math.inf):
+            assert replace(line, threshold=number).problems() == ["the threshold is no finite number"]
+            assert replace(line, weights={"": {SOURCE: {"a": number}}}).problems() == ["a weight is no finite number"]
+            odd = replace(line, nodes=(replace(line.nodes[0], vector=(0.0, number)),))
+            assert odd.problems() == ["the vector of 'a' is none of 2 finite numbers"]
+
+    def test_a_network_may_be_as_large_as_its_limits(self) -> None:
+        line = network("source a 1", "a sink 1")
+        for dimensions in (1, 8192):
+            assert replace(line, dimensions=dimensions).problems() == []
+        for count, found in ((1000, []), (1001, ["more than 1000 nodes or contexts"])):
+            names = [f"n{number}" for number in range(count)]
+            assert replace(line, contexts=tuple(map(Context, names))).problems() == found
+            nodes = (*line.nodes, *(Node(name, "a") for name in names[1:]))
+            assert replace(line, nodes=nodes).problems() == found
+
+    def test_a_count_that_a_file_leaves_out_is_one(self, tmp_path: Path) -> None:
+        edges = [{"start": SOURCE, "end": "a"}, {"start": "a", "end": SINK}]
+        table = {"nodes": [{"name": "a", "role": "x"}], "edges": edges, "contexts": [{"name": "k"}]}
+        (tmp_path / "network.json").write_text(json.dumps(table))
+        found = read_network(tmp_path / "network.json")
+        assert [one.count for one in (*found.nodes, *found.edges, *found.contexts)] == [1, 1, 1, 1]
+
+    def test_an_edge_may_never_have_been_taken_in_a_context(self) -> None:
+        line = network("source a 1", "a sink 1")
+        assert replace(line, edges=(Edge(SOURCE, "a", 1, {"k": 0}), line.edges[1])).problems() == []
+
+    def test_nodes_are_found_by_name_and_what_follows_them_by_count_and_name(self) -> None:
+        found = network("source b 1", "source a 1", "source c 2", "a sink 1", "b sink 1", "c sink 1")
+        assert found.node("a").instructions == "You do a."
+        with pytest.raises(KeyError, match="nobody"):
+            found.node("nobody")
+        assert found.after(SOURCE) == ("c", "a", "b")
+
 
 class TestGrowing:
     def test_what_is_alike_is_one_node_and_what_another_agent_does_is_another(self) -> None:
@@ -137,16 +206,73 @@ class TestGrowing:
         )
         assert [(node.role, node.count) for node in found.nodes] == [("x", 2), ("y", 1), ("x", 1)]
         assert [node.name for node in found.nodes] == ["x: plan the parts", "y: plan the parts", "x: zzz"]
-        assert found.nodes[0].instructions.endswith("plan the parts")
+        told = "Do what was done here, for your own task:\nplan the parts"
+        assert (found.nodes[0].instructions, found.nodes[0].example) == (told, "plan the parts")
+
+    def test_an_example_is_what_was_said_first_of_which_400_characters_are_kept(self) -> None:
+        said = [episode(("x", "  plan the parts\n"), ("y", " \n"), ("z", "9" * 500))]
+        plan, silent, long = grown(said, Growth()).nodes
+        assert plan.example == "plan the parts"
+        assert (silent.name, silent.instructions, silent.example) == ("y", "", "")
+        assert long.example == f"{'9' * 400} … (100 more characters)"
+        assert {(node.instructions, node.example) for node in grown(said, Growth(instructed=False)).nodes} == {
+            ("", "plan the parts"), ("", ""), ("", long.example),
+        }  # fmt: skip
+
+    def test_names_are_the_first_three_words_without_punctuation_at_their_ends(self) -> None:
+        said = [episode(("x", "Well, then: go: on"), ("y", "(first) one, two; three"), ("z", "9" * 50))]
+        assert [node.name for node in grown(said, Growth()).nodes] == [
+            "x: Well, then: go", "y: (first) one, two", f"z: {'9' * 40}",
+        ]  # fmt: skip
+
+    def test_tasks_are_of_kinds_that_are_called_by_their_first_words(self) -> None:
+        prompts = ("Write a letter.", "Add 1 and 2.", "", "Add 1 and 2.")
+        found = grown([episode(("x", "zzz"), prompt=prompt) for prompt in prompts], Growth(0.5))
+        assert [(one.name, one.count) for one in found.contexts] == [
+            ("Write a letter", 1), ("Add 1 and", 2), ("task", 1),
+        ]  # fmt: skip
+        assert np.allclose(found.contexts[1].vector, 2 * vectors_of(["Add 1 and 2."], 256)[0], atol=2e-4)
+        assert [*found.edges[0].by_context] == ["Add 1 and", "Write a letter", "task"], "in the order of names"
+
+    def test_what_has_no_vector_yet_gets_the_one_of_what_joins_it(self) -> None:
+        bare = replace(network("source a 1", "a sink 1", contexts=(Context("k"),)), threshold=0.0)
+        found = grown([episode(("a", "plan the parts"))], Growth(), bare)
+        for one, text in ((found.nodes[0], "plan the parts"), (found.contexts[0], "Add 1 and 2.")):
+            assert (one.count, len(found.nodes), len(found.contexts)) == (2, 1, 1)
+            assert np.allclose(one.vector, vectors_of([text], 256)[0], atol=1e-4)
+
+    def test_edges_are_written_in_the_order_of_names(self) -> None:
+        edges = grown([episode(("y", "zzz"), ("x", "zzz")), episode(("x", "zzz"))], Growth()).edges
+        assert [(edge.start, edge.end) for edge in edges] == [
+            (SOURCE, "x: zzz"), (SOURCE, "y: zzz"), ("x: zzz", SINK), ("y: zzz", "x: zzz"),
+        ]  # fmt: skip
+
+    def test_vectors_may_be_made_by_a_function_of_ones_own(self) -> None:
+        found = grown([episode(("x", "plan"), ("x", "zzz"))], Growth(embed="tests.flow_teams:vectors"))
+        assert found.embed == "tests.flow_teams:vectors"
+        assert [(node.count, node.vector[:2]) for node in found.nodes] == [(2, (2.0, 0.0))]
+        with pytest.raises(ValueError, match=r"'tests.flow_teams:vectors' must give a vector of 8 finite numbers"):
+            grown([episode(("x", "plan"))], Growth(dimensions=8, embed="tests.flow_teams:vectors"))
 
     def test_only_successful_episodes_count(self) -> None:
+        failed = replace(episode(("x", "zzz")), status="failed")
         with pytest.raises(ValueError, match="no episode succeeded"):
-            grown([episode(("x", "zzz"), success=False), episode(("x", "zzz"), success=None)], Growth())
+            grown([episode(("x", "zzz"), success=False), episode(("x", "zzz"), success=None), failed], Growth())
 
     def test_more_than_a_network_holds_is_said_to_be_that(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("marft.flows.growing.MOST_NODES", 2)
         with pytest.raises(ValueError, match="3 nodes and 1 kinds of tasks, where 2 are the most: lower the threshold"):
             grown([episode(("a", "plan"), ("b", "do it"), ("c", "look"))], Growth())
+        three = [episode(("a", "plan"), prompt=prompt) for prompt in ("Add 1 and 2.", "Write a letter.", "???")]
+        with pytest.raises(ValueError, match="1 nodes and 3 kinds of tasks, where 2 are the most"):
+            grown(three, Growth())
+        two = grown([*three[:1], episode(("b", "do it"), prompt="Write a letter.")], Growth())
+        assert (len(two.nodes), len(two.contexts)) == (2, 2)
+
+    def test_what_is_wrong_with_a_network_is_not_grown_on(self) -> None:
+        odd = network("source a 1", "a sink 1", weights={"": {SOURCE: {"a": math.nan}}})
+        with pytest.raises(ValueError, match="what is grown is no flow network: a weight is no finite number"):
+            grown([episode(("a", "plan"))], Growth(), odd)
 
     def test_vectors_of_another_function_are_not_grown_on(self) -> None:
         theirs = replace(network("source a 1", "a sink 1"), embed="theirs:function")
@@ -173,6 +299,14 @@ class TestGrowing:
         assert [node.name for node in grown(episodes, Growth(0.5, least=2)).nodes] == ["x: plan the parts"]
         with pytest.raises(ValueError, match="no path is left of 3 successful episodes"):
             grown(episodes, Growth(0.5, least=3))
+
+    def test_what_only_rare_nodes_lead_to_or_from_goes_with_them(self) -> None:
+        ends = [episode(("r1", "a"), ("x", "b")), episode(("r2", "a"), ("x", "b"))]  # x is reached over those
+        begins = [episode(("y", "b"), ("r3", "a")), episode(("y", "b"), ("r4", "a"))]  # y leads to those alone
+        stays = [episode(("z", "c"))] * 2
+        found = grown([*ends, *begins, *stays], Growth(least=2))
+        assert [node.name for node in found.nodes] == ["z: c"]
+        assert [(edge.start, edge.end, edge.count) for edge in found.edges] == [(SOURCE, "z: c", 2), ("z: c", SINK, 2)]
 
     def test_a_routers_choices_are_no_nodes(self) -> None:
         found = grown([episode(("router", "x"), ("x", "zzz"))], Growth(apart=frozenset({"router"})))
@@ -257,6 +391,13 @@ class TestLikeness:
         assert nearest(np.array([-1.0, 0.0]), table, 0.5) is None
         assert nearest(np.array([1.0, 0.0]), [], 0.0) is None
         assert cosine(np.zeros(2), (1.0, 0.0)) == 0.0
+        assert nearest(np.array([3.0, 4.0]), [(1.0, 0.0)], 0.6) == 0, "as alike as it has to be"
+
+    def test_a_sum_of_vectors_is_written_down_in_four_places(self) -> None:
+        assert added((1.0, 0.5), np.array([1 / 3, 2 / 3])) == (1.3333, 1.1667)
+
+    def test_cosines_have_six_places(self) -> None:
+        assert cosine(np.array([1.0, 0.0]), (1.0, 7.0)) == 0.141421
 
     def test_a_task_that_is_like_none_has_no_context(self) -> None:
         found = network("source a 1", "a sink 1", contexts=contexts("Add the numbers 1 and 2.", "Write a letter."))
@@ -310,6 +451,22 @@ class TestChoosing:
             chance = math.exp(log_chance(found, ANY, path, 3))
             assert count / 4000 == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000))
 
+    def test_the_logit_of_an_edge_is_of_its_counts_and_of_the_weights_that_there_are(self) -> None:
+        found = network("source a 3", "source b 1", "a sink 3", "b sink 1")
+        first = replace(found.edges[0], by_context={"c": 2})
+        found = replace(found, edges=(first, *found.edges[1:]))
+        found = replace(found, weights={ANY: {SOURCE: {"a": 0.5}}, "c": {SOURCE: {"b": -0.25}}})
+        assert odds(found, ANY, SOURCE) == pytest.approx({"a": math.log(3.75) + 0.5, "b": math.log(1.25)})
+        assert odds(found, "c", SOURCE) == pytest.approx({"a": math.log(2.75) + 0.5, "b": math.log(0.25) - 0.25})
+        assert odds(found, "c", SOURCE, ["a"]) == pytest.approx({"b": math.log(0.25) - 0.25})
+
+    def test_chances_sharpen_as_the_temperature_falls(self) -> None:
+        logits = {"a": 1000.0, "b": 1000.0 + math.log(3)}
+        assert chances(logits) == pytest.approx({"a": 0.25, "b": 0.75})
+        assert chances(logits, 0.5) == pytest.approx({"a": 0.1, "b": 0.9})
+        assert chances(logits, 2.0)["b"] == pytest.approx(math.sqrt(3) / (1 + math.sqrt(3)))
+        assert chances({**logits, "c": logits["b"]}, 0.0) == {"a": 0.0, "b": 1.0, "c": 0.0}
+
     def test_edges_of_its_own_context_count_for_more(self) -> None:
         found = network("source a 1", "source b 1", "a sink 1", "b sink 1")
         edges = tuple(replace(edge, by_context={"c": 1} if edge.end == "b" else {"d": 1}) for edge in found.edges)
@@ -331,10 +488,15 @@ class TestChoosing:
         alone = learned(found, [Walked("c", ("a",), 1.0, 0), Walked("d", ("b",), 0.0, 1)], 1.0, 3)
         assert alone.weights == {}  # each is alone in its context, and there is nothing to compare it with
 
+    def test_a_step_adds_the_rate_times_the_mean_of_advantage_and_slope(self) -> None:
+        found = network("source a 1", "source b 1", "a sink 1", "b sink 1")  # slopes of 1 - 1/2 and of -1/2
+        better = learned(found, [Walked(ANY, ("a",), 1.0, 0), Walked(ANY, ("b",), 0.0, 1)], 2.0, 3)
+        assert better.weights[ANY][SOURCE] == pytest.approx({"a": 1.0, "b": -1.0})
+
     def test_skipped_nodes_do_not_act_unless_nobody_else_would(self) -> None:
-        found = network("source a 1", "a b 1", "b sink 1", skips={"c": ("a", "b")})
-        assert played_of(found, "d", ("a", "b")) == ("a", "b")
-        assert played_of(found, "c", ("a", "b")) == ("b",)
+        found = network("source a 1", "a b 1", "b e 1", "e sink 1", skips={"c": ("a", "b", "e")})
+        assert played_of(found, "d", ("a", "b", "e")) == ("a", "b", "e")
+        assert played_of(found, "c", ("a", "b", "e")) == ("e",)
 
 
 def earns(path: tuple[str, ...]) -> float:

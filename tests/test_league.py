@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.collection import Collection
 from marft.config.load import parse_recipe
 from marft.config.pools import slots_of
 from marft.config.run import RunSettings
+from marft.game.game import Attempt
 from marft.league.elo import expected_score
-from marft.league.gathering import score
+from marft.league.gathering import Against, score
 from marft.league.pool import Member, Pool, superfluous
+from marft.runs.checkpoints import State
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
+from marft.seeds import generator
 from marft.training import train
+from marft.types import Episode, Observation, Task, Transition
+from tests.episodes import make_action
 from tests.nights import BY_NIGHT
 
 
@@ -45,6 +54,24 @@ def league(output: Path, *overrides: str, **changes: Any) -> RunSettings:
         "sinks": [],
     }
     return parse_recipe({**table, **changes}, overrides)
+
+
+MEMBERS = """\
+[
+    {
+      "slot": "rival",
+      "step": 0,
+      "rating": 0.0,
+      "won": 0.0,
+      "played": 0.0
+    }
+  ]"""
+WRITTEN = f"""\
+{{
+  "rating": 0.0,
+  "members": {MEMBERS}
+}}
+"""
 
 
 class TestPool:
@@ -73,9 +100,24 @@ class TestPool:
         assert [member.step for member in joined.members] == [0, 10, 14, 30, 40]
         assert joined.members[-1].slot == "s12"
 
+        assert superfluous([0, 1, 10, 20]) == 1
+        assert superfluous([0, 1, 10, 11]) == 1, "the first of those that are missed as little"
+        assert superfluous([0, 10, 19, 20]) == 2
+
     def test_the_latest_is_always_the_newest(self) -> None:
-        pool = Pool((Member("a", 0), Member("b", 3)))
-        assert {pool.drawn(u, "latest", 1.0).slot for u in (0.0, 0.5, 0.999)} == {"b"}
+        pool = Pool((Member("a", 0), Member("b", 3), Member("c", 6)))
+        assert {pool.drawn(u, "latest", 1.0).slot for u in (0.0, 0.5, 0.999)} == {"c"}
+
+    def test_uniform_draws_give_each_version_the_same_share(self) -> None:
+        pool = Pool((Member("a", 0), Member("b", 3), Member("c", 6)))
+        drawn = [pool.drawn(u, "uniform", 2.0).slot for u in (0.0, 0.3, 0.35, 0.65, 0.7, 0.999)]
+        assert drawn == ["a", "a", "b", "b", "c", "c"]
+        ten = Pool(tuple(Member(str(step), step) for step in range(10)))  # whose shares sum to a little below 1
+        assert ten.drawn(float(np.nextafter(1.0, 0.0)), "uniform", 2.0).slot == "9"
+
+    def test_the_hardest_is_whom_the_learner_beats_least(self) -> None:
+        members = [Member("a", 0, won=3.0, played=4.0), Member("b", 3, won=1.0, played=4.0), Member("c", 6)]
+        assert Pool(tuple(members)).hardest.slot == "b"
 
     def test_prioritised_draws_follow_the_share_of_matches_not_won(self) -> None:
         pool = Pool((Member("a", 0, won=9.5, played=10.0), Member("b", 3, won=4.5, played=9.0)))
@@ -97,9 +139,9 @@ class TestPool:
         assert pool.with_results({}).rating == 50.0
 
     def test_earlier_matches_count_less_with_every_step(self) -> None:
-        pool = Pool((Member("a", 0),)).with_results({"a": [1.0, 0.0]}).with_results({"a": [1.0]})
-        assert pool.members[0].won == pytest.approx(0.9 + 1)
-        assert pool.members[0].played == pytest.approx(1.8 + 1)
+        pool = Pool((Member("a", 0),)).with_results({"a": [1.0, 0.0, 1.0]}).with_results({"a": [1.0]})
+        assert pool.members[0].won == pytest.approx(0.9 * 2 + 1)
+        assert pool.members[0].played == pytest.approx(0.9 * 3 + 1)
 
     def test_a_run_that_goes_back_forgets_later_versions(self) -> None:
         pool = Pool((Member("a", 0), Member("b", 3), Member("c", 6)))
@@ -108,6 +150,205 @@ class TestPool:
 
     def test_a_match_scores_by_its_sign(self) -> None:
         assert [score(reward) for reward in (1.0, 0.5, 0.0, -0.5)] == [1.0, 1.0, 0.5, 0.0]
+
+
+@dataclass
+class Weights:
+    """Stand for those of models: a text for each policy."""
+
+    held: dict[str, str] = field(default_factory=lambda: {"player": "untuned", "rival": "untuned"})
+
+    def copy_adapter(self, source: str, target: str) -> None:
+        self.held[target] = self.held[source]
+
+    def save_policy(self, policy: str, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "weights").write_text(self.held[policy])
+
+    def load_policy(self, policy: str, folder: Path) -> None:
+        self.held[policy] = (folder / "weights").read_text()
+
+
+@dataclass
+class Matches:
+    """Plays one turn of north and of south in every attempt, which earns the learner what ``earns`` says."""
+
+    run: RunSettings
+    earns: Callable[[str, Attempt], float | None] = lambda slot, attempt: 1.0  # None: it failed
+    models: Weights = field(default_factory=Weights)
+    published: list[dict[str, int]] = field(default_factory=list)
+    used: Counter[str] = field(default_factory=Counter)
+    set_aside: dict[str, str] = field(default_factory=dict)
+    silent: bool = False  # the game is over before south has a turn
+
+    def publish_versions(self, versions: Mapping[str, int]) -> None:
+        self.published.append(dict(versions))
+
+    def usage(self) -> dict[str, float]:
+        return dict(self.used)
+
+    def play(self, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]) -> list[Episode]:
+        self.used["sampled"] += 10
+        played = [self._episode(attempt) for attempt in attempts]
+        for episode in played:
+            on_done(episode)
+        return played
+
+    def _episode(self, attempt: Attempt) -> Episode:
+        slot = attempt.policies["south"]
+        actions = (make_action("north", policy="player"), make_action("south", policy=slot, index=1))
+        earned = self.earns(slot, attempt)
+        return Episode(
+            attempt.task, attempt.stream, attempt.sample, actions[:1] if self.silent else actions,
+            "failed" if earned is None else "terminated", (Transition(Observation("o"), earned or 0.0),),
+        )  # fmt: skip
+
+
+TASKS = [Task(f"t{n}", "o") for n in range(4)]
+
+
+def against(matches: Matches, folder: Path | None = None) -> Against:
+    return Against(matches, TASKS, folder)  # type: ignore[arg-type]
+
+
+def gathered(pool: Against, step: int = 0) -> Collection:
+    return pool.collect(State(step=step), lambda episode: None)
+
+
+class TestGathering:
+    def test_it_begins_with_the_untuned_version_and_what_it_becomes_joins(self, tmp_path: Path) -> None:
+        matches = Matches(league(tmp_path, "--policies.rival.pool.every", "2", "--policies.rival.pool.size", "3"))
+        pool = against(matches)
+        assert (pool.pool, matches.published) == (Pool((Member("rival", 0),)), [{"rival": 0}])
+        assert pool.pool.rating == 0.0
+        for step in range(1, 8):
+            matches.models.held["player"] = f"step {step}"
+            pool.published(State(step=step))
+        assert matches.published == [{"rival": 0}, {"rival@1": 2}, {"rival@2": 4}, {"rival@1": 6}]
+        assert matches.models.held == {
+            "player": "step 7", "rival": "untuned", "rival@1": "step 6", "rival@2": "step 4",
+        }  # fmt: skip
+        assert [member.step for member in pool.pool.members] == [0, 4, 6]
+        pool.abandon(State(step=5))
+        assert [member.step for member in pool.pool.members] == [0, 4]
+
+    def test_nobody_joins_a_pool_of_one(self, tmp_path: Path) -> None:
+        matches = Matches(league(tmp_path, "--policies.rival.pool.size", "1"))
+        against(matches).published(State(step=1))
+        assert matches.published == [{"rival": 0}]
+        assert matches.models.held == {"player": "untuned", "rival": "untuned"}
+
+    def test_all_attempts_at_a_task_are_played_against_a_version_that_its_name_draws(self, tmp_path: Path) -> None:
+        matches = Matches(league(tmp_path, "--rollout.tasks_per_step", "8"))
+        pool = against(matches)
+        pool.published(State(step=1))
+        found = gathered(pool, step=1)
+        assert [len(episode.actions) for episode in found.played] == [2] * 16
+        for episode in found.played:
+            north, south = episode.actions
+            uniform = generator(matches.run.seed, "league", episode.stream, episode.task.id).random()
+            assert (north.policy, south.policy) == ("player", "rival" if uniform < 0.5 else "rival@1")
+        assert {episode.actions[1].policy for episode in found.played} == {"rival", "rival@1"}
+
+    def test_versions_that_are_beaten_are_hardly_drawn_where_those_are_prioritised(self, tmp_path: Path) -> None:
+        hard = "--policies.rival.pool.choose", "prioritised", "--policies.rival.pool.power", "60"
+        pool = against(Matches(league(tmp_path, "--rollout.tasks_per_step", "8", *hard)))
+        gathered(pool)  # all of them are won
+        pool.published(State(step=1))
+        assert {episode.actions[1].policy for episode in gathered(pool, step=1).played} == {"rival@1"}
+
+    def test_what_is_played_moves_the_ratings_and_is_measured(self, tmp_path: Path) -> None:
+        def earns(slot: str, attempt: Attempt) -> float | None:
+            return {"t0": None, "t1": 0.0}.get(attempt.task.id, -2.0)
+
+        pool = against(Matches(league(tmp_path), earns))
+        pool.published(State(step=1))
+        joined = pool.pool
+        found = gathered(pool)
+        scored = [episode for episode in found.played if episode.scored]
+        assert len(scored) == 6
+        scores: dict[str, list[float]] = {}
+        for episode in scored:
+            scores.setdefault(episode.actions[1].policy, []).append(0.5 if episode.task.id == "t1" else 0.0)
+        assert pool.pool == joined.with_results(scores)
+        rates = [member.win_rate for member in pool.pool.members]
+        assert rates[0] != rates[1]
+        assert found.metrics == {
+            "league/rating": pool.pool.rating, "league/members": 2.0, "league/win_rate": sum(rates) / 2,
+            "league/hardest_win_rate": min(rates), "league/hardest_step": float(rates[1] < rates[0]),
+        }  # fmt: skip
+        assert pool.pool.rating < 0
+
+    def test_a_game_that_ends_before_the_opponents_turn_is_no_match(self, tmp_path: Path) -> None:
+        pool = against(Matches(league(tmp_path), silent=True))
+        gathered(pool)
+        assert pool.pool == Pool((Member("rival", 0),))
+
+    def test_a_steps_use_is_what_was_used_since_it_began(self, tmp_path: Path) -> None:
+        matches = Matches(league(tmp_path))
+        pool = against(matches)
+        for step in (0, 1):
+            gathered(pool, step)
+            matches.used["scored"] += step
+            assert pool.used() == {"sampled": 10.0, "scored": float(step)}
+        assert pool.seconds(2.5) == 2.5
+
+    def test_the_pass_over_the_tasks_goes_on_with_the_run(self, tmp_path: Path) -> None:
+        matches, seen = Matches(league(tmp_path, "--rollout.tasks_per_step", "2")), list[Episode]()
+        pool = against(matches)
+        first = pool.collect(State(step=0), seen.append)
+        second = pool.collect(State(step=1, tasks_drawn=first.tasks_drawn), seen.append)
+        assert [*first.played, *second.played] == seen
+        assert (first.tasks_drawn, second.tasks_drawn) == (2, 4)
+        assert {episode.task.id for episode in seen} == {"t0", "t1", "t2", "t3"}
+        assert {episode.stream for episode in second.played} == {"train/1"}
+
+    def test_a_pool_is_written_and_read_with_weights_and_ratings(self, tmp_path: Path) -> None:
+        matches = Matches(league(tmp_path))
+        pool = against(matches)
+        for step in (1, 2):
+            matches.models.held["player"] = f"step {step}"
+            gathered(pool, step)
+            pool.published(State(step=step))
+        pool.write(tmp_path)
+        files = sorted(file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file())
+        assert files == ["league/league.json", "league/step_000001/weights", "league/step_000002/weights"]
+        again = Matches(matches.run)
+        assert against(again, tmp_path).pool == pool.pool
+        assert again.models.held == {
+            "player": "untuned",
+            **{k: v for k, v in matches.models.held.items() if k != "player"},
+        }
+        assert again.published == [{"rival": 0, "rival@1": 1, "rival@2": 2}]
+
+    def test_what_is_written_of_a_pool(self, tmp_path: Path) -> None:
+        against(Matches(league(tmp_path))).write(tmp_path)
+        assert (tmp_path / "league" / "league.json").read_text() == WRITTEN
+
+    @pytest.mark.parametrize(
+        ("before", "after", "says"),
+        [
+            ('"rating": 0.0,\n  "mem', '"mem', "cannot be read: rating: Field required; start a new run with --from"),
+            ('{\n  "rating"', '{"a": 1, "rating"', "cannot be read: a: .*; start a new run with --from"),
+            ('"slot"', '"a": 1, "slot"', "cannot be read: members.0.a: .*; start a new run with --from"),
+            ("}", "", "cannot be read: "),
+            ('"rival"', '"rival@3"', r"another size or name \(rival@3\); go on with policies.rival as it was"),
+            ('"rival"', '"rival@1"', r"another size or name \(none\); go on with"),
+            (MEMBERS, "[]", r"another size or name \(none\); go on with"),
+        ],
+    )  # fmt: skip
+    def test_a_pool_that_cannot_be_gone_on_with_is_refused(
+        self, before: str, after: str, says: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "league").mkdir()
+        assert before in WRITTEN
+        (tmp_path / "league" / "league.json").write_text(WRITTEN.replace(before, after))
+        with pytest.raises(ValueError, match=f"league.json .*{says}"):
+            against(Matches(league(tmp_path)), tmp_path)
+
+    def test_a_checkpoint_without_a_pool_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"league.json cannot be read: .*No such file"):
+            against(Matches(league(tmp_path)), tmp_path)
 
 
 class TestRecipe:

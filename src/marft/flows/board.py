@@ -97,9 +97,8 @@ def judged(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
         ValueError: of no task was it known before.
     """
     refuse_unknown(before)
-    both = sorted(before)
-    gain, (low, high) = paired_difference([before[task] for task in both], [after.get(task, False) for task in both])
-    return Judged(gain, low, high, len(both))
+    gain, (low, high) = paired_difference([*before.values()], [after.get(task, False) for task in before])
+    return Judged(gain, low, high, len(before))
 
 
 def bounded(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
@@ -111,5 +110,5 @@ def bounded(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
         ValueError: of no task was it known before.
     """
     refuse_unknown(before)
-    gains = [float(after.get(task, False)) - solved for task, solved in sorted(before.items())]
+    gains = [float(after.get(task, False)) - solved for task, solved in before.items()]
     return Judged(sum(gains) / len(gains), *bounds_of_gain(gains), len(gains))

@@ -109,8 +109,7 @@ def score(network: FlowNetwork, context: str, path: Sequence[str], most: int) ->
     for place, (start, end) in enumerate(decisions(network, path, most)):
         for other, share in chances(odds(network, context, start, path[:place])).items():
             for row in dict.fromkeys((ANY, context)):
-                key = row, start, other
-                found[key] = found.get(key, 0.0) + float(other == end) - share
+                found[row, start, other] = float(other == end) - share  # a walk leaves no node twice
     return found
 
 

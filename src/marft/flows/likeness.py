@@ -32,14 +32,12 @@ def _hashed(text: str, dimensions: int) -> NDArray[np.float32]:
 
 
 def cosine(vector: NDArray[np.floating], others: Sequence[float]) -> float:
-    """The cosine of two vectors; 0 where one is of zeros. To six places, so that no order of sums decides.
+    """The cosine of two vectors; 0 where one is of zeros, or empty. To six places, so that no order of sums decides.
 
     >>> cosine(np.array([3.0, 4.0]), (6.0, 8.0))
     1.0
     """
     a, b = np.asarray(vector, np.float64), np.asarray(others, np.float64)
-    if not b.size:
-        return 0.0  # nobody knows what it is like
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     return round(float(a @ b) / lengths, 6) if lengths else 0.0
 

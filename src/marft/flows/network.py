@@ -154,6 +154,8 @@ class FlowNetwork:
         known = {*names, SOURCE, SINK}
         ends = {name for edge in self.edges for name in (edge.start, edge.end)}
         found += [f"an edge names {name!r}, which is no node" for name in sorted(ends - known)]
+        found += [f"an edge leads from {e.start!r} back to the source" for e in self.edges if e.end == SOURCE]
+        found += [f"an edge leads from the sink on to {e.end!r}" for e in self.edges if e.start == SINK]
         if SINK in self.after(SOURCE):
             found.append("an edge leads from the source to the sink, where nobody acts")
         skipped = {name for skips in self.skips.values() for name in skips}
@@ -183,7 +185,7 @@ class FlowNetwork:
             if len(vector) not in sized or not all(map(math.isfinite, vector)):
                 found.append(f"the vector of {name!r} is none of {self.dimensions} finite numbers")
         for edge in self.edges:
-            if min(edge.by_context.values(), default=0) < 0:
+            if any(count < 0 for count in edge.by_context.values()):
                 found.append(f"the edge {edge.start!r} to {edge.end!r} has been taken less than never in a context")
         return found
 

@@ -109,10 +109,10 @@ class Flow(OrganizationPart):
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Nodes and a router that are no agents."""
-        for role in dict.fromkeys([*(node.role for node in self.flow.nodes), self.router or roles[0]]):
+        for role in dict.fromkeys([*(node.role for node in self.flow.nodes), *filter(None, [self.router])]):
             if role not in roles:
                 yield f"team: no agent is called {role!r}{did_you_mean(role, roles)}, and the flow network needs one"
-        if self.router and any(node.role == self.router for node in self.flow.nodes):
+        if any(node.role == self.router for node in self.flow.nodes):
             yield f"team.router: {self.router!r} plays nodes itself; choose another role"
 
     def opened(self, task: Task, seed: int) -> Flow:
@@ -189,7 +189,7 @@ def paths_of(flow: Flow, episode: Episode, seed: int) -> list[tuple[str, ...]]:
 def options_at(network: FlowNetwork, context: str, at: str, visited: Sequence[str]) -> list[str]:
     """Where a router may go on: over nodes that are skipped to what comes after them, most often first."""
     passed, found, seen = network.passed_by(context), list[str](), {*visited, at}
-    waiting = [end for end in network.after(at) if end not in seen]
+    waiting = list(network.after(at))
     while waiting:
         end = waiting.pop(0)
         if end in seen:
