@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.config.parts import OrganizationPart
-from marft.engines.choice_sampling import ChoiceRequest, choose
+from marft.engines.choice_sampling import ChoiceRequest, choose, weigh
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.forking.counterfactual import counterfactuals
 from marft.game.agents import Agents
@@ -99,20 +99,46 @@ class TestTheEngine:
         Option(np.array([7, 9, 2], np.int32)),
     )
 
-    def scores(self, backbone: Backbone, adapter: str | None) -> list[float]:
+    def sums(self, backbone: Backbone, adapter: str | None, temperature: float = 1.0) -> list[float]:
         """By a forward for each option, over the whole vocabulary."""
-        found = []
+        from marft.learning.scoring import score_actions
+
+        found, temperatures = list[float](), {"a": temperature}
         for option in self.options:
             said = make_action("a", prompt=(5, 6), tokens=tuple(option.tokens.tolist()))
             pack = replace(
-                packing(backbone), backbones={"a": backbone}, adapters={"a": adapter}, temperatures={"a": 1.0}
+                packing(backbone), backbones={"a": backbone}, adapters={"a": adapter}, temperatures=temperatures
             )
-            from marft.learning.scoring import score_actions
+            found.append(float(score_actions(pack, [Sample(said, 1.0, np.zeros(1))])[said.key].sum()))
+        return found
 
-            logs = score_actions(pack, [Sample(said, 1.0, np.zeros(1))])[said.key]
-            found.append(float(logs.sum()) / option.normaliser)
+    def scores(self, backbone: Backbone, adapter: str | None) -> list[float]:
+        sums = self.sums(backbone, adapter)
+        found = [log_prob / option.normaliser for log_prob, option in zip(sums, self.options, strict=True)]
         total = math.log(sum(map(math.exp, found)))
         return [x - total for x in found]
+
+    @pytest.mark.parametrize("limit", [8192, 10], ids=["in one forward", "in one each"])
+    def test_options_are_weighed_by_the_probability_of_all_their_tokens(
+        self, double: Backbone, limit: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("marft.engines.choice_sampling.PREFILL_TOKENS", limit)
+        prompt, options = np.array([5, 6], np.int32), self.options
+        asked = [
+            ChoiceRequest(adapter, prompt, options[:count], Sampling(temperature=temperature), 0.5)
+            for adapter, temperature, count in (("one", 1.0, 3), (None, 0.7, 2), ("two", 0.0, 3))
+        ]
+        found = weigh(double, asked)
+        for request, log_probs in zip(asked, found, strict=True):
+            expected = self.sums(double, request.adapter, request.sampling.temperature or 1.0)
+            np.testing.assert_allclose(log_probs, expected[: len(request.options)], atol=1e-5)
+        with pytest.raises(ValueError, match="no adapter called 'nobody'"):
+            weigh(double, [replace(asked[0], adapter="nobody")])
+
+    def test_a_request_takes_what_is_read_of_its_options(self) -> None:
+        """The prompt before each of them, and all but their last tokens, after which nothing is asked."""
+        request = ChoiceRequest(None, np.array([5, 6], np.int32), self.options, Sampling(), 0.5)
+        assert request.tokens == (2 + 1) + (2 + 0) + (2 + 2)
 
     @pytest.mark.parametrize("shape", [AS_THEY_ARE, LogitShape(0.5, 3.0)], ids=["plain", "capped"])
     @pytest.mark.parametrize("adapter", [None, "one"])

@@ -64,6 +64,7 @@ def test_a_guilty_row_fails_alone(tuned: Backbone, what: str, later: bool) -> No
     assert done[id(guilty)].error
     assert texts(done, innocent) == alone
     assert not any(done[id(one)].error for one in innocent)
+    assert (len(done[id(guilty)].tokens), len(done[id(guilty)].log_probs)) == (0, 0)
     assert len(batch) == 0
     assert [len(beside) for beside in (batch.texts, batch.tellers, batch.endings, batch.alternatives)] == [0] * 4
 
@@ -72,6 +73,25 @@ def test_a_top_k_beyond_all_numbers_is_that_of_the_whole_vocabulary(backbone: Ba
     rows = [row((5, 6), top_k=count) for count in (0, 10**30)]
     first, second = texts(run(new_batch(backbone), rows), rows)
     assert first == second
+
+
+def test_of_two_prompts_that_are_read_together_the_one_that_cannot_be_is_left_out(
+    tuned: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    innocent, guilty = row(PROMPTS[0]), row((5, POISON))
+    alone = texts(run(new_batch(tuned), [innocent]), [innocent])
+    embed = tuned.decoder.get_input_embeddings()
+    before = embed.forward
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        if bool((ids == POISON).any()):
+            raise RuntimeError("that one")
+        return before(ids)
+
+    monkeypatch.setattr(embed, "forward", forward)
+    done = run(new_batch(tuned), [innocent, guilty])
+    assert str(done[id(guilty)].error) == "that one"
+    assert texts(done, [innocent]) == alone
 
 
 @pytest.mark.parametrize("name", ["", "LFM 2"], ids=["our cache", "the model's own"])
