@@ -66,6 +66,7 @@ MEMBERS = """\
       "played": 0.0
     }
   ]"""
+LATER = '    {"slot": "rival@4", "step": 1, "rating": 0.0, "won": 0.0, "played": 0.0}\n'
 WRITTEN = f"""\
 {{
   "rating": 0.0,
@@ -102,7 +103,7 @@ class TestPool:
 
         assert superfluous([0, 1, 10, 20]) == 1
         assert superfluous([0, 1, 10, 11]) == 1, "the first of those that are missed as little"
-        assert superfluous([0, 10, 19, 20]) == 2
+        assert superfluous([0, 10, 20, 21]) == 2
 
     def test_the_latest_is_always_the_newest(self) -> None:
         pool = Pool((Member("a", 0), Member("b", 3), Member("c", 6)))
@@ -333,6 +334,7 @@ class TestGathering:
             ('"slot"', '"a": 1, "slot"', "cannot be read: members.0.a: .*; start a new run with --from"),
             ("}", "", "cannot be read: "),
             ('"rival"', '"rival@3"', r"another size or name \(rival@3\); go on with policies.rival as it was"),
+            ("    }\n  ]", "    },\n" + LATER + "  ]", r"another size or name \(rival@4\); go on with"),
             ('"rival"', '"rival@1"', r"another size or name \(none\); go on with"),
             (MEMBERS, "[]", r"another size or name \(none\); go on with"),
         ],

@@ -90,9 +90,9 @@ class Against:
         found = collect(self._rollouts, self._tasks, state.step, drawn, on_done, self._cast, standing)
         scores: dict[str, list[float]] = {}
         for episode in found.played:
-            slot = next((action.policy for action in episode.actions if action.agent in self._roles), None)
-            if slot is not None and episode.scored:
-                scores.setdefault(slot, []).append(score(episode.total_reward))
+            policies = {action.policy for action in episode.actions}  # the learner too, of which a pool knows nothing
+            for policy in policies if episode.scored else ():
+                scores.setdefault(policy, []).append(score(episode.total_reward))
         self.pool = pool.with_results(scores)
         return replace(found, metrics={**found.metrics, **self._metrics()})
 
