@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 from marft.config import parse_recipe
 from marft.envs.gradings import Numeric
 from marft.envs.table import Table
-from marft.rewards.comparing import close, numbers_in, token_f1
+from marft.rewards.comparing import (
+    LONGEST,
+    close,
+    contains,
+    edits,
+    number_stated,
+    numbers_in,
+    scaled_numbers,
+    token_f1,
+    words_of,
+)
 from tests.helpers import recipe
 from tests.test_environments import answer
 from tests.test_table import FORMATS, all_to_train, complaint
@@ -153,6 +163,41 @@ def slow_f1(right: str, said: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
+def test_words_keep_their_accents_and_lack_articles_case_and_punctuation() -> None:
+    assert words_of("The café, an “A”!") == ["café"]
+    assert words_of("−3.5 + $2.") == ["-3.5", "2"]
+    assert token_f1("café", "cafe") == 0.0
+    assert (token_f1("the", "a!"), token_f1("the", "cat"), token_f1("cat", "the")) == (1.0, 0.0, 0.0)
+
+
+def test_edits_of_words_with_letters_in_another_order() -> None:
+    for one, other, count in (("baab", "aba", 3), ("cbba", "bcb", 3), ("", "ab", 2), ("ab", "", 2), ("", "", 0)):
+        assert edits(one, other) == count
+
+
+@pytest.mark.parametrize(("text", "part", "held"), [
+    ("anything", "", False), ("", "", False), ("renew york", "new york", False), ("New Yorker", "New York", False), ("snake_case", "case", False),
+    ("snake_case", "snake", False), ("_case_", "case", True), ("case_", "case", True), ("in C++", "C", False), ("in C++", "C++", True), ("C+b", "C", True),
+    ("PARIS", "paris", True), ("“Paris”", "Paris", True), ("cafe\u0301", "cafe", False), ("巴黎abc", "abc", True), ("abc巴黎", "abc", True), ("서울에서", "서울", True),
+    ("가서울", "서울", False), ("서울_x", "서울", False), ("서울+", "서울", False), ("bcb巴", "b", False), ("aa巴", "a巴", False), ("ab 巴ab", "ab", True),
+    ("xabab巴", "abab", False), ("ababab", "abab", False), ("xaba aba", "aba", True),
+])  # fmt: skip
+def test_words_are_held_where_they_begin_and_end_as_words_do(text: str, part: str, held: bool) -> None:
+    assert contains(text, part) is held
+
+
+@pytest.mark.parametrize(("text", "number", "held"), [
+    ("agent 007", "7", False), ("agent 007", "007", True), ("-07", "-7", False), ("in 1998年", "1998", True), ("42kg", "42", False), ("42 kg", "42", True),
+    ("5 million", "5", False), ("10 minus 3", "3", False), ("10 minus 3", "10", True), ("minus 42", "42", False), ("minus 42", "-42", True), ("x negative  3", "3", False),
+    ("42_000", "42", False), ("42_", "42", True), ("42.0", "42", True), ("42, 43", "43", True), ("4.2e1", "42", True), ("42개", "42", True), ("1,234", "1234", True),
+    ("1/2", "0.5", True), ("42%", "42", True), ("−42", "-42", True), ("It costs 5.", "$5", False), ("It costs $5.", "$5", True), ("12 pears", "12 apples", False),
+])  # fmt: skip
+def test_a_number_is_held_by_its_value_and_not_as_a_part_of_a_name_or_of_another_number(
+    text: str, number: str, held: bool
+) -> None:
+    assert contains(text, number) is held
+
+
 NUMBERS = st.builds(
     lambda sign, whole, fraction, exponent: f"{sign}{whole}{fraction}{exponent}",
     st.sampled_from(["", "-", "+", "−"]), st.integers(0, 10**12).map(str), st.from_regex(r"(\.[0-9]{1,6})?", fullmatch=True),
@@ -185,6 +230,34 @@ class TestNumbers:
 
         most = max(exactly(tolerance), exactly(relative) * abs(Fraction(right)))
         assert close(right, said, tolerance, relative) == (abs(Fraction(right) - Fraction(said)) <= most)
+
+    @pytest.mark.parametrize(("text", "numbers"), [
+        ("1.234,5e3", ["1234500"]), ("1.234.567,25", ["1234567.25"]), ("2,5", ["2.5"]), ("1 234,5", ["1234.5"]), ("12,34,567", ["1234567"]),
+        ("10^{3}", ["1000"]), ("2^{-2}", ["0.25"]), ("2**5", ["32"]), ("3²", ["9"]), ("10⁻²", ["0.01"]), ("2 × 10⁻³", ["0.002"]),
+        ("√2 and 5", ["5"]), (r"\sqrt{2}, 5", ["5"]), (r"\sqrt[3]{2}, 5", ["5"]), ("2π or 5", ["5"]), ("±2 or 5", ["5"]), ("x_2 = 5", ["5"]),
+        ("−$5", ["-5"]), ("$-5", ["-5"]), ("−$−5", ["5"]), ("-2 1/2", ["-2.5"]), ("1e9999999^{-2} or 5", ["5"]), ("1" * LONGEST, ["1" * LONGEST]),
+        ("1" * (LONGEST + 1), []), ("100^{200}", ["1e400"]), ("100^{201}", []), ("0.01^{200}", ["1e-400"]), ("0.01^{201}", []), ("1000^{200}", []),
+        ("1^{400}", ["1"]), ("1^{401}", []), ("1^{-400}", ["1"]), ("1^{-401}", []),
+    ])  # fmt: skip
+    def test_numbers_of_many_forms_are_read_and_what_is_beyond_measure_or_part_of_another_number_is_not(
+        self, text: str, numbers: list[str]
+    ) -> None:
+        assert numbers_in(text) == [Decimal(number) for number in numbers]
+
+    @pytest.mark.parametrize(("text", "number"), [
+        ("1, then 5 or 6", None), ("1 or 2, then 5", "5"), ("**12 apples** of 30", "12"), ("**Step 2** gives 30", "30"), ("**12 of 30** apples, 40 pears", "40"),
+        ("**5 million** of 8 billion", "5000000"), ("It is 3万", "30000"), ("It is 4k", "4000"), (r"\boxed{3.14159 ≈ 3.14}", "3.14"), (r"\boxed{x = 5}", "5"),
+        (r"\boxed{4 = 5}", None), (r"\boxed{3 + 4 = 7}", "7"), ("The answer is 2 + 3.", None), ("The answer is 5+3=8", "8"), ("The answer is 5 apples and 3+4=7", "5"), ("The answer is x", None),
+        ("The answer is 2.718 ≈ 2.72", "2.72"), ("The answer is 2 + 3 = 4 + 1", None), ("The answer is 3.14159 ≈ 3.1416 ≈ 3.14", "3.14"), ("The answer is 5 or 6", None),
+        ("The answer is not 9 but 8", "8"), ("The answer is not 9", None), ("It is 7, not 9", "7"), ("", None),
+    ])  # fmt: skip
+    def test_the_number_of_a_text_is_the_one_that_it_states(self, text: str, number: str | None) -> None:
+        assert number_stated(text) == (None if number is None else Decimal(number))
+
+    def test_words_behind_numbers_scale_them(self) -> None:
+        text = "2 dozen, 3 hundred, 4 thousand, 5 million, 6bn, 7 trillion, 8k, 9M, 千 1千 2百 3億"
+        scaled = [24, 300, 4_000, 5 * 10**6, 6 * 10**9, 7 * 10**12, 8_000, 9 * 10**6, 1_000, 200, 3 * 10**8]
+        assert scaled_numbers(text) == scaled
 
     @given(st.text(max_size=200))
     def test_no_text_is_too_odd(self, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import string
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 from marft.envs.near_gradings import LONGEST
 from marft.rewards.comparing import edits, similarity
-from marft.rewards.quantities import quantities_in
-from marft.rewards.units import unit_of, word_for
+from marft.rewards.quantities import LARGEST_EXPONENT, quantities_in
+from marft.rewards.units import unit_at, unit_of, word_for
 from tests.test_gradings import reward
 from tests.test_table import FORMATS, complaint
 
@@ -98,6 +99,48 @@ def test_what_is_no_unit_is_none(text: str) -> None:
     assert unit_of(text) is None
 
 
+PREFIXES = {
+    "Y": 24, "Z": 21, "E": 18, "P": 15, "T": 12, "G": 9, "M": 6, "k": 3, "h": 2, "da": 1, "d": -1, "c": -2, "m": -3, "µ": -6, "\u03bc": -6, "u": -6,
+    "n": -9, "p": -12, "f": -15, "a": -18,
+}  # fmt: skip
+NAMES = {
+    "tera": 12, "giga": 9, "mega": 6, "kilo": 3, "hecto": 2, "deca": 1, "deci": -1, "centi": -2, "milli": -3, "micro": -6, "nano": -9, "pico": -12,
+}  # fmt: skip
+
+
+def test_prefixes_are_those_of_the_si() -> None:
+    for prefixes, unit in ((PREFIXES, "W"), (NAMES, "watt")):
+        for prefix, power in prefixes.items():
+            found = word_for(prefix + unit)
+            assert found is not None, prefix
+            assert found.factor == Fraction(10) ** power, prefix
+
+
+@pytest.mark.parametrize(("text", "factor", "dimensions"), [
+    ("km/h", "5/18", "m1 s-1"), ("m⁹", "1", "m9"), ("cubic m³", "1", "m9"), ("kg·m²·s⁻²", "1", "kg1 m2 s-2"), ("per hour", "1/3600", "s-1"),
+    ("/min", "1/60", "s-1"), ("-hour", "3600", "s1"), ("sq. km", "1000000", "m2"), ("cu in", "0.000016387064", "m3"), ("m/m", "1", ""), ("m2", "1", "m2"),
+    ("km per s²", "1000", "m1 s-2"), ("miles", "1609.344", "m1"), ("inches", "0.0254", "m1"), ("·km", None, None), ("× m", None, None), ("m¹⁰", None, None),
+    ("cubic m⁴", None, None), ("per celsius", None, None), ("m²³", None, None), ("·".join(["m"] * 9), "1", "m9"), ("m/" + "·".join(["s"] * 9), None, None),
+    ("Kelvin", "1", "K1"), ("celsius", "1", "K1"), ("hundred km", "100000", "m1"), ("m in", None, None), ("m celsius", None, None), ("m.", "1", "m1"),
+])  # fmt: skip
+def test_units_are_products_of_powers(text: str, factor: str | None, dimensions: str | None) -> None:
+    unit = unit_of(text)
+    if factor is None:
+        assert unit is None
+        return
+    assert unit is not None
+    assert unit.factor == Fraction(factor)
+    assert " ".join(f"{base}{power}" for base, power in unit.dimensions) == dimensions
+
+
+@pytest.mark.parametrize(("text", "start", "unit", "end"), [
+    ("5 km in all", 1, "km", 4), ("3 celsius m", 1, "celsius", 9), ("5 m celsius", 1, "m", 3), ("5 m in", 1, "m", 3), ("5", 1, None, 1),
+    ("5 apples", 1, None, 1), ("5 m apples", 1, "m", 3), ("5 m/apple", 1, "m", 3), ("5 m² of it", 1, "m²", 4),
+])  # fmt: skip
+def test_a_unit_ends_before_what_is_none(text: str, start: int, unit: str | None, end: int) -> None:
+    assert unit_at(text, start) == (unit and unit_of(unit), end)
+
+
 def test_no_word_is_a_unit_of_its_own_and_a_prefixed_one() -> None:
     """Minutes are no milli-inches, and feet no femto-tonnes."""
     for word, metres in (("ft", 0.3048), ("min", None), ("cd", None), ("yd", 0.9144), ("mi", 1609.344), ("nmi", 1852)):
@@ -120,6 +163,29 @@ def test_a_quantity_says_its_value_and_unit_again(value: float, unit: str) -> No
 def test_no_text_is_too_strange_for_quantities(text: str) -> None:
     for found in quantities_in(text):
         assert found.in_unit(found.unit) == found.value
+
+
+@pytest.mark.parametrize(("text", "values"), [
+    ("6 ft 3 in", ["1.905"]), ("3 in 6 ft", ["0.0762", "1.8288"]), ("1 h 90 min", ["3600", "5400"]), ("1 h 60 min", ["3600", "3600"]), ("1 h 59 min", ["7140"]),
+    ("5 ft 0 in", ["1.524"]), ("0 ft 3 in", ["0.0762"]), ("5 ft -3 in", ["1.524", "-0.0762"]), ("-6 ft 3 in", ["-1.8288", "0.0762"]), ("5 m 3 kg", ["5", "3"]),
+    ("1 hour and 30 minutes", ["5400"]), ("1 h, 30 min", ["5400"]), ("1 h, 30 min, 6 s", ["5406"]), ("1 h or 30 min", ["3600", "1800"]), ("1 h 30 h", ["3600", "108000"]),
+    ("300 K 20 °C", ["300", "293.15"]), ("20 °C 3 K", ["293.15", "3"]), ("1 million 5 hundred", ["1000000", "500"]), ("5 %2", ["0.0005"]), ("0e999 kg", ["0"]),
+    (f"1e{LARGEST_EXPONENT} kg", [f"1e{LARGEST_EXPONENT}"]), (f"1e{LARGEST_EXPONENT + 1} kg", []), (f"1e-{LARGEST_EXPONENT + 1} kg", []), ("5⁰⁰⁰⁰ or 6", ["6"]),
+    ("$5$", ["5"]), ("$", []), ("", []), ("USD     5", ["5"]), ("5 USD", ["5"]), ("$5 million", ["5000000"]), ("$5 km", ["5000"]), ("EUR 5 or 6 m", ["5", "6"]),
+    (r"3\text{ m}^{2}", ["3"]), (r"\frac{3}{4}\text{ km}", ["750"]), (r"5\mu m", ["0.000005"]), (r"5\,\mu\text{m}", ["0.000005"]), (r"5\,\mathrm{\mu m}", ["0.000005"]), (r"68^\circ\text{F}", ["293.15"]), (r"2 \times 10^{3}\,\text{m}", ["2000"]),
+    ("2 m**2", ["2"]), ("3 km^-1", ["0.003"]), ("180 deg C", ["453.15"]),
+])  # fmt: skip
+def test_quantities_are_read_in_base_units(text: str, values: list[str]) -> None:
+    assert [found.in_base_units for found in quantities_in(text)] == [Fraction(value) for value in values]
+
+
+@pytest.mark.parametrize(("text", "of"), [
+    ("$5", "dollar1"), ("5 $", "dollar1"), ("USD 5", "dollar1"), ("€5", "euro1"), ("$5$", ""), ("$5 km", "m1"), ("$5 %", "dollar1"), ("5 m^2", "m2"), ("5 apples", ""),
+    ("3 km^-1", "m-1"), ("5 kg m/s^2", "kg1 m1 s-2"), ("XUSD 5", ""), ("£5 million", "sterling1"), ("₹5", "rupee1"), ("¥5", "yen1"),
+])  # fmt: skip
+def test_quantities_have_the_dimensions_of_their_units(text: str, of: str) -> None:
+    (found,) = quantities_in(text)
+    assert " ".join(f"{base}{power}" for base, power in found.unit.dimensions) == of
 
 
 def test_numbers_beyond_all_measure_are_none() -> None:

@@ -6,7 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Context, Decimal, InvalidOperation
+from decimal import Context, Decimal
 from itertools import pairwise
 from typing import NamedTuple
 from unicodedata import category, combining, decimal, normalize
@@ -48,6 +48,13 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _LETTERS = "".join(
     f"\\p{{{name}}}" for name in ("Han", "Hiragana", "Katakana", "Thai", "Khmer", "Lao", "Myanmar", "Tibetan")
 )
+_SUFFIXED = _LETTERS + r"\p{Hangul}"  # Korean has spaces before its words, and none before its particles
+# between letters a word begins or ends only where one of them is of a script without spaces
+_BEGINS = rf"(?:(?<![^\W_]|[^\W_]_)|(?<=[{_LETTERS}])|(?=[{_LETTERS}]))"
+_ENDS = (
+    r"(?:(?![^\W_]|_[^\W_]|[+#]+(?![^\W_]))"
+    rf"|(?:(?<=[{_SUFFIXED}])|(?=[{_SUFFIXED}]))(?![\p{{M}}+#]|_[^\W_]))"
+)
 _UNSPACED = regex.compile(
     rf"[{_LETTERS}]\p{{M}}*|\p{{Hangul}}|[^{_LETTERS}\p{{Hangul}}\s]+"
 )  # a token of scripts without spaces
@@ -65,7 +72,7 @@ _LATEX = (
     (re.compile(r"\\([$%#&])"), r"\1"),
     (re.compile(r"\\[!,;: ]"), " "),
 )
-_OF_MORE = re.compile(r"(?:√|\\sqrt\s*(?:\[[^\]]*\])?\s*\{?|±|\\pm|\^\{?|_\{?)\s*$")
+_OF_MORE = re.compile(r"(?:√|\\sqrt\s*\[|\\sqrt\s*(?:\[[^\]]*\])?\s*\{?|±|\\pm|\^\{?|_\{?)\s*$")
 _MORE = re.compile(r"\}?\s*(?:π|\\pi\b|\^|\*\*(?=[0-9({])|!(?!\w)(?=\S)|[²³⁴-⁹]|√|\\sqrt|(?:±|\\pm|\+/-)\s*[0-9.])")
 _CHAIN = re.compile(  # all possessive: of long texts no part is tried again
     r"[\s()$\\.]*+(?:[^\W\d_]{2,}+\s*+){0,2}+(?:[()$\s]*+[-=+−–*/×÷·≈])++[\s($€£¥]*+"
@@ -75,6 +82,7 @@ _BESIDE = re.compile(  # two numbers of which one is the answer, or none
     re.IGNORECASE,
 )
 _EQUALS = re.compile(r"(?<![<>!])=|≈|\\approx")
+_EQUAL_SIGN = re.compile("[=≈]")
 _DENIED = re.compile(r"\s*(?:not|never|neither|nor|none)\b", re.IGNORECASE)
 _NOT_THAT_BUT = re.compile(r"^\s*not\b[^.\n]{1,40}?\bbut\s+", re.IGNORECASE)
 _SCALES = re.compile(
@@ -85,6 +93,8 @@ _SCALED = {
     "billion": 10**9, "bn": 10**9, "trillion": 10**12, "dozen": 12, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8,
 }  # fmt: skip
 _MINUS = re.compile(r"\b(?:minus|negative)\s+$", re.IGNORECASE)
+_ZERO_IN_FRONT = re.compile(r"[-−+]?0[0-9]")
+_LETTER_BEHIND = regex.compile(rf"_[0-9]|(?![{_SUFFIXED}])[^\W_]")  # of a name
 _UP = str.maketrans("−⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "--+0123456789")
 _KEPT_POINT = re.compile(r"(?<=[0-9])\.(?=[0-9])|(?<![\w.)])[-−](?=\.?[0-9])")  # of numbers
 _ALIKE = str.maketrans("‐‑’‘“”", "--''\"\"") | {0xFF01 + place: 0x21 + place for place in range(94)}
@@ -156,9 +166,10 @@ def number_stated(text: str) -> Decimal | None:
         statement = _NOT_THAT_BUT.sub("", statement)  # "not 9 but 8"
         return None if _DENIED.match(statement) else _first_number(statement, _held_to(statement))
     numbers = _held_to(text)
-    bold = list(placed_numbers(bold_in(text) or ""))
-    if len(bold) == 1 and bold[0].start == 0:
-        return _value(bold_in(text) or "", bold[0])  # it begins with it
+    emphasized = bold_in(text) or ""
+    bold = list(placed_numbers(emphasized))
+    if len(bold) == 1 and bold[0].start == 0:  # it begins with it
+        return _value(emphasized, bold[0])
     if len(numbers) > 1 and _BESIDE.fullmatch(text, numbers[-2].end, numbers[-1].start):
         return None
     return _value(text, numbers[-1]) if numbers else None
@@ -202,25 +213,22 @@ def _first_number(statement: str, numbers: list[Placed]) -> Decimal | None:
     """Return the first number of a statement, or what the sum that begins with it comes to."""
     if not numbers:
         return None
-    chain, signs = numbers[:1], ""
+    chain = numbers[:1]
     for before, number in pairwise(numbers):
-        between = statement[before.end : number.start]
-        if not _CHAIN.fullmatch(between):
+        if not _CHAIN.fullmatch(statement, before.end, number.start):
             break
         chain.append(number)
-        signs += between
     if len(chain) > 1:
-        return _after_equals(statement, chain) if "=" in signs or "≈" in signs else None
+        return _after_equals(statement, chain)
     if len(numbers) > 1 and _BESIDE.fullmatch(statement, numbers[0].end, numbers[1].start):
         return None
     return _value(statement, numbers[0])
 
 
 def _after_equals(statement: str, chain: list[Placed]) -> Decimal | None:
-    """Return the number after the last equals sign of a chain."""
-    pairs = list(pairwise(chain))
-    after = [right for left, right in pairs if re.search("[=≈]", statement[left.end : right.start])]
-    return _value(statement, after[-1]) if after and after[-1] is chain[-1] else None
+    """Return the last number of a chain, where an equals sign is before it."""
+    before, last = chain[-2:]
+    return _value(statement, last) if _EQUAL_SIGN.search(statement, before.end, last.start) else None
 
 
 def plain_numbers(text: str) -> str:
@@ -291,8 +299,8 @@ def token_f1(right: str, given: str) -> float:
     0.6666666666666666
     """
     expected, said = words_of(right), words_of(given)
-    if not expected or not said:
-        return float(expected == said)
+    if not (expected or said):
+        return 1.0
     shared = sum((Counter(expected) & Counter(said)).values())
     return 2 * shared / (len(expected) + len(said))
 
@@ -305,8 +313,8 @@ def edits(one: str, other: str) -> int:
     >>> edits("kitten", "sitting")
     3
     """
-    if not one or not other:
-        return len(one) + len(other)
+    if not one:
+        return len(other)
     places: dict[str, int] = {}
     for place, character in enumerate(one):
         places[character] = places.get(character, 0) | 1 << place
@@ -314,12 +322,12 @@ def edits(one: str, other: str) -> int:
     up, down, count = every, 0, len(one)  # where the column rises by one from a row to the next, and where it falls
     for character in other:
         equal = places.get(character, 0)
-        steady = (((equal & up) + up) ^ up) | equal | down
-        right, left = down | (~(steady | up) & every), up & steady
+        steady = (((equal & up) + up) ^ up) | equal
+        right, left = down | ~(steady | up), up & steady
         count += bool(right & last) - bool(left & last)
         right, left = (right << 1 | 1) & every, (left << 1) & every
         vertical = equal | down
-        up, down = left | (~(vertical | right) & every), right & vertical
+        up, down = left | ~(vertical | right), right & vertical
     return count
 
 
@@ -349,50 +357,26 @@ def contains(text: str, part: str, ignore_case: bool = True) -> bool:
         return _holds_number(plain_numbers(whole), number)
     if ignore_case:
         whole, part = whole.casefold(), part.casefold()
-    before = r"(?<![^\W_]|[^\W_]_)" if _is_letter(part[:1]) else ""
-    after = r"(?![^\W_]|_[^\W_]|[+#]+(?![^\W_]))" if _is_letter(part[-1:]) else ""
-    found = regex.search(f"{before}{regex.escape(part)}{after}", whole) if part else None
-    return found is not None or (bool(part) and _holds_unspaced(whole, part))
+    before, after = _BEGINS if _is_letter(part[:1]) else "", _ENDS if _is_letter(part[-1:]) else ""
+    return bool(part) and regex.search(f"{before}{regex.escape(part)}{after}", whole) is not None
 
 
 def _is_letter(sign: str) -> bool:
-    return regex.match(r"[^\W_]", sign) is not None
-
-
-def _holds_unspaced(whole: str, part: str) -> bool:
-    """Return whether a part stands in a text where each edge of it is one of a script without spaces."""
-    for match in regex.finditer(regex.escape(part), whole, overlapped=True):
-        edges = ((whole[: match.start()][-1:], part[:1]), (part[-1:], whole[match.end() :][:1]))
-        if not regex.match(r"\p{M}|[+#]", edges[1][1]) and all(
-            _may_part(*edge, left=edge is edges[0]) for edge in edges
-        ):
-            return True
-    return False
-
-
-def _may_part(before: str, after: str, left: bool) -> bool:
-    """Return whether a word may end between two characters. Korean has spaces before its words, and none before its
-    particles."""
-    if not (_is_letter(before) and _is_letter(after)):
-        return True
-    scripts = _LETTERS if left else _LETTERS + r"\p{Hangul}"
-    return regex.search(f"[{scripts}]", before + after) is not None
+    return regex.fullmatch(r"[^\W_]", sign) is not None
 
 
 def _whole_number(part: str) -> Decimal | None:
     """Return the number that a text is, and nothing else: one with zeros in front is a name."""
     plain = plain_numbers(part)
     numbers = list(placed_numbers(plain))
-    named = re.match(r"[-−+]?0[0-9]", plain) or not re.match(r"[-−+–]?\.?[0-9]", plain)
+    named = _ZERO_IN_FRONT.match(plain) or not re.match(r"[-−+–]?\.?[0-9]", plain)
     return numbers[0].value if len(numbers) == 1 and numbers[0][1:] == (0, len(plain)) and not named else None
 
 
 def _holds_number(text: str, number: Decimal) -> bool:
     for value, start, end in placed_numbers(text):
-        beside = text[end : end + 1]
-        named = re.match(r"[-−+]?0[0-9]", text[start:end]) or re.match("_[0-9]", text[end : end + 2])
-        apart = not named and not (_is_letter(beside) and not regex.search(f"[{_LETTERS}\\p{{Hangul}}]", beside))
-        if value == number and apart and not _SCALES.match(text, end) and not _MINUS.search(text[:start]):
+        named = _ZERO_IN_FRONT.match(text, start) or _LETTER_BEHIND.match(text, end)
+        if value == number and not (named or _SCALES.match(text, end) or _MINUS.search(text, endpos=start)):
             return True
     return False
 
@@ -407,7 +391,4 @@ def _decimal(number: str, in_commas: str | None = None) -> Decimal:
         digits = re.sub(f"[.]|{_GAP}", "", in_commas).replace(",", ".") + number[len(in_commas) :]
     else:
         digits = re.sub(f",|{_GAP}", "", number)
-    try:
-        return _EXACT.create_decimal(digits.replace("−", "-")) if len(digits) <= LONGEST else Decimal("NaN")
-    except InvalidOperation:  # an exponent beyond all numbers
-        return Decimal("NaN")
+    return _EXACT.create_decimal(digits.replace("−", "-")) if len(digits) <= LONGEST else Decimal("NaN")

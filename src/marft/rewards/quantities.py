@@ -12,6 +12,7 @@ from marft.rewards.units import NONE, Unit, unit_at, word_for
 LARGEST_EXPONENT = 400  # of ten, in a number that counts as one
 _WORDS = re.compile(r"\\(?:text|textrm|mathrm|mbox|rm|operatorname)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_MICRO = re.compile(r"\\mu\b\s*")
 _SPACES = re.compile(r"\\[,;:! ]|~")
 _SCALE = re.compile(r"(?:°|\bdeg(?:ree)?s?\b\.?)\s*(C|F)(?:elsius|ahrenheit)?\b", re.IGNORECASE)
 _POWER = re.compile(r"\s*[⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹^]")  # a number that is raised to one is another number
@@ -89,10 +90,10 @@ def _continues(before: Quantity, quantity: Quantity) -> bool:
 def _plain(text: str) -> str:
     """Without LaTeX, powers raised: ``\\text{ m}^{2}`` → `` m²``. Dollars around a formula go, others are money."""
     text = text.strip()
-    if len(text) > 1 and text[0] == text[-1] == "$":
+    if text[:1] == text[-1:] == "$":
         text = text.strip("$")
-    text = _SPACES.sub(" ", text.replace("\\$", "$").replace("\\%", "%").replace("\\mu", "µ"))
-    text = _FRACTION.sub(r"\1/\2", _WORDS.sub(r" \1", text))
+    text = _SPACES.sub(" ", text.replace("\\$", "$").replace("\\%", "%"))
+    text = _FRACTION.sub(r"\1/\2", _MICRO.sub("µ", _WORDS.sub(r" \1", text)))
     text = text.replace("\\times", "×").replace("\\cdot", "·").replace("{", "").replace("}", "")
     text = text.replace("^\\circ", "°").replace("\\circ", "°").replace("\\degree", "°")
     text = _RAISED.sub(lambda power: power[1].translate(_UP), text)

@@ -116,8 +116,6 @@ def unit_at(text: str, start: int) -> tuple[Unit | None, int]:
 
 def word_for(word: str) -> Unit | None:
     """The unit that one word stands for, as a symbol or a name, also of several: ``km``, ``kilometres``, ``lbs``."""
-    if len(word) > LONGEST_WORD:
-        return None
     small = word.casefold()
     for tried in (word, small, *(small.removesuffix(end) for end in ("s", "es") if small.endswith(end))):
         if found := _KNOWN.get(tried):
@@ -157,4 +155,3 @@ def _known() -> dict[str, Unit]:
 
 
 _KNOWN = _known()
-LONGEST_WORD = max(map(len, _KNOWN)) + 2
