@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.game.answers import find_answer, last_boxed, stated_answer
+from marft.processes.helpers import DiedError, FailedError, NotStartedError, TooSlowError
+from marft.rewards import grader as grading
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import LONGEST, equal
 from tests.conftest import SHARED_DATA
@@ -102,6 +106,51 @@ def test_what_is_written_to_do_harm_ends_in_time_and_the_next_answer_is_graded_a
         assert grader.equal("5", r"\boxed{5}"), name
         assert not grader.equal("5", r"\boxed{6}"), name
     assert not list(tmp_path.iterdir()), "code in an answer was run"
+
+
+class TestProcesses:
+    """What a pool of processes is asked, and what becomes of its errors."""
+
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        asked: list[Any] = []
+
+        class Pool:
+            answer: object = 1
+
+            def __init__(self, module: str, processes: int | None) -> None:
+                asked.append((module, processes))
+
+            def ask(self, request: object, seconds: float) -> object:
+                asked.append((request, seconds))
+                if isinstance(self.answer, Exception):
+                    raise self.answer
+                return self.answer
+
+            def close(self) -> None:
+                asked.append("closed")
+
+        monkeypatch.setattr(grading, "Helpers", Pool)
+        return asked
+
+    def test_a_pool_is_asked_with_all_that_the_answer_depends_on(self, asked: list[Any]) -> None:
+        grader = Grader(2.5, processes=3)
+        assert grader.equal("5", "five", (0.1, 0.2), "How many?") is True
+        grader.close()
+        request = {"gold": "5", "written": "five", "tolerances": [0.1, 0.2], "question": "How many?"}
+        assert asked == [("marft.rewards.grader", 3), (request, 2.5), "closed"]
+
+    @pytest.mark.parametrize(("error", "told"), [
+        (FailedError("ValueError: x"), "math-verify failed: ValueError: x"), (DiedError(-9), "the grading process died of this answer"),
+        (TooSlowError("took over 1 s"), "grading took over 1 s"), (NotStartedError("it did not start"), "grading it did not start"),
+    ])  # fmt: skip
+    def test_an_answer_that_cannot_be_graded_is_not_wrong(
+        self, error: Exception, told: str, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(grading.Helpers, "answer", error, raising=False)
+        with pytest.raises(GradingError, match=f"^{re.escape(told)}$"):
+            Grader(1.0).equal("5", "5")
+        assert asked[0] == ("marft.rewards.grader", None)
 
 
 def test_an_answer_that_is_too_long_is_none_and_a_long_text_is_read_from_its_end() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from marft.config import parse_recipe
+from marft.declared import Declared
 from marft.evaluation.metrics import episode_metrics
 from marft.game.game import Attempt
 from marft.game.loop_threads import LoopThreadPool
@@ -26,13 +27,15 @@ from marft.rewards.terms import (
     StepCost,
     Term,
     TermReward,
+    ToolErrors,
     Trajectory,
+    TrajectoryScore,
 )
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Episode, Observation, Task, Transition
+from marft.types import Action, Episode, Observation, Task, ToolCall, Transition
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 
@@ -77,6 +80,93 @@ def test_terms_add_up_after_clip_and_weight_and_are_kept_apart() -> None:
     metrics = episode_metrics([made], ("a", "b"), lambda _: 0)
     assert metrics["agents/b/own_reward"] == 2.0
     assert (metrics["reward"], sum(v for k, v in metrics.items() if k.startswith("rewards/"))) == (1.5, 1.5)
+
+
+def step(reward: float = 0.0, progress: float | None = None) -> Transition:
+    return Transition(Observation("o"), reward, declared=Declared(progress=progress))
+
+
+def of_steps(*transitions: Transition, actions: Sequence[Action] = ()) -> Episode:
+    return replace(episode(), transitions=transitions, actions=tuple(actions))
+
+
+def test_progress_is_what_a_step_adds_to_the_best_before_it() -> None:
+    declared = of_steps(step(9.0, 0.25), step(9.0, None), step(9.0, 0.125), step(9.0, 0.5))
+    assert [reward for reward, _ in composed(Progress(), of=declared)] == [0.25, 0.0, 0.0, 0.25]
+    paid = of_steps(step(-1.0), step(0.5), step(0.25), step(2.0))
+    assert [reward for reward, _ in composed(Progress(), of=paid)] == [0.0, 0.5, 0.0, 1.5]
+
+
+def test_the_score_of_a_trajectory_is_the_mean_of_what_is_declared_and_fails_without() -> None:
+    made = composed(TrajectoryScore(), of=of_steps(step(9.0, 0.25), step(9.0), step(9.0, 0.5)))
+    assert [reward for reward, _ in made] == [0.0, 0.0, 0.375]
+    failed = compose(episode(1.0), (TrajectoryScore(),))
+    assert (failed.status, "does not declare how near its goal" in failed.error) == ("failed", True)
+    unknown = compose(episode(1.0, success=None), (Trajectory(),))
+    assert (unknown.status, "does not say whether the task was solved" in unknown.error) == ("failed", True)
+
+
+def test_failed_calls_are_paid_by_who_made_them_in_their_step() -> None:
+    right, wrong = ToolCall("add", "{}"), ToolCall("add", "{}", error=True)
+    actions = [
+        replace(make_action(role, step=number, index=index), calls=calls)
+        for index, (role, number, calls) in enumerate([
+            ("a", 0, (wrong, right, wrong)), ("b", 0, (right,)), ("a", 0, (wrong,)), ("b", 1, (wrong,)), ("b", 2, (wrong,)),
+        ])
+    ]  # fmt: skip
+    made = composed(ToolErrors(weight=0.5), of=of_steps(step(), step(), actions=actions))
+    assert made == [(0.0, {"a": -1.5}), (0.0, {"b": -0.5})]
+
+
+def test_tokens_that_several_read_are_paid_for_each_time_and_none_beyond_the_last_step() -> None:
+    told = make_action("a", index=0)
+    actions = [told] + [
+        replace(make_action("b", step=number, index=index + 1, call=index, sees=(told.id,)), message_tokens=(tokens,))
+        for index, (number, tokens) in enumerate([(0, 3), (0, 4), (1, 5)])
+    ]
+    assert composed(MessageTokens(), of=of_steps(step(), actions=actions)) == [(0.0, {"a": -7.0})]
+
+
+def test_formats_are_counted_for_each_action_and_none_beyond_the_last_step() -> None:
+    actions = [
+        make_action("a", step=number, index=index, call=index, text=text)
+        for index, (number, text) in enumerate([(0, "<x>"), (0, "<x>"), (0, "y"), (1, "<x>")])
+    ]
+    for agents in ((), ("a",)):
+        assert composed(Format(pattern="<x>", agents=agents), of=of_steps(step(), actions=actions)) == [
+            (0.0, {"a": 2.0})
+        ]
+
+
+def test_terms_count_once_unclipped_unless_they_say_otherwise_and_only_some_shape() -> None:
+    assert (TermReward().team, TermReward().agents) == (0.0, {})
+    terms = [
+        Outcome(),
+        Trajectory(),
+        Progress(),
+        TrajectoryScore(),
+        StepCost(),
+        ToolErrors(),
+        MessageTokens(),
+        Format(pattern="x"),
+    ]
+    assert [term.shapes for term in terms] == [False] * 4 + [True] * 4
+    for term in terms:
+        assert (term.weight, term.clip, term.own_timeout, term.label, dict(term.counts())) == (1.0, None, False, "", {})
+        assert term.opened(["a"]) is term
+        assert term.weighed(-7.0) == -7.0
+    assert [Outcome(weight=2.0, clip=(-1.0, 3.0)).weighed(value) for value in (-2.0, 0.5, 4.0)] == [-2.0, 1.0, 6.0]
+    assert Function(call="tests.test_rewards:by_agent").label == "by_agent"
+
+
+@pytest.mark.parametrize(("settings", "why"), [
+    ({"weight": 0.0}, "a term of weight 0 does nothing"), ({"clip": (1.0, 1.0)}, "must be the lowest and then the highest"),
+    ({"clip": (1.0, -1.0)}, "must be the lowest and then the highest"),
+])  # fmt: skip
+def test_weights_of_zero_and_clips_without_a_range_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Outcome(**settings)
+    assert Outcome(weight=1.0, clip=None).weighed(5.0) == 5.0
 
 
 def brevity(episode: Episode) -> float:

@@ -33,7 +33,7 @@ def read_score(reply: str, scale: tuple[float, float], pattern: str = "", json_f
     low, high = scale
     highest = max(scale)
     number = _field(reply, json_field) if json_field else _last(reply, pattern) if pattern else _alone(reply, highest)
-    if number is None or not min(low, high) <= number <= highest:
+    if number is None or not min(scale) <= number <= highest:
         return None
     return (number - low) / (high - low)
 
