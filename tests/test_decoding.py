@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +19,7 @@ from marft.models import running_rows
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.packed_rows import PackedRows
+from marft.models.running_rows import CachedRows
 from marft.thoughts import Said
 from marft.types import Sampling
 from tests.helpers import lengths_read
@@ -71,6 +75,37 @@ def test_the_likeliest_tokens_are_told_of_rows_that_ask_for_them(backbone: Backb
             assert sum(np.exp(values)) < 1 + 1e-5
             assert dict(others).get(token, log_prob) == pytest.approx(log_prob, abs=1e-6)
             assert token in dict(others) or log_prob <= values[-1] + 1e-6
+
+
+def test_a_row_may_be_told_each_token_with_its_log_prob_and_what_else_was_likely(backbone: Backbone) -> None:
+    told: dict[str, list[object]] = {"asks": [], "plain": [], "heard": []}
+    rows = [
+        replace(row((5, 6), alternatives=2), teller=lambda *said: told["asks"].append(said)),
+        replace(row((8, 9), listener=told["heard"].append), teller=lambda *said: told["plain"].append(said)),
+    ]
+    done = run(new_batch(backbone), rows)
+    asks, plain = (done[id(one)] for one in rows)
+    assert told["asks"] == [*zip(asks.tokens.tolist(), asks.log_probs.tolist(), asks.alternatives, strict=True)]
+    assert told["plain"] == [(token, p, ()) for token, p in zip(plain.tokens, plain.log_probs.tolist(), strict=True)]
+    assert {len(likely) for likely in asks.alternatives} == {2}
+    assert told["heard"] == [], "its listener is told nothing then"
+
+
+def test_a_batch_that_let_go_of_all_rows_samples_as_a_new_one(backbone: Backbone) -> None:
+    later = [row((5, 6), temperature=0.0), row((8, 9), temperature=0.3), row((20,), temperature=2.0)]
+    alone, batch, forgot = run(new_batch(backbone), later), new_batch(backbone), list[bool]()
+    batch.holding = SimpleNamespace(forget=lambda: forgot.append(True))  # type: ignore[assignment]
+    options = {"alternatives": 2, "stop": ("no such text",), "listener": lambda token: None, "temperature": 5.0}
+    batch.admit([row(prompt, **options) for prompt in PROMPTS[:3]])  # type: ignore[arg-type]
+    assert isinstance(batch.running, CachedRows)
+    assert batch.running.cache.keys[0] is not None
+    batch.reset()
+    assert [len(batch), batch.alternatives, batch.tellers, batch.endings, batch.texts] == [0, {}, {}, {}, {}]
+    assert batch.running.cache.keys[0] is None, "its memory is given back"
+    assert forgot == [True]
+    done = run(batch, later)
+    for one in later:
+        assert done[id(one)].tokens.tolist() == alone[id(one)].tokens.tolist()
 
 
 @pytest.mark.parametrize("room", [1, 64])
@@ -286,12 +321,11 @@ def test_rows_that_are_abandoned_leave_the_others_as_they_would_have_been(tuned:
     alone = run(new_batch(tuned), [rows[1], rows[4]])
     batch, told = new_batch(tuned), list[int]()
     leaving = row((40, 41), "one", listener=told.append, stop=("no such text",), alternatives=2)
-    batch.admit([rows[0], rows[1], leaving, rows[4]])
-    batch.step()
+    ended = {id(done.row) for done in (*batch.admit([rows[0], rows[1], leaving, rows[4]]), *batch.step())}
     batch.abandon([rows[0], leaving])
     assert [batch.tellers, batch.alternatives, batch.endings] == [{}, {}, {}]
     together = run(batch, [])
     assert len(told) == 2
-    assert {id(rows[1]), id(rows[4])} >= together.keys()
+    assert {id(rows[1]), id(rows[4])} - ended == together.keys()
     for name, done in together.items():
         assert done.tokens.tolist() == alone[name].tokens.tolist()

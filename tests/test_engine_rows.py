@@ -76,7 +76,7 @@ def test_a_top_k_beyond_all_numbers_is_that_of_the_whole_vocabulary(backbone: Ba
 
 
 def test_of_two_prompts_that_are_read_together_the_one_that_cannot_be_is_left_out(
-    tuned: Backbone, monkeypatch: pytest.MonkeyPatch
+    tuned: Backbone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     innocent, guilty = row(PROMPTS[0]), row((5, POISON))
     alone = texts(run(new_batch(tuned), [innocent]), [innocent])
@@ -89,9 +89,26 @@ def test_of_two_prompts_that_are_read_together_the_one_that_cannot_be_is_left_ou
         return before(ids)
 
     monkeypatch.setattr(embed, "forward", forward)
-    done = run(new_batch(tuned), [innocent, guilty])
+    with caplog.at_level(logging.ERROR, "marft"):
+        done = run(new_batch(tuned), [innocent, guilty])
     assert str(done[id(guilty)].error) == "that one"
     assert texts(done, [innocent]) == alone
+    (record,) = caplog.records
+    assert "a row could not be sampled, and is left out: RuntimeError: that one" in record.getMessage()
+    assert record.exc_info
+    assert record.exc_info[1] is done[id(guilty)].error
+
+
+def test_what_no_row_raises_alone_is_raised_by_the_batch(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    def boom(*_: object) -> None:
+        raise RuntimeError("device lost")
+
+    batch = new_batch(backbone)
+    batch.admit([row((5, 6)), row((8, 9))])
+    monkeypatch.setattr(batch.running, "step", boom)
+    with pytest.raises(RuntimeError, match="device lost"):
+        batch.step()
+    assert len(batch) == 2
 
 
 @pytest.mark.parametrize("name", ["", "LFM 2"], ids=["our cache", "the model's own"])
@@ -103,10 +120,11 @@ def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
     innocent = [row(prompt, temperature=0.0) for prompt in PROMPTS[:4]]
     alone = run(new_batch(backbone), innocent)
     guilty = row((40, 41), temperature=0.0)
-    bad = int(run(new_batch(backbone), [guilty])[id(guilty)].tokens[3])
+    read = {*guilty.prompt.tolist(), *(id for one in innocent for id in one.prompt.tolist())}
+    read |= {id for done in alone.values() for id in done.tokens.tolist()}
+    said = run(new_batch(backbone), [guilty])[id(guilty)].tokens.tolist()
+    bad = next(token for token in said[2:-1] if token not in read)
     batch = new_batch(backbone)
-    if any(bad in done.tokens[:-1] for done in alone.values()):
-        pytest.skip("another row says it too")
     embed = backbone.decoder.get_input_embeddings()
     before = embed.forward
 
@@ -122,6 +140,9 @@ def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
     for one in innocent:
         assert done[id(one)].tokens.tolist() == alone[id(one)].tokens.tolist()
         np.testing.assert_allclose(done[id(one)].log_probs, alone[id(one)].log_probs, atol=1e-4)
+    assert batch.prefill.tokens.asked == sum(len(one.prompt) for one in (guilty, *innocent))
+    again = [replace(one) for one in innocent]
+    assert texts(run(batch, again), again) == texts(alone, innocent), "and it reads prompts as before"
 
 
 def asked(rollouts: LocalRollouts, *samplings: Sampling) -> list[Any]:

@@ -125,6 +125,25 @@ def test_steps_that_it_does_not_know_are_not_held_against_it() -> None:
     assert said.reward == 0.0
 
 
+def test_what_a_model_says_of_an_episode_is_summed_over_the_steps_that_it_knows() -> None:
+    """Three of four are x, which pay 1, and the model expects as much."""
+    model = Counted({
+        (Situation(("s",)), "go"): Prediction((Outcome("x", 1.0), Outcome("y", 0.0)), np.array([0.75, 0.25]), 0.3),
+        (Situation(("s",)), "jump"): Prediction((Outcome("x", 1.0),), np.ones(1), 0.31),
+    })  # fmt: skip
+    x, y = (Lived(Situation(("s",)), "go", outcome) for outcome in (Outcome("x", 1.0), Outcome("y", 0.0)))
+    unknown = Lived(Situation(("s",)), "jump", Outcome("x", 9.0))
+    said = heard_of(model, [unknown, x, y], 0.3, {"": 4.0})
+    assert said.steps == pytest.approx((0.625 - 0.75, 0.625 - 0.25))
+    assert (said.known, said.missed) == pytest.approx((2 / 3, (0.25 + 0.75) / 2))
+    assert said.reward_error == pytest.approx(abs(1 - 0.75 + 0 - 0.75))
+    assert said.reward == pytest.approx((0.5 - 2 * (0.75 * 0.25 + 0.25 * 0.75)) / 4)
+    assert heard_of(model, [y] * 9, 0.3, {"": 1.0}).reward == 1.0, "no more than all there is"
+    assert heard_of(model, [x, x, y, y], 0.3, {"": 0.1}).reward == -1.0
+    assert heard_of(model, [], 0.3, {"": 1.0}) == Heard((), 0.0, 0.0, 0.0, 0.0)
+    assert heard_of(model, [unknown], 0.3, {"": 1.0}) == Heard((), 0.0, 0.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(("paid", "excess"), [(0.0, 0.0), (1.0, 1.0)])
 def test_where_all_returns_are_the_same_any_other_is_wrong(paid: float, excess: float) -> None:
     model = Counts().fit([Lived(Situation(("a",)), "go", Outcome("", paid))] * 9, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.game.reading import stepped
+from marft.seeds import generator
 from marft.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft.world_models.counts import Counts
 from marft.world_models.experience import Experience, Kept, read, write
-from marft.world_models.imagined import Imagined, drawn, was_cut
+from marft.world_models.imagined import Imagined, drawn, flagged, was_cut
 from marft.world_models.interface import Lived, Outcome, Prediction, Situation, disagreement
-from marft.world_models.regression import Regression, features, ridge
+from marft.world_models.regression import Regression, features, hashed, ridge
 from marft.world_models.trust import Trust
 from marft.world_models.words import gone_on, lived_in, observation_of, observation_text
 from tests.episodes import make_action
 
+WRITTEN = (
+    '{"fitted":3,"on":true,"steps":[0.5],"rewards":[0.25],"returns":{"":[-1.0,2.0]},"texts":["x","y"],"lived":'
+    '[{"observed":[0,1],"done":[0],"action":0,"following":1,"reward":0.5,"agent_rewards":{"a":0.25},"success":true,'
+    '"first":true}]}\n'
+)
 WORDS = st.text('ab \n\0é"', max_size=3)
 
 
@@ -111,6 +118,17 @@ def test_what_was_lived_often_is_certain_however_much_chance_is_in_it() -> None:
     assert known.predict(Situation(("s",)), "once").uncertainty == pytest.approx(np.exp(-1), abs=0.15)
 
 
+def test_a_member_of_an_ensemble_has_lived_each_step_as_often_as_poisson_says() -> None:
+    """Once each, so that some know one outcome, some both, and some nothing."""
+    lived = [Lived(Situation(("s",)), "toss", Outcome(side, 0.0)) for side in ("head", "tail")]
+    said = Counts(members=12).fit(lived, 3).predict(Situation(("s",)), "toss")
+    drawn = generator(3, "counts").poisson([1.0, 1.0], (12, 2))
+    members = np.array([row / max(row.sum(), 1) for row in drawn])
+    assert said.uncertainty == pytest.approx(disagreement(members))
+    assert {int(row.sum()) for row in drawn} >= {0, 1, 2}, "or nothing could be told apart"
+    assert said.ways == {"head": 0.5, "tail": 0.5}
+
+
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
 @settings(max_examples=20)
 def test_disagreement_is_the_mean_distance_from_the_mean_of_those_that_know(m: int, o: int, seed: int) -> None:
@@ -165,6 +183,48 @@ def test_regressions_tell_apart_what_was_done_before_and_an_end_from_a_silence()
     assert not np.array_equal(left, right)
     over, silence = Regression(dimensions=16)._targets([Outcome("", 0.0), Outcome(" ", 0.0)])
     assert not np.array_equal(over, silence)
+
+
+def test_words_are_hashed_to_places_with_signs() -> None:
+    """CRC-32 of a, c and d: 0xe8b7be43, 0x06b9df6f and 0x98dd4acc. The lowest bit is the sign."""
+    assert hashed(["a", "d", "d", "c"], 16) == pytest.approx(
+        np.array([0, 1, 0, 0, 0, 0, -2, 1, 0, 0, 0, 0, 0, 0, 0, 0]) / np.sqrt(6)
+    )
+    assert hashed([], 16).tolist() == [0.0] * 16
+
+
+def test_a_question_is_the_words_that_are_seen_what_was_done_and_both_together() -> None:
+    asked = features(Situation(("S x", "T"), ("go", "stay")), "act", 64)
+    seen, done = ["0 0 T", "1 0 S", "1 1 x"], ["done 0 stay", "done 1 go"]
+    assert asked.tolist() == hashed([*seen, *done, "0 T then act", "then act"], 64).tolist()
+
+
+def test_outcomes_are_vectors_in_which_observations_rewards_and_ends_count_alike() -> None:
+    outcomes = [
+        Outcome("a b", 1.0, (("p", -2.0),)), Outcome("", 3.0, (("q", 5.0),)), Outcome("c", 2.0, (("p", 2.0), ("q", 5.0))),
+    ]  # fmt: skip
+    model = Regression(dimensions=32).fit([Lived(Situation(("s",)), "go", outcome) for outcome in outcomes], 0)
+    assert model.outcomes == tuple(outcomes)
+    for row, one in zip(model.table, outcomes, strict=True):
+        assert row[:16] == pytest.approx(hashed([f"{n} {word}" for n, word in enumerate(one.following.split())], 16))
+    assert model.table[:, 16:] == pytest.approx(np.array([[0, 0, 0, 0], [1, 0.5, 1, 1], [0.5, 1, 1, 0]]))
+    same = Regression(dimensions=32).fit([Lived(Situation(("s",)), "go", Outcome("a", 7.0))], 0)
+    assert same.table[0, 16:].tolist() == [0.0, 0.0], "rewards that are all the same tell nothing"
+
+
+def test_members_are_fitted_to_steps_as_often_as_poisson_says() -> None:
+    lived = [Lived(Situation((text,)), "go", Outcome(text, reward)) for text, reward in (("x", 0.0), ("y z", 1.0))]
+    settings_of = Regression(members=5, dimensions=16, ridge=0.25)
+    model = settings_of.fit([*lived, lived[0]], 9)
+    x = np.array([features(one.situation, "go", 16) for one in lived])
+    drawn = generator(9, "regression").poisson([2.0, 1.0], (5, 2))
+    weights = np.array([ridge(x, model.table, row, 0.25) for row in drawn])
+    assert model.weights == pytest.approx(weights)
+    said = model.predict(lived[0].situation, "go")
+    votes = [int(np.square(x[0] @ of - model.table).sum(1).argmin()) for of in weights]
+    assert said.ways == {model.outcomes[vote].following: votes.count(vote) / 5 for vote in set(votes)}
+    members = np.array([[float(vote == other) for other in sorted(set(votes))] for vote in votes])
+    assert said.uncertainty == pytest.approx(disagreement(members))
 
 
 def test_before_anything_was_lived_nobody_knows_anything() -> None:
@@ -238,9 +298,61 @@ def test_it_is_cut_off_where_the_model_does_not_know_how_it_goes_on() -> None:
     assert was_cut(played(seldom, ["right", "right"]))
 
 
+def test_where_it_is_cut_off_it_shows_what_it_showed_and_how_uncertain_it_was() -> None:
+    class Half:
+        def predict(self, situation: Situation, action: str) -> Prediction:
+            return Prediction((Outcome("on", 1.0),), np.ones(1), 0.5)
+
+    def step(cutoff: float) -> Step:
+        session = Imagined(Half(), {"t": Situation(("s", "last"))}, cutoff).start(Task("t", ""), 0)
+        return asyncio.run(session.step(JointAction(actions=(make_action("a"),))))
+
+    cut, goes_on = step(0.49), step(0.5)
+    assert (cut.observation.text, cut.reward, cut.truncated, cut.terminated) == ("last", 0.0, True, False)
+    assert cut.info == {"measures": {"uncertainty": 0.5, "cut": 1.0}}
+    assert (goes_on.observation.text, goes_on.reward, goes_on.truncated, goes_on.terminated) == (
+        "on",
+        1.0,
+        False,
+        False,
+    )
+    assert goes_on.info == {"measures": {"uncertainty": 0.5}}
+
+
+def test_a_model_is_told_as_many_observations_as_it_remembers_and_the_words_that_are_read() -> None:
+    asked = list[tuple[Situation, str]]()
+
+    class Notes:
+        def predict(self, situation: Situation, action: str) -> Prediction:
+            asked.append((situation, action))
+            return Prediction((Outcome(f"o{len(asked)}", 0.0),), np.ones(1), 0.0)
+
+    async def play(world: Imagined) -> None:
+        session = world.start(Task("t", ""), 0)
+        for step in range(3):
+            said = (make_action("a", text=f"a{step}"), make_action("b", index=1, text=f"b{step}"))
+            await session.step(JointAction(actions=said))
+
+    asyncio.run(play(Imagined(Notes(), {"t": Situation(("o0",))}, 0.2, reads=("b",), memory=2)))
+    assert [situation.observed for situation, _ in asked] == [("o0",), ("o0", "o1"), ("o1", "o2")]
+    assert [action for _, action in asked] == ['{"b": "b0"}', '{"b": "b1"}', '{"b": "b2"}']
+    asked.clear()
+    asyncio.run(play(Imagined(Notes(), {"t": Situation(("o0",))}, 0.2)))
+    assert [(situation.observed, action) for situation, action in asked[:2]] == [
+        (("o0",), '{"a": "a0", "b": "b0"}'), (("o1",), '{"a": "a1", "b": "b1"}'),
+    ]  # fmt: skip
+
+
+def test_only_the_last_step_says_whether_an_episode_was_cut() -> None:
+    episode = played(imagined_line(), ["right", "jump"])
+    assert not was_cut(replace(episode, transitions=episode.transitions[::-1]))
+    assert not was_cut(replace(episode, transitions=()))
+    assert (episode.imagined, flagged(episode).imagined) == (False, True)
+
+
 def test_nothing_imagined_is_ever_held_out() -> None:
     world = imagined_line()
-    assert [task.id for task in world.tasks("train")] == ["imagined/0/0"]
+    assert [(task.id, task.prompt) for task in world.tasks("train")] == [("imagined/0/0", "at 0")]
     assert not world.tasks("validation")
     assert not world.tasks("test")
 
@@ -258,6 +370,11 @@ def test_outcomes_are_drawn_by_their_probabilities(weights: list[float], uniform
         assert drawn(said, uniform).following == str(number)
 
 
+def test_a_number_next_to_one_draws_the_last_outcome_though_shares_sum_to_less() -> None:
+    said = Prediction(tuple(Outcome(str(n), 0.0) for n in range(10)), np.full(10, 0.1), 0.0)
+    assert drawn(said, float(np.nextafter(1.0, 0.0))).following == "9"
+
+
 def test_experience_keeps_the_newest_and_is_read_as_it_was_written(tmp_path: Path) -> None:
     lived = [*line(steps=40), Lived(Situation(("x", "y"), ("d",)), "e", Outcome("z", 0.1, (("a", 0.3),), False))]
     experience = Experience().seen([{"": 0.5}, {"": -1.0, "a": 0.3}]).seen([{"": 0.0, "b": -2.0}]).with_steps(lived, 30)
@@ -268,9 +385,43 @@ def test_experience_keeps_the_newest_and_is_read_as_it_was_written(tmp_path: Pat
     write(tmp_path, kept)
     assert read(tmp_path) == kept
     assert read(tmp_path / "elsewhere") == Kept()
-    (tmp_path / "world_model.json").write_text('{"fitted": 1}')
-    with pytest.raises(ValueError, match=r"world_model\.json cannot be read"):
+
+
+def test_what_is_written_of_a_model_names_every_text_once(tmp_path: Path) -> None:
+    lived = Lived(Situation(("x", "y"), ("x",)), "x", Outcome("y", 0.5, (("a", 0.25),), True), True)
+    write(tmp_path, Kept(Experience((lived,), {"": (-1.0, 2.0)}), Trust(True, (0.5,), (0.25,)), 3))
+    assert (tmp_path / "world_model.json").read_text() == WRITTEN
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ('"fitted":3,', "", "fitted: Field required"),
+        ('"fitted"', '"a":1,"fitted"', "a: Extra inputs are not permitted"),
+        ('"observed"', '"a":1,"observed"', "lived.0.a: Extra inputs are not permitted"),
+        ('"fitted":3', '"fitted":-1', "fitted: Input should be greater than or equal to 0"),
+        ('"following":1', '"following":2', "tuple index out of range|list index out of range"),
+        ("[-1.0,2.0]", "[2.0]", "not enough values to unpack"),
+        ("}\n", "", ""),
+    ],
+)
+def test_what_is_no_world_model_is_refused(before: str, after: str, says: str, tmp_path: Path) -> None:
+    assert before in WRITTEN
+    (tmp_path / "world_model.json").write_text(WRITTEN.replace(before, after))
+    with pytest.raises(
+        ValueError, match=rf"world_model\.json cannot be read: .*({says}).*; start a new run with --from"
+    ):
         read(tmp_path)
+
+
+def test_returns_are_known_of_the_team_first_and_then_of_agents_by_name() -> None:
+    first = Experience().seen([{"": 1.0, **dict.fromkeys("hgfedcba", 2.0)}])
+    assert list(first.returns) == ["", *"abcdefgh"]
+    assert first.returns["a"] == (2.0, 2.0)
+    later = first.seen([{"": 4.0, "a": 3.0, "z": 5.0}])
+    assert (later.returns["a"], later.returns["b"], later.returns["z"]) == ((2.0, 3.0), (0.0, 2.0), (0.0, 5.0))
+    assert later.returns[""] == (1.0, 4.0)
+    assert later.seen([]) == later
 
 
 def test_at_a_cutoff_of_0_what_is_certain_is_imagined() -> None:
