@@ -119,7 +119,7 @@ def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
     backbone = small_backbone(FAMILY[name]) if name else backbone
     innocent = [row(prompt, temperature=0.0) for prompt in PROMPTS[:4]]
     alone = run(new_batch(backbone), innocent)
-    guilty = row((40, 41), temperature=0.0)
+    guilty = row((40, 41, 42, 43), temperature=0.0)  # of a length of its own, which a model's own cache goes by
     read = {*guilty.prompt.tolist(), *(id for one in innocent for id in one.prompt.tolist())}
     read |= {id for done in alone.values() for id in done.tokens.tolist()}
     said = run(new_batch(backbone), [guilty])[id(guilty)].tokens.tolist()
@@ -134,7 +134,11 @@ def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
         return before(ids)
 
     monkeypatch.setattr(embed, "forward", forward)
-    done = run(batch, [innocent[0], guilty, *innocent[1:]])
+    finished, steps = batch.admit([*innocent[:3], guilty, *innocent[3:]]), 0
+    while len(batch):
+        finished, steps = finished + batch.step(), steps + 1
+    assert steps == max(len(done.tokens) for done in alone.values()) - 1, "every step is one for the others"
+    done = {id(one.row): one for one in finished}
     assert str(done[id(guilty)].error) == "that one"
     assert isinstance(batch.running, CachedRows) is (not name)
     for one in innocent:
@@ -143,6 +147,8 @@ def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
     assert batch.prefill.tokens.asked == sum(len(one.prompt) for one in (guilty, *innocent))
     again = [replace(one) for one in innocent]
     assert texts(run(batch, again), again) == texts(alone, innocent), "and it reads prompts as before"
+    (lonely,) = run(batch, [replace(guilty)]).values()
+    assert str(lonely.error) == "that one"
 
 
 def asked(rollouts: LocalRollouts, *samplings: Sampling) -> list[Any]:

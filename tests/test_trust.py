@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -52,6 +54,26 @@ def test_capital_is_that_of_plain_loops(
         trust = trust.after([heard(steps, reward)], bound, alarm)
         found.append(trust.on)
     assert found == slow_trust(episodes, bound, alarm)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_each_bet_gains_by_what_is_above_the_bound_and_while_it_is_off_by_what_is_below(on: bool) -> None:
+    """A bound of 0.2 is 0.6 of the way from −1 to 1; 0.5 is 0.75 of it, and −0.5 is 0.25."""
+    trust = Trust(on=on).after([heard((0.5, -0.5), 0.5)], 0.2, 1e-9)
+    first, second = (0.75 / 0.6, 0.25 / 0.6) if on else (0.25 / 0.4, 0.75 / 0.4)
+    once = [1 + bet * (first - 1) for bet in BETS]
+    twice = [max(capital, 1.0) * (1 + bet * (second - 1)) for capital, bet in zip(once, BETS, strict=True)]
+    assert np.exp(trust.steps) == pytest.approx(np.array(twice))
+    assert np.exp(trust.rewards) == pytest.approx(np.array(once))
+
+
+def test_it_is_switched_off_by_a_capital_of_one_over_the_alarm() -> None:
+    silent = heard((), 0.0)
+    for above, on in ((-1e-9, True), (1e-9, False)):
+        logs = (float(np.log(20)) + above,) * len(BETS)
+        assert Trust(steps=logs).after([silent], 0.25, 0.05).on is on
+        assert Trust(rewards=logs).after([silent], 0.25, 0.05).on is on
+    assert not Trust().after([silent], 0.25, 1.0).on, "of just that, too"
 
 
 @given(st.integers(1, 6), st.integers(0, 99))
@@ -142,6 +164,8 @@ def test_what_a_model_says_of_an_episode_is_summed_over_the_steps_that_it_knows(
     assert heard_of(model, [x, x, y, y], 0.3, {"": 0.1}).reward == -1.0
     assert heard_of(model, [], 0.3, {"": 1.0}) == Heard((), 0.0, 0.0, 0.0, 0.0)
     assert heard_of(model, [unknown], 0.3, {"": 1.0}) == Heard((), 0.0, 0.0, 0.0, 0.0)
+    never = replace(x, action="fly")
+    assert heard_of(model, [never], 1.0, {"": 1.0}) == Heard((), 0.0, 0.0, 0.0, 0.0), "whatever the cutoff"
 
 
 @pytest.mark.parametrize(("paid", "excess"), [(0.0, 0.0), (1.0, 1.0)])

@@ -212,6 +212,13 @@ def test_outcomes_are_vectors_in_which_observations_rewards_and_ends_count_alike
     assert same.table[0, 16:].tolist() == [0.0, 0.0], "rewards that are all the same tell nothing"
 
 
+def test_rewards_of_agents_stand_in_the_order_of_their_names() -> None:
+    paid = [(0.0,) * 9, tuple(n / 10 for n in range(1, 10)), (1.0,) * 9]
+    outcomes = [Outcome(str(n), 0.0, tuple(zip("ihgfedcba", own[::-1], strict=True))) for n, own in enumerate(paid)]
+    model = Regression(dimensions=16).fit([Lived(Situation(("s",)), "go", outcome) for outcome in outcomes], 0)
+    assert model.table[1, 9:18] == pytest.approx(paid[1])
+
+
 def test_members_are_fitted_to_steps_as_often_as_poisson_says() -> None:
     lived = [Lived(Situation((text,)), "go", Outcome(text, reward)) for text, reward in (("x", 0.0), ("y z", 1.0))]
     settings_of = Regression(members=5, dimensions=16, ridge=0.25)
@@ -296,6 +303,7 @@ def test_it_is_cut_off_where_the_model_does_not_know_how_it_goes_on() -> None:
     assert episode.total_reward == 0.0
     seldom = imagined_line(cutoff=0.01, lived=line(steps=4))
     assert was_cut(played(seldom, ["right", "right"]))
+    assert was_cut(played(imagined_line(cutoff=1.0), ["jump"])), "whatever the cutoff, it knows of no outcome"
 
 
 def test_where_it_is_cut_off_it_shows_what_it_showed_and_how_uncertain_it_was() -> None:
@@ -353,8 +361,7 @@ def test_only_the_last_step_says_whether_an_episode_was_cut() -> None:
 def test_nothing_imagined_is_ever_held_out() -> None:
     world = imagined_line()
     assert [(task.id, task.prompt) for task in world.tasks("train")] == [("imagined/0/0", "at 0")]
-    assert not world.tasks("validation")
-    assert not world.tasks("test")
+    assert (world.tasks("validation"), world.tasks("test")) == ([], [])
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=5), st.floats(0, 1, exclude_max=True))
@@ -373,6 +380,8 @@ def test_outcomes_are_drawn_by_their_probabilities(weights: list[float], uniform
 def test_a_number_next_to_one_draws_the_last_outcome_though_shares_sum_to_less() -> None:
     said = Prediction(tuple(Outcome(str(n), 0.0) for n in range(10)), np.full(10, 0.1), 0.0)
     assert drawn(said, float(np.nextafter(1.0, 0.0))).following == "9"
+    halves = Prediction((Outcome("a", 0.0), Outcome("b", 0.0)), np.full(2, 0.5), 0.0)
+    assert [drawn(halves, uniform).following for uniform in (0.0, 0.499, 0.5)] == ["a", "a", "b"]
 
 
 def test_experience_keeps_the_newest_and_is_read_as_it_was_written(tmp_path: Path) -> None:

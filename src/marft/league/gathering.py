@@ -122,7 +122,7 @@ class Against:
         """The ratings, and the weights of all versions but the untuned one."""
         (folder / FOLDER).mkdir()
         table = {"rating": self.pool.rating, "members": [asdict(member) for member in self.pool.members]}
-        (folder / FOLDER / NAME).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        (folder / FOLDER / NAME).write_bytes(f"{json.dumps(table, indent=2)}\n".encode())
         for member in self.pool.members[1:]:
             self._rollouts.models.save_policy(member.slot, folder / FOLDER / f"step_{member.step:06d}")
 

@@ -104,7 +104,7 @@ def write(folder: Path, kept: Kept) -> None:
         fitted=kept.fitted, on=kept.trust.on, steps=list(kept.trust.steps), rewards=list(kept.trust.rewards),
         returns=returns, texts=list(numbers), lived=rows,
     )  # fmt: skip
-    (folder / NAME).write_text(written.model_dump_json() + "\n", encoding="utf-8")
+    (folder / NAME).write_bytes(f"{written.model_dump_json()}\n".encode())
 
 
 def read(folder: Path) -> Kept:
@@ -129,6 +129,5 @@ def read(folder: Path) -> Kept:
 
 def _lived(row: _Row, texts: Sequence[str]) -> Lived:
     situation = Situation(tuple(texts[n] for n in row.observed), tuple(texts[n] for n in row.done))
-    own = tuple(sorted(row.agent_rewards.items()))
-    outcome = Outcome(texts[row.following], row.reward, own, row.success)
+    outcome = Outcome(texts[row.following], row.reward, tuple(row.agent_rewards.items()), row.success)
     return Lived(situation, texts[row.action], outcome, row.first)
