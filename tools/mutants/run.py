@@ -250,11 +250,8 @@ def run_sample(project: Project, wanted: list[Mutant], survivors: Survivors, opt
     tests = sorted({test for mutant in wanted for test in hints[function_of(mutant)]})
     warm_up(project.root, project.warm, project.environment)
     parts = [tests[first :: options.jobs] for first in range(min(options.jobs, len(tests)))]
-    seen = {
-        t: one
-        for _, some in look(project.options, parts, {}, options.jobs, project.patience)
-        for t, one in some.items()
-    }
+    patience = TRACED * project.patience  # other work goes on beside it, and a test that is waited for says nothing
+    seen = {t: one for _, some in look(project.options, parts, {}, options.jobs, patience) for t, one in some.items()}
     for function, names in hints.items():
         for test in names:
             if test in seen:
