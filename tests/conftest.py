@@ -27,7 +27,7 @@ from tests.draws import DrawnFrom
 from tests.helpers import settings as recipe_settings
 from tests.runs import finished
 
-settings.register_profile("marft", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("marft", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile(  # for `make mutants`: the first failure is enough, however slow the machine
     "mutants", settings.get_profile("marft"), max_examples=100, phases=[Phase.explicit, Phase.generate], database=None,
     suppress_health_check=list(HealthCheck), report_multiple_bugs=False,

@@ -13,7 +13,12 @@ T = TypeVar("T")
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "")
 NIGHT = PROFILE in ("nightly", "mutants")  # whose planted faults any test may find
 BY_NIGHT = pytest.mark.skipif(not NIGHT, reason="what others ask more cheaply by day: make nightly")
-MANY = {"nightly": 1000, "mutants": 200}.get(PROFILE, 60)  # examples of a property with many cases apart
+MANY = {"nightly": 1000, "mutants": 200}.get(PROFILE, 30)  # examples of a property with many cases apart
+
+
+def by_day(few: int, many: int) -> int:
+    """How many are asked: few by day, many in the night."""
+    return many if NIGHT else few
 
 
 def some(cases: Iterable[T], of: int = 3) -> list[T]:

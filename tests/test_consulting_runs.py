@@ -158,7 +158,7 @@ def test_a_helper_may_be_behind_an_endpoint(tmp_path: Path) -> None:
     assert row["teammate_weight"] > 0
 
 
-@pytest.mark.parametrize("level", ["action", "token"])
+@pytest.mark.parametrize("level", [pytest.param("action", marks=BY_NIGHT), "token"])
 def test_a_team_learns_from_replies_until_there_are_none(level: str, tmp_path: Path) -> None:
     """The untuned model restates problems, which is a question here: a helper goes on from them."""
     text = {"coefficient": 1.0, "weight": {"name": "bounded"}}

@@ -33,7 +33,7 @@ def test_an_answer_is_never_run(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*EVALUATE, "coin_flip", "game_of_life_halting"])
 def test_right_answers_stay_right(name: str) -> None:
-    environment = ReasoningGym(dataset=name, train_tasks=25 if NIGHT else 8, held_out_tasks=1)
+    environment = ReasoningGym(dataset=name, train_tasks=25 if NIGHT else 4, held_out_tasks=1)
     for task in environment.tasks("train"):
         answer = task.data["entry"]["answer"]
         told_again = "Integral" in answer  # as the package has it where it finds no other words: that solves nothing

@@ -35,7 +35,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("kept", ["nothing", "all", "all, by models that are loaded", "a part"])
+@pytest.mark.parametrize(
+    "kept",
+    ["nothing", *(pytest.param(one, marks=BY_NIGHT) for one in ("all", "all, by models that are loaded")), "a part"],
+)
 def test_as_many_episodes_as_were_announced_are_told_of_one_by_one(tmp_path: Path, cache: Path, kept: str) -> None:
     run, folder, told = lengths(tmp_path), tmp_path / "evaluations", list[int | None]()
     if kept != "nothing":

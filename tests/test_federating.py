@@ -288,6 +288,7 @@ class TestAProcess:
             real(end, message)
 
         monkeypatch.setattr(link, "send", send)
+        monkeypatch.setattr("marft.processes.child.END_SECONDS", 0.2)  # it waits to be told, and is not asked to end
         one = asked("ends once")
         with pytest.raises(SiteLostError, match=", 2 times"):
             one.ask(1, 1, {"a": b"123"})

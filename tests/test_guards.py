@@ -169,7 +169,7 @@ def test_a_log_tells_again_what_was_said_and_goes_on_from_any_row_as_if_it_had_n
     assert [row["step"] for row in log if RETURNED in row] == [35, 40]
     assert sentences(settings, log) == said
     assert len(said) == 4
-    for cut in range(len(log)):
+    for cut in some(range(len(log))):
         again = list[str]()
         watch = Watch(settings, log[:cut], again.append)
         for row in log[cut:]:

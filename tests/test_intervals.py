@@ -18,8 +18,9 @@ from marft.evaluation.intervals import at_most, mean_interval, skew_corrected, s
 from marft.evaluation.paired import Difference, average, influences, paired
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
+from tests.nights import by_day
 
-TIMES = 2000
+TIMES = by_day(1000, 2000)
 Array = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Array]
 RATIOS = st.dictionaries(

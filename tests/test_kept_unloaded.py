@@ -18,6 +18,7 @@ from marft.evaluation.evaluate import attempts_at
 from marft.evaluation.keeping import Place
 from marft.models import known
 from marft.runs import lock
+from tests.nights import BY_NIGHT
 from tests.test_faults import held_to_permissions  # noqa: F401
 from tests.test_kept_evaluations import found, lengths, plays, said  # noqa: F401
 
@@ -48,7 +49,9 @@ def test_where_all_is_kept_no_model_is_loaded(
             found(**{"run": run, "folder": kept, "shuffled": True, **other})
 
 
-@pytest.mark.parametrize("change", ["weights", "template", "adapter", "damage"])
+@pytest.mark.parametrize(
+    "change", ["weights", *(pytest.param(one, marks=BY_NIGHT) for one in ("template", "adapter")), "damage"]
+)
 def test_models_are_loaded_again_where_a_file_of_theirs_or_what_is_kept_is_another(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

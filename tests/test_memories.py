@@ -25,6 +25,7 @@ from tests.memory_systems import (
     run,
     tokens,
 )
+from tests.nights import by_day
 
 LEAST = 16_384  # bytes of the smallest memory
 every_system = pytest.mark.parametrize("name", SYSTEMS)
@@ -34,7 +35,7 @@ every_construction = pytest.mark.parametrize("construction", CONSTRUCTIONS)
 @every_system
 class TestUnderAnyCalls:
     @given(calls=CALLS, construction=st.sampled_from(CONSTRUCTIONS))
-    @settings(max_examples=25)
+    @settings(max_examples=by_day(12, 25))
     def test_what_is_read_fits_into_its_budget_and_was_written(
         self, name: str, construction: str, calls: list[tuple[Any, ...]]
     ) -> None:
@@ -44,7 +45,7 @@ class TestUnderAnyCalls:
             "\n".join(texts).encode()
 
     @given(calls=CALLS, construction=st.sampled_from(CONSTRUCTIONS))
-    @settings(max_examples=25)
+    @settings(max_examples=by_day(12, 25))
     def test_writing_and_reading_together_cost_the_whole(
         self, name: str, construction: str, calls: list[tuple[Any, ...]]
     ) -> None:
@@ -67,13 +68,13 @@ class TestUnderAnyCalls:
         assert store.costs.total.ms == pytest.approx(sum(1000 * 2 * n for n in range(1, len(calls) + 1)) / 1e6)
 
     @given(calls=CALLS, construction=st.sampled_from(CONSTRUCTIONS))
-    @settings(max_examples=15)
+    @settings(max_examples=by_day(8, 15))
     def test_the_same_calls_read_the_same(self, name: str, construction: str, calls: list[tuple[Any, ...]]) -> None:
         first, again = (run(follow(opened(name, construction=construction), calls)) for _ in range(2))
         assert first == again
 
     @given(calls=CALLS, construction=st.sampled_from(CONSTRUCTIONS))
-    @settings(max_examples=15)
+    @settings(max_examples=by_day(8, 15))
     def test_what_was_forgotten_is_read_no_more(
         self, name: str, construction: str, calls: list[tuple[Any, ...]]
     ) -> None:
@@ -131,7 +132,7 @@ def test_forgetting_takes_out_what_waits_what_is_kept_and_what_was_made_of_it(na
 
 @pytest.mark.parametrize("name", ["index", "key_value", "learned", "log"])
 @given(written=st.lists(ENTRIES, max_size=10), query=st.sampled_from(["", "ann red", "rome"]))
-@settings(max_examples=25)
+@settings(max_examples=by_day(12, 25))
 def test_when_it_is_built_in_changes_nothing_of_what_a_read_that_builds_finds(
     name: str, written: list[Entry], query: str
 ) -> None:

@@ -218,9 +218,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> marft.Run:
     return marft.train(recipe(output=tmp_path_factory.mktemp("runs")), environment=board, rewards=rewards)
 
 
+@pytest.mark.slow
 class TestARun:
     @BY_NIGHT
-    @pytest.mark.slow
     def test_it_is_recorded_by_names_and_looked_at_with_nothing(self, small: marft.Run) -> None:
         run = marft.load_run(small.path)
         assert repr(run) == f"Run('{small.path}', step 2)"
@@ -235,7 +235,6 @@ class TestARun:
         assert all((path / "adapter_model.safetensors").is_file() for path in run.adapters().values())
         assert "<svg" in run.report().read_text()
 
-    @pytest.mark.slow
     def test_its_recipe_is_complete(self, small: marft.Run) -> None:
         again = marft.load_recipe(small.recipe, given=small.given)
         assert again == small.folder.settings(given=small.given)
@@ -256,7 +255,6 @@ class TestARun:
         with pytest.raises(ValueError, match=said):
             small.episodes(**asked)
 
-    @pytest.mark.slow
     def test_a_look_loads_no_model_code(self, small: marft.Run) -> None:
         code = (
             f"import sys, marft; run = marft.load_run({str(small.path)!r}); run.metrics, run.recipe, run.episodes(),"
@@ -265,7 +263,6 @@ class TestARun:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "False"
 
-    @pytest.mark.slow
     def test_its_episodes_are_found_by_step_task_agent_and_worth(self, small: marft.Run) -> None:
         everything = small.episodes()
         assert {type(episode) for episode in everything} == {marft.Episode}
@@ -295,7 +292,6 @@ class TestARun:
         assert "that in its place: my_module:" in str(error.value)
 
     @BY_NIGHT
-    @pytest.mark.slow
     def test_commands_show_it_and_say_why_they_cannot_evaluate_it(
         self, small: marft.Run, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -305,7 +301,6 @@ class TestARun:
         assert "given in Python and lies in no file" in said
         assert "copy that to" not in said
 
-    @pytest.mark.slow
     def test_with_it_the_run_is_evaluated_and_goes_on(self, small: marft.Run, board: Any, brevity: Any) -> None:
         run = marft.load_run(small.path, given=[board, brevity])
         results = run.evaluate(tasks=2, modes=["greedy"])

@@ -213,6 +213,7 @@ def test_a_resumed_policy_still_trains(tmp_path: Path) -> None:
     assert any(not np.array_equal(before[key], after[key]) for key in before)
 
 
+@pytest.mark.slow
 def test_a_new_run_starts_from_the_weights_of_an_old_one(straight: RunFolder, tmp_path: Path) -> None:
     source = straight.checkpoints / "step_000010"
     run = run_settings(

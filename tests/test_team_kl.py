@@ -24,6 +24,7 @@ from marft.types import ActionKey, Episode
 from tests import references
 from tests.episodes import episodes as random_episodes
 from tests.learners import begun, episodes, recipe, samples_of
+from tests.nights import some
 
 FAST = (
     "--algorithm.optimizer.learning_rate",
@@ -130,7 +131,7 @@ class TestHolding:
 
 
 class TestLearning:
-    @pytest.mark.parametrize("name", ["marft-team", "happo", "a2po", "hatrpo"])
+    @pytest.mark.parametrize("name", some(["marft-team", "happo", "a2po", "hatrpo"]))
     def test_the_team_moves_by_no_more_than_the_budget(self, name: str, tmp_path: Path) -> None:
         learner, batch, budget = begun(recipe(tmp_path, name, *FAST, "--algorithm.team_kl", "1e-4")), episodes(), 1e-4
         old = scored(learner, batch)
