@@ -114,6 +114,7 @@ class TestWorkers:
         with pytest.raises(ValueError, match=r"^tools.files: there is no program 'no-such-program'$"):
             open_rollouts(run)
 
+    @BY_NIGHT
     def test_a_cluster_without_room_says_what_it_lacks(self, cluster: Any, tmp_path: Path) -> None:
         run = clustered(cluster, settings("tiny", tmp_path, "--rollout.processes", "9"), patience=1.0)
         with pytest.raises(RunError, match=r"no room for 9 processes \(cluster.worker: 1 CPU; PACK\) in 1 s: free are "

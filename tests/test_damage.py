@@ -23,6 +23,7 @@ from marft.runs.folder import RunFolder
 from marft.runs.log import Log, Mark, read_rows, rewind
 from marft.training import train
 from tests.helpers import settings
+from tests.nights import BY_NIGHT
 from tests.runs import Listening, contents
 from tests.test_cli import run as command
 
@@ -48,11 +49,13 @@ class TestDamage:
         "damage",
         [
             lambda path: path.write_text(path.read_text().replace('"tasks_drawn": 4', '"tasks_drawn": 5')),
-            lambda path: path.write_text(path.read_text().replace('"step": 2', '"step": 3')),
-            lambda path: path.write_text("[]"),
+            pytest.param(
+                lambda path: path.write_text(path.read_text().replace('"step": 2', '"step": 3')), marks=BY_NIGHT
+            ),
+            pytest.param(lambda path: path.write_text("[]"), marks=BY_NIGHT),
             lambda path: path.write_bytes(b"\xff\xfe"),
-            lambda path: path.unlink(),
-            lambda path: (path.parent / "recipe.toml").write_text("seed = 1"),
+            pytest.param(lambda path: path.unlink(), marks=BY_NIGHT),
+            pytest.param(lambda path: (path.parent / "recipe.toml").write_text("seed = 1"), marks=BY_NIGHT),
             lambda path: (path.parent / "critic.safetensors").unlink(),
             lambda path: (path.parent / "policies" / "actor" / "extra.safetensors").write_bytes(b""),
         ],

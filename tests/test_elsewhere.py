@@ -193,7 +193,7 @@ class TestDecoding:
     )
 
     @pytest.mark.parametrize("forward", ["fused", "packed", "own"])
-    @pytest.mark.parametrize("kept", [0, 2**20])
+    @pytest.mark.parametrize("kept", [pytest.param(0, marks=BY_NIGHT), 2**20])
     def test_a_step_reads_once_and_draws_what_the_host_draws(self, backbone: Backbone, forward: str, kept: int) -> None:
         tune(backbone)
         for _ in range(("fused", "packed", "own").index(forward)):
@@ -257,7 +257,7 @@ class TestLearning:
         assert counts[0] == counts[1]
         assert counts[0] <= WAITS[name]
 
-    @pytest.mark.parametrize("name", some(LEARNT))
+    @pytest.mark.parametrize("name", some(LEARNT, of=5))
     def test_what_is_learned_is_what_the_host_learns(self, small: Small, name: str) -> None:
         there, _, _ = self.learned(small, name, *LEARNT[name])
         here = begun(small(name, "--device", "cpu", *LEARNT[name])).learn(episodes(4), Progress(0, 0))
@@ -282,7 +282,7 @@ class TestLearning:
             ("--policies.actor.train", "full", "--policies.actor.lora", "{}"),
             ("--algorithm.critic.body", "lora", "--algorithm.critic.normalise_values", "true"),
             ("--algorithm.level", "token"),
-        ]),
+        ], of=6),
     )  # fmt: skip
     def test_nothing_lies_on_the_wrong_device(self, small: Small, changes: tuple[str, ...]) -> None:
         metrics, waits, learner = self.learned(small, "marft", *changes)

@@ -40,7 +40,9 @@ DTYPES = some(("bfloat16", "float32"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("sized", "in_segments"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("sized", "in_segments"), [(False, False), pytest.param(True, False, marks=BY_NIGHT), (True, True)]
+)
 def test_a_score_does_not_depend_on_what_it_is_packed_with(
     dtype: str, sized: bool, in_segments: bool, tmp_path: Path
 ) -> None:
@@ -99,7 +101,7 @@ def test_where_batches_have_one_size_so_has_what_is_made_of_them(
 @pytest.mark.parametrize(
     ("name", "dtype", "train"),
     some([("gspo", "bfloat16", "lora"), ("gspo", "float32", "lora"), ("gspo", "bfloat16", "full"),
-          ("happo", "bfloat16", "lora"), ("grpo", "bfloat16", "lora")]),
+          ("happo", "bfloat16", "lora"), ("grpo", "bfloat16", "lora")], of=5),
 )  # fmt: skip
 def test_nothing_is_clipped_before_anything_is_learned(name: str, dtype: str, train: str, tmp_path: Path) -> None:
     """Steps of 1e-30 move nothing: in every epoch and minibatch all ratios are 1, and the KL is 0."""
@@ -291,7 +293,9 @@ class TestAnEngineThatSaysOtherwise:
         return observer.notes
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(("level", "advice"), [("action", "geometric"), ("token", "token")])
+    @pytest.mark.parametrize(
+        ("level", "advice"), [("action", "geometric"), pytest.param("token", "token", marks=BY_NIGHT)]
+    )
     def test_is_spoken_of_once_with_what_corrects_it(
         self, level: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

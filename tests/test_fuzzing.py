@@ -15,7 +15,7 @@ from tests.fuzzing import judged, one, shown_everywhere
 from tests.nights import BY_NIGHT, some
 
 SLICES = 6
-COUNT = int(os.environ.get("MARFT_FUZZ", "900"))
+COUNT = int(os.environ.get("MARFT_FUZZ", "600"))
 
 
 @BY_NIGHT

@@ -16,7 +16,7 @@ pytest.importorskip("prometheus_client", reason="needs a server: pip install 'ma
 from tests.fuzzing_requests import Pestered, one, pester, with_gateway, with_team
 
 Asked = Callable[[Callable[[Pestered], Counter[int]]], Counter[int]]
-COUNT = int(os.environ.get("MARFT_FUZZ", "200"))
+COUNT = int(os.environ.get("MARFT_FUZZ", "120"))
 
 
 @pytest.mark.slow

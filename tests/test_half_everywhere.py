@@ -144,7 +144,7 @@ class TestLearning:
             ("--algorithm.critic.body", "lora"),
             ("--algorithm.entropy", "0.01", "--algorithm.kl", "{ coefficient = 0.1 }"),
             ("--models.base.gradient_checkpointing", "true"),
-        ]),
+        ], of=6),
     )  # fmt: skip
     def test_a_step_is_that_of_float32(self, tmp_path: Path, changes: tuple[str, ...]) -> None:
         half, whole = (

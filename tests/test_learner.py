@@ -309,9 +309,10 @@ class TestALearningStep:
     @pytest.mark.parametrize(
         ("name", "changes"),
         [
-            ("marft", ONCE), ("marft", ("--algorithm.minibatches", "3")), ("marft-paper-table3", ()),
-            ("grpo", ONCE), ("happo", ONCE), ("hatrpo", ()), ("a2po", ()), ("dpo", ONCE),
-            ("marft", (*ONCE, "--algorithm.schedule", "{ name = 'agent-by-agent' }")),
+            ("marft", ONCE), ("marft", ("--algorithm.minibatches", "3")),
+            pytest.param("marft-paper-table3", (), marks=BY_NIGHT), pytest.param("grpo", ONCE, marks=BY_NIGHT),
+            pytest.param("happo", ONCE, marks=BY_NIGHT), ("hatrpo", ()), ("a2po", ()), ("dpo", ONCE),
+            pytest.param("marft", (*ONCE, "--algorithm.schedule", "{ name = 'agent-by-agent' }"), marks=BY_NIGHT),
         ],
     )  # fmt: skip
     def test_its_kl_is_how_far_the_whole_update_has_moved_each_agent(

@@ -63,8 +63,8 @@ def is_there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 class TestLostWorkers:
-    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("reason", "status", "said"),
         [
@@ -99,7 +99,6 @@ class TestLostWorkers:
             assert "\x1b" not in err
 
     @pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
-    @pytest.mark.slow
     def test_all_of_them_can_be_lost_at_once(self, rollouts: WorkerRollouts) -> None:
         rollouts.set_aside.clear()
         episodes = rollouts.play(attempts("killed", "killed", "slow", "slow"))

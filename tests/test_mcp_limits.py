@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from marft.tools.mcp import MCP
+from tests.nights import BY_NIGHT
 from tests.test_mcp import alive, ask
 from tests.test_subreaper import linux, soon
 
@@ -37,6 +38,11 @@ TOO_MUCH = {
     "bye": "the last 'Goodbye!'",
 }
 OVER_HTTP = ("over", "pages", "description", "lines", "endless", "events", "notices", "packed", "many")
+BY_DAY = {"over", "pages", "schema", "lines", "endless", "events", "packed", "nothing", "bye"}  # one of each bound
+
+
+def each(*names: str) -> list[object]:
+    return [pytest.param(name, marks=() if name in BY_DAY else BY_NIGHT) for name in names]
 
 
 @contextmanager
@@ -54,7 +60,7 @@ def served(what: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", TOO_MUCH)
+@pytest.mark.parametrize("what", each(*TOO_MUCH))
 def test_a_server_that_sends_too_much_is_refused_in_words(what: str, capfd: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match=f"mcp_hostile.py stdio {what}: .*{TOO_MUCH[what]}") as caught:
@@ -66,7 +72,7 @@ def test_a_server_that_sends_too_much_is_refused_in_words(what: str, capfd: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", OVER_HTTP)
+@pytest.mark.parametrize("what", each(*OVER_HTTP))
 def test_a_server_over_http_is_bounded_too(what: str, capfd: pytest.CaptureFixture[str]) -> None:
     why = TOO_MUCH | {"lines": "JSON", "events": "SSE|event", "packed": "it compresses .gzip.", "endless": "8 MiB"}
     with served(what) as url:
@@ -122,8 +128,15 @@ finally:
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("what", ["hang", "fine"])
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        ("hang", signal.SIGTERM),
+        ("fine", signal.SIGINT),
+        pytest.param("hang", signal.SIGINT, marks=BY_NIGHT),
+        pytest.param("fine", signal.SIGTERM, marks=BY_NIGHT),
+    ],
+)
 def test_a_signal_while_listing_or_calling_ends_the_server_too(what: str, number: int, tmp_path: Path) -> None:
     noted = tmp_path / "pid"
     command = [sys.executable, "-c", MAIN, str(noted), *HOSTILE, "stdio", what]

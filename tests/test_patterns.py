@@ -42,7 +42,8 @@ WAYS = {
     ],
 )
 @pytest.mark.slow
-def test_a_search_without_an_end_is_cut_short(search: Callable[[], object]) -> None:
+def test_a_search_without_an_end_is_cut_short(search: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marft.config.patterns.SEARCH_SECONDS", 0.2)
     began = time.monotonic()
     with pytest.raises(EpisodeFailedError, match="write it without a repeat inside a repeat"):
         search()

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, Table, algorithm, steps_of
 from tests.dense.twins import POLICIES, Twins, differ, recipe, save_small_model
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 TWICE: Table = {**SMOOTH, "epochs": 2}  # log-ratios leave 0 within a step
 
@@ -66,7 +66,7 @@ def test_a_step_is_the_dense_twins(name: str, model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", some(OPTIONS))
+@pytest.mark.parametrize("option", some(OPTIONS, of=5))
 def test_a_step_with_every_option_is_the_dense_twins_and_no_option_is_ignored(option: str, model: Path) -> None:
     name, start, changes = OPTIONS[option]
     right = step(model, name, {**start, **changes})
@@ -74,7 +74,9 @@ def test_a_step_with_every_option_is_the_dense_twins_and_no_option_is_ignored(op
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", [{}, dpo(refresh=2)], ids=["from the start", "refreshed"])
+@pytest.mark.parametrize(
+    "option", [pytest.param({}, marks=BY_NIGHT), dpo(refresh=2)], ids=["from the start", "refreshed"]
+)
 def test_later_steps_compare_with_the_reference_that_was_kept(option: Table, model: Path) -> None:
     step(model, "dpo", option, count=3)
 

@@ -11,6 +11,7 @@ from marft.game.agents import Agents
 from marft.game.quoting import plain
 from marft.types import Observation
 from tests.chatting import asked, talked
+from tests.nights import by_day
 from tests.quoting_worlds import ROLES, World
 from tests.test_gateway_chats import scripted, user
 from tests.test_gateway_tokens import format_named
@@ -42,15 +43,15 @@ def depends(said: str, prompt: str, *, task: str = TASK) -> bool:
 
 
 @pytest.mark.slow
-def test_of_a_hundred_conversations_nearly_all_dependencies_are_found_and_few_others() -> None:
-    right = found = true = 0
-    for seed in range(100):
+def test_of_many_conversations_nearly_all_dependencies_are_found_and_few_others() -> None:
+    right, found, true, conversations = 0, 0, 0, by_day(40, 100)
+    for seed in range(conversations):
         world = World(seed)
         turns = [(turn.role, turn.prompt, turn.text) for turn in world.turns]
         for number, (sees, turn) in enumerate(zip(dependencies(turns, world.task, *ROLES), world.turns, strict=True)):
             assert all(other < number for other in sees)
             right, found, true = right + len(sees & turn.sees), found + len(sees), true + len(turn.sees)
-    assert true > 400
+    assert true > 4 * conversations
     assert right / true > 0.98, f"{right} of {true} dependencies were found"
     assert right / found > 0.98, f"{found - right} of {found} are none"
 

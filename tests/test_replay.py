@@ -37,6 +37,7 @@ from marft.training import train
 from marft.types import Episode, Task
 from tests import references_credit as slow
 from tests.helpers import settings
+from tests.nights import by_day
 from tests.test_credit import batches
 
 
@@ -76,7 +77,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.slow
 @given(batch=batches(forks=True))
-@examples(max_examples=60, deadline=None)
+@examples(max_examples=by_day(30, 60), deadline=None)
 def test_episodes_come_back_from_parquet_as_they_were(
     batch: list[Episode], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -37,6 +37,7 @@ from marft.runs.sinks import MetricSinks
 from marft.serving.settings import served
 from marft.training import MEASURES, Silent, _rate, train
 from tests.helpers import recipe, settings
+from tests.nights import BY_NIGHT
 from tests.runs import Listening, contents
 
 
@@ -267,10 +268,15 @@ def validated_run(output: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str
 
 @pytest.mark.slow
 class TestAValidatedStep:
-    @pytest.mark.parametrize("keep_last", ["1", "2"])
+    @pytest.mark.parametrize("keep_last", ["1", pytest.param("2", marks=BY_NIGHT)])
     @pytest.mark.parametrize(
         ("validates", "saves", "best", "steps"),
-        [("2", "3", 2, {2, 3, 6}), ("1", "6", 2, {2, 6}), ("3", "2", 6, {4, 6}), ("5", "4", 5, {5, 6})],
+        [
+            ("2", "3", 2, {2, 3, 6}),
+            pytest.param("1", "6", 2, {2, 6}, marks=BY_NIGHT),
+            ("3", "2", 6, {4, 6}),
+            ("5", "4", 5, {5, 6}),
+        ],
     )
     def test_that_is_the_best_is_saved_whatever_else_is(
         self, validates: str, saves: str, best: int, steps: set[int], keep_last: str, tmp_path: Path,
@@ -285,7 +291,7 @@ class TestAValidatedStep:
         assert checkpoints.find("best").name == f"step_{best:06d}"
         assert {step_of(path) for path in checkpoints.steps()} == {best, *sorted(steps)[-int(keep_last) :]}
 
-    @pytest.mark.parametrize("stops", [1, 2, 3, 5])
+    @pytest.mark.parametrize("stops", [*(pytest.param(step, marks=BY_NIGHT) for step in (1, 2, 5)), 3])
     def test_is_the_best_of_a_run_that_stopped_and_went_on_too(
         self, stops: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -256,7 +256,7 @@ def test_no_file_and_no_output_of_a_run_holds_what_its_variables_hold(tmp_path: 
     """A server that echoes all it is sent, a part that raises, and a training that is run to its end."""
     with serving(lambda body, number: says(json.dumps(body))) as server:
         endpoint = {"url": server.url, "api_key_variable": "THE_KEY", "options": {"user_secret": "$THE_OTHER"}}
-        table = recipe("tiny", tmp_path / "runs")
+        table = recipe("tiny", tmp_path / "runs", training={"steps": 1})
         table["models"]["far"] = {"path": "gpt", "endpoint": endpoint | {"reader": "base"}}
         table["policies"]["reasoner"] = {"model": "far", "train": "frozen"}
         (tmp_path / "mine.json").write_text(json.dumps(table))

@@ -25,7 +25,7 @@ from marft.models.packed_rows import PackedRows
 from marft.segments import Restart
 from marft.types import Action, Episode, Sample, TokenIds
 from tests.episodes import episodes, make_action, values_for
-from tests.nights import some
+from tests.nights import by_day, some
 from tests.test_updates import POLICIES, _double_backbone, assert_equal, gradients, packing, random_samples
 
 TEMPERATURES = {"one": 1.0, "two": 0.7}
@@ -97,7 +97,7 @@ def slow_log_probs(backbone: Backbone, action: Action) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["action", "token"])
 @given(seed=SEEDS, tokens=st.sampled_from([1, 25, 10**6]))
-@settings(max_examples=25)
+@settings(max_examples=by_day(12, 25))
 def test_every_sampled_token_is_scored_once_after_its_own_context(level: str, seed: int, tokens: int) -> None:
     backbone, samples = _double_backbone(), segmented(level, seed)
     batches = packing(backbone, level, tokens=tokens).micro_batches(samples, Denominators.of(samples, pooled=False))

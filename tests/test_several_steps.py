@@ -24,7 +24,7 @@ class TestSeveralSteps:
     """What is carried from one training step to the next: moments, rates, baselines, whose turn it is."""
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("name", some(["a2po", "marft", "rae", "cispo"], of=2))
+    @pytest.mark.parametrize("name", some(["a2po", "marft", "rae", "cispo"], of=4))
     def test_moments_and_baselines_are_carried_on(self, name: str, model: Path) -> None:
         steps_of(Twins(recipe(model, algorithm(name, **SMOOTH))), 3)
 
@@ -36,7 +36,9 @@ class TestSeveralSteps:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        "option", [{}, {"kl": {"coefficient": 0.3, "place": "reward"}}], ids=["plain", "KL in the reward"]
+        "option",
+        [pytest.param({}, marks=BY_NIGHT), {"kl": {"coefficient": 0.3, "place": "reward"}}],
+        ids=["plain", "KL in the reward"],
     )
     @pytest.mark.parametrize("start", some(["token critic", "critic", "turns"]))
     def test_the_critic_warms_up_on_whole_returns_alone(self, start: str, option: Table, model: Path) -> None:
@@ -63,7 +65,7 @@ class TestTrustRegion:
     """HATRPO: an update counts only as far as its KL stays within the limit, and only where it is an improvement."""
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("limit", some([1e-3, 1e-2, 1e-4, 1e-9]))
+    @pytest.mark.parametrize("limit", some([1e-3, 1e-2, 1e-4, 1e-9], of=4))
     def test_updates_are_scaled_back_or_undone(self, limit: float, model: Path) -> None:
         table = algorithm("hatrpo", schedule={"name": "sequential", "kl_limit": limit}, **SMOOTH)
         whole = steps_of(Twins(recipe(model, table)), 2, drift=0.0)

@@ -54,7 +54,7 @@ BATCHES = {"one token": ONE_TOKEN, "silent actor": SILENT_ACTOR, "all equal": AL
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), some(product(sorted(PRESETS), BATCHES), of=7))
+@pytest.mark.parametrize(("name", "kind"), some(product(sorted(PRESETS), BATCHES), of=13))
 def test_every_preset_survives_thin_batches(name: str, kind: str, tmp_path: Path) -> None:
     learner = learner_of(name, tmp_path, "--algorithm.critic.warmup_steps", "0") if PRESETS[name].get("critic") != {
         "kind": "none"

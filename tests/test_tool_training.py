@@ -72,7 +72,7 @@ def begin_with(monkeypatch: pytest.MonkeyPatch, *turns: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
-@pytest.mark.parametrize("level", ["action", "token"])
+@pytest.mark.parametrize("level", [pytest.param("action", marks=BY_NIGHT), "token"])
 def test_an_agent_with_tools_trains_on_its_own_tokens_alone(level: str, tmp_path: Path) -> None:
     run = with_tools(tmp_path, "--algorithm.level", level)
     folder = RunFolder.create(run)

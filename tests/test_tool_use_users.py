@@ -24,7 +24,7 @@ from marft.envs.tool_use.tables import Tables
 from marft.envs.tool_use.toolbox import Error, offered, run, writing
 from marft.envs.tool_use.worlds import WORLDS
 from tests.conversations import Played, environment, scripted, wants
-from tests.nights import NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -300,6 +300,7 @@ class TestTheScript:
                 assert len(episode.transitions) == episode.task.data["fewest_steps"]
                 assert episode.transitions[-1].declared.measures["policy_violations"] == 0
 
+    @BY_NIGHT
     @pytest.mark.slow
     def test_habits_fail_part_of_the_tasks(self) -> None:
         for recipe, low, high in (("tool_use", 0.3, 0.7), ("tool_use_single", 0.5, 0.9)):

@@ -61,7 +61,7 @@ class TestUndoing:
         ("poison", "advice"),
         [(policy, "lower policies.actor.learning_rate"), (critic, "lower algorithm.critic.learning_rate (now 0.001)"), (moment, "lower policies.reasoner.learning_rate")],
     )  # fmt: skip
-    @pytest.mark.parametrize("at", [0, 1])
+    @pytest.mark.parametrize("at", [pytest.param(0, marks=BY_NIGHT), 1])
     def test_a_step_that_does_not_stay_finite_is_undone_counted_and_explained(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poison: Any, advice: str, at: int
     ) -> None:

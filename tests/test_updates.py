@@ -25,6 +25,7 @@ from marft.models.backbone import Backbone
 from marft.types import Episode, Sample, Task
 from tests import references
 from tests.episodes import make_action
+from tests.nights import by_day
 
 POLICIES = ("one", "two")
 
@@ -164,7 +165,7 @@ def test_gradients_do_not_depend_on_micro_batches_or_row_order(double: Backbone,
 @pytest.mark.slow
 @pytest.mark.parametrize(("level", "aggregation"), [("action", "action-mean"), ("token", "constant-length")])
 @given(cuts=st.lists(st.integers(0, 6), max_size=3), seed=st.integers(0, 5))
-@settings(max_examples=25)
+@settings(max_examples=by_day(12, 25))
 def test_workers_with_global_denominators_add_up_to_the_whole(
     level: str, aggregation: str, cuts: list[int], seed: int
 ) -> None:

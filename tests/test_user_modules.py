@@ -27,6 +27,7 @@ from marft.models.adapters import read_lora_settings
 from marft.models.formats import load_config
 from marft.processes.python_here import python_here
 from tests.helpers import recipe
+from tests.nights import BY_NIGHT
 from tests.test_export_hostile import HOLDS, written
 
 # Ways in which a module imports another by its name: what a reward function returns.
@@ -355,7 +356,7 @@ class TestProcesses:
         assert done.stdout == "7\n", done.stderr
         assert not self.said(planted)
 
-    @pytest.mark.parametrize("module", [False, True])
+    @pytest.mark.parametrize("module", [False, pytest.param(True, marks=BY_NIGHT)])
     def test_a_command_runs_what_a_recipe_names_and_nothing_else_of_its_folder(
         self, module: bool, planted: Path
     ) -> None:
@@ -389,7 +390,7 @@ class TestProcesses:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert f"No module named '{MINE}_a': a process that multiprocessing starts finds no modules" in done.stderr
 
-    @pytest.mark.parametrize("path", [":", "here:", "."])
+    @pytest.mark.parametrize("path", [":", pytest.param("here:", marks=BY_NIGHT), "."])
     def test_the_command_itself_takes_no_library_from_an_export_that_is_its_working_folder(
         self, path: str, tmp_path: Path
     ) -> None:

@@ -45,7 +45,7 @@ def subject(name: str, folder: Path) -> Subject:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(sorted({*BUILT_IN["environments"]} - ELSEWHERE - LATER), of=4))
+@pytest.mark.parametrize("name", some(sorted({*BUILT_IN["environments"]} - ELSEWHERE - LATER), of=8))
 def test_a_built_in_environment_passes_every_check(name: str, tmp_path: Path) -> None:
     report = check(subject(name, tmp_path), AT_NIGHT if NIGHT else BY_DAY)
     assert set(report.of("failure")) == KNOWN.get(name, set()), [

@@ -69,6 +69,7 @@ def test_the_code_that_runs_is_the_wheels(marft: Command, unpacked: Path, tmp_pa
     assert Path(marft(module="where").strip()).is_relative_to(unpacked)
 
 
+@BY_NIGHT
 @pytest.mark.slow
 def test_recipes_are_listed_and_one_of_ones_own_is_read(marft: Command, tmp_path: Path) -> None:
     listed = marft("recipes")

@@ -22,7 +22,7 @@ from marft.types import Episode, Observation, Task, Transition
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, steps_of
 from tests.dense.twins import POLICIES, Twins, differ, recipe, save_small_model
-from tests.nights import some
+from tests.nights import BY_NIGHT, some
 
 
 @pytest.fixture(scope="module")
@@ -168,32 +168,32 @@ def test_a_step_with_every_option(option: str, start: str, model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["action", "token", "critic", "turns"])
+@pytest.mark.parametrize("start", some(["action", "token", "critic", "turns"], of=2))
 def test_log_probs_are_taken_at_each_agents_temperature(start: str, model: Path) -> None:
     check(model, start, {}, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})
 
 
-@pytest.mark.parametrize("start", ["action", "token", "turns"])
+@pytest.mark.parametrize("start", some(["action", "token", "turns"], of=2))
 def test_temperatures_hold_for_entropy_and_the_base_too(start: str, model: Path) -> None:
     option = {"entropy": 0.1, "kl": {"coefficient": 0.3}}
     check(model, start, option, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", some(STARTS, of=2))
 def test_no_cut_into_micro_batches_changes_anything(start: str, model: Path) -> None:
     option = {"entropy": 0.1, "kl": {"coefficient": 0.3}, "kl_stop": 0.4}
     check(model, start, option, micro_batch=20)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["action", "token"])
+@pytest.mark.parametrize("start", ["action", pytest.param("token", marks=BY_NIGHT)])
 def test_the_kl_stop_looks_at_the_whole_minibatch(start: str, model: Path) -> None:
     for limit in (0.001, 0.01, 0.05, 0.1):  # some stop in the middle, wherever the last micro-batch happens to be
         check(model, start, {"kl_stop": limit, "epochs": 3}, micro_batch=20)
 
 
-@pytest.mark.parametrize("start", ["action", "critic", "turns"])
+@pytest.mark.parametrize("start", ["action", pytest.param("critic", marks=BY_NIGHT), "turns"])
 def test_agents_that_share_a_policy(start: str, model: Path) -> None:
     policies = {"planner": POLICIES["planner"], "frozen": POLICIES["frozen"]}
     check(model, start, {}, policies=policies, solver="planner")
@@ -205,7 +205,7 @@ def test_a_policy_that_trains_all_its_weights(start: str, model: Path) -> None:
     check(model, start, {"kl": {"coefficient": 0.3}}, policies=policies)
 
 
-@pytest.mark.parametrize("start", ["action", "token critic", "turns"])
+@pytest.mark.parametrize("start", ["action", "token critic", pytest.param("turns", marks=BY_NIGHT)])
 def test_policies_on_models_of_their_own(start: str, model: Path) -> None:
     """Their rows are in other forwards, their values in other heads; the minibatch is one."""
     policies = {**POLICIES, "solver": {**POLICIES["solver"], "model": "other"}}
