@@ -255,8 +255,26 @@ class TestNumbers:
         assert number_stated(text) == (None if number is None else Decimal(number))
 
     def test_words_behind_numbers_scale_them(self) -> None:
-        text = "2 dozen, 3 hundred, 4 thousand, 5 million, 6bn, 7 trillion, 8k, 9M, 千 1千 2百 3億"
-        scaled = [24, 300, 4_000, 5 * 10**6, 6 * 10**9, 7 * 10**12, 8_000, 9 * 10**6, 1_000, 200, 3 * 10**8]
+        text = (
+            "2 dozen, 3 hundred, 4 thousand, 5 million, 6bn, 6 billion, 7 trillion, 8k, 9M, 千 1千 2百 3億 4亿 5万 6萬"
+        )
+        scaled = [
+            24,
+            300,
+            4_000,
+            5 * 10**6,
+            6 * 10**9,
+            6 * 10**9,
+            7 * 10**12,
+            8_000,
+            9 * 10**6,
+            1_000,
+            200,
+            3 * 10**8,
+            4 * 10**8,
+            50_000,
+            60_000,
+        ]
         assert scaled_numbers(text) == scaled
 
     @given(st.text(max_size=200))

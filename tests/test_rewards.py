@@ -8,15 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from marft.config import parse_recipe
 from marft.declared import Declared
+from marft.errors import EpisodeFailedError
 from marft.evaluation.metrics import episode_metrics
 from marft.game.game import Attempt
-from marft.game.loop_threads import LoopThreadPool
+from marft.game.loop_threads import LoopThread, LoopThreadPool
 from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import (
     Format,
@@ -30,6 +31,7 @@ from marft.rewards.terms import (
     ToolErrors,
     Trajectory,
     TrajectoryScore,
+    names_of,
 )
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
@@ -259,6 +261,116 @@ def test_a_term_gives_one_entry_a_step_and_may_be_awaited() -> None:
     assert made.status == "failed"
     assert made.error.startswith("reward term 'Short' gave 1 entries for 2 steps (test_rewards.py:")
     assert composed(Awaited()) == [(2.0, {})] * 3
+
+
+class Counted(Term):
+    """Awaited where it is asked, on the loop."""
+
+    own_timeout: ClassVar[bool] = True
+    asked: ClassVar[list[str]] = []
+
+    async def score(self, episode: Episode) -> list[TermReward]:
+        self.asked.append(episode.task.id)
+        if episode.task.id == "broken":
+            raise KeyError("boom")
+        if episode.task.id == "late":
+            raise EpisodeFailedError("timed_out", "the judge is late")
+        return [TermReward(2.0) for _ in episode.transitions]
+
+
+def test_a_term_with_a_timeout_of_its_own_is_asked_once_and_fails_under_its_name() -> None:
+    Counted.asked.clear()
+    assert composed(StepCost(), Counted(weight=2.0)) == [(3.0, {})] * 3
+    assert composed(Counted()) == [(2.0, {})] * 3
+    assert Counted.asked == ["t", "t"]
+    made = [compose(replace(episode(1.0), task=Task(name, "o")), (Counted(),)) for name in ("broken", "late")]
+    assert [one.status for one in made] == ["failed", "timed_out"]
+    assert made[0].error.startswith("reward term 'Counted' raised KeyError: 'boom'")
+    assert made[1].error == "the judge is late"
+
+
+class Vandal(Term):
+    def score(self, episode: Episode) -> list[TermReward]:
+        (transition,), (action, *_) = episode.transitions, episode.actions
+        for table in (
+            transition.agent_rewards,
+            transition.terms,
+            transition.observation.views,
+            transition.observation.options,
+        ):
+            cast("dict[str, object]", table).update({"b": 99.0})
+        for array in (action.prompt, action.tokens, action.marks, action.log_probs):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 9
+        return [TermReward(1.0)]
+
+
+def test_what_a_term_writes_into_its_episode_is_seen_by_nobody_else() -> None:
+    seen = Observation("o", views={"a": "x"}, options={"a": ("y",)})
+    of = of_steps(Transition(seen, 0.5, {"b": 0.5}, {"earlier": 1.0}), actions=episode(1.0).actions)
+    assert composed(Vandal(), Outcome(), of=of) == [(1.5, {"b": 0.5})]
+    (transition,) = of.transitions
+    assert (transition.agent_rewards, transition.terms) == ({"b": 0.5}, {"earlier": 1.0})
+    assert (seen.views, seen.options) == ({"a": "x"}, {"a": ("y",)})
+    assert of.actions[0].tokens.flags.writeable
+
+
+class Odd(Term):
+    given: Any
+
+    def score(self, episode: Episode) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize(("given", "why"), [
+    (None, "reward term 'Odd' gave NoneType, not entries for 1 steps"), ({0: TermReward()}, "gave dict, not entries for 1 steps"),
+    ([1.0], "gave a float, not marft.rewards.terms.TermReward"), ([TermReward(math.inf)], "gave the team a reward of inf"), ([], "gave 0 entries for 1 steps"),
+])  # fmt: skip
+def test_what_is_no_reward_for_each_step_fails_the_episode_with_the_reason(given: Any, why: str) -> None:
+    made = compose(episode(1.0), (Odd(given=given),))
+    assert made.status == "failed"
+    assert why in made.error
+
+
+def test_rewards_add_up_over_terms_and_fail_the_episode_where_their_sum_is_not_finite() -> None:
+    assert composed(Outcome(), Outcome(weight=2.0), of=episode(1.0)) == [(3.0, {"b": 1.5})]
+    for given in (TermReward(1e308), TermReward(agents={"a": 1e308})):
+        made = compose(episode(1.0), (Odd(given=[given]), Odd(given=[given])))
+        assert made.status == "failed"
+        assert "the reward terms add up to {" in made.error
+        assert "which is not finite" in made.error
+
+
+def test_threads_serve_again_unless_their_term_failed() -> None:
+    threads = CountedThreads()
+
+    async def all_of_them() -> list[str]:
+        composer = RewardComposer((StepCost(), Outcome()), ("a", "b"), threads, 5.0)
+        failing = RewardComposer((Odd(given=None),), ("a", "b"), threads, 5.0)
+        return [(await one(episode(1.0))).status for one in (composer, failing, composer, composer)]
+
+    assert asyncio.run(all_of_them()) == ["terminated", "failed", "terminated", "terminated"]
+    assert threads.released == [False, True, False, False]
+    threads.close()
+
+
+class CountedThreads(LoopThreadPool):
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = list[bool]()
+
+    async def release(self, thread: LoopThread, suspect: bool) -> None:
+        self.released.append(suspect)
+        await super().release(thread, suspect)
+
+
+def test_two_functions_are_told_apart_and_one_kind_is_not_named_like_another_term() -> None:
+    here = "tests.test_rewards"
+    one, two = Function(call=f"{here}:brevity"), Function(call=f"{here}:by_agent")
+    assert names_of([one, two]) == ["Function_brevity", "Function_by_agent"]
+    assert names_of([one, StepCost()]) == ["Function", "StepCost"]
+    assert names_of([StepCost(), StepCost(), StepCost()]) == ["StepCost", "StepCost_2", "StepCost_3"]
+    assert names_of([]) == []
 
 
 def pays_one(episode: Episode) -> float:
