@@ -113,10 +113,10 @@ class FakeRenderer:
     def grammar(self, policy: str, chat: Chat) -> Grammar | None:
         raise ValueError("nothing is held here")
 
-    def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:
+    def pieces(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
         return tuple(map(chr, tokens))
 
-    def spelled(self, policy: str, tokens: TokenIds) -> str:
+    def spelled(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
         return bytes(tokens.astype(np.uint8)).decode(errors="replace")
 
     def ids(self, policy: str, text: str) -> TokenIds:

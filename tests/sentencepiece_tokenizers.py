@@ -23,9 +23,13 @@ PHI_3 = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
 )
-TEMPLATES = {"llama2": LLAMA_2, "tinyllama": TINY_LLAMA, "phi3": PHI_3}
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}"
+    "{{ eos_token }}{% endif %}{% endfor %}"
+)
+TEMPLATES = {"llama2": LLAMA_2, "tinyllama": TINY_LLAMA, "phi3": PHI_3, "mistral": MISTRAL}
 WORDS = ("▁yes", "yes", "▁no", "no", "▁It", "It", "▁is")
-PHI_3_TOKENS = ("<|end|>", "<|user|>", "<|assistant|>")
+TOKENS = {"phi3": ("<|end|>", "<|user|>", "<|assistant|>"), "mistral": ("[INST]", "[/INST]")}
 
 
 def _vocabulary() -> dict[str, int]:
@@ -47,7 +51,7 @@ def format_of(template: str, kind: Kind) -> ChatFormat:
         built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=False)
         plain = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=kind, split=False), decoders.Fuse()]
         built.decoder = decoders.Sequence(plain)
-    special = ["<s>", "</s>", *(PHI_3_TOKENS if template == "phi3" else ())]
+    special = ["<s>", "</s>", *TOKENS.get(template, ())]
     built.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = TEMPLATES[template]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,15 +11,19 @@ from marft import thoughts
 from marft.engines.messages import render_messages, render_text
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.spelling import spelling_of
+from marft.game.agents import Agents
+from marft.game.chat import Chat
+from marft.game.live import Live
 from marft.game.rendering import Cut
 from marft.models.control_tokens import spelled
 from marft.traces.record import TracedTurn, UnreadableError
 from marft.traces.turns import Thinking, turn_ids
-from marft.types import Profile, Tool, ToolCall
+from marft.types import Observation, Profile, Tool, ToolCall
 from tests import sentencepiece_tokenizers as sentencepiece
 from tests.chat_families import FAMILIES, Family, chatml, format_of, tokenizer_of
 from tests.chat_templates import BEGINS, CHATML, HARMONY, QWEN3, THINK
 from tests.chat_templates import EACH as TURNS
+from tests.chatting import Said, Stopping, asked, talked
 
 CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 2?"})
 ADD = Tool("add", "Add.", {"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -247,3 +252,50 @@ def test_profiles_are_no_part_of_a_turn() -> None:
     format = format_of("glm4")
     prompt = ChatRenderer({"p": format}).render("p", Profile("solver", "Be brief."), "1 + 2?", [], reserve=9, cut=Cut())
     assert decoded(format, [*prompt.ids.tolist(), *ids_of(format, "3")]).endswith("<|assistant|>\n3<|user|>")
+
+
+@SENTENCEPIECE
+@TEMPLATES
+class TestTurnsThatOthersBegin:
+    def test_begin_as_the_template_would_show_them(self, template: str, kind: sentencepiece.Kind) -> None:
+        format = sentencepiece.format_of(template, kind)
+        shown = render_text(format, [*ASKED, {"role": "assistant", "content": "It is"}], begin=False)
+        begun = render_messages(format, ASKED).tolist() + ChatRenderer({"p": format}).opening("p", "It is").tolist()
+        assert begun == format.tokenizer.encode(shown, add_special_tokens=False)[: len(begun)]
+        assert decoded(format, begun).endswith("It is")
+
+    def test_keep_the_space_of_the_first_word_that_goes_on_from_them(
+        self, template: str, kind: sentencepiece.Kind
+    ) -> None:
+        format, lives = sentencepiece.format_of(template, kind), [Live()]
+
+        async def talk(_: Observation, agents: Agents) -> None:
+            chat = Chat(ASKED, begun="It", live=lives[0])
+            reply = await agents.a.reply(Observation("?"), chat)
+            assert (reply.action.text, reply.message["content"]) == (" is no", "It is no")
+            again = await agents.a.reply(Observation("?"), replace(chat, stop=("yes",), live=None))
+            assert again.message["content"] == "It is "
+            by_teammate = await agents.b(Observation("?"), begins=reply.action)
+            assert by_teammate.text == " is no no"
+            after = Chat((*ASKED, {"role": "assistant", "content": "It is "}, *ASKED))
+            assert not (await agents.a.reply(Observation("?"), after)).action.restarted
+
+        said = iter(["is no", "is yes no", "no", "yes"])
+        episode, _ = talked(format, lambda key: Said([next(said)]), talk, "a", "b", speaker=Stopping)
+        assert episode.status == "terminated", episode.error
+        assert lives[0].text is not None
+        assert lives[0].text().take(episode.actions[0].tokens.tolist()) == ("", " is no")
+
+    def test_pieces_of_a_text_are_put_together_to_it(self, template: str, kind: sentencepiece.Kind) -> None:
+        format = sentencepiece.format_of(template, kind)
+
+        async def talk(_: Observation, agents: Agents) -> None:
+            for begun, text in (("", "It is yes"), ("It", " is yes")):
+                turns = [*ASKED, {"role": "assistant", "content": begun}][: 1 + bool(begun)]
+                goes_on = {"continue_final_message": True, "add_generation_prompt": False} if begun else {}
+                _, reply = await asked(agents.a, turns, logprobs=True, **goes_on)
+                assert "".join(reply.pieces[:-1]) == reply.action.text == text
+
+        said = iter(["It is yes", "is yes"])
+        episode, _ = talked(format, lambda key: Said([next(said)]), talk)
+        assert episode.status == "terminated", episode.error

@@ -27,12 +27,12 @@ from marft.engines.messages import (
 )
 from marft.engines.spelling import spelling_of
 from marft.engines.tool_format import ToolFormat
-from marft.engines.whole_turns import whole_turn
+from marft.engines.whole_turns import begun_turn, whole_turn
 from marft.game.chat import Chat
 from marft.game.live import LiveText, Spelling
 from marft.game.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
 from marft.marks import Grammar
-from marft.models.control_tokens import encoded_inside, marked, spelled
+from marft.models.control_tokens import encoded_inside, marked, spelled, spelled_inside
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
 from marft.thoughts import MARKS, Said, thinking_after, thought
@@ -70,7 +70,7 @@ class ChatRenderer:
         self.formats = formats
         self._tool_formats: dict[str, ToolFormat] = {}
         self._call_ends: dict[str, str | Said] = {}  # by policy
-        self._spellings: dict[str, Callable[[], Spelling]] = {}
+        self._spellings: dict[str, Callable[..., Spelling]] = {}
         self._begun: dict[str, bool] = {}  # by policy, whether its template begins each turn with a thought
         self._changes: dict[tuple[str, bool], NotExact | None] = {}  # by policy, and whether it has tools
         self._options: dict[str, dict[str, TokenIds]] = {}  # by policy and text
@@ -127,8 +127,8 @@ class ChatRenderer:
         return thought(text, thinking_after(begun, self._begun[policy]) and not self.formats[policy].remote)
 
     def opening(self, policy: str, text: str) -> TokenIds:
-        """Return the ids of a text that a client begins a turn with. What looks like a control token is text, but for
-        marks of thoughts: it is the agent's own turn."""
+        """Return the ids of a text that a client begins a turn with, after what the chat template begins each turn
+        with. What looks like a control token is text, but for marks of thoughts: it is the agent's own turn."""
         format = self.formats[policy]
         if format.remote:
             raise ValueError("it is behind an endpoint, which takes whole messages alone")
@@ -140,7 +140,7 @@ class ChatRenderer:
                     f"the text ({ends}), or turn thoughts off (template_options.enable_thinking = false)"
                 )
             text = text.lstrip().removeprefix(begins)
-        return np.array(encoded_inside(format.tokenizer, marked(format.tokenizer, text, own=True)), np.int32)
+        return begun_turn(format, text, own=True)
 
     def live(
         self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool, begun: str = ""
@@ -151,7 +151,7 @@ class ChatRenderer:
             self._spellings[policy] = spelling_of(format.tokenizer, format.stop_ids)
         thinking = thinking_after(begun, begins_thought(format))
         certain = partial(self.tool_format(policy).after(begun).certain, dropped=drops) if tools else len
-        return LiveText(self._spellings[policy](), stops, thinking if drops else None, certain)
+        return LiveText(self._spellings[policy](bool(begun)), stops, thinking if drops else None, certain)
 
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
         """An action as messages of a chat: what it said, called and was answered."""
@@ -197,14 +197,19 @@ class ChatRenderer:
         """Tokens of a text, on its own."""
         return len(self.formats[policy].tokenizer.encode(text, add_special_tokens=False))
 
-    def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:
+    def pieces(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
         """The text of each token; one of half a character shows as a sign for that."""
-        return tuple(str(self.formats[policy].tokenizer.decode([token])) for token in tokens.tolist())
+        tokenizer, control = self.formats[policy].tokenizer, set(self.formats[policy].tokenizer.added_tokens_decoder)
+        return tuple(
+            str(tokenizer.decode([token])) if place < begin or token in control else spelled_inside(tokenizer, [token])
+            for place, token in enumerate(tokens.tolist())
+        )
 
-    def spelled(self, policy: str, tokens: TokenIds) -> str:
+    def spelled(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
         """The text of sampled tokens, without control tokens and the end of the turn."""
         format = self.formats[policy]
-        return spelled(format.tokenizer, _unended(format, tokens).tolist())
+        spell = spelled_inside if inside and not format.remote else spelled
+        return spell(format.tokenizer, _unended(format, tokens).tolist())
 
     def ids(self, policy: str, text: str) -> TokenIds:
         """The ids of a text in the middle of a turn; what looks like a control token is text."""
@@ -226,7 +231,7 @@ class ChatRenderer:
     def option(self, policy: str, text: str) -> TokenIds:
         """Return the ids of a whole turn that says ``text``, as the chat template shows one, end of turn included, [T].
 
-        Where the template shows it otherwise than it is, or with a thought, it is the text alone and the end of turn.
+        Where the template shows it otherwise than it is, or with a thought, it is the text itself and the end of turn.
         """
         format = self.formats[policy]
         if not format.stop_ids:
@@ -381,7 +386,8 @@ def _option(format: ChatFormat, text: str) -> TokenIds:
     except CANNOT_RENDER as error:
         found = NotExact(raised(error))
     if isinstance(found, NotExact) or text not in found.text or any(mark in found.text for mark in MARKS):
-        return np.array([*_encoded(format, [text]), *format.stop_ids[:1]], np.int32)
+        said = _encoded(format, [text]) if format.remote else begun_turn(format, text, own=False)
+        return np.array([*said, *format.stop_ids[:1]], np.int32)
     return found.ids
 
 

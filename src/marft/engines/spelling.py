@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 from transformers import PreTrainedTokenizerBase
 
 from marft.game.live import Spelling
-from marft.models.control_tokens import control_ids, spelled
+from marft.models.control_tokens import control_ids, spelled, spelled_inside
 from marft.thoughts import Said
 
 
-def spelling_of(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> Callable[[], Spelling]:
-    """What makes a spelling of one text; control tokens and ``stop_ids`` are no part of it."""
+def spelling_of(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> Callable[..., Spelling]:
+    """What makes a spelling of one text; control tokens and ``stop_ids`` are no part of it. It takes whether the text
+    goes on from another."""
 
     @cache
     def parts() -> tuple[set[int], set[int], bool]:
@@ -21,7 +22,10 @@ def spelling_of(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> 
         bytes_ = {vocabulary[name] for byte in range(256) if (name := f"<0x{byte:02X}>") in vocabulary}
         return control_ids(tokenizer).union(stop_ids), bytes_, _tidies(tokenizer)
 
-    return lambda: Spelling(lambda ids: spelled(tokenizer, ids), *parts())
+    def spelling(inside: bool = False) -> Spelling:
+        return Spelling(partial(spelled_inside if inside else spelled, tokenizer), *parts())
+
+    return spelling
 
 
 def _tidies(tokenizer: PreTrainedTokenizerBase) -> bool:

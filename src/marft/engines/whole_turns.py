@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft.engines.messages import LAST, Format, common, marked_text
+from marft.engines.messages import ASKED, LAST, SAID, Format, common, marked_text
 from marft.game.rendering import ChatMessage, NotExact
-from marft.models.control_tokens import encoded, encoded_inside, unmarked
+from marft.models.control_tokens import encoded, encoded_inside, marked, unmarked
+from marft.models.templates import CANNOT_RENDER
+from marft.thoughts import MARKS
 from marft.types import TokenIds, Tool
 
 OTHERWISE = "its chat template shows a turn that was said otherwise than one that begins"
@@ -52,9 +54,7 @@ def whole_turn(
     begun, shown = marked_text(format, messages, tools), marked_text(format, [*messages, said], tools, False, own=1)
     if not shown.startswith(begun):
         return NotExact(OTHERWISE)
-    tail, before, whole = shown[len(begun) :], _ids(format, begun), _ids(format, shown)
-    same = common(before, whole) == len(before)
-    ids = whole[len(before) :] if same else np.array(encoded_inside(format.tokenizer, tail), np.int32)
+    tail, whole, ids = shown[len(begun) :], _ids(format, shown), _new(format, begun, shown)
     ends = np.flatnonzero(np.isin(ids, format.stop_ids))
     if len(ends):
         return WholeTurn(ids[: int(ends[0]) + 1], unmarked(tail), True)
@@ -63,6 +63,35 @@ def whole_turn(
     ended = at == len(whole) < len(followed) and followed[at] in format.stop_ids
     end = followed[at : at + 1] if ended else format.stop_ids[:1]
     return WholeTurn(np.array([*ids, *end], np.int32), unmarked(tail), ended)
+
+
+def begun_turn(format: Format, text: str, own: bool) -> TokenIds:
+    """Return the ids of a text at the beginning of a turn, after what the template begins each turn with, [T]. Of that
+    nothing is taken where it holds a thought.
+
+    Args:
+        own: the model's own words: marks of thoughts in them are tokens.
+    """
+    begun = marked_text(format, [ASKED])
+    return _new(format, begun, begun + _header(format) + marked(format.tokenizer, text, own=own))
+
+
+def _header(format: Format) -> str:
+    """Return what a chat template puts between a prompt and the text of a turn; "" where that is a thought, too."""
+    try:
+        found = whole_turn(format, [ASKED], SAID)
+    except CANNOT_RENDER:
+        return ""
+    before, said, _ = ("", "", "") if isinstance(found, NotExact) else found.text.partition(SAID["content"])
+    return before if said and not any(mark in before for mark in MARKS) else ""
+
+
+def _new(format: Format, begun: str, shown: str) -> TokenIds:
+    """Return the ids of what a text has beyond one that it begins with, [T]."""
+    before, whole = _ids(format, begun), _ids(format, shown)
+    if common(before, whole) == len(before):
+        return whole[len(before) :]
+    return np.array(encoded_inside(format.tokenizer, shown[len(begun) :]), np.int32)
 
 
 def _ids(format: Format, text: str) -> TokenIds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -100,7 +101,7 @@ class ChatRecord:
 
     def told(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> TokenIds:
         """Return the ids of a turn as its client is told it: :func:`~marft.game.stop_strings.without_stop`."""
-        return without_stop(self.renderer, policy, tokens, text, self._stops(chat))
+        return without_stop(self.renderer, policy, tokens, text, self._stops(chat), bool(chat.begun))
 
     def reply(self, action: Action, pieces: bool = False) -> Reply:
         """An action as its client is told it.
@@ -111,11 +112,12 @@ class ChatRecord:
         reply = self._said[action.id][1]
         if not pieces:
             return reply
-        told = self._alternatives.get(action.id, ())
+        told, texts_in = self._alternatives.get(action.id, ()), partial(self.renderer.pieces, action.policy)
         ids = np.array([token for of_one in told for token, _ in of_one], np.int32)
-        texts = iter(self.renderer.pieces(action.policy, ids))
+        begin = 0 if reply.begun else 1
+        texts = iter(texts_in(ids, begin * len(told[0]) if told else 0))
         alternatives = tuple(tuple((next(texts), value) for _, value in of_one) for of_one in told)
-        return replace(reply, pieces=self.renderer.pieces(action.policy, action.tokens), alternatives=alternatives)
+        return replace(reply, pieces=texts_in(action.tokens, begin), alternatives=alternatives)
 
     def note_alternatives(self, name: str, alternatives: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Tokens that were as likely as those of an action: they are told its client, and are in no record."""
@@ -136,7 +138,7 @@ class ChatRecord:
 
     def _stopped(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> str:
         """The stop string, of the client or of the recipe, that ended a turn; "" where none did."""
-        return ended_by(self._stops(chat), self.renderer.spelled(policy, tokens), text)
+        return ended_by(self._stops(chat), self.renderer.spelled(policy, tokens, bool(chat.begun)), text)
 
     def _stops(self, chat: Chat) -> list[str]:
         return [stop for stop in (*chat.stop, *self.agent.sampling.stop) if isinstance(stop, str)]

@@ -141,15 +141,16 @@ class Counsel:
         return replace(sampling, stop=(*sampling.stop, self.consulting.closes)) if self.left else sampling
 
     async def quote(
-        self, agent: Agent, key: ActionKey, before: str, completion: Completion, rounds: int
+        self, agent: Agent, key: ActionKey, before: str, completion: Completion, rounds: int, inside: bool = False
     ) -> Quote | None:
         """What stands after a completion that ends with a question; None where it does not end so.
 
         Args:
             before: the turn's text before the completion.
             rounds: how often the agent had used tools before.
+            inside: whether the completion goes on from others' tokens.
         """
-        said = self.renderer.spelled(agent.policy, completion.tokens)
+        said = self.renderer.spelled(agent.policy, completion.tokens, inside)
         ended = any(stop in said for stop in agent.sampling.stop if isinstance(stop, str))
         if completion.finish != "stop" or not self.left or ended or self.consulting.closes not in said:
             return None

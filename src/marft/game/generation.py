@@ -97,8 +97,9 @@ async def generate(
         sampling = replace(counsel.sampling(agent.sampling) if counsel else agent.sampling, max_new_tokens=left)
         completion = await engine.sample(agent.policy, draft.so_far(), sampling, turn_key(key, draft.samplings))
         before, begun = draft.text, draft.turn
+        completion = _going_on(renderer, agent.policy, completion) if len(begun) else completion
         draft.say(completion)
-        quote = await counsel.quote(agent, key, before, completion, rounds) if counsel else None
+        quote = await counsel.quote(agent, key, before, completion, rounds, bool(len(begun))) if counsel else None
         if quote is not None:
             room = renderer.context(agent.policy) - draft.length - len(quote.tokens)
             left = min(agent.sampling.max_new_tokens - draft.sampled, room)
@@ -137,6 +138,13 @@ def check_log_probs(action: Action) -> None:
 def turn_key(key: ActionKey, rounds: int) -> ActionKey:
     """The name of the random stream of an action's text after so many uses of tools."""
     return key._replace(stream=f"{key.stream}+{rounds}") if rounds else key
+
+
+def _going_on(renderer: Renderer, policy: str, completion: Completion) -> Completion:
+    """Return a completion whose turn others began, with the space that its text begins with there."""
+    alone, inside = (renderer.spelled(policy, completion.tokens, at) for at in (False, True))
+    space = inside[: len(inside) - len(alone)] if inside.endswith(alone) else ""
+    return replace(completion, text=space + completion.text)
 
 
 def _calls_in(renderer: Renderer, agent: Agent, completion: Completion, begun: TokenIds) -> Sequence[ToolCall]:
@@ -318,6 +326,7 @@ async def answer(
         completion = await engine.sample(agent.policy, prompt, sampling, key)
     except RowFailedError as error:  # the client's to hear: the episode goes on
         raise ChatRefusedError("unsupported" if error.form else "failed", error.reason) from error
+    completion = _going_on(renderer, agent.policy, completion) if chat.begun else completion
     draft = Draft(prompt, ResponsePrefix())
     draft.say(completion)
     if calls and completion.finish == "stop":

@@ -186,11 +186,19 @@ class Renderer(Protocol):
             ValueError: no answer can be held to that.
         """
 
-    def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:
-        """The text of each token, control tokens by their names."""
+    def pieces(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
+        """The text of each token, control tokens by their names.
 
-    def spelled(self, policy: str, tokens: TokenIds) -> str:
-        """The text of sampled tokens, the end of the turn left out."""
+        Args:
+            begin: how many of the first ones begin a text each; the others go on from one.
+        """
+
+    def spelled(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
+        """The text of sampled tokens, the end of the turn left out.
+
+        Args:
+            inside: whether they go on from others: a space before the first is part of the text then.
+        """
 
     def ids(self, policy: str, text: str) -> TokenIds:
         """The ids of a text in the middle of a turn; what looks like a control token is text."""

@@ -22,6 +22,7 @@ APART = "\U000f0001"  # a marker alone: what follows is encoded as in the middle
 Written = TypeVar("Written")
 
 _thought_ids: WeakKeyDictionary[PreTrainedTokenizerBase, frozenset[int]] = WeakKeyDictionary()
+_letters: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, ...]] = WeakKeyDictionary()
 
 
 def leave_thoughts(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -48,6 +49,16 @@ def spelled(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
         _thought_ids[tokenizer] = frozenset(control_ids(tokenizer)) if special else frozenset()
     control = _thought_ids[tokenizer]
     return str(tokenizer.decode([id for id in ids if id not in control], skip_special_tokens=not control))
+
+
+def spelled_inside(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
+    """Return what :func:`spelled` does, of ids that go on from others: tokenizers of SentencePiece's kind leave out the
+    space before what begins a text."""
+    if tokenizer not in _letters:
+        _letters[tokenizer] = tuple(encoded_inside(tokenizer, "x"))
+    ids, letter = tuple(ids), _letters[tokenizer]
+    whole, before = spelled(tokenizer, [*letter, *ids]), spelled(tokenizer, letter)
+    return whole[len(before) :] if whole.startswith(before) else spelled(tokenizer, ids)
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, written: Written, own: bool = False) -> Written:
