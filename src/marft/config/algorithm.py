@@ -13,6 +13,7 @@ from marft.config.parts import CreditPlugin, ObjectivePlugin, SchedulePlugin, Te
 from marft.config.settings import (
     LARGEST,
     CountOrNone,
+    Felt,
     Few,
     Fraction,
     NotNegative,
@@ -25,7 +26,8 @@ from marft.config.settings import (
 from marft.types import Normalisation
 
 Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
-LearningRate = Annotated[float, Field(gt=0, le=1)]
+LearningRate = Annotated[float, Field(ge=1e-10, le=1)]  # with less no float32 weight moves
+Limit = Annotated[NotNegative, Felt]
 Epsilon = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -41,7 +43,7 @@ class OptimizerSettings(Settings):
     beta2: Beta = 0.999  # decay of the mean squared gradient
     epsilon: Epsilon = 1e-8  # added to the root of the mean square
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0  # pull towards 0, times the learning rate
-    max_gradient_norm: Positive = 1.0  # of each policy; longer gradients are shortened to it
+    max_gradient_norm: Annotated[Positive, Felt] = 1.0  # of each policy; longer gradients are shortened to it
 
 
 class RewardSettings(Settings):
@@ -103,7 +105,7 @@ class SamplerCorrectionSettings(Settings):
 
     # what gets a weight; none: no correction. Engines apart: token at token level, else geometric
     level: Literal["none", "token", "action", "geometric"] = "none"
-    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # the largest weight
+    cap: Annotated[float, Field(ge=1, le=LARGEST)] = 2.0  # the largest weight
     low: Ratio = 0.0  # weights below it become 0; needs high
     high: Ratio = 0.0  # weights above it become 0; 0 is off
 
@@ -150,10 +152,10 @@ class CriticSettings(Settings):
     hidden: Annotated[int, Field(ge=1, le=65_536)] = 64  # width of the head's layers
     learning_rate: LearningRate = 1e-3  # of the head
     epsilon: Epsilon = 1e-8  # of its Adam
-    max_gradient_norm: Positive = 1.0  # longer gradients are shortened to it
+    max_gradient_norm: Annotated[Positive, Felt] = 1.0  # longer gradients are shortened to it
     loss: Literal["huber", "squared"] = "huber"  # of the values
-    huber_delta: Positive = 1.0  # error from which the Huber loss is linear
-    value_clip: NotNegative = 0.2  # how far a value may move; 0 is off
+    huber_delta: Annotated[Positive, Felt] = 1.0  # error from which the Huber loss is linear
+    value_clip: Limit = 0.2  # how far a value may move; 0 is off
     normalise_values: bool = False  # targets are taken over their running mean and deviation (MAPPO)
     value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # of those statistics, a batch
     coefficient: Annotated[float, Field(gt=0, le=100)] = 1.0  # weight of the loss
@@ -176,8 +178,8 @@ class AlgorithmSettings(Settings):
     equal_rewards: Literal["assigned", "zero"] = "assigned"
     epochs: Few = 1  # over a step's episodes
     minibatches: Few = 1  # of an epoch
-    kl_stop: NotNegative = 0.0  # nats a token, before an update, from which a phase makes no more; 0 is off
-    team_kl: NotNegative = 0.0  # nats an environment step that all policies together may move in a step; 0 is no limit
+    kl_stop: Limit = 0.0  # nats a token, before an update, from which a phase makes no more; 0 is off
+    team_kl: Limit = 0.0  # nats an environment step that all policies together may move in a step; 0 is no limit
     entropy: Weight = 0.0  # weight of the entropy bonus; 0 is off
     nll: Weight = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
     # times that tasks are drawn again for all-equal groups (DAPO)

@@ -15,7 +15,7 @@ from marft.atomic import read_text
 from marft.config.algorithm import LearningRate
 from marft.config.endpoint import TeammateEndpoint
 from marft.config.folders import AtHome
-from marft.config.settings import Count, CountOrNone, Filled, Names, Plain, Positive, Settings, did_you_mean
+from marft.config.settings import Count, CountOrNone, Felt, Filled, Names, Plain, Positive, Settings, did_you_mean
 
 
 def _is_day(text: str) -> str:
@@ -53,7 +53,7 @@ def unadapted(targets: Iterable[str]) -> list[str]:
 
 class LoraSettings(Settings):
     rank: Annotated[int, Field(ge=1, le=MOST_RANK)] = 8  # of the change to each layer
-    alpha: Positive = 16.0  # the change counts alpha / rank times
+    alpha: Annotated[Positive, Felt] = 16.0  # the change counts alpha / rank times
     targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
     # B: A stays as it began, half as much learns, and averages of adapters are averages of what they change (FFA-LoRA)
     trains: Literal["both", "B"] = "both"

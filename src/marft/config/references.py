@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from marft.config.agents import AgentSettings
     from marft.config.run import RunSettings
 
+WARMED_LITTLE = 10  # times as many warm-up steps as there are: the learning rate comes to a tenth at most
 ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
 
 
@@ -22,7 +23,7 @@ def reference_problems(run: RunSettings) -> Iterable[str]:
     """Names that nobody has, or that nobody uses; what agents, tools, credits and lengths ask of each other."""
     for problems in (
         _alike, _missing_references, _team_problems, _sampling_problems, _group_problems, _length_problems,
-        _teammate_text_problems, _unrewarded, _lag_problems,
+        _rate_problems, _teammate_text_problems, _unrewarded, _lag_problems,
     ):  # fmt: skip
         yield from problems(run)
 
@@ -118,6 +119,23 @@ def _length_problems(run: RunSettings) -> Iterable[str]:
             f"training.steps: all {run.training.steps} would go to the critic's warm-up "
             f"(algorithm.critic.warmup_steps = {critic.warmup_steps}) and no policy would ever step; train longer"
         )
+
+
+def _rate_problems(run: RunSettings) -> Iterable[str]:
+    """Learning rates that are never reached, or with which weight decay turns weights around."""
+    optimizer, steps = run.algorithm.optimizer, run.training.steps
+    if optimizer.warmup_steps >= WARMED_LITTLE * steps:
+        yield (
+            f"algorithm.optimizer.warmup_steps: in {steps} training steps the learning rate would rise to "
+            f"{steps / optimizer.warmup_steps:.2g} of its height; lower it, or train longer"
+        )
+    for name, policy in run.policies.items():
+        rate = policy.learning_rate or optimizer.learning_rate
+        if policy.train != "frozen" and rate * optimizer.weight_decay >= 1:
+            yield (
+                f"algorithm.optimizer.weight_decay: times the learning rate {rate:g} of policy {name!r} it takes all "
+                "of a weight in a step; lower either"
+            )
 
 
 def _unrewarded(run: RunSettings) -> Iterable[str]:

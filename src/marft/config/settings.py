@@ -50,12 +50,26 @@ WRITTEN_OTHERWISE = (
 )  # the last is of paths
 DEEPEST = 32  # tables and lists inside each other, in all of a recipe
 
+SMALLEST_NUMBER = 1e-6  # of what is compared with losses, norms and divergences: below it comes to nothing
 LARGEST_NUMBER = 1e6  # seconds are eleven days, and more than any reward, norm or price
 Bounded = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST_NUMBER)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
 Ratio = Annotated[float, Field(ge=0, le=LARGEST)]  # of probabilities
-Weight = Annotated[float, Field(ge=0, le=100)]  # of a term of a loss or of a reward
+
+
+def _felt(value: float) -> float:
+    """
+    Raises:
+        PydanticCustomError: a number is not 0, and too small to be felt.
+    """
+    if 0 < abs(value) < SMALLEST_NUMBER:
+        raise PydanticCustomError("felt", "below {least} it comes to nothing", {"least": f"{SMALLEST_NUMBER:g}"})
+    return value
+
+
+Felt = AfterValidator(_felt)
+Weight = Annotated[float, Field(ge=0, le=100), Felt]  # of a term of a loss or of a reward
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 CountOrNone = Annotated[int, Field(ge=0, le=LARGEST)]  # 0 means something of its own

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 
 from marft import seeds
 from marft.config.parts import SchedulePart
-from marft.config.settings import Count, NotNegative
+from marft.config.settings import Count, Felt, NotNegative
 from marft.learning.interfaces import Progress, UpdatePhase
 
 Correction = Literal["", "product", "preceding"]
@@ -64,7 +64,7 @@ class Sequential(SchedulePart):
     correction: ClassVar[Correction] = "product"
 
     ratio_limit: RatioLimit = 2.0  # the product of the ratios of those before is cut to [1/limit, limit]
-    kl_limit: NotNegative = 0.0  # nats a token that an update may go; 0 accepts everything
+    kl_limit: Annotated[NotNegative, Felt] = 0.0  # nats a token that an update may go; 0 accepts everything
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in drawn_order(policies, progress, seed)]

@@ -31,7 +31,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.given import ImportPath
 from marft.config.patterns import Pattern, holds
 from marft.config.plugins import Plugin, import_path
-from marft.config.settings import Bounded, Names, did_you_mean
+from marft.config.settings import Bounded, Felt, Names, did_you_mean
 from marft.endpoints.limits import MakeLimits
 from marft.faults import defined
 from marft.types import Episode
@@ -56,7 +56,7 @@ class Term(Plugin, ABC):
 
     own_timeout: ClassVar[bool] = False
     # what the term counts, after the clip; below 0 it is a price
-    weight: Bounded = 1.0
+    weight: Annotated[Bounded, Felt] = 1.0
     clip: Annotated[tuple[float, float] | None, Strict(False)] = None  # the lowest and the highest value that counts
     # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
     shapes: bool = False

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.settings import NotNegative, Positive
+from marft.config.settings import Felt, NotNegative, Positive
 from marft.learning.objectives.pairs import PairObjectivePart
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class DPO(PairObjectivePart):
     """``−log σ(β · (log-ratio of the better side − log-ratio of the worse side))``, averaged over comparisons."""
 
-    beta: Positive = 0.1  # how sharply sides are told apart, and so how close to the reference policies stay
+    # how sharply sides are told apart, and so how close to the reference policies stay
+    beta: Annotated[Positive, Felt] = 0.1
     loss: Literal["sigmoid", "ipo"] = "sigmoid"  # ipo: squared distance of the log-ratio from 1 / (2 beta)
     smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # share of pairs that are taken to be the wrong way round
     margin: NotNegative = 0.0  # by how much more than 0 sides are to be told apart
