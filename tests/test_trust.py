@@ -174,6 +174,19 @@ def test_where_all_returns_are_the_same_any_other_is_wrong(paid: float, excess: 
     assert heard_of(model, [Lived(Situation(("a",)), "go", Outcome("", 0.0))], 0.2, {"": 0.0}).reward == excess
 
 
+def test_where_all_returns_are_the_same_neither_chance_nor_rounding_is_held_against_a_model() -> None:
+    def excess(said: Prediction, paid: float) -> float:
+        lived = [Lived(Situation(("s",)), "go", Outcome("0", paid))]
+        return heard_of(Counted({(Situation(("s",)), "go"): said}), lived, 0.2, {"": 0.0}).reward
+
+    tenths = Prediction(tuple(Outcome(str(n), 0.7) for n in range(10)), np.full(10, 0.1), 0.0)
+    assert abs(0.7 - tenths.reward()) > tenths.spread(), "by rounding"
+    assert excess(tenths, 0.7) == 0.0
+    assert excess(tenths, 0.70001) == 1.0
+    coin = Prediction((Outcome("0", 0.0), Outcome("1", 1.0)), np.full(2, 0.5), 0.0)
+    assert excess(coin, 0.0) == 0.0, "it expects to be off by as much"
+
+
 def test_bets_that_lost_begin_anew_so_that_a_long_good_time_hides_nothing() -> None:
     bad = [heard((1.0,) * 5, 0.0)] * 20
     quick, late = Trust(), Trust().after([heard((-0.5,) * 5, -0.5)] * 500, 0.25, 1e-4)

@@ -121,7 +121,8 @@ def test_what_was_lived_often_is_certain_however_much_chance_is_in_it() -> None:
 def test_a_member_of_an_ensemble_has_lived_each_step_as_often_as_poisson_says() -> None:
     """Once each, so that some know one outcome, some both, and some nothing."""
     lived = [Lived(Situation(("s",)), "toss", Outcome(side, 0.0)) for side in ("head", "tail")]
-    said = Counts(members=12).fit(lived, 3).predict(Situation(("s",)), "toss")
+    with np.errstate(all="raise"):
+        said = Counts(members=12).fit(lived, 3).predict(Situation(("s",)), "toss")
     drawn = generator(3, "counts").poisson([1.0, 1.0], (12, 2))
     members = np.array([row / max(row.sum(), 1) for row in drawn])
     assert said.uncertainty == pytest.approx(disagreement(members))
@@ -186,9 +187,9 @@ def test_regressions_tell_apart_what_was_done_before_and_an_end_from_a_silence()
 
 
 def test_words_are_hashed_to_places_with_signs() -> None:
-    """CRC-32 of a, c and d: 0xe8b7be43, 0x06b9df6f and 0x98dd4acc. The lowest bit is the sign."""
-    assert hashed(["a", "d", "d", "c"], 16) == pytest.approx(
-        np.array([0, 1, 0, 0, 0, 0, -2, 1, 0, 0, 0, 0, 0, 0, 0, 0]) / np.sqrt(6)
+    """CRC-32 of a to d: 0xe8b7be43, 0x71beeff9, 0x06b9df6f and 0x98dd4acc. The lowest bit is the sign."""
+    assert hashed(["a", "d", "b", "d", "c"], 16) == pytest.approx(
+        np.array([0, 1, 0, 0, 0, 0, -2, 1, 0, 0, 0, 0, 1, 0, 0, 0]) / np.sqrt(7)
     )
     assert hashed([], 16).tolist() == [0.0] * 16
 
@@ -201,7 +202,7 @@ def test_a_question_is_the_words_that_are_seen_what_was_done_and_both_together()
 
 def test_outcomes_are_vectors_in_which_observations_rewards_and_ends_count_alike() -> None:
     outcomes = [
-        Outcome("a b", 1.0, (("p", -2.0),)), Outcome("", 3.0, (("q", 5.0),)), Outcome("c", 2.0, (("p", 2.0), ("q", 5.0))),
+        Outcome("a b", 1.0, (("p", -2.0),)), Outcome("", 1.5, (("q", 5.0),)), Outcome("c", 1.25, (("p", 2.0), ("q", 5.0))),
     ]  # fmt: skip
     model = Regression(dimensions=32).fit([Lived(Situation(("s",)), "go", outcome) for outcome in outcomes], 0)
     assert model.outcomes == tuple(outcomes)
@@ -227,11 +228,23 @@ def test_members_are_fitted_to_steps_as_often_as_poisson_says() -> None:
     drawn = generator(9, "regression").poisson([2.0, 1.0], (5, 2))
     weights = np.array([ridge(x, model.table, row, 0.25) for row in drawn])
     assert model.weights == pytest.approx(weights)
-    said = model.predict(lived[0].situation, "go")
-    votes = [int(np.square(x[0] @ of - model.table).sum(1).argmin()) for of in weights]
+    said = model.predict(Situation(("x y",)), "go")
+    asked = features(Situation(("x y",)), "go", 16)
+    votes = [int(np.square(asked @ of - model.table).sum(1).argmin()) for of in weights]
+    assert set(votes) == {0, 1}
     assert said.ways == {model.outcomes[vote].following: votes.count(vote) / 5 for vote in set(votes)}
     members = np.array([[float(vote == other) for other in sorted(set(votes))] for vote in votes])
     assert said.uncertainty == pytest.approx(disagreement(members))
+
+
+def test_ensembles_have_sizes_where_a_recipe_says_none() -> None:
+    own = Regression()
+    assert (Counts().members, own.members, own.dimensions, own.ridge) == (32, 8, 256, 1.0)
+    for dimensions in (16, 4096):
+        assert Regression(dimensions=dimensions).dimensions == dimensions
+    for dimensions in (15, 4097):
+        with pytest.raises(ValueError, match="dimensions"):
+            Regression(dimensions=dimensions)
 
 
 def test_before_anything_was_lived_nobody_knows_anything() -> None:
@@ -315,6 +328,9 @@ def test_where_it_is_cut_off_it_shows_what_it_showed_and_how_uncertain_it_was() 
         session = Imagined(Half(), {"t": Situation(("s", "last"))}, cutoff).start(Task("t", ""), 0)
         return asyncio.run(session.step(JointAction(actions=(make_action("a"),))))
 
+    world = Imagined(Half(), {"t": Situation(("s", "last"))}, 0.5)
+    assert [task.prompt for task in world.tasks("train")] == ["last"]
+    assert asyncio.run(world.start(Task("t", ""), 0).reset()).text == "last"
     cut, goes_on = step(0.49), step(0.5)
     assert (cut.observation.text, cut.reward, cut.truncated, cut.terminated) == ("last", 0.0, True, False)
     assert cut.info == {"measures": {"uncertainty": 0.5, "cut": 1.0}}
