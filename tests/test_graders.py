@@ -20,6 +20,20 @@ from marft.processes.helpers import DiedError, FailedError, NotStartedError, Too
 from marft.rewards import grader as grading
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import LONGEST, equal
+from marft.rewards.math_forms import (
+    DEEPEST,
+    brackets,
+    elements,
+    is_endless,
+    is_interval,
+    is_open_interval,
+    plain_formula,
+    same_nothing,
+    told_apart,
+    without_base,
+    without_percent,
+    without_words,
+)
 from tests.conftest import SHARED_DATA
 from tests.nights import BY_NIGHT, NIGHT, some
 
@@ -58,6 +72,98 @@ def test_equal_answers_are_accepted(gold: str, said: str) -> None:
 ])  # fmt: skip
 def test_other_units_bases_lists_and_ends_are_other_answers(gold: str, said: str) -> None:
     assert not equal(gold, rf"\boxed{{{said}}}")
+
+
+@pytest.mark.parametrize(("answer", "plain"), [
+    ("$5", "5"), ("$1$ and $2$", "1 and 2"), ("a $1$", "a $1$"), ("**__5__**", "5"), ("**5** or **6**", "**5** or **6**"), ("`5`.", "5"), (r"\[5\]", "5"),
+    ("3e8", r"3\times 10^{8}"), ("1.5E-3", r"1.5\times 10^{-3}"), ("x3e8", "x3e8"), (r"12.3\dot4", r"\frac{1111}{90}"), (r"0.\overline{142857}", r"\frac{142857}{999999}"),
+    (r"0.16\bar{6}", r"\frac{150}{900}"), ("⅔", r"\frac{2}{3}"), ("⅞", r"\frac{7}{8}"), ("]0,1[", "(0,1)"), ("[0,1[", "[0,1)"), ("]0,1]", "(0,1]"), ("[0,1]", "[0,1]"),
+    ("(0,1)", "(0,1)"), ("1 000 000", "1000000"), ("1.000.000", "1000000"), (r"1\,000", "1000"), (r"x \in (0,1)", "(0,1)"), (r"1 \vee 2", "1 , 2"),
+    ("√(2x) + √3", r"\sqrt{2x} + \sqrt{3}"), ("2sqrt(3)", r"2\sqrt{3}"), (r"\text{90 minutes}", r"90\text{ minutes}"), ("1\n 2", "1 2"), ("½π", r"\frac{1}{2}\pi"),
+])  # fmt: skip
+def test_answers_are_put_in_the_signs_of_latex(answer: str, plain: str) -> None:
+    assert plain_formula(answer).strip() == plain
+
+
+@pytest.mark.parametrize(("formula", "endless"), [
+    ("(" * DEEPEST + "1" + ")" * DEEPEST, False), ("(" * (DEEPEST + 1) + "1" + ")" * (DEEPEST + 1), True), ("(1)" * (DEEPEST + 1), False), ("{" * (DEEPEST + 1), True),
+    ("[" * (DEEPEST + 1), True), ("2^{9999}", False), ("2^{10000}", True), ("2^{-10000}", True), ("2^10000", True), ("9999!", False), ("10000!", True), ("2^{9^{4}}", False),
+    ("2^{10^{4}}", True), ("2^{2^{2^{2}}}", False), ("2^{2^{2^{2^{2}}}}", True), ("2^{3^2}", False), ("2^{9^5}", True), ("2^{1^{12}}", False), ("2^{1^{13}}", True),
+    ("2^{01^{7}}", True), ("2^{01^{6}}", False), ("2 ^ {10 000}", True), ("1.10000!", False),
+])  # fmt: skip
+def test_formulas_that_nobody_works_out_are_endless(formula: str, endless: bool) -> None:
+    assert is_endless(f"${formula}$") is endless
+
+
+@pytest.mark.parametrize(("expected", "stated", "same"), [
+    (r"\text{no solution}", r"\emptyset", True), (r"\text{undefined}", r"\text{DNE}", True), (r"\text{undefined}", r"\text{none}", False), ("0", r"\{\}", False),
+    ("1", "1", None), (r"\text{impossible}", r"\text{None.}", True), (r"\text{none}", "x", False), (r"\{1\}", r"\text{none}", False), (r"\{ \}", r"\varnothing", True),
+    (r"\text{no real solutions}", r"\text{there is no such } x", True), (r"\text{no}", r"\text{no}", None), (r"\text{no solution}", r"\text{1 solution}", False),
+])  # fmt: skip
+def test_answers_that_there_is_none_are_compared_by_what_they_say(
+    expected: str, stated: str, same: bool | None
+) -> None:
+    assert same_nothing(f"${expected}$", f"${stated}$") is same
+
+
+@pytest.mark.parametrize(("expected", "stated", "apart"), [
+    ("1,2", "(1,2)", True), ("1,2", r"\{1,2\}", None), ("1,2", "2,1", None), ("(1,2)", r"\{1,2\}", True), (r"\{1,2\}", "(1,2)", True), ("(1,2)", "(1,2)", None),
+    (r"\{1,2\}", r"\{2,1\}", None), ("(1)", "1", None), ("5", "> 5", True), ("> 5", "> 5", None), ("> 5", "5", None), ("3,3", "3", True), ("3", "3,3", True), ("3,3", "3,3", None),
+    ("101_2", "101_3", True), ("101_2", "101_{2}", False), ("18", "18_2", True), ("x", "18_2", None), ("101_2", "101", None), ("-1_2", "1_2", True),
+    (r"5\text{ million}", "5000000", False), ("5000000", r"5\text{ million}", False), (r"5\text{ million}", r"5\text{ thousand}", True),
+    (r"5\text{ km}", r"5\text{ km}", None), (r"5\text{ km}", r"5000\text{ m}", False), (r"5\text{ km}", r"5\text{ kg}", True), (r"5\text{ km}", "5", None), ("5", r"5\text{ km}", None),
+    (r"5\text{ km}", r"5000.005\text{ m}", False), (r"5\text{ km}", r"5000.006\text{ m}", True), (r"-5\text{ km}", r"-5000\text{ m}", False), (r"5\text{ km}", r"-5000\text{ m}", True),
+    (r"5\text{ apples}", r"5\text{ km}", None), ("5 km", "5 m", True), ("5 km^2", "5 km", True), (r"5\text{ m}^2", r"50000\text{ cm}^{2}", False),
+])  # fmt: skip
+def test_answers_differ_in_brackets_repetitions_relations_bases_and_units(
+    expected: str, stated: str, apart: bool | None
+) -> None:
+    assert told_apart(f"${expected}$", f"${stated}$") is apart
+
+
+def test_brackets_tell_pairs_intervals_and_sets() -> None:
+    formulas = ("$(1,2)$", r"$\{1\}$", "$(1,2]$", "$1$", "$$", "$($", r"$\left(1,2\right)$")
+    assert [brackets(formula) for formula in formulas] == ["(", "{", "", "", "", "", "("]
+    opened = ("(1,2)", "(2,1)", "(1,1)", "(-1.5,2)", "(1..2,3)", "(1,2,3)", "[1,2]", "(.,1)")
+    assert [is_open_interval(f"${formula}$") for formula in opened] == [True, False, False, True] + [False] * 4
+    surely = ("[1,2)", "(1,2]", r"(5,\infty)", "(1,2)", "[1]", "x,[1]", r"\infty,1", "[1,2]")
+    assert [is_interval(f"${formula}$") for formula in surely] == [True, True, True, False, False, False, False, True]
+    assert elements("$1, (2,3), [4,{5,6}], 7,890$") == ["1", "(2,3)", "[4,{5,6}]", "7890"]
+
+
+def test_words_percent_signs_and_bases_are_left_out_where_they_are_no_mathematics() -> None:
+    kept = ("$18 million$", "$2 pi$", "$2 one-half$", "$2 Half$", "$x apples$", "$18$")
+    assert [without_words(formula) for formula in kept] == list(kept)
+    assert [without_words(f"${counted}$") for counted in ("18 square-feet", "-3 cats", "3/4 cup", r"\frac{3}{4} cup")] == [
+        "$18$", "$-3$", "$3/4$", r"$\frac{3}{4}$",
+    ]  # fmt: skip
+    assert without_percent(r"$7\text{ percent}$") == ("$7$", True)
+    assert without_percent("$7$") == ("$7$", False)
+    assert without_base("$-18_{2}$", "$18$", "In BASE 2?") == "$-18$"
+    assert without_base("$18_2$", "$18_2$", "In base 2?") == "$18_2$"
+    assert without_base("$18$", "$18$", "In base 2?") == "$18$"
+
+
+@pytest.mark.parametrize(("gold", "said", "tolerances", "near"), [
+    ("3", "3.101", (0.1,), True), ("3", "3.102", (0.1,), False), ("3", "2.899", (0.1,), True), ("1,2", "2.05,1.05", (0.1,), True), ("1,2", "1.05,2.5", (0.1, 0.6), True),
+    ("1,2", "1.05,2.5", (0.6, 0.1), False), ("1,1.05", "1.02, 9", (0.1,), False), ("1,2", "1.05", (0.1,), False), ("1", "1.05,2", (0.1,), False),
+    (r"\pm 2", "2.05,-2.05", (0.1,), True), (r"\pm 2", "2.05,2.05", (0.1,), False), ("2.05,-2.05", r"\pm 2", (0.1,), True), ("x, 2", "x, 2.05", (0.1,), True),
+    ("y, 2", "x, 2.05", (0.1,), False), ("x=2", "x=2.05", (0.1,), True), ("2", "2i", (9.0,), False), ("3", "3.05", (), False), ("3", "3", (0.0,), True),
+])  # fmt: skip
+def test_numbers_may_be_as_far_from_the_right_ones_as_their_tolerances(
+    gold: str, said: str, tolerances: tuple[float, ...], near: bool
+) -> None:
+    assert equal(gold, rf"\boxed{{{said}}}", tolerances) is near
+
+
+@pytest.mark.parametrize(("gold", "said", "right"), [
+    ("3.33", "10/3 = 3.33", True), ("3", "3.1 = 3", False), ("1000.4", "1000 = 1000.4", True), ("1001", "1000 = 1001", False), ("5", "2 + 3 = 5", True), ("5", "2 + 3 = 6 = 5", False),
+    ("5", "x = 2 + 3 = 5", True), ("3", "2.99 = 3", True), ("3", "2.98 = 3", False), ("-3", "-2.99 = -3", True), ("x=5", "x = 5", True), ("3", "3 = 2.99", False),
+])  # fmt: skip
+def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong(
+    gold: str, said: str, right: bool
+) -> None:
+    assert equal(gold, rf"\boxed{{{said}}}") is right
 
 
 def test_every_gold_answer_of_the_sample_is_accepted(graders: ModuleType) -> None:

@@ -87,7 +87,7 @@ def _next(row: list[int], first: int, character: str, other: str) -> list[int]:
 @pytest.mark.parametrize(("one", "other"), [
     ("km", "kilometres"), ("lbs", "pounds"), ("m/s", "metres per second"), ("ft²", "square feet"), ("N", "kg m/s²"), ("J", "N m"),
     ("W", "J/s"), ("Pa", "N/m²"), ("cm³", "mL"), ("ha", "hectare"), ("mph", "miles per hour"), ("µm", "micrometers"), ("h", "hrs"),
-    ("KM", "km"), ("kWh", "kilowatt hours"), ("$", "dollars"), ("cubic inches", "in³"), ("ft", "foot"), ("%", "percent"),
+    ("KM", "km"), ("kWh", "kilowatt hours"), ("$", "dollars"), ("cubic inches", "in³"), ("V", "W/A"), ("Ω", "V/A"), ("eV", "electronvolts"), ("ft", "foot"), ("%", "percent"),
 ])  # fmt: skip
 def test_a_unit_has_several_names(one: str, other: str) -> None:
     assert unit_of(one) is not None
@@ -109,6 +109,7 @@ NAMES = {
 
 
 def test_prefixes_are_those_of_the_si() -> None:
+    assert word_for("°") == (Fraction(math.pi) / 180, (("rad", 1),), 0)
     for prefixes, unit in ((PREFIXES, "W"), (NAMES, "watt")):
         for prefix, power in prefixes.items():
             found = word_for(prefix + unit)
@@ -120,7 +121,8 @@ def test_prefixes_are_those_of_the_si() -> None:
     ("km/h", "5/18", "m1 s-1"), ("m⁹", "1", "m9"), ("cubic m³", "1", "m9"), ("kg·m²·s⁻²", "1", "kg1 m2 s-2"), ("per hour", "1/3600", "s-1"),
     ("/min", "1/60", "s-1"), ("-hour", "3600", "s1"), ("sq. km", "1000000", "m2"), ("cu in", "0.000016387064", "m3"), ("m/m", "1", ""), ("m2", "1", "m2"),
     ("km per s²", "1000", "m1 s-2"), ("miles", "1609.344", "m1"), ("inches", "0.0254", "m1"), ("·km", None, None), ("× m", None, None), ("m¹⁰", None, None),
-    ("cubic m⁴", None, None), ("per celsius", None, None), ("m²³", None, None), ("·".join(["m"] * 9), "1", "m9"), ("m/" + "·".join(["s"] * 9), None, None),
+    ("cubic m⁴", None, None), ("per cubic m⁴", None, None), ("square m⁵", None, None), ("m .", "1", "m1"), ("m!", None, None), ("lb/in", "45359237/2540000", "kg1 m-1"),
+    ("m·celsius", None, None), ("s·m", "1", "m1 s1"), ("fahrenheit", "5/9", "K1"), ("bus", None, None), ("per celsius", None, None), ("m²³", None, None), ("·".join(["m"] * 9), "1", "m9"), ("m/" + "·".join(["s"] * 9), None, None),
     ("Kelvin", "1", "K1"), ("celsius", "1", "K1"), ("hundred km", "100000", "m1"), ("m in", None, None), ("m celsius", None, None), ("m.", "1", "m1"),
 ])  # fmt: skip
 def test_units_are_products_of_powers(text: str, factor: str | None, dimensions: str | None) -> None:
@@ -168,10 +170,11 @@ def test_no_text_is_too_strange_for_quantities(text: str) -> None:
 @pytest.mark.parametrize(("text", "values"), [
     ("6 ft 3 in", ["1.905"]), ("3 in 6 ft", ["0.0762", "1.8288"]), ("1 h 90 min", ["3600", "5400"]), ("1 h 60 min", ["3600", "3600"]), ("1 h 59 min", ["7140"]),
     ("5 ft 0 in", ["1.524"]), ("0 ft 3 in", ["0.0762"]), ("5 ft -3 in", ["1.524", "-0.0762"]), ("-6 ft 3 in", ["-1.8288", "0.0762"]), ("5 m 3 kg", ["5", "3"]),
-    ("1 hour and 30 minutes", ["5400"]), ("1 h, 30 min", ["5400"]), ("1 h, 30 min, 6 s", ["5406"]), ("1 h or 30 min", ["3600", "1800"]), ("1 h 30 h", ["3600", "108000"]),
+    ("1 hour and 30 minutes", ["5400"]), ("1 h, 30 min", ["5400"]), ("1 h, 30 min, 6 s", ["5406"]), ("1 h or 30 min", ["3600", "1800"]), ("1 h 30 h", ["3600", "108000"]), ("5 kg, 6 ft 3 in", ["5", "1.905"]), ("5 m 3 g", ["5", "0.003"]), ("20 °C 5 °F", ["293.15", "258.15"]), ("300 K 5 °F", ["300", "258.15"]),
+    ("20 °C 300 mK", ["293.15", "0.3"]), ("1 h 0 h", ["3600", "0"]), ("3 in 0 ft", ["0.0762", "0"]),
     ("300 K 20 °C", ["300", "293.15"]), ("20 °C 3 K", ["293.15", "3"]), ("1 million 5 hundred", ["1000000", "500"]), ("5 %2", ["0.0005"]), ("0e999 kg", ["0"]),
     (f"1e{LARGEST_EXPONENT} kg", [f"1e{LARGEST_EXPONENT}"]), (f"1e{LARGEST_EXPONENT + 1} kg", []), (f"1e-{LARGEST_EXPONENT + 1} kg", []), ("5⁰⁰⁰⁰ or 6", ["6"]),
-    ("$5$", ["5"]), ("$", []), ("", []), ("USD     5", ["5"]), ("5 USD", ["5"]), ("$5 million", ["5000000"]), ("$5 km", ["5000"]), ("EUR 5 or 6 m", ["5", "6"]),
+    ("$5$", ["5"]), ("$", []), ("", []), ("5 USD", ["5"]), ("$5 million", ["5000000"]), ("$5 km", ["5000"]), ("EUR 5 or 6 m", ["5", "6"]),
     (r"3\text{ m}^{2}", ["3"]), (r"\frac{3}{4}\text{ km}", ["750"]), (r"5\mu m", ["0.000005"]), (r"5\,\mu\text{m}", ["0.000005"]), (r"5\,\mathrm{\mu m}", ["0.000005"]), (r"68^\circ\text{F}", ["293.15"]), (r"2 \times 10^{3}\,\text{m}", ["2000"]),
     ("2 m**2", ["2"]), ("3 km^-1", ["0.003"]), ("180 deg C", ["453.15"]),
 ])  # fmt: skip
@@ -180,7 +183,7 @@ def test_quantities_are_read_in_base_units(text: str, values: list[str]) -> None
 
 
 @pytest.mark.parametrize(("text", "of"), [
-    ("$5", "dollar1"), ("5 $", "dollar1"), ("USD 5", "dollar1"), ("€5", "euro1"), ("$5$", ""), ("$5 km", "m1"), ("$5 %", "dollar1"), ("5 m^2", "m2"), ("5 apples", ""),
+    ("$5", "dollar1"), ("5 $", "dollar1"), ("USD 5", "dollar1"), ("USD     5", "dollar1"), ("EUR $5", "dollar1"), (" $5$ ", ""), ("€5", "euro1"), ("$5$", ""), ("$5 km", "m1"), ("$5 %", "dollar1"), ("5 m^2", "m2"), ("5 apples", ""),
     ("3 km^-1", "m-1"), ("5 kg m/s^2", "kg1 m1 s-2"), ("XUSD 5", ""), ("£5 million", "sterling1"), ("₹5", "rupee1"), ("¥5", "yen1"),
 ])  # fmt: skip
 def test_quantities_have_the_dimensions_of_their_units(text: str, of: str) -> None:

@@ -76,7 +76,7 @@ def _with_unit(value: Fraction, text: str, start: int, end: int) -> tuple[Quanti
         sign = code[0].strip()
     money = word_for(sign) if sign else None
     if money is not None and (unit is None or not unit.dimensions):
-        return Quantity(value, Unit(money.factor * (unit or NONE).factor, money.dimensions)), after
+        return Quantity(value, Unit((unit or NONE).factor, money.dimensions)), after
     return Quantity(value, unit or NONE), after
 
 

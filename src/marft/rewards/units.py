@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 Dimensions = tuple[tuple[str, int], ...]  # by the name of a base unit, its power; sorted, none is 0
@@ -84,7 +85,7 @@ def unit_of(text: str) -> Unit | None:
     (True, None)
     """
     unit, end = unit_at(text, 0)
-    return unit if unit is not None and not text[end:].strip(" .") else None
+    return None if text[end:].strip(" .") else unit
 
 
 def unit_at(text: str, start: int) -> tuple[Unit | None, int]:
@@ -102,10 +103,10 @@ def unit_at(text: str, start: int) -> tuple[Unit | None, int]:
         if end == start and operator and operator not in ("/", "-", "per"):
             break
         found = word_for(word)
-        if found is None or (end > start and not operator and (word == "in" or found.zero)):
+        if found is None or (end > start and not operator and word == "in"):
             break
         raised = int((piece["power"] or "1").translate(_POWERS))
-        power = raised * _BEFORE.get(piece["before"] or "", 1) * (-1 if operator in ("/", "per") else 1)
+        power = raised * _BEFORE.get(piece["before"], 1) * (-1 if operator in ("/", "per") else 1)
         if abs(power) > LARGEST_POWER or (found.zero and (power != 1 or end > start)):
             break
         unit, end = _times(unit, found, power), piece.end()
@@ -117,8 +118,8 @@ def unit_at(text: str, start: int) -> tuple[Unit | None, int]:
 def word_for(word: str) -> Unit | None:
     """The unit that one word stands for, as a symbol or a name, also of several: ``km``, ``kilometres``, ``lbs``."""
     small = word.casefold()
-    for tried in (word, small, *(small.removesuffix(end) for end in ("s", "es") if small.endswith(end))):
-        if found := _KNOWN.get(tried):
+    for tried in (word, small, small.removesuffix("s"), small.removesuffix("es")):
+        if found := _known().get(tried):
             return found
     return None
 
@@ -136,6 +137,7 @@ def _dimensions(text: str) -> Dimensions:
     return tuple(sorted((base, int(power or 1)) for base, power in re.findall(r"([a-zA-Z]+)(-?\d)?", text)))
 
 
+@cache
 def _known() -> dict[str, Unit]:
     """Every word for a unit. Where one could be two, the one without a prefix is meant, then the earlier one."""
     known: dict[str, Unit] = {}
@@ -152,6 +154,3 @@ def _known() -> dict[str, Unit]:
         for word, power in words:
             known.setdefault(word, Unit(units[symbol].factor * Fraction(10) ** power, units[symbol].dimensions))
     return known
-
-
-_KNOWN = _known()
