@@ -77,6 +77,20 @@ def test_the_likeliest_tokens_are_told_of_rows_that_ask_for_them(backbone: Backb
             assert token in dict(others) or log_prob <= values[-1] + 1e-6
 
 
+def test_what_is_impossible_is_no_alternative(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_logits = backbone.logits
+
+    def few(hidden: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
+        logits = all_logits(hidden, temperatures)
+        logits[:, 3:] = -torch.inf
+        return logits
+
+    monkeypatch.setattr(backbone, "logits", few)
+    asks = row((5, 6), alternatives=9)
+    done = run(new_batch(backbone), [asks])[id(asks)]
+    assert {frozenset(token for token, _ in likely) for likely in done.alternatives} == {frozenset((0, 1, 2))}
+
+
 def test_a_row_may_be_told_each_token_with_its_log_prob_and_what_else_was_likely(backbone: Backbone) -> None:
     told: dict[str, list[object]] = {"asks": [], "plain": [], "heard": []}
     rows = [
