@@ -107,7 +107,7 @@ class TestOrder:
         rollouts = fake(ahead_of(1, "--algorithm", "{name = 'dapo', dynamic_sampling = 2}"), pay=lambda _: 1.0)
         _, collection = next_step(ahead(rollouts), rollouts, State())
         assert collection.metrics["groups_discarded"] == 6
-        assert len(collection.credit_inputs) == 2
+        assert len(collection.credit_inputs) == 1  # alone it is compared with nothing
 
     def test_where_the_last_equal_group_has_failed_the_one_before_it_is_counted(self) -> None:
         rollouts = fake(ahead_of(1, "--algorithm", "{name = 'dapo', dynamic_sampling = 1}"), pay=lambda _: 1.0)
@@ -116,7 +116,7 @@ class TestOrder:
             made(attempt, version), status="failed" if attempt.task.id == last.task.id else "terminated"
         )
         _, collection = next_step(ahead(rollouts), rollouts, State())
-        assert len(collection.credit_inputs) == 2
+        assert len(collection.credit_inputs) == 1
         assert all(episode.scored for episode in collection.credit_inputs)
 
     def test_what_is_too_old_is_dropped_counted_and_replaced(self, tmp_path: Path) -> None:

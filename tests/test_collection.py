@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from marft.collection import Collection, attempts_at, collect
+from marft.collection import Collection, attempts_at, collect, told_apart
 from marft.config import RunSettings
 from marft.errors import RunError
 from marft.game.game import Attempt
+from marft.learning.interfaces import CreditInputs
 from marft.learning.rewarding import priced_lengths, rewards_for_credit
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Fork, Observation, Task, Transition
@@ -203,6 +204,29 @@ class TestDynamicSampling:
             run, lambda a: paid(0.0, **(own if a.sample else {})), length=lambda a: 1 + 7 * a.sample
         ).collect()
         assert found.metrics == {"groups_discarded": 4.0}
+
+    @pytest.mark.parametrize("tasks", [TASKS, TASKS[:1]])
+    def test_a_step_whose_attempts_differ_in_prices_alone_moves_nobody(self, tasks: list[Task]) -> None:
+        """All are wrong in every group, and no draw is left."""
+        run = of("dapo", dynamic_sampling=1, reward={"overlong_buffer": 6})
+        found = Rollouts(run, lambda _: paid(0.0), length=lambda a: 1 + 7 * a.sample, tasks=tasks).collect()
+        episodes = rewards_for_credit(found.credit_inputs, run.algorithm.reward, priced_lengths(run))
+        assert episodes
+        credits = cast(Any, run.algorithm.credit).assign(CreditInputs(tuple(episodes), level="action"))
+        assert not any(row.any() for row in credits.advantages)
+
+    @pytest.mark.parametrize("better", [False, True])
+    def test_candidates_of_a_tree_are_told_apart_at_one_state(self, better: bool) -> None:
+        """Both steps pay 1, whoever acts; one candidate may earn more in the second."""
+        run = of("at-grpo", dynamic_sampling=1)
+        first, second = make_action("actor", step=0), make_action("actor", step=1)
+        branches = [(first, 1.0, 1), (first, 1.0, 1), (second, 1.0, 2), (second, 1.0 + better, 2)]
+        group = [
+            Episode(TASKS[0], "s", 0, (first, second)[:steps], "paused", (paid(1.0), paid(pay))[-steps:] if steps == 2
+                    else (paid(pay),), fork=Fork("root", action.id))
+            for action, pay, steps in branches
+        ]  # fmt: skip
+        assert told_apart(group, run) is better
 
 
 @pytest.mark.parametrize("frozen", [False, True])

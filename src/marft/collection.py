@@ -12,7 +12,8 @@ from marft.config.run import RunSettings
 from marft.curriculum import Standing
 from marft.drawing import NONE, Draws
 from marft.envs.tasks import refuse_too_few_steps, tasks_of
-from marft.forking.interface import Play, Step
+from marft.forking.interface import Play, Step, candidate_of
+from marft.forking.tree import Candidates, step_score
 from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
 from marft.learning.interfaces import Credit
@@ -74,8 +75,14 @@ def collect(
         told = {id(episode) for group in kept for episode in group}
         credit_inputs += [episode for episode in scored if id(episode) in told]
     metrics = ({"groups_discarded": float(discarded)} if rounds else {}) | fork_metrics(recorded)
-    # where nothing tells attempts apart there is no advantage, but the step can still be counted
-    return Collection(played, credit_inputs or usable, recorded, drawn, metrics, drawn)
+    return Collection(played, credit_inputs or alone(usable), recorded, drawn, metrics, drawn)
+
+
+def alone(episodes: Sequence[Episode]) -> list[Episode]:
+    """Return what is counted of a step in which nothing tells attempts apart: one attempt at each task, which has
+    nothing to be compared with. Terms that shape and prices would tell several apart."""
+    first = [group[0] for group in members([episode.task.id for episode in episodes])]
+    return [episodes[index] for index in first]
 
 
 def fork_metrics(recorded: Sequence[Episode]) -> dict[str, float]:
@@ -175,14 +182,30 @@ def by_draw(episodes: Sequence[Episode], attempts: Sequence[Attempt]) -> list[li
 
 def told_apart(group: Sequence[Episode], run: RunSettings) -> bool:
     """Return True where the group's graders tell its attempts apart (DAPO's dynamic sampling): the team, or an agent
-    with rewards of its own, was graded differently. Terms that shape, and prices, are left out."""
+    with rewards of its own, was graded differently. Terms that shape, and prices, are left out. Candidates of a tree
+    are held against those that they are compared with, by what their step paid."""
     weights, terms = run.algorithm.reward, cast("Sequence[Term]", run.rewards)
     graders = {name for name, term in zip(names_of(terms), terms, strict=True) if not term.shapes}
     graded = mix([unshaped(episode, graders) for episode in group], weights.team, weights.own)
-    earned = [
+    credit = cast("Credit", run.algorithm.credit)
+    if isinstance(credit.forking, Candidates) and all(episode.fork for episode in group):
+        whole = getattr(credit, "compared", "state") != "state"
+        branches = members([None if whole else episode.fork for episode in group])
+        return any(_apart([_paid(graded[index]) for index in branch]) for branch in branches)
+    return _apart([
         [episode.total_reward, *(local_rewards(episode).get(agent.role, 0.0) for agent in run.agents)]
         for episode in graded
-    ]
+    ])  # fmt: skip
+
+
+def _paid(episode: Episode) -> list[float]:
+    """Return what the step of a tree's candidate paid."""
+    candidate = candidate_of(episode)
+    return [step_score(episode, candidate) if candidate else 0.0]
+
+
+def _apart(earned: Sequence[Sequence[float]]) -> bool:
+    """Return True where attempts earned different rewards, one list an attempt."""
     return bool(earned) and bool(np.ptp(np.array(earned), axis=0).max() >= EQUAL)
 
 

@@ -12,7 +12,7 @@ from marft.ahead.groups import Group, oldest
 from marft.ahead.keeping import read_groups, write_groups
 from marft.ahead.producer import Producer
 from marft.ahead.taken import taken
-from marft.collection import Collection, collect, fork_metrics, told_apart
+from marft.collection import Collection, alone, collect, fork_metrics, told_apart
 from marft.drawing import Draws
 from marft.playing import Rollouts, added
 from marft.runs.checkpoints import State
@@ -155,7 +155,7 @@ class Ahead:
             metrics["ahead/overlap"] = 1.0 - min(1.0, idle / between)
         return Collection(
             [episode for group in everything for episode in group.played],
-            [episode for scored in kept for episode in scored] or usable,
+            [episode for scored in kept for episode in scored] or alone(usable),
             recorded,
             self._next,
             metrics,
