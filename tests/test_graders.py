@@ -22,6 +22,9 @@ from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import LONGEST, equal
 from marft.rewards.math_forms import (
     DEEPEST,
+    asks_for_interval,
+    asks_for_pair,
+    asks_for_percentage,
     brackets,
     elements,
     is_endless,
@@ -108,11 +111,12 @@ def test_answers_that_there_is_none_are_compared_by_what_they_say(
 
 @pytest.mark.parametrize(("expected", "stated", "apart"), [
     ("1,2", "(1,2)", True), ("1,2", r"\{1,2\}", None), ("1,2", "2,1", None), ("(1,2)", r"\{1,2\}", True), (r"\{1,2\}", "(1,2)", True), ("(1,2)", "(1,2)", None),
-    (r"\{1,2\}", r"\{2,1\}", None), ("(1)", "1", None), ("5", "> 5", True), ("> 5", "> 5", None), ("> 5", "5", None), ("3,3", "3", True), ("3", "3,3", True), ("3,3", "3,3", None),
+    (r"\{1,2\}", r"\{2,1\}", None), ("(1)", "1", None), ("1", "(1)", None), ("(1,2),(3,4)", "(1,2),(3,4)", None), ("5", "> 5", True), ("> 5", "> 5", None), ("> 5", "5", None), ("3,3", "3", True), ("3", "3,3", True), ("3,3", "3,3", None),
     ("101_2", "101_3", True), ("101_2", "101_{2}", False), ("18", "18_2", True), ("x", "18_2", None), ("101_2", "101", None), ("-1_2", "1_2", True),
     (r"5\text{ million}", "5000000", False), ("5000000", r"5\text{ million}", False), (r"5\text{ million}", r"5\text{ thousand}", True),
     (r"5\text{ km}", r"5\text{ km}", None), (r"5\text{ km}", r"5000\text{ m}", False), (r"5\text{ km}", r"5\text{ kg}", True), (r"5\text{ km}", "5", None), ("5", r"5\text{ km}", None),
-    (r"5\text{ km}", r"5000.005\text{ m}", False), (r"5\text{ km}", r"5000.006\text{ m}", True), (r"-5\text{ km}", r"-5000\text{ m}", False), (r"5\text{ km}", r"-5000\text{ m}", True),
+    (r"5\text{ km}", r"5000.005\text{ m}", False), (r"5\text{ km}", r"5000.005000001\text{ m}", True), (r"5\text{ m }^2", r"50000\text{ cm}^2", False),
+    (r"5\text{ km}, 3\text{ km}", r"5000\text{ m}", True), (r"5\text{ km}", r"5000\text{ m}, 3\text{ m}", True), (r"-5\text{ km}", r"-5000\text{ m}", False), (r"5\text{ km}", r"-5000\text{ m}", True),
     (r"5\text{ apples}", r"5\text{ km}", None), ("5 km", "5 m", True), ("5 km^2", "5 km", True), (r"5\text{ m}^2", r"50000\text{ cm}^{2}", False),
 ])  # fmt: skip
 def test_answers_differ_in_brackets_repetitions_relations_bases_and_units(
@@ -129,6 +133,21 @@ def test_brackets_tell_pairs_intervals_and_sets() -> None:
     surely = ("[1,2)", "(1,2]", r"(5,\infty)", "(1,2)", "[1]", "x,[1]", r"\infty,1", "[1,2]")
     assert [is_interval(f"${formula}$") for formula in surely] == [True, True, True, False, False, False, False, True]
     assert elements("$1, (2,3), [4,{5,6}], 7,890$") == ["1", "(2,3)", "[4,{5,6}]", "7890"]
+
+
+def test_what_a_question_asks_for_is_read_from_its_words() -> None:
+    assert [
+        asks_for_pair(asked) for asked in ("Find the point.", "Which ordered  pair?", "Find (x, y).", "How many?")
+    ] == [True] * 3 + [False]
+    assert [asks_for_interval(asked) for asked in ("What is the domain?", "Give the INTERVAL.", "How many?")] == [
+        True,
+        True,
+        False,
+    ]
+    assert [asks_for_percentage(asked) for asked in ("What percent is it?", "What is 20 percent of 8?")] == [
+        True,
+        False,
+    ]
 
 
 def test_words_percent_signs_and_bases_are_left_out_where_they_are_no_mathematics() -> None:
@@ -164,6 +183,22 @@ def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong
     gold: str, said: str, right: bool
 ) -> None:
     assert equal(gold, rf"\boxed{{{said}}}") is right
+
+
+@pytest.mark.parametrize(("gold", "text", "right"), [
+    ("1,2", "The roots are $1$ and $2$.", True), ("1,2,3", "$1$, $2$ and $3$", True), ("1,2", "From $0$ we get $1$ and $2$", True), ("0,1,2", "From $0$ we get $1$ and $2$", False),
+    ("2", "We add $1$ to get $2$", True), ("5", "The answer is $5$. Check: $6$.", True), ("6", "The answer is $5$. Check: $6$.", False), ("5", "The answer is 5 apples", True),
+    ("5", "So it is **5** dollars", True), ("5", "**Note** that it is 5", True), ("5", "First 4\n5", True), ("4", "First 4\n5", False), ("5", "5\n\n", True), ("5", "5 or 6", False),
+    ("6", "5 or 6", False), ("5", "5 or 6?\nIt is 5", True), ("2,3", "x = 2 and x = 3", True), ("5", r"It costs \$5", True), ("7", r"It costs \$5 and $7$", True), ("5", "$$x = 5$$", True),
+    ("5", "The answer is 5.\nOr 6.", True), (r"\pi", r"\boxed{\pi \approx 3.14}", True), ("3.14", r"\boxed{\pi \approx 3.14}", False), ("3.14", r"\boxed{\approx 3.14}", True),
+    ("5", r"\boxed{5.}", True), ("5", r"The answer is \(5\)", True), ("5", r"\[4\] \[5\]", True), ("5", "$5$ is not right", False), ("5", "It is not 5", False), ("6", "It is not 5. It is 6", True),
+    ("2^{10000}", r"\boxed{2^{10000}}", True), ("5", r"\boxed{2^{10000}}", False), (r"\text{red}", "The answer is Red.", True), (r"\text{red}", "The answer is blue.", False),
+    (r"7\%", r"\boxed{7}", True), (r"7\%", r"\boxed{0.07}", True), (r"7\%", r"\boxed{700}", False), ("0.07", r"\boxed{7\%}", True), ("7", r"\boxed{7\%}", False), ("0.5", r"\boxed{\frac12}", True),
+    ("(1,2)", r"\boxed{1,2}", True), ("(1,2)", r"\boxed{2,1}", False), ("(1,2)", r"\boxed{1}", False), ("(1,2)", r"\boxed{(1,2)}", True), (r"(1,\infty)", r"\boxed{1,\infty}", False),
+    ("[[1,2]]", r"\boxed{[[1,2]]}", True), ("18_2", r"\boxed{18}", True), ("5", r"<think>\boxed{5}</think> \boxed{6}", False),
+])  # fmt: skip
+def test_the_answer_of_a_text_is_the_one_that_it_states(gold: str, text: str, right: bool) -> None:
+    assert equal(gold, text) is right
 
 
 def test_every_gold_answer_of_the_sample_is_accepted(graders: ModuleType) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from marft.envs.near_gradings import LONGEST
 from marft.rewards.comparing import edits, similarity
 from marft.rewards.quantities import LARGEST_EXPONENT, quantities_in
-from marft.rewards.units import unit_at, unit_of, word_for
+from marft.rewards.units import every_unit, unit_at, unit_of, word_for
 from tests.test_gradings import reward
 from tests.test_table import FORMATS, complaint
 
@@ -143,6 +143,31 @@ def test_a_unit_ends_before_what_is_none(text: str, start: int, unit: str | None
     assert unit_at(text, start) == (unit and unit_of(unit), end)
 
 
+def test_every_word_for_a_unit_has_one_meaning() -> None:
+    units = every_unit()
+    known = {
+        "km": ("1000", "m1"), "kilometre": ("1000", "m1"), "nanosecond": ("1e-9", "s1"), "min": ("60", "s1"), "minute": ("60", "s1"), "cd": ("1", "cd1"),
+        "V": ("1", "A-1 kg1 m2 s-3"), "mV": ("0.001", "A-1 kg1 m2 s-3"), "kg": ("1", "kg1"), "g": ("0.001", "kg1"), "inches": ("0.0254", "m1"), "celsius": ("1", "K1"),
+        "fahrenheit": ("5/9", "K1"), "mph": ("0.44704", "m1 s-1"), "%": ("0.01", ""), "L": ("0.001", "m3"), "mL": ("1e-6", "m3"), "ft": ("0.3048", "m1"), "hertz": ("1", "s-1"),
+    }  # fmt: skip
+    for word, (factor, dimensions) in known.items():
+        assert units[word].factor == Fraction(factor), word
+        assert " ".join(f"{base}{power}" for base, power in units[word].dimensions) == dimensions, word
+    assert (units["celsius"].zero, units["fahrenheit"].zero) == (
+        Fraction("273.15"),
+        Fraction("459.67") * Fraction(5, 9),
+    )
+    assert {unit.zero for word, unit in units.items() if word not in ("celsius", "fahrenheit")} == {0}
+    assert not {"k", "µ", "kilo", "kft", "kmin"} & units.keys()
+
+
+def test_a_quantity_has_a_value_in_every_unit_of_its_kind() -> None:
+    units = every_unit()
+    warm, far = quantities_in("20 °C or 3 km")
+    assert warm.in_unit(units["fahrenheit"]) == 68
+    assert (far.in_unit(units["mi"]), far.in_unit(units["s"])) == (Fraction(3000) / Fraction("1609.344"), None)
+
+
 def test_no_word_is_a_unit_of_its_own_and_a_prefixed_one() -> None:
     """Minutes are no milli-inches, and feet no femto-tonnes."""
     for word, metres in (("ft", 0.3048), ("min", None), ("cd", None), ("yd", 0.9144), ("mi", 1609.344), ("nmi", 1852)):
@@ -170,7 +195,7 @@ def test_no_text_is_too_strange_for_quantities(text: str) -> None:
 @pytest.mark.parametrize(("text", "values"), [
     ("6 ft 3 in", ["1.905"]), ("3 in 6 ft", ["0.0762", "1.8288"]), ("1 h 90 min", ["3600", "5400"]), ("1 h 60 min", ["3600", "3600"]), ("1 h 59 min", ["7140"]),
     ("5 ft 0 in", ["1.524"]), ("0 ft 3 in", ["0.0762"]), ("5 ft -3 in", ["1.524", "-0.0762"]), ("-6 ft 3 in", ["-1.8288", "0.0762"]), ("5 m 3 kg", ["5", "3"]),
-    ("1 hour and 30 minutes", ["5400"]), ("1 h, 30 min", ["5400"]), ("1 h, 30 min, 6 s", ["5406"]), ("1 h or 30 min", ["3600", "1800"]), ("1 h 30 h", ["3600", "108000"]), ("5 kg, 6 ft 3 in", ["5", "1.905"]), ("5 m 3 g", ["5", "0.003"]), ("20 °C 5 °F", ["293.15", "258.15"]), ("300 K 5 °F", ["300", "258.15"]),
+    ("1 hour and 30 minutes", ["5400"]), ("1 h, 30 min", ["5400"]), ("1 h, 30 min, 6 s", ["5406"]), ("1 h or 30 min", ["3600", "1800"]), ("1 h 30 h", ["3600", "108000"]), ("5 kg, 6 ft 3 in", ["5", "1.905"]), ("5 m 3 g", ["5", "0.003"]), ("20 °C 5 °F", ["293.15", "258.15"]), ("300 K 1 °F", ["300", "46067/180"]),
     ("20 °C 300 mK", ["293.15", "0.3"]), ("1 h 0 h", ["3600", "0"]), ("3 in 0 ft", ["0.0762", "0"]),
     ("300 K 20 °C", ["300", "293.15"]), ("20 °C 3 K", ["293.15", "3"]), ("1 million 5 hundred", ["1000000", "500"]), ("5 %2", ["0.0005"]), ("0e999 kg", ["0"]),
     (f"1e{LARGEST_EXPONENT} kg", [f"1e{LARGEST_EXPONENT}"]), (f"1e{LARGEST_EXPONENT + 1} kg", []), (f"1e-{LARGEST_EXPONENT + 1} kg", []), ("5⁰⁰⁰⁰ or 6", ["6"]),

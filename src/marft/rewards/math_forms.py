@@ -110,10 +110,10 @@ def plain_formula(answer: str) -> str:
     >>> plain_formula("**1 000 000**"), plain_formula(r"\[x \in (0,1)\]"), plain_formula("2√3")
     ('1000000', '(0,1)', '2\\sqrt{3}')
     """
-    answer = answer.replace("\\$", "").strip()
+    answer = answer.replace("\\$", "")
     while (inside := _AROUND.fullmatch(answer)) and not re.search(r"\$|\*\*|\\[\])]", inside[1]):
-        answer = inside[1].strip()
-    answer = answer if answer.count("$") % 2 == 0 and answer.count("$") < 3 else answer.replace("$", "")
+        answer = inside[1]
+    answer = answer if answer.count("$") == 2 else answer.replace("$", "")
     answer = _EXPONENT.sub(
         r"\1\\times 10^{\2}", _RECURRING.sub(_as_fraction, re.sub(r"\\(?:vee|lor)\b|∨", ",", answer))
     )
@@ -128,7 +128,7 @@ def plain_formula(answer: str) -> str:
 def _facing_inward(answer: str) -> str:
     """Return an interval with round brackets in the place of square ones that face outward."""
     found = _OUTWARD.fullmatch(answer)
-    if found is None or (found[1] != "]" and found[3] != "["):
+    if found is None:
         return answer
     return f"{found[1].replace(']', '(')}{found[2]}{found[3].replace('[', ')')}"
 
@@ -159,9 +159,7 @@ def is_endless(formula: str) -> bool:
         deepest = max(depth, deepest)
     plain = _SPACING.sub("", formula)
     for _ in range(DEEPEST):
-        before, plain = plain, _POWER.sub(_worked_out, plain)
-        if plain == before:
-            break
+        plain = _POWER.sub(_worked_out, plain)
     return deepest > DEEPEST or _LARGE.search(plain) is not None
 
 
@@ -213,8 +211,9 @@ def without_words(formula: str) -> str:
     ('$18$', '$18 million$', '$2 pi$')
     """
     found = _NUMBER_AND_WORDS.fullmatch(formula)
-    counted = found is not None and not _OF_MATHEMATICS & set(found[2].lower().replace("-", " ").split())
-    return f"{found[1]}$" if found and counted else formula
+    if found is None or _OF_MATHEMATICS & set(found[2].lower().replace("-", " ").split()):
+        return formula
+    return f"{found[1]}$"
 
 
 def asks_for_percentage(question: str) -> bool:
@@ -264,7 +263,7 @@ def told_apart(expected: str, stated: str) -> bool | None:
     one, other = (_BASE.fullmatch(_SPACING.sub("", formula)) for formula in (expected, stated))
     if one and other:  # the base is what was asked for: the same number in another one is no answer
         return one.groups() != other.groups()
-    if other and not one and _NUMBER.fullmatch(expected):
+    if other and _NUMBER.fullmatch(expected):
         return True
     if any(_SCALE.search(formula) for formula in (expected, stated)):
         return not _same_quantity(expected, stated)
@@ -335,7 +334,5 @@ def _unit(formula: str) -> Unit | None:
 def _same_quantity(expected: str, stated: str) -> bool:
     """Whether two numbers with units are as much, where each formula is one."""
     right, given = quantities_in(expected), quantities_in(stated)
-    if len(right) != 1 or len(given) != 1 or right[0].unit.dimensions != given[0].unit.dimensions:
-        return False
-    one, other = right[0].in_base_units, given[0].in_base_units
-    return abs(one - other) <= NEAR * abs(one)
+    comparable = len(right) == len(given) == 1 and right[0].unit.dimensions == given[0].unit.dimensions
+    return comparable and abs(right[0].in_base_units - given[0].in_base_units) <= NEAR * abs(right[0].in_base_units)

@@ -10,7 +10,7 @@ from marft.rewards.comparing import placed_numbers
 from marft.rewards.units import NONE, Unit, unit_at, word_for
 
 LARGEST_EXPONENT = 400  # of ten, in a number that counts as one
-_WORDS = re.compile(r"\\(?:text|textrm|mathrm|mbox|rm|operatorname)\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"\\(?:text|textrm|mathrm|mbox|rm|operatorname)\s*\{([^{}]*?)\s*\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _MICRO = re.compile(r"\\mu\b\s*")
 _SPACES = re.compile(r"\\[,;:! ]|~")

@@ -11,7 +11,6 @@ import math
 import re
 from collections import Counter
 from fractions import Fraction
-from functools import cache
 from typing import NamedTuple
 
 Dimensions = tuple[tuple[str, int], ...]  # by the name of a base unit, its power; sorted, none is 0
@@ -119,7 +118,7 @@ def word_for(word: str) -> Unit | None:
     """The unit that one word stands for, as a symbol or a name, also of several: ``km``, ``kilometres``, ``lbs``."""
     small = word.casefold()
     for tried in (word, small, small.removesuffix("s"), small.removesuffix("es")):
-        if found := _known().get(tried):
+        if found := _KNOWN.get(tried):
             return found
     return None
 
@@ -137,8 +136,7 @@ def _dimensions(text: str) -> Dimensions:
     return tuple(sorted((base, int(power or 1)) for base, power in re.findall(r"([a-zA-Z]+)(-?\d)?", text)))
 
 
-@cache
-def _known() -> dict[str, Unit]:
+def every_unit() -> dict[str, Unit]:
     """Every word for a unit. Where one could be two, the one without a prefix is meant, then the earlier one."""
     known: dict[str, Unit] = {}
     rows = {**_FIXED, **_SCALED}
@@ -154,3 +152,6 @@ def _known() -> dict[str, Unit]:
         for word, power in words:
             known.setdefault(word, Unit(units[symbol].factor * Fraction(10) ** power, units[symbol].dimensions))
     return known
+
+
+_KNOWN = every_unit()
