@@ -322,9 +322,33 @@ def test_a_tokenizer_that_is_broken_or_of_another_model_is_refused(
     (model / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(ValueError, match=r"models.base: its tokenizer has 5\d\d tokens and its model knows 442"):
         LocalRollouts(settings(model))
-    (model / "tokenizer.json").write_text('{"version": "1.0"}')
-    with pytest.raises(ValueError, match="cannot load the tokenizer"):
+    for text in ('{"version": "1.0"}', "[" * 100_000, ""):
+        (model / "tokenizer.json").write_text(text)
+        with pytest.raises(
+            ValueError, match=r"cannot load the tokenizer.*tokenizer.json.*get the model again"
+        ) as caught:
+            load_tokenizer(ModelSettings(path=str(model)))
+        assert len(str(caught.value)) < 2000
+
+
+def test_an_id_beyond_the_model_is_refused_by_its_token(model: Path) -> None:
+    table = json.loads((model / "tokenizer.json").read_text())
+    word = max(filter(str.isalpha, table["model"]["vocab"]), key=len)
+    table["model"]["vocab"][word] = 4_000_000_000
+    (model / "tokenizer.json").write_text(json.dumps(table))
+    with pytest.raises(ValueError, match=rf"tokenizer.json gives '{word}' the id 4000000000, and its model knows"):
+        LocalRollouts(settings(model))
+
+
+def test_what_a_tokenizer_makes_of_a_text_is_shown_in_short(model: Path) -> None:
+    table = json.loads((model / "tokenizer.json").read_text())
+    table["normalizer"] = {"type": "Replace", "pattern": {"String": "1"}, "content": "1" * 100_000}
+    (model / "tokenizer.json").write_text(json.dumps(table))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))  # whose tokenizer is the file's
+    with pytest.raises(ValueError, match="is missing or damaged") as caught:
         load_tokenizer(ModelSettings(path=str(model)))
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
 CHOSEN = {
     "index_topk": "", "keep_window_size": "", "indexer_budget": "", "index_topk_blocks": "index_block_size",
 }  # settings that say how many keys a token sees, and of how many tokens each is made  # fmt: skip
+SHOWN, LONGEST_CAUSE = 80, 1000  # characters of what a tokenizer reads, and of an error of its
 SMALL = "tiny-"  # how names of models begin that come with the package
 WHAT_TO_GIVE = (
     "Give 'tiny', a folder with config.json and *.safetensors, or the id of a causal language model on the Hugging "
@@ -122,7 +123,10 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
     except Exception as error:
-        raise ValueError(f"models: cannot load the tokenizer of {settings.path!r}: {cause_of(error)}") from error
+        raise ValueError(
+            f"models: cannot load the tokenizer of {settings.path!r}: {cause_of(error)[:LONGEST_CAUSE]}. If its "
+            "tokenizer.json or tokenizer_config.json is missing or damaged, get the model again, with all its files"
+        ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     if settings.chat_template:
         template = at_home(settings.chat_template)
@@ -151,8 +155,8 @@ def _check_reading(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     read = str(tokenizer.decode(tokenizer.encode(SAID, add_special_tokens=False)))
     if "".join(read.split()).casefold() != "".join(SAID.split()).casefold():
         raise ValueError(
-            f"models: the tokenizer of {path!r} reads {SAID!r} as {visible(read)!r}: its tokenizer.json is missing or "
-            "damaged; get the model again, with all its files"
+            f"models: the tokenizer of {path!r} reads {SAID!r} as {visible(read[:SHOWN])!r}: its tokenizer.json is "
+            "missing or damaged; get the model again, with all its files"
         )
 
 

@@ -21,11 +21,12 @@ from marft.models.checking import (
     refuse_shapes,
     refuse_whole_numbers,
 )
-from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
+from marft.models.formats import SHOWN, WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
 from marft.models.forward_check import settle_forward
 from marft.models.held_in_half import multiplies_halves_faster
 from marft.models.paths import resolve_path
 from marft.models.quantised import to_one_dtype, written_out
+from marft.texts import visible
 
 OF_TEXT = {
     r"^language_model\.model\.": "model.",
@@ -192,9 +193,15 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, nam
     Raises:
         ValueError: the tokenizer is of another model.
     """
-    rows = backbone.head.weight.shape[0]
+    rows, added = backbone.head.weight.shape[0], tokenizer.added_tokens_encoder  # those may be more than it knows
     if tokenizer.vocab_size > rows:
         raise ValueError(
             f"models.{name}: its tokenizer has {tokenizer.vocab_size} tokens and its model knows {rows}; they are not "
             "of the same model"
+        )
+    ids = {id: token for token, id in tokenizer.get_vocab().items() if token not in added}
+    if (last := max(ids, default=0)) >= rows:
+        raise ValueError(
+            f"models.{name}: its tokenizer.json gives {visible(ids[last][:SHOWN])!r} the id {last}, and its model "
+            f"knows {rows} tokens; they are not of the same model, or the file was changed: get the model again"
         )
