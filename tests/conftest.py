@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from _pytest.logging import LogCaptureHandler, caplog_handler_key, caplog_records_key, catching_logs
 from hypothesis import HealthCheck, Phase, settings
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
@@ -47,6 +50,24 @@ collect_ignore_glob = [
     "verifiers_fake/*",
     "verifiers_real/*",
 ]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported by now stays: nothing of it is looked at again whenever garbage is collected."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def caplog(request: pytest.FixtureRequest) -> Iterator[pytest.LogCaptureFixture]:
+    """pytest's own, where it is asked for: its plugin goes through 1,500 loggers six times for every test."""
+    handler = LogCaptureHandler()
+    request.node.stash[caplog_handler_key] = handler
+    request.node.stash[caplog_records_key] = {"call": handler.records}
+    with catching_logs(handler):
+        logged = pytest.LogCaptureFixture(request.node, _ispytest=True)
+        yield logged
+        logged._finalize()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
