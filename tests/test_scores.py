@@ -25,7 +25,7 @@ from marft.rewards.scores import read_score
         ("score=3, 9 lines", {"pattern": r"score=(\d+)"}, 0.3), ("score=x", {"pattern": r"score=(\w+)"}, None),
         ("4", {"scale": (1.0, 5.0)}, 0.75), ("2", {"scale": (5.0, 1.0)}, 0.75),
         ('```json\n{"s": 2}\n```', {"json_field": "s"}, 0.2), ('{"s": true}', {"json_field": "s"}, None),
-        ("0", {}, 0.0), ("10", {}, 1.0), ("no score", {"pattern": r"score=(\d+)"}, None), ('{"s": 2} indeed', {"json_field": "s"}, 0.2),
+        ("0", {}, 0.0), ("10", {}, 1.0), ("no score", {"pattern": r"score=(\d+)"}, None), ('{"s": 2}, so', {"json_field": "s"}, 0.2),
         ('{"s": 2.5}', {"json_field": "s"}, 0.25), ('It is {"s": 1}, {"s": 2}', {"json_field": "s"}, None), ("no object", {"json_field": "s"}, None),
         ('{"s": NaN}', {"json_field": "s"}, None), ("[1]", {"json_field": "s"}, None), ('{"s": "2"}', {"json_field": "s"}, None),
     ],
