@@ -263,6 +263,15 @@ def test_judges_that_cannot_work_are_refused(fields: dict[str, Any], complaint: 
     assert complaint in str(caught.value)
 
 
+def test_a_judge_asks_within_the_limits_of_its_name() -> None:
+    endpoint = EndpointSettings(url="http://judge")
+    judge = Judge(endpoint=endpoint, model="big", cache="").opened([])
+    asked: list[object] = []
+    judge.keep_to("judge_2", lambda name, settings: cast("Any", asked.append((name, settings))))
+    judge.close()
+    assert asked == [("judge_2", endpoint)]
+
+
 def test_the_example_of_the_docs_can_be_read() -> None:
     (term,) = parse_recipe({**recipe(), **shown_in_docs("docs/rewards.md", 'name = "judge"')}).rewards
     assert isinstance(term, Judge)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from marft.envs.near_gradings import LONGEST
 from marft.rewards.comparing import edits, similarity
 from marft.rewards.quantities import LARGEST_EXPONENT, quantities_in
-from marft.rewards.units import every_unit, unit_at, unit_of, word_for
+from marft.rewards.units import Unit, every_unit, unit_at, unit_of, word_for
 from tests.test_gradings import reward
 from tests.test_table import FORMATS, complaint
 
@@ -109,7 +109,7 @@ NAMES = {
 
 
 def test_prefixes_are_those_of_the_si() -> None:
-    assert word_for("°") == (Fraction(math.pi) / 180, (("rad", 1),), 0)
+    assert word_for("°") == Unit(Fraction(math.pi) / 180, (("rad", 1),))
     for prefixes, unit in ((PREFIXES, "W"), (NAMES, "watt")):
         for prefix, power in prefixes.items():
             found = word_for(prefix + unit)
