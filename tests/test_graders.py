@@ -195,10 +195,18 @@ def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong
     ("2^{10000}", r"\boxed{2^{10000}}", True), ("5", r"\boxed{2^{10000}}", False), (r"\text{red}", "The answer is Red.", True), (r"\text{red}", "The answer is blue.", False),
     (r"7\%", r"\boxed{7}", True), (r"7\%", r"\boxed{0.07}", True), (r"7\%", r"\boxed{700}", False), ("0.07", r"\boxed{7\%}", True), ("7", r"\boxed{7\%}", False), ("0.5", r"\boxed{\frac12}", True),
     ("(1,2)", r"\boxed{1,2}", True), ("(1,2)", r"\boxed{2,1}", False), ("(1,2)", r"\boxed{1}", False), ("(1,2)", r"\boxed{(1,2)}", True), (r"(1,\infty)", r"\boxed{1,\infty}", False),
-    ("[[1,2]]", r"\boxed{[[1,2]]}", True), ("18_2", r"\boxed{18}", True), ("5", r"<think>\boxed{5}</think> \boxed{6}", False),
+    ("[[1,2]]", r"\boxed{[[1,2]]}", True), ("(1,2),(3,4)", r"\boxed{(1,2),(3,4)}", True), ("18_2", r"\boxed{18}", True), ("5", r"<think>\boxed{5}</think> \boxed{6}", False),
 ])  # fmt: skip
 def test_the_answer_of_a_text_is_the_one_that_it_states(gold: str, text: str, right: bool) -> None:
     assert equal(gold, text) is right
+
+
+@pytest.mark.parametrize(("gold", "said", "question", "right"), [
+    ("(2,1)", "2,1", "Give the interval.", True), ("(1,2)", "1,2", "Give the interval.", False), ("(1,2)", "1,2", "Which point?", True), ("(1,2)", "1<x<2", "Which point?", False),
+    ("18", "18_2", "Write it in base 2.", True), ("18", "18_2", "How many?", False), ("7", r"7\%", "What percent is it?", True), ("7", r"7\%", "How many?", False),
+])  # fmt: skip
+def test_what_was_asked_decides_what_an_answer_means(gold: str, said: str, question: str, right: bool) -> None:
+    assert equal(gold, rf"\boxed{{{said}}}", question=question) is right
 
 
 def test_every_gold_answer_of_the_sample_is_accepted(graders: ModuleType) -> None:
