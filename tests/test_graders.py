@@ -176,7 +176,7 @@ def test_numbers_may_be_as_far_from_the_right_ones_as_their_tolerances(
 
 
 @pytest.mark.parametrize(("gold", "said", "right"), [
-    ("3.33", "10/3 = 3.33", True), ("3", "3.1 = 3", False), ("1000.4", "1000 = 1000.4", True), ("1001", "1000 = 1001", False), ("5", "2 + 3 = 5", True), ("5", "2 + 3 = 6 = 5", False),
+    ("3.33", "10/3 = 3.33", True), ("3", "3.1 = 3", False), ("1000.4", "1000 = 1000.4", True), ("1001", "1000 = 1001", False), ("100001", "100000 = 100001", False), ("-3.33", "-10/3 = -3.33", True), ("5", "2 + 3 = 5", True), ("5", "2 + 3 = 6 = 5", False),
     ("5", "x = 2 + 3 = 5", True), ("3", "2.99 = 3", True), ("3", "2.98 = 3", False), ("-3", "-2.99 = -3", True), ("x=5", "x = 5", True), ("3", "3 = 2.99", False),
 ])  # fmt: skip
 def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong(
@@ -207,6 +207,15 @@ def test_the_answer_of_a_text_is_the_one_that_it_states(gold: str, text: str, ri
 ])  # fmt: skip
 def test_what_was_asked_decides_what_an_answer_means(gold: str, said: str, question: str, right: bool) -> None:
     assert equal(gold, rf"\boxed{{{said}}}", question=question) is right
+
+
+@pytest.mark.parametrize(("gold", "said", "right"), [
+    ("x<1 or x>2", "x>2, x<1", True), ("x<1 or x>2", "or x<1 or x>2", True), ("x<1 or x>2", "x<1 or 5", False), ("x<1 or x>2", "0<x<1 or x>2", False),
+    ("x+y<1", "x+y<1", True), ("x+y<1", "x+y<2", False), (r"[1,2]\cup[3,4]", r"[3,4]\cup[1,2]", True), (r"[1,2]\cup[3,4]", r"[1,2]\cup[3,5]", False),
+    ("1<x<2 or x>3", r"(1,2)\cup(3,\infty)", True), (r"\{1,2\}\cup\{3\}", r"\{1,2,3\}", True),
+])  # fmt: skip
+def test_inequalities_and_unions_of_intervals_are_compared_as_sets(gold: str, said: str, right: bool) -> None:
+    assert equal(gold, rf"\boxed{{{said}}}") is right
 
 
 def test_every_gold_answer_of_the_sample_is_accepted(graders: ModuleType) -> None:
