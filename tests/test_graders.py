@@ -187,7 +187,8 @@ def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong
 
 @pytest.mark.parametrize(("gold", "text", "right"), [
     ("1,2", "The roots are $1$ and $2$.", True), ("1,2,3", "$1$, $2$ and $3$", True), ("1,2", "From $0$ we get $1$ and $2$", True), ("0,1,2", "From $0$ we get $1$ and $2$", False),
-    ("2", "We add $1$ to get $2$", True), ("5", "The answer is $5$. Check: $6$.", True), ("6", "The answer is $5$. Check: $6$.", False), ("5", "The answer is 5 apples", True),
+    ("2", "We add $1$ to get $2$", True), ("5", "It is $5$, not 6", True), ("5", "$4$ is wrong, it is $5$", True), ("x", "$x$ is wrong", False),
+    ("5", "So **x = 5** it is", True), ("5", "The answer is $5$. Check: $6$.", True), ("6", "The answer is $5$. Check: $6$.", False), ("5", "The answer is 5 apples", True),
     ("5", "So it is **5** dollars", True), ("5", "**Note** that it is 5", True), ("5", "First 4\n5", True), ("4", "First 4\n5", False), ("5", "5\n\n", True), ("5", "5 or 6", False),
     ("6", "5 or 6", False), ("5", "5 or 6?\nIt is 5", True), ("2,3", "x = 2 and x = 3", True), ("5", r"It costs \$5", True), ("7", r"It costs \$5 and $7$", True), ("5", "$$x = 5$$", True),
     ("5", "The answer is 5.\nOr 6.", True), (r"\pi", r"\boxed{\pi \approx 3.14}", True), ("3.14", r"\boxed{\pi \approx 3.14}", False), ("3.14", r"\boxed{\approx 3.14}", True),
