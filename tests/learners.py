@@ -20,7 +20,7 @@ from tests.helpers import settings
 ROLES = ("reasoner", "actor")
 
 
-STILL = ("--algorithm.optimizer.learning_rate", "1e-30", "--algorithm.optimizer.warmup_steps", "0")
+STILL = ("--algorithm.optimizer.learning_rate", "1e-12", "--algorithm.optimizer.warmup_steps", "0")
 
 
 def recipe(tmp_path: Path, name: str, *overrides: str, dtype: str = "float32") -> RunSettings:

@@ -104,7 +104,7 @@ def test_where_batches_have_one_size_so_has_what_is_made_of_them(
           ("happo", "bfloat16", "lora"), ("grpo", "bfloat16", "lora")], of=5),
 )  # fmt: skip
 def test_nothing_is_clipped_before_anything_is_learned(name: str, dtype: str, train: str, tmp_path: Path) -> None:
-    """Steps of 1e-30 move nothing: in every epoch and minibatch all ratios are 1, and the KL is 0."""
+    """Steps of 1e-12 move nothing: in every epoch and minibatch all ratios are 1, and the KL is 0."""
     run = recipe(
         tmp_path, name, *STILL, "--algorithm.epochs", "2", "--algorithm.minibatches", "3",
         "--algorithm.kl.coefficient", "0", "--algorithm.kl_stop", "1e-12", "--policies.actor.train", train,

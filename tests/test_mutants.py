@@ -315,7 +315,7 @@ def test_a_mutant_meets_the_tests_of_the_first_area_that_names_its_file(project:
         ("sums", ["src/sums.py"]),
     ]
     assert read.tests_of("src/other.py") == ["tests/test_other.py"]
-    assert read.tests_of("src/sums.py") == ["tests/test_other.py", "tests/test_sums.py"]
+    assert read.tests_of("src/sums.py") == ["tests/conftest.py", "tests/test_other.py", "tests/test_sums.py"]
 
 
 def test_hints_stay_for_functions_that_a_run_left_out_and_go_with_their_functions(tmp_path: Path, ledger: Any) -> None:

@@ -23,7 +23,7 @@ from tests.test_ranks import Meeting, Member, learned
 
 TWO_MODELS = ("--models.other.path", "tiny", "--policies.actor.model", "other")
 EPOCHS = ("--algorithm.epochs", "2", "--algorithm.optimizer.epsilon", "1e-4")
-STILL = ("--policies.actor.learning_rate", "1e-30")
+STILL = ("--policies.actor.learning_rate", "1e-12")
 
 
 class Placed(Member):

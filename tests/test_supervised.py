@@ -148,7 +148,7 @@ def test_nothing_but_a_roles_own_tokens_teaches_it(tmp_path: Path) -> None:
 
 
 def test_every_step_has_a_gradient_of_its_own(tmp_path: Path) -> None:
-    still = ("--sft.learning_rate", "1e-30")
+    still = ("--sft.learning_rate", "1e-12")
     batch = samples(4)
     once, models = supervisor(run_of(tmp_path, *still))
     once.learn(batch[4:], 1)

@@ -26,7 +26,7 @@ from marft.config.settings import (
 from marft.types import Normalisation
 
 Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
-LearningRate = Annotated[float, Field(ge=1e-10, le=1)]  # with less no float32 weight moves
+LearningRate = Annotated[float, Field(ge=1e-12, le=1)]  # with less, weights do not move
 Limit = Annotated[NotNegative, Felt]
 Epsilon = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -50,7 +50,7 @@ WRITTEN_OTHERWISE = (
 )  # the last is of paths
 DEEPEST = 32  # tables and lists inside each other, in all of a recipe
 
-SMALLEST_NUMBER = 1e-6  # of what is compared with losses, norms and divergences: below it comes to nothing
+SMALLEST_NUMBER = 1e-12  # of what is compared with losses, norms and divergences: below it comes to nothing
 LARGEST_NUMBER = 1e6  # seconds are eleven days, and more than any reward, norm or price
 Bounded = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST_NUMBER)]
