@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from marft.thoughts import FAMILIES
 from marft.traces.reading import read_traces
 from marft.traces.record import Tally, TracedEpisode
 
@@ -32,7 +33,8 @@ class Talk:
 
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
-WORDS = TEXT.filter(lambda text: "think>" not in text)
+MARKS = [mark.casefold() for family in FAMILIES for mark in family]
+WORDS = TEXT.filter(lambda text: not any(mark in text.casefold() for mark in MARKS))
 ARGUMENTS = st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers() | TEXT | st.booleans(), max_size=3)
 
 
