@@ -184,7 +184,7 @@ class Ahead:
         self._fill()
 
     def abandon(self, state: State) -> None:
-        """Drop what was begun; as many are begun anew."""
+        """Cancel the unfinished groups; tasks are drawn again from where the state has drawn to."""
         self._dropped += self._producer.end()
         self._begun = state.tasks_drawn
         self.published(state)
@@ -198,7 +198,7 @@ class Ahead:
         self._producer.close()
 
     def _fill(self) -> None:
-        """Begin all that there is room for."""
+        """Start as many groups as the limit on the lag allows."""
         number = self._next
         while number < self._end():
             if not self._producer.has(number):

@@ -77,7 +77,7 @@ def walk(network: FlowNetwork, context: str, most: int, temperature: float, rand
 
 
 def played_of(network: FlowNetwork, context: str, path: Sequence[str]) -> tuple[str, ...]:
-    """The nodes of a path that act; the last of it where all are skipped, so that somebody does."""
+    """Return the nodes of a path that act; if all are skipped, the last one acts."""
     passed = network.passed_by(context)
     return tuple(name for name in path if name not in passed) or tuple(path[-1:])
 

@@ -99,7 +99,7 @@ class Spoken:
 
 
 class Memory:
-    """What one agent remembers of one episode.
+    """Memory of one agent in one episode.
 
     Args:
         passing: what it hears of an action.

@@ -173,7 +173,7 @@ class Quoting:
 
 
 class _Reading:
-    """Texts that are read for whose words they are. What is explained is cut out of their ``pieces``."""
+    """Texts in which quoted words are traced to the agents that wrote them. Words that are traced leave ``pieces``."""
 
     def __init__(self, shown: Mapping[str, frozenset[str]], given: Sequence[str], texts: Iterator[str]) -> None:
         self._shown, self._given = shown, [text for text in given if text.strip()]

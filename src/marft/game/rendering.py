@@ -180,7 +180,7 @@ class Renderer(Protocol):
         """
 
     def grammar(self, policy: str, chat: Chat) -> Grammar | None:
-        """What the answer to a client's chat must be; None where it may be anything.
+        """Return the grammar that the answer to a client's chat must follow; None if any text is allowed.
 
         Raises:
             ValueError: no answer can be held to that.

@@ -85,7 +85,7 @@ class Term(Plugin, ABC):
 
     @property
     def label(self) -> str:
-        """A word that tells it from other terms of its kind; "" where it has none."""
+        """Return a word that distinguishes the term from others of its kind; "" if there is none."""
         return ""
 
     def opened(self, answering: Sequence[str]) -> Term:

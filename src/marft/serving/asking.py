@@ -334,7 +334,7 @@ def _instructed(messages: tuple[ChatMessage, ...], agent: Agent) -> tuple[ChatMe
 
 
 def _as_one(answer: Action, episode: Episode) -> tuple[Action, dict[str, Any], tuple[()], str]:
-    """What the team answers as one action, which has read and said what all of them have: so usage is the team's."""
+    """Return the team's answer as one action with the tokens of all agents, so that usage is the team's."""
     nothing = [np.empty(0, np.int32)]
     whole = replace(
         answer,

@@ -108,7 +108,7 @@ def write(folder: Path, kept: Kept) -> None:
 
 
 def read(folder: Path) -> Kept:
-    """What was written there; the beginning where nothing was.
+    """Return the experience that a folder holds; an empty one if the file is missing.
 
     Raises:
         ValueError: it cannot be read.

@@ -109,7 +109,7 @@ class Reader:
 
 
 def _why(error: HelperError) -> str:
-    """What a text did to the process that read it; "" where it may have been something else."""
+    """Return the error that a text caused in the process that read it; "" if the cause is uncertain."""
     if isinstance(error, TooSlowError) or (isinstance(error, DiedError) and error.status == -signal.SIGPROF):
         return f"what {TOO_LONG}"
     if isinstance(error, FailedError):

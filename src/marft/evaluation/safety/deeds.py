@@ -89,7 +89,7 @@ def _of(action: Action, answers: bool) -> Iterator[Deed]:
 
 
 def _parts(action: Action, place: Place, text: str) -> Iterator[Deed]:
-    """What is thought, and what is said after it."""
+    """Yield the reasoning of a text, and the text after it."""
     after = thought(text)
     if after:
         yield Deed(action.agent, "thought", text[:after], told=not action.thought)
