@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -323,6 +324,24 @@ def test_hints_stay_for_functions_that_a_run_left_out_and_go_with_their_function
     ledger.write_killers(path, {"b:g": Counter(old=1), "a:f": Counter(old=1), "c:gone": Counter(old=1)}, {"c:gone"})
     ledger.write_killers(path, {"b:g": Counter(new=2, newer=1)}, {"a:f", "b:g"})
     assert list(ledger.read_killers(path).items()) == [("a:f", ["old"]), ("b:g", ["new", "newer"])]
+
+
+def test_functions_are_found_that_the_garbage_collector_has_frozen(
+    project: Path, mutants_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(project / "src"))
+    mutants_of("x = 1\n")  # puts the driver's folder on the path
+    import planting
+    import sums
+    from mutation import Source
+
+    mutant = next(one for one in Source(project, "src/sums.py").mutants if one.change == "return steps → return None")
+    gc.freeze()
+    functions = planting.Functions([str(project / "src/sums.py")])
+    gc.freeze()  # as it was
+    assert functions.plant(mutant)
+    assert sums.countdown(3) is None
+    del sys.modules["sums"]
 
 
 def test_an_area_that_is_not_there_is_refused(project: Path) -> None:

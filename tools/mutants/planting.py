@@ -26,6 +26,7 @@ class Functions:
     def __init__(self, files: Sequence[str]) -> None:
         wanted = set(files)
         self.found: defaultdict[Place, list[FunctionType]] = defaultdict(list)
+        gc.unfreeze()  # what is frozen is not among the objects
         for thing in gc.get_objects():
             if isinstance(thing, FunctionType) and thing.__code__.co_filename in wanted:
                 self.found[_place(thing.__code__)].append(thing)
