@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Self, Union, get_args, get_origin
 
@@ -178,6 +179,7 @@ def _deeper(cls: type[BaseModel], key: str, prefix: str = "") -> list[str]:
     return found
 
 
+@lru_cache(maxsize=1000)  # thousands of tables may hold the same wrong key
 def _meant(key: str, cls: type[BaseModel]) -> str:
     """What may have been meant by a key that is not known: itself, in a table further in, or one spelled alike."""
     deeper = _deeper(cls, key)
