@@ -17,6 +17,8 @@ from marft.cli.main import app
 from marft.evaluation.changes import changes
 from marft.evaluation.comparison import Comparison, compared
 from marft.evaluation.gates import judged
+from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.turned import Turned, turned
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
 from tests.test_gates import AFTER, BEFORE, MISSED, SOLVED, evaluation
@@ -146,6 +148,21 @@ def test_tasks_that_one_side_alone_has_are_no_others_and_the_first_of_many_are_n
         over(on("a", 7), on("b", 9))
 
 
+def test_tasks_turn_of_which_both_sides_know_and_half_of_the_attempts_solve_one() -> None:
+    of = {
+        "gone": ((1, 1), None), "new": (None, (1, 1)), "never known": ((0, 0), (0, 1)), "not any more": ((0, 1), (0, 0)),
+        "half": ((2, 4), (1, 4)), "less": ((2, 5), (3, 5)), "same": ((1, 1), (1, 1)), "fell": ((1, 1), (2, 5)),
+    }  # fmt: skip
+    before, after = ({task: Ratio(*pair[n]) for task, pair in of.items() if pair[n]} for n in (0, 1))  # type: ignore[misc]
+    found = turned(before, after)
+    assert found == (["half", "fell"], ["less"])
+    assert Turned([], ["x"]).sentence == "newly failed: 0; newly solved: 1 (x)"
+    assert Turned([*"abcde"], [*"uvwxyz"]).sentence == (
+        "newly failed: 5 (a, b, c, d, e); newly solved: 6 (u, v, w, x, y and 1 more)"
+    )
+    assert Turned(["a\nb"], []).sentence == "newly failed: 1 (a b); newly solved: 0"
+
+
 def test_a_percentage_of_what_is_negative_is_of_its_size() -> None:
     one, two = evaluation(cost_tokens=[(-100.0, 1.0)] * 3), evaluation(cost_tokens=[(-102.0, 1.0)] * 3)
     assert [verdict.failed for verdict in judged(["cost_tokens < -5%", "cost_tokens < -1%"], one, two)] == [False, True]
@@ -174,6 +191,136 @@ def test_the_last_checkpoint_counts_and_the_base_where_there_is_no_other() -> No
     runs[1] |= AFTER
     assert over([saved(BEFORE, checkpoint="base")], runs, "accuracy < -1%").reasons
     assert over(runs[:1], runs[::2], "accuracy < -1%").passed
+
+
+def test_what_changed_of_a_cohort_is_of_its_tasks_alone() -> None:
+    found = changes(BEFORE, {**AFTER, "fields": LEVELS}, "level")
+    assert [
+        (one.cohort, one.difference.tasks, one.difference.before, one.difference.after)
+        for one in found
+        if one.metric == "accuracy"
+    ] == [("all", 100, 0.9, 0.88), ("level = easy", 80, 0.875, 0.85), ("level = hard", 20, 1.0, 1.0)]
+
+
+def line(name: str, digest: str = "f" * 64) -> dict[str, Any]:
+    return {"reorganized": {"name": name, "digest": digest}}
+
+
+def test_a_team_that_was_reorganized_is_held_against_the_one_that_was_trained_where_that_is_asked_for() -> None:
+    better = evaluation(accuracy=[SOLVED] * 95 + [MISSED] * 5)
+    before, after = [saved(BEFORE), saved(better, **line("pair"))], [saved(better), saved(AFTER, **line("line"))]
+    held = compared(before, after, ("runs/a", "runs/b"), ["accuracy < -1%"], after_as="line")
+    assert list(held.verdicts) == ["greedy as line"]
+    (verdict,) = held.verdicts["greedy as line"]
+    assert verdict.reason.startswith("accuracy went from 90.0% to 88.0%")
+    with pytest.raises(
+        ValueError, match=r"not evaluated in the same mode.*run:  marft eval runs/a runs/b --mode greedy$"
+    ):
+        compared(before[1:], after, ("runs/a", "runs/b"), after_as="line")
+
+
+def test_a_team_that_was_never_evaluated_as_asked_is_named_with_what_it_was_evaluated_as() -> None:
+    def held(after: list[dict[str, Any]]) -> None:
+        compared([saved(BEFORE)], after, ("runs/a", "runs/b c"), after_as="my line")
+
+    end = "; evaluate it:  marft eval 'runs/b c' --as 'my line.toml'"
+    with pytest.raises(ValueError, match="was not evaluated as") as told:
+        held([saved(AFTER)])
+    assert str(told.value) == (
+        "runs/b c was not evaluated as 'my line', but as nothing else than it was trained as" + end
+    )
+    with pytest.raises(ValueError, match="was not evaluated as") as told:
+        held([saved(AFTER), *(saved(AFTER, **line(name)) for name in ("tree", "pair", "star", "tree", "ring"))])
+    assert str(told.value) == "runs/b c was not evaluated as 'my line', but as pair, ring, star, tree" + end
+
+
+def test_teams_that_are_not_the_same_are_named_with_what_each_was_evaluated_as() -> None:
+    many = [saved(AFTER, **line(name, name)) for name in ("tree", "pair", "star", "ring")]
+    with pytest.raises(ValueError, match="not evaluated as the same team") as told:
+        over([saved(BEFORE)], many)
+    assert str(told.value) == (
+        "not evaluated as the same team: runs/a as it was trained and runs/b as pair, ring, star, tree; evaluate both "
+        "--as the same file, or hold the second against the first as it was trained:  marft compare runs/a runs/b --as "
+        "pair"
+    )
+    with pytest.raises(ValueError, match=r"runs/a as pair, ring, .* and runs/b as it was trained; .* --as pair$"):
+        over(many, [saved(BEFORE)])
+    with pytest.raises(ValueError, match="not evaluated in the same mode"):  # so that this is not all that differs
+        over([saved(BEFORE)], [saved(AFTER, "sampled", **line("pair"))])
+    with pytest.raises(ValueError, match="not evaluated as the same team: runs/a as pair and runs/b as it was trained"):
+        over([saved(BEFORE, "sampled", **line("pair"))], [saved(AFTER, "sampled")])
+
+
+def test_teams_that_were_reorganized_in_the_same_way_are_compared() -> None:
+    held = over([saved(BEFORE), saved(BEFORE, **line("pair"))], [saved(AFTER), saved(AFTER, **line("pair"))])
+    assert list(held.changes) == ["greedy", "greedy as pair"]
+    on = over([saved(BEFORE, scenarios=ON, **line("pair"))], [saved(AFTER, scenarios=ON, **line("pair"))])
+    assert list(on.changes) == ["greedy on smoke as pair"]
+
+
+def test_what_was_played_is_in_one_order_whatever_that_of_evaluations_is() -> None:
+    sides = [
+        saved(BEFORE, mode, scenarios={"name": name, "digest": name * 64} if name else {})
+        for name in ("b", "", "a") for mode in ("sampled", "greedy")
+    ]  # fmt: skip
+    labels = ["greedy", "greedy on a", "greedy on b", "sampled", "sampled on a", "sampled on b"]
+    assert list(over(sides, sides[::-1]).changes) == list(over(sides[::-1], sides).changes) == labels
+
+
+def test_sets_of_scenarios_and_modes_are_named_in_one_order() -> None:
+    one = [saved(BEFORE, scenarios={"name": name, "digest": name * 64}) for name in "dbca"]
+    with pytest.raises(ValueError, match=r"runs/a on 'a' \(a{8}\), 'b' \(b{8}\), 'c' \(c{8}\), 'd' \(d{8}\) and"):
+        over(one, [saved(BEFORE)])
+    modes, nothing = ([saved(result, mode) for mode in "fdbeca"] for result in (BEFORE, evaluation()))
+    with pytest.raises(ValueError, match=r"run:  marft eval runs/a runs/b --mode a,b,c,d,e,f$"):
+        over(modes, nothing)
+    with pytest.raises(ValueError, match="no task of theirs could be scored"):
+        over(nothing, modes)
+
+
+def test_sets_of_scenarios_and_teams_of_the_same_name_are_all_compared_and_told_apart() -> None:
+    sides = [
+        saved(BEFORE, scenarios={"name": "smoke", "digest": f"{digest}{'0' * 63}"}, **team)
+        for digest in "ba" for team in ({}, line("pair", "d" * 64), line("pair", "c" * 64))
+    ] + [saved(BEFORE, scenarios={"name": "other", "digest": "e" * 64})]  # fmt: skip
+    assert list(over(sides, sides).changes) == [
+        "greedy on smoke (a0000000)",
+        "greedy on smoke as pair (a0000000 cccccccc)",
+        "greedy on smoke as pair (a0000000 dddddddd)",
+        "greedy on smoke (b0000000)",
+        "greedy on smoke as pair (b0000000 cccccccc)",
+        "greedy on smoke as pair (b0000000 dddddddd)",
+        "greedy on other",
+    ]
+    worse = [
+        saved(AFTER if n == 1 else BEFORE, scenarios={"name": "smoke", "digest": digest * 64})
+        for n, digest in enumerate("abc")
+    ]
+    before = [saved(BEFORE, scenarios={"name": "smoke", "digest": digest * 64}) for digest in "abc"]
+    assert [reason.partition(":")[0] for reason in over(before, worse, "accuracy < -1%").reasons] == [
+        "accuracy < -1% (greedy on smoke (bbbbbbbb))"
+    ]
+
+
+def test_junit_names_what_was_played_the_gate_and_why_it_failed() -> None:
+    found = over([saved(BEFORE)], [saved(AFTER)], "accuracy < -1%")
+    text = found.as_junit()
+    assert text.startswith("<?xml version='1.0'")
+    assert text.endswith("</testsuites>\n")
+    root = ElementTree.fromstring(text)
+    assert root.get("name") == "marft compare"
+    ((case,),) = root
+    assert (case.get("classname"), case.get("name")) == ("marft.greedy", "accuracy < -1%")
+    (failure,) = case
+    (verdict,) = found.verdicts["greedy"]
+    assert (failure.get("message"), failure.get("type")) == (verdict.reason, "gate")
+
+
+def test_on_the_page_an_empty_line_stands_between_what_was_played() -> None:
+    sides = [saved(BEFORE), saved(BEFORE, "sampled")]
+    lines = over(sides, sides).as_markdown().split("\n")
+    assert [n for n, text in enumerate(lines) if text == ""] == [1, 2, 7, 9, 10, 15]
+    assert lines[8] == "## sampled"
 
 
 @pytest.mark.parametrize("gates", [[], ["accuracy < -1%"], ["accuracy < -1%", "accuracy[level=*] after < 1%"]])

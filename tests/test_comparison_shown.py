@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
+from rich.console import Console
+
+from marft.evaluation.changes import changes_table
 from marft.evaluation.comparison import Comparison
 from marft.evaluation.trajectories.table import trajectory_rows
 from tests.test_comparison import over, saved
@@ -87,3 +92,31 @@ def test_a_metric_of_another_version_is_a_number_and_hides_no_other() -> None:
     assert "&lt;b&gt;x" in page
     assert "\x1b" not in said + page
     assert [row.label for row in trajectory_rows([side], elsewhere=())] == ["reward"]
+
+
+SHOWN = """\
+what changed
+tasks             metric                before   after        change                 95 % interval
+20                reward                   0.5     0.8          +0.3            +0.1346 to +0.4492
+16                accuracy               62.5%   68.8%   +6.2 points  -17.0 points to +28.9 points
+20                agents/a/cost_tokens       5       6            +1
+15, level = easy  reward                0.3333  0.7333          +0.4            +0.1999 to +0.5681
+11, level = easy  accuracy               45.5%   63.6%  +18.2 points   -9.3 points to +43.1 points
+15, level = easy  agents/a/cost_tokens       5       6            +1
+5, level = hard   reward                     1       1            +0
+5, level = hard   accuracy              100.0%   80.0%  -20.0 points  -63.7 points to +33.4 points
+5, level = hard   agents/a/cost_tokens       5       6            +1
+"""
+
+
+def printed(width: int) -> list[str]:
+    """The table of all that changed, as a terminal of this width shows it."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(changes_table(made(by="level").changes["greedy"], "what changed"))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_in_a_terminal_words_stand_left_figures_right_and_in_a_narrow_one_nothing_is_left_out() -> None:
+    assert printed(120) == SHOWN.splitlines()
+    narrow = printed(40)
+    assert not [line for line in narrow if "…" in line]

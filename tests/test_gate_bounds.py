@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from marft.evaluation.gates import Gate, judged
 from marft.evaluation.intervals import Z95, Z95_ONE_SIDED, bounds_of_gain, wilson_of
+from marft.evaluation.shares import clustered
+from marft.evaluation.trajectories.ratio import Ratio
 from tests.test_gates import MISSED, SOLVED, evaluation
 
 DIFFERENCES = st.lists(st.floats(-1, 1), min_size=1, max_size=40)
@@ -102,6 +105,55 @@ def test_the_bound_of_what_is_after_is_wilsons_one_sided() -> None:
     after = evaluation(attack_success=[SOLVED] * 4 + [MISSED] * 96)
     (verdict,) = judged(["attack_success after bound > 1%"], BASE, after)
     assert f"at most {100 * wilson_of(0.04, 100, Z95_ONE_SIDED)[1]:.1f}%" in verdict.reason
+
+
+def several(**tasks: tuple[float, float]) -> dict[str, Any]:
+    """An evaluation of how many attempts at each task were attacked with success."""
+    return {"measured": {task: {"attack_success": [*pair]} for task, pair in tasks.items()}}
+
+
+def test_a_bound_is_of_the_shares_of_tasks_that_both_sides_know_something_of() -> None:
+    before = several(a=(1, 4), b=(2, 2), gone=(0, 1), unknown=(0, 0), then=(1, 1))
+    after = several(a=(3, 4), b=(1, 2), new=(0, 1), unknown=(1, 1), then=(0, 0))
+    low, high = bounds_of_gain([0.5, -0.5])
+    found = clustered([Ratio(3, 4), Ratio(1, 2)], 4, Z95_ONE_SIDED)
+    assert found is not None
+    least, most = found[1]
+    said = {
+        "attack_success bound < 0": f"at least {100 * low:+.1f} points",
+        "attack_success bound > 0": f"at most {100 * high:+.1f} points",
+        "attack_success after bound < 0": f"at least {100 * least:.1f}%",
+        "attack_success after bound > 0": f"at most {100 * most:.1f}%",
+    }
+    for gate, sure in said.items():
+        (verdict,) = judged([gate], before, after)
+        assert verdict.reason.endswith(f"; {sure}, one-sided 95 %)")
+
+
+def test_attempts_count_for_more_than_tasks_where_tasks_are_alike() -> None:
+    side = several(**{f"t{n}": (2, 4) for n in range(20)}, one=(1, 1))
+    (verdict,) = judged(["attack_success after bound > 0"], side, side)
+    found = clustered([Ratio(2, 4)] * 20 + [Ratio(1, 1)], 4, Z95_ONE_SIDED)
+    assert found is not None
+    assert f"at most {100 * found[1][1]:.1f}%" in verdict.reason
+    assert found[1][1] < wilson_of(found[0], 21, Z95_ONE_SIDED)[1]
+
+
+def test_where_no_task_is_known_on_both_sides_a_bound_is_all_that_can_be() -> None:
+    before, after = several(a=(1, 1), b=(0, 0)), several(a=(0, 0), b=(0, 1))
+    gates = ["attack_success after bound > 5%", "attack_success after bound < 5%", "attack_success bound > 5%"]
+    verdicts = judged(gates, before, after)
+    assert [verdict.failed for verdict in verdicts] == [True] * 3
+    for verdict, sure in zip(verdicts, ("at most 100.0%", "at least 0.0%", "at most +100.0 points"), strict=True):
+        assert verdict.reason.endswith(f"; {sure}, one-sided 95 %)")
+
+
+@pytest.mark.parametrize("odd", [(1.5, 1.0), (-0.5, 1.0)])
+def test_one_task_with_more_than_all_or_less_than_nothing_is_enough_for_no_bound(odd: tuple[float, float]) -> None:
+    side = evaluation(reward=[(0.5, 1.0), odd])
+    for gate in ("reward bound > +5%", "reward after bound > +5%"):
+        with pytest.raises(ValueError, match="reward is no share from 0 to 1"):
+            judged([gate], side, side)
 
 
 def test_a_bound_is_of_shares() -> None:

@@ -38,6 +38,24 @@ def test_gates_fail_where_more_than_a_tenth_of_the_tasks_could_not_be_scored_any
     assert "11 of 100 tasks that were scored before could not be scored after" in verdict.reason
 
 
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_gate_of_a_role_with_a_dot_is_read_where_one_run_alone_has_it(lost: int) -> None:
+    def side(role: str, scored: int) -> dict[str, Any]:
+        about = evaluation(**{f"agents__{role}__tool_error_rate": [(0.0, 1.0)] * 3})
+        return {**about, "rewards": {str(n): 1.0 for n in range(scored)}}
+
+    verdicts = judged(
+        [" agents.a.b.tool_error_rate > 1% ", "agents.c.d.tool_error_rate > 1%"],
+        side("a.b", 10),
+        side("c.d", 10 - lost),
+    )
+    assert [verdict.gate.metric for verdict in verdicts] == ["agents/a.b/tool_error_rate", "agents/c.d/tool_error_rate"]
+    assert [verdict.failed for verdict in verdicts] == [True, True]
+    assert verdicts[0].gate.text == "agents.a.b.tool_error_rate > 1%"
+    reason = "tasks that were scored before" if lost else "was not measured on the same tasks"
+    assert all(reason in verdict.reason for verdict in verdicts)
+
+
 SOLVED, MISSED = (1.0, 1.0), (0.0, 1.0)
 BEFORE = evaluation(accuracy=[SOLVED] * 90 + [MISSED] * 10, cost_tokens=[(100.0, 1.0)] * 100)
 AFTER = evaluation(accuracy=[SOLVED] * 88 + [MISSED] * 12, cost_tokens=[(110.0, 1.0)] * 100)
@@ -104,6 +122,28 @@ def test_a_cohort_goes_by_values_of_100_characters_at_most_in_their_order_and_da
     assert set(fields) == {"kind"}
     assert list(cohorts_of(fields, "kind").items()) == [("a", {"2", "3"}), ("b", {"0", "1"})]
     assert set(fields_of([Task(str(n), "?", {"long": "x" * 100}) for n in range(2)])) == {"long"}
+
+
+def test_digests_and_numbers_with_a_point_make_no_cohorts_and_what_follows_them_does() -> None:
+    data = {"content_digest": "d", "share": 0.5, "level": 1, 3: "odd", "kind": "a", "hard": True}
+    fields = fields_of([Task(name, "?", data) for name in "ab"])  # type: ignore[arg-type]
+    assert list(fields) == ["level", "kind", "hard"]
+    assert fields["hard"] == {"a": "True", "b": "True"}
+
+
+@pytest.mark.parametrize(
+    ("values", "known"), [("aabbcc", True), ("aabbc", False), ("ab", False), ("aa", True), ("a", False)]
+)
+def test_a_field_makes_cohorts_where_they_are_of_two_tasks_on_average(values: str, known: bool) -> None:
+    tasks = [Task(str(n), "?", {"kind": value}) for n, value in enumerate(values)]
+    assert ("kind" in fields_of(tasks)) is known
+
+
+def test_a_field_that_no_task_has_is_named_with_those_that_are_there() -> None:
+    with pytest.raises(ValueError, match=r"fields that they share: none$"):
+        cohorts_of({}, "level")
+    with pytest.raises(ValueError, match=r"no field 'levle' .* share: kind, level; did you mean 'level'\?$"):
+        cohorts_of({"level": {"a": "1"}, "kind": {"a": "x"}}, "levle")
 
 
 def saved(*evaluations: tuple[str, str, bool, dict[str, Any]]) -> list[dict[str, Any]]:

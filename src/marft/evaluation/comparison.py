@@ -15,6 +15,7 @@ from marft.evaluation.turned import Turned, turned
 from marft.runs.folder import RunFolder
 
 NAMED = 5  # tasks that an error names
+SHOWN = 8  # digits of a digest
 Saved = Mapping[str, Any]  # an evaluation
 
 
@@ -118,9 +119,11 @@ def saved_in(folder: RunFolder) -> list[dict[str, object]]:
 def _pairs(before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str]) -> dict[str, tuple[Saved, Saved]]:
     one, two = _last(before), _last(after)
     both = sorted(one.keys() & two.keys())
-    if not both:
-        raise ValueError(_nothing_in_common(one, two, names))
-    pairs = {_label(two[under]): (one[under], two[under]) for under in both}
+    labels = [_label(two[under]) for under in both]
+    pairs = {
+        f"{label} ({_digests(under)})" if labels.count(label) > 1 else label: (one[under], two[under])
+        for under, label in zip(both, labels, strict=True)
+    }
     if not any(before.get("measured") and after.get("measured") for before, after in pairs.values()):
         raise ValueError(_nothing_in_common(one, two, names))
     for pair in pairs.values():
@@ -223,6 +226,11 @@ def _label(evaluation: Saved) -> str:
     return str(evaluation["mode"]) + (f" on {on}" if on else "") + (f" as {team}" if team else "")
 
 
+def _digests(under: Under) -> str:
+    """The beginnings of the digests of scenarios and team, which tell apart what has the same names."""
+    return " ".join(digest[:SHOWN] for digest in (under.scenarios, under.team) if digest)
+
+
 def _team(evaluation: Saved) -> str:
     """What a team was reorganized as; "" where it is as it was trained."""
     return str(evaluation.get("reorganized", {}).get("name", ""))
@@ -230,4 +238,4 @@ def _team(evaluation: Saved) -> str:
 
 def _on(evaluation: Saved) -> str:
     scenarios = evaluation["scenarios"]
-    return f"{scenarios['name']!r} ({scenarios['digest'][:8]})"
+    return f"{scenarios['name']!r} ({scenarios['digest'][:SHOWN]})"

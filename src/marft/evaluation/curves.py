@@ -128,7 +128,7 @@ def _lines(rows: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Point
     """The points of a metric's curves, by agent or term; those of agents stand for the team's."""
     team: dict[str, Points] = {}
     agents: dict[str, Points] = {}
-    for name in dict.fromkeys(name for row in rows for name in row if name != "step" and find(name) is metric):
+    for name in dict.fromkeys(name for row in rows for name in row if find(name) is metric):
         if points := _points(rows, name):
             (agents if name.startswith("agents/") else team)[_label(name, metric)] = points
     lines = agents if agents and metric.name != "rewards/*" else {**team, **agents}

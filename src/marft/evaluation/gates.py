@@ -51,10 +51,10 @@ relative=False, after=False, field='', value='', bound=False)
     below: bool
     limit: float
     relative: bool
-    after: bool = False
-    field: str = ""
-    value: str = ""
-    bound: bool = False
+    after: bool
+    field: str
+    value: str
+    bound: bool
 
     @classmethod
     def read(cls, text: str, names: Collection[str] = ()) -> Gate:
