@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from marft.game.agents import Agents
-from marft.game.quoting import plain
-from marft.types import Observation
+from marft.game.chat import Chat
+from marft.game.quoting import Quoting, Speech, plain, texts_of
+from marft.types import Action, Observation
 from tests.chatting import asked, talked
+from tests.episodes import make_action
 from tests.nights import by_day
 from tests.quoting_worlds import ROLES, World
 from tests.test_gateway_chats import scripted, user
@@ -209,6 +212,102 @@ class TestWhoOfSeveral:
             ("c", f"{begin} are ripe.", "Hm"),
         ]
         assert dependencies(turns, "?", "a", "b", "c")[2] == {0}
+
+
+def traced(turns: Sequence[tuple[str, str, str]], *given: str) -> list[set[int]]:
+    """Which earlier turns each one depends on, traced without a gateway.
+
+    Args:
+        turns: role, prompt and text of each.
+        given: the texts that belong to no agent.
+    """
+    quoting, actions = Quoting(), list[Action]()
+    for number, (role, prompt, text) in enumerate(turns):
+        sees = quoting.seen([prompt], given, actions)
+        ordered = tuple(action.id for action in actions if action.id in sees)
+        action = make_action(role, call=number, index=number, sees=ordered, text=text)
+        quoting.note(action, {"role": "assistant", "content": text}, Chat((user(prompt),)))
+        actions.append(action)
+    numbers = {action.id: number for number, action in enumerate(actions)}
+    return [{numbers[name] for name in action.sees} for action in actions]
+
+
+def speech(*texts: str, prompt: Sequence[str] = ()) -> Speech:
+    return Speech(make_action(), tuple(map(plain, texts)), tuple(map(plain, prompt)))
+
+
+class TestOwnWords:
+    def test_words_in_a_row_that_the_prompt_or_the_task_held_are_not_own(self) -> None:
+        one = speech("a b c d e f g h i", prompt=["x a b c y"])
+        assert one.new_words(plain("a b c d e f g h i"), []) == 6
+        assert one.new_words(plain("a b c d e f g h i"), [plain("nothing of it"), plain("z g h i")]) == 3
+        assert one.new_words(plain("d e f x"), []) == 1  # beside a word of others all three are in doubt
+
+    def test_a_message_of_three_words_has_no_parts(self) -> None:
+        assert speech("a b c").windows == frozenset()
+        assert speech("a b c d").windows == {"a b c", "b c d"}
+        assert speech("z y", "a b c d").windows == {"a b c", "b c d"}  # of its longest form
+
+    @pytest.mark.parametrize(
+        ("length", "parts", "shown"),
+        [
+            (5, [3], False), (5, [4], True),  # never fewer than four words
+            (9, [4], False), (9, [5], True),  # half of them in a row, rounded up
+            (10, [4], False), (10, [5], True),
+            (20, [5], False), (20, [6], True),  # or six
+            (10, [3, 3], False), (10, [3, 4], True),  # or two thirds in all, rounded up
+            (11, [4, 3], False), (11, [4, 4], True),
+            (4, [], False),
+        ],
+    )  # fmt: skip
+    def test_half_of_them_in_a_row_or_two_thirds_in_all_show_a_message(
+        self, length: int, parts: list[int], shown: bool
+    ) -> None:
+        words = [f"w{number}" for number in range(length)]
+        ends = np.cumsum(parts).tolist()
+        stretches = [plain(" ".join(words[end - count : end])) for count, end in zip(parts, ends, strict=True)]
+        assert speech(" ".join(words)).shown_by(stretches, []) is shown
+
+
+class TestWhatIsLookedFor:
+    def test_calls_hold_texts_and_a_message_may_hold_none(self) -> None:
+        call = {"function": {"name": "tell", "arguments": {"to": ["b", {"n": 7}], "text": "Hm"}}}
+        assert list(texts_of([{"role": "assistant", "content": None, "tool_calls": [call]}])) == ["", "b", "7", "Hm"]
+        assert list(texts_of([user("a"), {"role": "user", "content": "b", "tool_calls": None}])) == ["a", "b"]
+
+    def test_an_action_that_no_client_was_told_is_known_by_its_text(self) -> None:
+        action = make_action(text="42")
+        assert Quoting().seen(["a: 42"], [], [action]) == {action.id}
+
+    @pytest.mark.parametrize(
+        ("prompt", "found"), [("a: 7", True), ("a: Hm 7", True), ("a: Hm", False), ("a: 8", False)]
+    )
+    def test_a_message_may_be_passed_on_without_its_thought(self, prompt: str, found: bool) -> None:
+        action = make_action(text="<think>Hm</think>7")
+        assert bool(Quoting().seen([prompt], [], [action])) is found
+
+    @pytest.mark.parametrize(
+        ("prompt", "found"), [("Done: I go", True), ("ripe pears", True), ("42", False), ("far away", True)]
+    )
+    def test_arguments_of_calls_are_looked_for_if_they_hold_two_words(self, prompt: str, found: bool) -> None:
+        action, quoting = make_action(text="I go"), Quoting()
+        call = {"function": {"name": "tell", "arguments": {"what": "ripe pears", "n": 42, "where": "far away"}}}
+        quoting.note(action, {"role": "assistant", "content": "I go", "tool_calls": [call]}, Chat((user("?"),)))
+        assert bool(quoting.seen([prompt], [], [action])) is found
+
+    def test_words_of_another_agent_are_not_those_of_the_program(self) -> None:
+        """Else who says the same later, without having seen them, would have brought nothing."""
+        first, later = "Well, the pears are ripe now", "I think that the pears are ripe now"
+        last = ("d", "Somebody holds: the pears are ripe now.", "Hm")
+        assert traced([("a", "?", first), ("b", f"a: {first}", "Hm"), ("c", "?", later), last])[3] == {2}
+        assert traced([("a", "?", first), ("b", first, "Hm"), ("c", "?", later), last])[3] == {2}
+
+    def test_words_that_the_program_showed_others_before_are_nobodys(self) -> None:
+        rule, quoting = "Reply with yes or no, and nothing else.", Quoting()
+        assert not quoting.seen(["Even?", rule, "Odd?"], [], [])
+        action = make_action(text="Maybe: Reply with yes or no, and go.")
+        quoting.note(action, {"role": "assistant", "content": action.text}, Chat((user("?"),)))
+        assert not quoting.seen([f"Odd? {rule}"], [], [action])
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,8 @@ class ChatRecord:
         known = {action.id: action for action in earlier}
         seen = tuple(dict.fromkeys(name for said in path for name in (*known[said].sees, said)))
         if chat.sees is None:
-            given = [text for text in (task, self.agent.profile.instructions) if text]
             new = [*texts_of(chat.messages[count:]), chat.begun]
-            quoted = self._quoting.seen(new, given, earlier)
+            quoted = self._quoting.seen(new, [task, self.agent.profile.instructions], earlier)
             others = [action for action in earlier if action.id in quoted.difference(seen)]
         else:
             others = [known[name] for name in dict.fromkeys(chat.sees) if name not in seen]
@@ -94,7 +93,8 @@ class ChatRecord:
         if chat.begun:
             message = {**message, "content": f"{chat.begun}{message['content'] or ''}"}
         ids = self.told(chat, action.policy, action.tokens, action.text)
-        self._conversation(chat).say(asked.node, [message], ids, action.id, True, self._shortened(chat, action))
+        shortened = self._shortened(chat, action)
+        self._conversation(chat).say(asked.node, [message], ids, action.id, shortened=shortened)
         thought, stopped = action.text[: action.thought], self._stopped(chat, action.policy, action.tokens, action.text)
         self._said[action.id] = message, Reply(action, message, calls, thought, chat.begun, stopped)
         self._quoting.note(action, message, chat)
@@ -114,8 +114,8 @@ class ChatRecord:
             return reply
         told, texts_in = self._alternatives.get(action.id, ()), partial(self.renderer.pieces, action.policy)
         ids = np.array([token for of_one in told for token, _ in of_one], np.int32)
-        begin = 0 if reply.begun else 1
-        texts = iter(texts_in(ids, begin * len(told[0]) if told else 0))
+        begin, first = 0 if reply.begun else 1, told[0] if told else ()
+        texts = iter(texts_in(ids, begin * len(first)))
         alternatives = tuple(tuple((next(texts), value) for _, value in of_one) for of_one in told)
         return replace(reply, pieces=texts_in(action.tokens, begin), alternatives=alternatives)
 
@@ -166,7 +166,7 @@ class ChatRecord:
             ids = self.renderer.opening(policy, chat.begun)
         except ValueError as error:
             raise ChatRefusedError("unsupported", f"the last message cannot be continued: {error}") from error
-        own = next((child for child in told.children if child.said and child.messages == turn), None)
+        own = next((child for child in told.children if child.messages == turn), None)
         if own is None or own.shortened:
             return self._conversation(chat).open(told, chat.begun, ids), []
         action = next(action for action in earlier if action.id == own.said)
@@ -192,8 +192,7 @@ class ChatRecord:
         rest = chat.messages[count:]
         if not any(message["role"] == "assistant" for message in rest):
             return ""
-        others = [one for one in self._conversations.values() if one is not self._conversation(chat)]
-        if any(one.reached(chat.messages)[1] > count for one in others):
+        if any(one.reached(chat.messages)[1] > count for one in self._conversations.values()):
             return _reason("tools")
         mine = [message for message, _ in self._said.values()]
         first = next(n for n, message in enumerate(rest) if message["role"] == "assistant")

@@ -103,7 +103,7 @@ class Speech:
         counts = [self.new_words(part, given) for part in parts]
         whole = self.new_words(" ".join(self._words), given)
         in_a_row = max(WINDOW, min(LONGEST_PART, -(-whole // 2)))
-        return max(counts, default=0) >= in_a_row or sum(counts) >= max(WINDOW, -(-whole * 2 // 3))
+        return any(count >= in_a_row for count in counts) or sum(counts) >= max(WINDOW, -(-whole * 2 // 3))
 
     @cached_property
     def _words(self) -> list[str]:
@@ -157,12 +157,12 @@ class Quoting:
         """Yield the windows in each line of texts that is left whole: which line follows on another is chance."""
         for line in {line for text in texts for line in text.splitlines()}:
             words = self._words_of(line)
-            if words.count(" ") > WINDOW and any(words in piece for piece in left):
+            if any(words in piece for piece in left):
                 yield from _windows(words.split(), WINDOW)
 
     def _speech(self, action: Action, told: Sequence[str], prompt: Sequence[str]) -> Speech:
         whole = [action.message, action.message[thought(action.message) :], *told[:1]]
-        parts = [words for text in told[1:] if (words := self._words_of(text)).count(" ") > 2]  # else it is a number
+        parts = [words for text in told if (words := self._words_of(text)).count(" ") > 2]  # else it is a number
         texts = dict.fromkeys([*map(self._words_of, whole), *parts])
         return Speech(action, tuple(filter(str.strip, texts)), tuple(map(self._words_of, prompt)))
 
