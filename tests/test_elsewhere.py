@@ -192,7 +192,7 @@ class TestDecoding:
         {"stop": ("9 9",)},
     )
 
-    @pytest.mark.parametrize("forward", ["fused", "packed", "own"])
+    @pytest.mark.parametrize("forward", ["fused", pytest.param("packed", marks=BY_NIGHT), "own"])
     @pytest.mark.parametrize("kept", [pytest.param(0, marks=BY_NIGHT), 2**20])
     def test_a_step_reads_once_and_draws_what_the_host_draws(self, backbone: Backbone, forward: str, kept: int) -> None:
         tune(backbone)

@@ -23,6 +23,7 @@ from marft.models.running_rows import CachedRows
 from marft.rollouts import LocalRollouts
 from marft.types import Option, Prompt, Sampling
 from tests.families import FAMILY
+from tests.nights import BY_NIGHT
 from tests.test_decoding import PROMPTS, new_batch, row, run, tuned
 from tests.test_engine import key, settings
 
@@ -55,7 +56,7 @@ def texts(done: dict[int, Finished], rows: list[Row]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("what", GUILTY)
-@pytest.mark.parametrize("later", [False, True], ids=["with the others", "beside them"])
+@pytest.mark.parametrize("later", [pytest.param(False, marks=BY_NIGHT), True], ids=["with the others", "beside them"])
 def test_a_guilty_row_fails_alone(tuned: Backbone, what: str, later: bool) -> None:
     innocent = [row(prompt, adapter) for prompt, adapter in zip(PROMPTS[:3], (None, "one", "two"), strict=True)]
     alone = texts(run(new_batch(tuned), innocent), innocent)

@@ -183,6 +183,7 @@ class TestGrading:
         assert time.perf_counter() - began < 4
         assert grader.equal("5", r"\boxed{5}")
 
+    @BY_NIGHT
     def test_an_answer_that_kills_the_process_is_not_graded_and_the_next_one_is(self, grader: Grader) -> None:
         grader.close()
         before = descendants(os.getpid())

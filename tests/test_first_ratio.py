@@ -230,7 +230,7 @@ class TestScoresThatDependOnTheirCompany:
     @pytest.mark.parametrize(
         ("name", "epochs", "said"),
         some(
-            [("marft", 2, True), ("happo", 1, True), ("a2po", 1, True), ("hatrpo", 1, True), ("marft", 1, False)], of=4
+            [("marft", 2, True), ("happo", 1, True), ("a2po", 1, True), ("hatrpo", 1, True), ("marft", 1, False)], of=5
         ),
     )
     def test_are_looked_for_wherever_scores_are_compared_at_the_first_step_and_now_and_then(

@@ -169,7 +169,7 @@ def starts(action: Action, other: Action) -> bool:
     return np.array_equal(action.prompt[: len(before)], before)
 
 
-@pytest.mark.parametrize("name", some(FORMATS, of=2))
+@pytest.mark.parametrize("name", some(FORMATS))
 @pytest.mark.slow
 @settings(max_examples=NUMBER)
 @given(deeds=st.lists(DEEDS, max_size=7), data=st.data())

@@ -18,7 +18,7 @@ from marft.evaluation.intervals import at_most, mean_interval, skew_corrected, s
 from marft.evaluation.paired import Difference, average, influences, paired
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
-from tests.nights import by_day
+from tests.nights import by_day, some
 
 TIMES = by_day(1000, 2000)
 Array = npt.NDArray[np.float64]
@@ -54,7 +54,7 @@ def coverage(kind: str, n: int) -> tuple[float, float]:
     return float(np.mean(inside)), float(width)
 
 
-@pytest.mark.parametrize("n", [5, 10, 15, 30, 200])
+@pytest.mark.parametrize("n", some([5, 10, 15, 30, 200], of=2))
 @pytest.mark.parametrize("kind", MEANS)
 def test_intervals_of_means_cover_the_truth_from_as_many_values_as_they_need(kind: str, n: int) -> None:
     held, width = coverage(kind, n)

@@ -23,7 +23,7 @@ from marft.texts import place, until
 from marft.thoughts import Said
 from marft.types import Tool
 from tests import chat_families, templates
-from tests.nights import by_day
+from tests.nights import by_day, some
 from tests.test_messages import format_of
 
 TOOLS = (Tool("add", "Add.", {"type": "object", "properties": {"a": {"type": "integer"}}}),)
@@ -118,7 +118,7 @@ def writes_calls(renderer: ChatRenderer) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES))
 @settings(max_examples=by_day(10, 25))
 @given(data=st.data(), drops=st.booleans(), stops=st.sampled_from([(), ("STOP",), ("TOP", "3."), ("\n\n",)]))
 def test_pieces_come_together_to_what_the_whole_is_told_as(
@@ -190,7 +190,7 @@ STOPS = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, of=2))
 @settings(max_examples=by_day(12, 25))
 @given(data=st.data(), stops=st.one_of(STOPS, st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3)))
 def test_a_text_ends_where_the_whole_of_it_holds_a_stop(

@@ -27,6 +27,7 @@ from marft.models.paths import resolve_path
 from marft.rollouts import LocalRollouts
 from tests.families import FAMILY, random_model
 from tests.helpers import settings
+from tests.nights import some
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 
@@ -260,7 +261,7 @@ TEMPLATES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", some(TEMPLATES))
 def test_a_chat_template_that_does_not_work_is_refused_in_time(
     model: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,7 +399,7 @@ ADAPTERS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", some(ADAPTERS, of=2))
 def test_a_broken_adapter_is_refused_by_name(adapter: Path, name: str) -> None:
     breaks, message = ADAPTERS[name]
     breaks(adapter)

@@ -132,7 +132,7 @@ finally:
     ("what", "number"),
     [
         ("hang", signal.SIGTERM),
-        ("fine", signal.SIGINT),
+        pytest.param("fine", signal.SIGINT, marks=BY_NIGHT),
         pytest.param("hang", signal.SIGINT, marks=BY_NIGHT),
         pytest.param("fine", signal.SIGTERM, marks=BY_NIGHT),
     ],

@@ -17,6 +17,7 @@ from marft.envs.near_gradings import LONGEST
 from marft.rewards.comparing import edits, similarity
 from marft.rewards.quantities import LARGEST_EXPONENT, quantities_in
 from marft.rewards.units import Unit, every_unit, unit_at, unit_of, word_for
+from tests.nights import some
 from tests.test_gradings import reward
 from tests.test_table import FORMATS, complaint
 
@@ -221,7 +222,7 @@ def test_numbers_beyond_all_measure_are_none() -> None:
     assert len(quantities_in("1e300 kg")) == 1
 
 
-@pytest.mark.parametrize("text", ["9^", "5 m/", "\\text{", "$", "1e9 ", "m", "5 m² "])
+@pytest.mark.parametrize("text", some(["9^", "5 m/", "\\text{", "$", "1e9 ", "m", "5 m² "]))
 def test_long_answers_are_graded_at_once(text: str, tmp_path: Path) -> None:
     began = time.perf_counter()
     for grading in ("quantity", FUZZY, "numeric", "f1"):

@@ -274,7 +274,7 @@ class TestAValidatedStep:
         [
             ("2", "3", 2, {2, 3, 6}),
             pytest.param("1", "6", 2, {2, 6}, marks=BY_NIGHT),
-            ("3", "2", 6, {4, 6}),
+            pytest.param("3", "2", 6, {4, 6}, marks=BY_NIGHT),
             ("5", "4", 5, {5, 6}),
         ],
     )

@@ -24,7 +24,7 @@ from marft.envs.tool_use.tables import Tables
 from marft.envs.tool_use.toolbox import Error, offered, run, writing
 from marft.envs.tool_use.worlds import WORLDS
 from tests.conversations import Played, environment, scripted, wants
-from tests.nights import BY_NIGHT, NIGHT
+from tests.nights import BY_NIGHT, NIGHT, some
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -287,8 +287,17 @@ class TestTasks:
 
 class TestTheScript:
     @pytest.mark.slow
-    @pytest.mark.parametrize("world", WORLDS)
-    @pytest.mark.parametrize(("recipe", "goals"), [("tool_use", (1, 2, 3, 4)), ("tool_use_single", (4, 3, 2, 1))])
+    @pytest.mark.parametrize(
+        ("recipe", "goals", "world"),
+        some(
+            [
+                (*way, world)
+                for way in (("tool_use", (1, 2, 3, 4)), ("tool_use_single", (4, 3, 2, 1)))
+                for world in WORLDS
+            ],
+            of=4,
+        ),
+    )
     def test_one_with_skill_solves_every_task_in_the_fewest_steps(
         self, recipe: str, goals: tuple[int, ...], world: str
     ) -> None:

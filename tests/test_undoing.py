@@ -59,7 +59,7 @@ class TestUndoing:
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("poison", "advice"),
-        [(policy, "lower policies.actor.learning_rate"), (critic, "lower algorithm.critic.learning_rate (now 0.001)"), (moment, "lower policies.reasoner.learning_rate")],
+        [(policy, "lower policies.actor.learning_rate"), (critic, "lower algorithm.critic.learning_rate (now 0.001)"), pytest.param(moment, "lower policies.reasoner.learning_rate", marks=BY_NIGHT)],
     )  # fmt: skip
     @pytest.mark.parametrize("at", [pytest.param(0, marks=BY_NIGHT), 1])
     def test_a_step_that_does_not_stay_finite_is_undone_counted_and_explained(

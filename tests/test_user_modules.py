@@ -390,7 +390,7 @@ class TestProcesses:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert f"No module named '{MINE}_a': a process that multiprocessing starts finds no modules" in done.stderr
 
-    @pytest.mark.parametrize("path", [":", pytest.param("here:", marks=BY_NIGHT), "."])
+    @pytest.mark.parametrize("path", [":", *(pytest.param(path, marks=BY_NIGHT) for path in ("here:", "."))])
     def test_the_command_itself_takes_no_library_from_an_export_that_is_its_working_folder(
         self, path: str, tmp_path: Path
     ) -> None:
