@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +14,21 @@ from rich.console import Console
 
 from marft.cli.console import evaluation_table
 from marft.config.parts import EnvironmentPart
+from marft.envs.tasks import digest_of
 from marft.evaluation.compare import comparison_tables, gains, gains_of
-from marft.evaluation.evaluate import evaluate, greedy, shuffle
-from marft.evaluation.intervals import paired_difference, wilson
+from marft.evaluation.evaluate import attempts_at, evaluate, greedy, modes_in, name_of, shuffle, summed
+from marft.evaluation.intervals import mean_interval, paired_difference, wilson
+from marft.evaluation.shares import clustered
+from marft.evaluation.trajectories.ratio import Ratio
 from marft.game.agents import Agent
 from marft.game.organizations.chain import Chain
 from marft.game.team import Team
 from marft.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Episode, JointAction, Observation, Profile, Sampling, Step, Task
+from marft.types import Episode, JointAction, Observation, Profile, Sampling, Step, Task, Transition
+from marft.usage import Usage
+from tests.episodes import make_action
 from tests.helpers import settings
 from tests.test_unknown_success import saved
 
@@ -78,6 +86,117 @@ def test_what_cannot_be_scored_is_counted_and_in_no_rate(tmp_path: Path) -> None
     assert [one.name for one in (first, again, other)] == ["last-greedy", "last-greedy", "last-sampled"]
     said, too, otherwise = ([a.text for e in some for a in e.actions] for some in (episodes, same, sampled))
     assert said == too != otherwise  # another stream of chance makes no difference where there is no chance
+
+
+def played(task: str, success: bool | None = None, reward: float = 0.0, **about: Any) -> Episode:
+    """One attempt by two agents, of which the second asks a remote model."""
+    first = make_action("a", tokens=(1, 2, 3), text=f"{task}: {success}")
+    second = replace(make_action("b", index=1, tokens=(1,)), usage=Usage(prompt_tokens=7, completion_tokens=2))
+    steps = (Transition(Observation(f"{task}?"), reward),)
+    data = {"level": 1, "kind": task[-1]}
+    made = Episode(Task(task, f"{task}?", data), "test/sampled", 0, (first, second), "terminated", steps, success)
+    return replace(made, **about)
+
+
+def test_an_evaluation_of_several_attempts_adds_up_by_hand() -> None:
+    """Of t0 one of two attempts solves it, of t1 both do; nothing is known of t2; one attempt at t3 has no score."""
+    episodes = [
+        played("t0", True, 1.0), played("t0", False), played("t1", True, 1.0), played("t1", True, 3.0), played("t2"),
+        played("t2", None, 1.0), played("t3", True, 4.0), played("t3", True, 9.0, status="failed"),
+    ]  # fmt: skip
+    found = summed(("a", "b"), "last", "sampled", episodes, split="validation", attempts=2)
+    assert (found.checkpoint, found.mode, found.split, found.shuffled_messages) == (
+        "last",
+        "sampled",
+        "validation",
+        False,
+    )
+    assert (found.tasks, found.failed, found.unknown, found.attempts) == (4, 1, 1, 2)
+    assert (found.accuracy, found.interval) == clustered([Ratio(1, 2), Ratio(2, 2), Ratio(1, 1)], 2)
+    assert found.accuracy == 4 / 5
+    assert found.outcomes == {"t0": 0.5, "t1": 1.0, "t3": 1.0}
+    assert found.rewards == {"t0": 0.5, "t1": 2.0, "t2": 0.5, "t3": 4.0}
+    assert found.reward == pytest.approx(10 / 7)
+    assert found.reward_interval == mean_interval([0.5, 2.0, 0.5, 4.0])
+    assert found.measured["t0"]["accuracy"] == (1.0, 2.0)
+    assert found.measured["t1"]["reward"] == (4.0, 2.0)
+    assert "accuracy" not in found.measured["t2"]
+    assert {name: ratio for name, ratio in found.measured["t0"].items() if "@" in name or "^" in name} == {
+        "pass@2": (1.0, 1.0), "pass^2": (0.0, 1.0), "avg@2": (0.5, 1.0),
+    }  # fmt: skip
+    assert found.metrics["accuracy"] == 4 / 5
+    assert found.metrics["reward"] == pytest.approx(10 / 7)
+    assert {name: share for name, (share, _) in found.passes.items()} == {
+        "pass@2": 1.0,
+        "pass^2": 0.5,
+        "avg@2": 2.5 / 3,
+    }
+    assert found.passes["avg@2"] == clustered([Ratio(0.5), Ratio(1.0), Ratio(1.0)], 2)
+    assert found.fields == {"level": dict.fromkeys(("t0", "t1", "t2", "t3"), "1")}
+    assert [(one["task"], one["success"]) for one in found.examples] == [
+        ("t0", True), ("t0", False), ("t1", True), ("t1", True), ("t2", None), ("t2", None),
+    ]  # fmt: skip
+    assert list(found.prompts) == ["t0", "t1", "t2", "t3"]
+    assert [len(digest) for digest in found.prompts.values()] == [16] * 4
+    assert found.prompts["t0"] == digest_of([episodes[0].task])[:16]
+    assert found.agents["a"] == {"action_length": 3.0, "truncation_rate": 0.0}
+    assert found.agents["b"]["action_length"] == 1.0
+    assert (found.agents["b"]["remote_prompt_tokens"], found.agents["b"]["remote_completion_tokens"]) == (7, 2)
+    assert "own_reward" not in found.agents["a"]
+    assert json.loads(json.dumps(found.as_json()))["outcomes"] == dict(found.outcomes)
+
+
+def test_of_one_attempt_each_a_task_is_solved_or_not_and_of_none_nothing_is_known() -> None:
+    found = summed(("a",), "base", "greedy", [played("t0", True, 1.0), played("t1", False, 0.5)], shuffled=True)
+    assert (found.attempts, found.passes, found.split, found.shuffled_messages) == (1, {}, "test", True)
+    assert list(map(repr, found.outcomes.values())) == ["True", "False"]
+    nothing = summed(("a",), "base", "greedy", [played("t0", True, status="failed")])
+    assert (nothing.tasks, nothing.failed, nothing.unknown) == (0, 1, 0)
+    assert (nothing.accuracy, nothing.interval, nothing.reward, nothing.reward_interval) == (None, None, None, None)
+    assert not summed(("a",), "base", "greedy", [played("t0")]).shuffled_messages
+
+
+def test_printed_an_evaluation_says_how_it_went_and_not_what_was_played() -> None:
+    shown = repr(summed(("a",), "base", "greedy", [played("t0", True)]))
+    assert re.findall(r"(\w+)=", shown) == [
+        "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval",
+        "reward", "reward_interval", "attempts", "passes", "scenarios", "reorganized",
+    ]  # fmt: skip
+
+
+def test_an_evaluation_is_named_after_all_that_tells_it_from_others() -> None:
+    found = summed(("a",), "base", "greedy", [played("t0", True)], shuffled=True)
+    assert found.name == "base-greedy-shuffled"
+    more = replace(found, scenarios={"name": "smoke"}, reorganized={"name": "pair"})
+    assert more.name == "base-greedy-shuffled-on-smoke-as-pair"
+    assert name_of("last", "sampled", shuffled=False, team="pair") == "last-sampled-as-pair"
+    assert name_of("last", "sampled", shuffled=False, scenarios="smoke") == "last-sampled-on-smoke"
+
+
+def test_modes_are_known_by_name_and_each_is_played_once() -> None:
+    assert modes_in(["sampled", "greedy", "sampled"], "--mode") == ("sampled", "greedy")
+    with pytest.raises(ValueError, match=r"^--mode: 'greed' is none of greedy, sampled$"):
+        modes_in(["greedy", "greed"], "--mode")
+
+
+def test_attempts_stand_task_by_task_and_each_hears_the_messages_of_its_own_donor() -> None:
+    tasks = [Task("x", "?"), Task("y", "?")]
+    own = attempts_at(tasks, 2, "greedy", "validation")
+    assert [(one.task.id, one.sample, one.stream) for one in own] == [
+        ("x", 0, "validation/greedy"), ("x", 1, "validation/greedy"),
+        ("y", 0, "validation/greedy"), ("y", 1, "validation/greedy"),
+    ]  # fmt: skip
+    assert [one.messages for one in own] == [{}] * 4
+    donors = [played(f"d{n}") for n in range(2)]
+    heard = attempts_at(tasks, 1, "sampled", messages_from=donors)
+    assert [one.stream for one in heard] == ["test/sampled"] * 2
+    assert [one.messages["0/a/0"] for one in heard] == ["d0: None", "d1: None"]
+    assert set(heard[0].messages) == {"0/a/0", "0/b/0"}
+
+
+def test_a_seed_gives_the_same_donors_in_every_version() -> None:
+    episodes = [played(f"t{n}") for n in range(5)]
+    assert [donor.task.id for donor in shuffle(episodes, 0)] == ["t4", "t0", "t1", "t2", "t3"]
 
 
 def test_greedy_leaves_nothing_to_chance_nor_out() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.config.run import RunSettings
+from marft.envs.textarena.kuhn_value import exploitability
 from marft.evaluation.league.matches import League, Pairing, attempts_of, league_of, pairing_of
 from marft.evaluation.league.ratings import SPREAD, Tally, ratings
 from marft.evaluation.league.versions import casting, sides_of, versions_of
 from marft.evaluation.league.written import headline, tables, write_league
+from marft.game.game import Attempt
 from marft.league.elo import SCALE, expected_score
+from marft.learning.interfaces import Floats
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Episode, Observation, Task, Transition
+from marft.types import Choice, Episode, Observation, Task, Transition
+from tests.episodes import make_action
 from tests.nights import BY_NIGHT
 from tests.test_league import league
 
@@ -100,6 +107,71 @@ def test_ratings_are_the_likeliest(results: list[tuple[int, int, int]]) -> None:
             assert best(moved) <= at + 1e-9
 
 
+def posterior(place: Floats, tallies: list[Tally], drawn: bool) -> float:
+    """How likely what came about is at ln π of each player, and ln ν where something was drawn, with the prior."""
+    total, draw = -float(place @ place) / (2 * (2 * math.log(10)) ** 2), math.exp(place[-1]) if drawn else 0.0
+    for tally in tallies:
+        odds = chances(SCALE * place[tally.first], SCALE * place[tally.second], draw)
+        counts = (tally.won, tally.drawn, tally.lost)
+        total += sum(count * math.log(p) for count, p in zip(counts, odds, strict=True) if count)
+    return total
+
+
+def likeliest(players: int, tallies: list[Tally]) -> list[tuple[float, float]]:
+    """Elo and half of its interval, slowly: by Newton's method with differences in place of derivatives."""
+    drawn = any(tally.drawn for tally in tallies)
+    size, h = players + drawn, 1e-3
+    place, axes = np.zeros(size), h * np.eye(players + drawn)
+
+    def at(*moves: Floats) -> float:
+        return posterior(place + sum(moves), tallies, drawn)
+
+    for _ in range(30):
+        slope = np.array([(at(a) - at(-a)) / (2 * h) for a in axes])
+        bend = np.array([[at(a, b) - at(a, -b) - at(-a, b) + at(-a, -b) for b in axes] for a in axes]) / (4 * h * h)
+        place = place - np.linalg.solve(bend, slope)
+    centre = np.eye(players) - 1 / players
+    spread = centre @ np.linalg.inv(-bend)[:players, :players] @ centre
+    values, widths = SCALE * centre @ place[:players], 1.959964 * SCALE * np.sqrt(spread.diagonal())
+    return list(zip(values.tolist(), widths.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("players", "tallies"),
+    [
+        (2, [Tally(0, 1, won=3, lost=1)]), (2, [Tally(0, 1, won=2, drawn=3, lost=1)]), (2, [Tally(1, 0, won=10)]),
+        (3, [Tally(0, 1, 3, 0, 1), Tally(2, 0, 1, 2, 4), Tally(1, 2, 2, 1, 0)]), (2, [Tally(0, 1, drawn=5)]),
+        (4, [Tally(0, 1, 5, 0, 2), Tally(1, 2), Tally(2, 0, 1, 0, 1)]),  # one has not played at all
+    ],
+)  # fmt: skip
+def test_ratings_and_intervals_are_those_of_the_slow_reference(players: int, tallies: list[Tally]) -> None:
+    found = ratings(players, tallies)
+    slow = likeliest(players, tallies)
+    assert [rating.elo for rating in found] == pytest.approx([elo for elo, _ in slow], abs=0.01)
+    for rating, (elo, half) in zip(found, slow, strict=True):
+        assert rating.interval == pytest.approx((elo - half, elo + half), abs=0.01)
+
+
+def test_two_players_are_rated_as_it_is_worked_out_by_hand() -> None:
+    """By symmetry they are as far from 0, at d / 2; where 3 − 4 σ(d) = d / (2 s²), the posterior is highest."""
+    s, low, high = 2 * math.log(10), 0.0, 5.0
+    for _ in range(60):
+        d = (low + high) / 2
+        low, high = (d, high) if 3 - 4 / (1 + math.exp(-d)) > d / (2 * s * s) else (low, d)
+    chance = 1 / (1 + math.exp(-low))
+    half = 1.959964 / math.sqrt(2 * (2 * 4 * chance * (1 - chance) + 1 / s**2)) * 400 / math.log(10)
+    better, worse = ratings(2, [Tally(0, 1, won=3, lost=1)])
+    elo = low / 2 * 400 / math.log(10)
+    assert (better.elo, worse.elo) == pytest.approx((elo, -elo))
+    assert (*better.interval, *worse.interval) == pytest.approx((elo - half, elo + half, -elo - half, half - elo))
+
+
+def test_a_match_that_was_never_lost_in_many_thousands_is_rated_too() -> None:
+    strong, weak = ratings(2, [Tally(0, 1, won=1_000_000)])
+    assert strong.elo == -weak.elo
+    assert strong.elo == pytest.approx(likeliest(2, [Tally(0, 1, won=1_000_000)])[0][0], abs=0.1)
+
+
 def test_a_score_and_a_difference_in_rating_say_the_same_of_two_players() -> None:
     found = ratings(2, [Tally(0, 1, won=3000, lost=1000)])
     assert expected_score(found[0].elo, found[1].elo) == pytest.approx(0.75, abs=1e-3)
@@ -165,6 +237,147 @@ class TestMatches:
             assert (found.tally.won, found.tally.drawn, found.tally.lost, found.failed) == (2, 0, 1, 1)
             assert (found.on_first_side.won, found.on_second_side.lost) == (2, 1)
             assert found.points == pytest.approx((1.0 + 0.5 - 1.0) / 3)
+
+
+class Played:
+    """Stands in for the rollouts of a league: who earns what is written down, by the versions on the first side and on
+    the second, start by start; None is a match that cannot be scored. The newest chooses, and is told its card."""
+
+    def __init__(self, earned: dict[str, list[float | None]]) -> None:
+        self.earned = earned
+        self.seen: dict[str, int] = {}
+
+    def __call__(self, run: RunSettings) -> Played:
+        assert {"player@base", "player@step_000001", "player@step_000002"} >= set(run.policies) - {"player", "rival"}
+        return self
+
+    def __enter__(self) -> Played:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def play(self, attempts: list[Attempt], on_done: Callable[[Episode], None]) -> list[Episode]:
+        found = []
+        for attempt in attempts:
+            assert attempt.policies is not None
+            north, south = attempt.policies["north"], attempt.policies["south"]
+            pair = f"{north.removeprefix('player@')} {south.removeprefix('player@')}"
+            number = self.seen[pair] = self.seen.get(pair, -1) + 1
+            paid = self.earned[pair][number]
+            found.append(self.episode(attempt, paid, north, south))
+            on_done(found[-1])
+        return found
+
+    @staticmethod
+    def episode(attempt: Attempt, paid: float | None, north: str, south: str) -> Episode:
+        actions = tuple(
+            replace(make_action(role, step=step, policy=policy), choice=Choice((), 0, np.log([1 - bets, bets])))
+            for step, role, policy, bets in (
+                (0, "north", north, 0.5),
+                (1, "south", south, 0.25),
+                (2, "north", north, 0.9),
+            )
+            if policy == "player@step_000002"
+        )
+        adviser = replace(make_action("adviser", policy="adviser"), choice=Choice((), 0, np.log([0.5, 0.5])))
+        other = (make_action("south", policy="player@step_000001"), adviser)
+        told = [Observation("…", {"north": "You hold K.", "south": "You hold J. They bet."})] * 2
+        steps = tuple(Transition(one, (paid or 0.0) / 2) for one in told)
+        status = "terminated" if paid is not None else "failed"
+        return Episode(attempt.task, attempt.stream, attempt.sample, actions + other, status, steps, error="it broke")
+
+
+def with_versions(tmp_path: Path, *steps: int, game: str = "nim") -> tuple[RunSettings, RunFolder]:
+    """A run with checkpoints of some steps."""
+    folder = RunFolder(tmp_path / "league")
+    for step in steps:
+        (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
+    return league(tmp_path, environment={"name": "textarena", "opponent": "pool", "game": game}), folder
+
+
+EARNED: dict[str, list[float | None]] = {
+    "base step_000001": [1.0, 1.0], "step_000001 base": [-1.0, 0.0],
+    "base step_000002": [-1.0, None], "step_000002 base": [0.5, 0.5],
+    "step_000001 step_000002": [0.0, 0.0], "step_000002 step_000001": [0.0, -0.25],
+}  # fmt: skip
+
+
+class TestLeague:
+    def test_every_pair_is_played_and_every_match_counts_for_its_two_versions(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(EARNED))
+        run, folder = with_versions(tmp_path, 0, 1, 2)
+        told: list[int | None] = []
+        found = league_of(run, folder, 4, 8, lambda total=None: told.append(total))
+        assert told == [12, *[None] * 12]
+        assert (found.run, found.versions) == ("league", ["base", "step_000001", "step_000002"])
+        tallies = [Tally(0, 1, 3, 1, 0), Tally(0, 2, 0, 0, 3), Tally(1, 2, 1, 3, 0)]
+        assert found.pairings == [
+            Pairing(tallies[0], Tally(0, 1, won=2), Tally(0, 1, won=1, drawn=1), 0.75, 0),
+            Pairing(tallies[1], Tally(0, 2, lost=1), Tally(0, 2, lost=2), -2 / 3, 1),
+            Pairing(tallies[2], Tally(1, 2, drawn=2), Tally(1, 2, won=1, drawn=1), 0.0625, 0),
+        ]
+        assert found.ratings == ratings(3, tallies)
+        assert found.notes == ["1 of 12 matches could not be scored, and count for nobody"]
+
+    def test_how_much_a_version_can_be_exploited_is_by_the_chances_of_all_its_choices(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(EARNED))
+        run, folder = with_versions(tmp_path, 1, 2, game="kuhn")
+        found = league_of(run, folder, 4, 8, lambda _=None: None)
+        newest = exploitability({("K", ""): 0.5, ("J", "b"): 0.25})
+        assert found.exploitability == [None, None, pytest.approx(newest)]
+
+    def test_of_a_game_that_nobody_can_work_out_nothing_is_said(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        draws: dict[str, list[float | None]] = {"base step_000002": [0.0], "step_000002 base": [0.0]}
+        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(draws))
+        run, folder = with_versions(tmp_path, 2)
+        found = league_of(run, folder, 2, 2, lambda _=None: None)
+        assert found.exploitability == []
+        assert found.notes == []
+        assert [pairing.tally for pairing in found.pairings] == [Tally(0, 1, drawn=2)]
+
+    def test_a_league_without_a_match_that_counts_is_refused_with_the_first_reason(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken: dict[str, list[float | None]] = {"base step_000002": [None], "step_000002 base": [None]}
+        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(broken))
+        run, folder = with_versions(tmp_path, 2)
+        with pytest.raises(ValueError, match="no match could be scored: it broke"):
+            league_of(run, folder, 2, 8, lambda _=None: None)
+
+    @pytest.mark.parametrize("matches", [-2, 0, 1, 7])
+    def test_matches_are_an_even_number(self, matches: int, tmp_path: Path) -> None:
+        run, folder = with_versions(tmp_path, 2)
+        with pytest.raises(ValueError, match=f"matches = {matches}: .* give an even number"):
+            league_of(run, folder, matches, 8, lambda _=None: None)
+
+    def test_one_version_alone_plays_nobody(self, tmp_path: Path) -> None:
+        run, folder = with_versions(tmp_path, 0)
+        with pytest.raises(ValueError, match="has one version alone"):
+            league_of(run, folder, 2, 8, lambda _=None: None)
+
+    def test_for_other_programs_a_league_is_plain_values(self) -> None:
+        found = replace(of_three(), exploitability=[0.25, None, 0.5])
+        table = found.as_json()
+        assert json.loads(json.dumps(table)) == {
+            "run": "r",
+            "versions": ["base", "step_000001", "step_<2>"],
+            "ratings": [{"elo": one.elo, "interval": list(one.interval)} for one in found.ratings],
+            "exploitability": [0.25, None, 0.5],
+            "scores": [[None, 0.375, None], [0.625, None, 0.0], [None, 1.0, None]],
+            "pairings": [
+                {"tally": asdict(p.tally), "on_first_side": asdict(p.on_first_side), "on_second_side": asdict(p.tally),
+                 "points": 0.0, "failed": p.failed}
+                for p in found.pairings
+            ],
+            "notes": ["4 of 12 matches …"],
+        }  # fmt: skip
+        assert League("r", [], [], []).as_json()["exploitability"] == []
 
 
 class TestSides:

@@ -84,12 +84,12 @@ class Evaluation:
     agents: Mapping[str, Mapping[str, float]] = field(repr=False)
     outcomes: Mapping[str, bool | float] = field(repr=False)
     rewards: Mapping[str, float] = field(repr=False)
-    measured: Mapping[str, Mapping[str, Ratio]] = field(default_factory=dict, repr=False)
-    fields: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
-    examples: Sequence[Mapping[str, object]] = field(default_factory=tuple, repr=False)
-    attempts: int = 1
-    passes: Mapping[str, tuple[float, Interval]] = field(default_factory=dict)
-    prompts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    measured: Mapping[str, Mapping[str, Ratio]] = field(repr=False)
+    fields: Mapping[str, Mapping[str, str]] = field(repr=False)
+    examples: Sequence[Mapping[str, object]] = field(repr=False)
+    attempts: int
+    passes: Mapping[str, tuple[float, Interval]]
+    prompts: Mapping[str, str] = field(repr=False)
     key: str = field(default="", repr=False)
     scenarios: Mapping[str, str] = field(default_factory=dict)
     tools: Definitions | None = field(default=None, repr=False)
