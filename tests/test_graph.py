@@ -109,7 +109,7 @@ def test_agents_have_lanes_from_above_in_the_order_of_their_first_actions_and_ea
     assert {(text.get_ha(), text.get_va(), text.get_fontsize(), text.get_color()) for text in axes.texts} == {
         ("center", "center", 7.0, "white")
     }
-    assert all(text.get_clip_on() for text in axes.texts)
+    assert all(text.get_clip_on() and text.get_clip_box() for text in axes.texts)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
     assert list(axes.get_yticks()) == [0, 1]
     assert axes.get_xlim() == pytest.approx((-0.05, 5.1))
@@ -147,11 +147,13 @@ def test_an_arrow_leads_from_the_end_of_what_was_seen_to_the_beginning_of_the_ac
 
 
 def test_an_action_that_took_no_time_can_be_seen_and_what_was_seen_elsewhere_has_no_arrow() -> None:
-    first, second, third = acted(("a", 0.0, 0.0), ("b", 0.0, 10.0), ("c", 10.0, 10.02)).actions
+    first, second, third = acted(("a", 0.0, 0.0), ("b", 4.0, 10.0), ("c", 10.0, 10.02)).actions
     seeing = replace(third, sees=("9/z/9", second.id))
     figure = draw(replace(episode(), actions=(first, second, seeing)))
-    assert [box.get_width() for box in boxes_of(figure)] == pytest.approx([0.004 * 10.02, 10.0, 0.004 * 10.02])
-    assert sum(isinstance(patch, FancyArrowPatch) for patch in figure.axes[0].patches) == 1
+    assert [box.get_width() for box in boxes_of(figure)] == pytest.approx([0.004 * 10.02, 6.0, 0.004 * 10.02])
+    figure.draw_without_rendering()
+    (arrow,) = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]
+    assert arrow.get_path().vertices.tolist()[0] == pytest.approx([10.0, 1.0])
 
 
 def test_colors_of_more_than_ten_agents_begin_anew() -> None:
@@ -188,7 +190,9 @@ def test_a_row_of_the_timeline_shows_an_action_its_seconds_and_what_is_new_to_it
 
 
 def test_bars_stay_in_their_column_and_are_a_character_long_at_least() -> None:
-    assert rows_of(acted(("a", 0.0, 0.0), ("a", 0.0, 0.0)))[1] == ["█", "█"]  # nobody knows how long it took
+    unknown = acted(("a", 0.0, 0.0), ("a", 0.0, 0.0))  # nobody knows how long it took
+    assert rows_of(unknown)[1] == ["█", "█"]
+    assert str(timeline(unknown).columns[1].header).endswith(" 1.00 s")
     _, bars, _ = rows_of(acted(("a", 48.0, 48.0), ("a", 0.0, 48.0), ("a", 46.6, 47.6), ("a", 3.9, 5.4)))
     assert bars == [" " * 47 + "█", "█" * 48, " " * 46 + "██", "   ██"]
     assert rows_of(replace(episode(), actions=())) == [[], [], []]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.config.parts import EnvironmentPart
 from marft.config.run import RunSettings
 from marft.envs.textarena.kuhn_value import exploitability
 from marft.evaluation.league.matches import League, Pairing, attempts_of, league_of, pairing_of
@@ -239,6 +240,20 @@ class TestMatches:
             assert found.points == pytest.approx((1.0 + 0.5 - 1.0) / 3)
 
 
+class Duel(EnvironmentPart):
+    """A game of two sides that is none of our text games."""
+
+    @property
+    def opposed(self) -> Sequence[Sequence[str]]:
+        return ("north",), ("south",)
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(f"{split}/0", "Fight.")]
+
+    def start(self, task: Task, seed: int) -> Any:
+        raise NotImplementedError
+
+
 class Played:
     """Stands in for the rollouts of a league: who earns what is written down, by the versions on the first side and on
     the second, start by start; None is a match that cannot be scored. The newest chooses, and is told its card."""
@@ -282,7 +297,8 @@ class Played:
         adviser = replace(make_action("adviser", policy="adviser"), choice=Choice((), 0, np.log([0.5, 0.5])))
         other = (make_action("south", policy="player@step_000001"), adviser)
         told = [Observation("…", {"north": "You hold K.", "south": "You hold J. They bet."})] * 2
-        steps = tuple(Transition(one, (paid or 0.0) / 2) for one in told)
+        half = (paid or 0.0) / 2  # is paid to the team, and half to each side
+        steps = (Transition(told[0], half), Transition(told[1], 0.0, {"north": half, "south": -half}))
         status = "terminated" if paid is not None else "failed"
         return Episode(attempt.task, attempt.stream, attempt.sample, actions + other, status, steps, error="it broke")
 
@@ -349,6 +365,32 @@ class TestLeague:
         run, folder = with_versions(tmp_path, 2)
         with pytest.raises(ValueError, match="no match could be scored: it broke"):
             league_of(run, folder, 2, 8, lambda _=None: None)
+
+    def test_one_pair_whose_matches_all_fail_does_not_end_a_league(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        failed: dict[str, list[float | None]] = {"base step_000001": [None], "step_000001 base": [None]}
+        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played({**EARNED, **failed}))
+        run, folder = with_versions(tmp_path, 1, 2)
+        found = league_of(run, folder, 2, 8, lambda _=None: None)
+        assert [pairing.tally.matches for pairing in found.pairings] == [0, 2, 2]
+        assert found.notes == ["2 of 6 matches could not be scored, and count for nobody"]
+
+    def test_other_games_between_two_sides_have_leagues_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(EARNED))
+        _, folder = with_versions(tmp_path, 1, 2)
+        run = league(
+            tmp_path,
+            policies={"player": {"model": "base"}},
+            agents=[{"role": role, "policy": "player", "answers": role == "north"} for role in ("north", "south")],
+            environment={"name": "tests.test_league_ratings:Duel"},
+            algorithm={"name": "rae"},
+        )
+        found = league_of(run, folder, 2, 8, lambda _=None: None)
+        assert [pairing.tally.matches for pairing in found.pairings] == [2, 2, 2]
+        assert found.exploitability == []
 
     @pytest.mark.parametrize("matches", [-2, 0, 1, 7])
     def test_matches_are_an_even_number(self, matches: int, tmp_path: Path) -> None:

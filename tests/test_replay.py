@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from rich.console import Console
@@ -29,13 +30,17 @@ from marft.evaluation.replay_page import (
 )
 from marft.learning.batching import FixedLogProbs
 from marft.learning.learner import Learner
+from marft.marks import Mark
 from marft.models.pool import Models
-from marft.runs.checkpoints import Checkpoints, load_critic
+from marft.runs.checkpoints import Checkpoints, State, load_critic
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
+from marft.runs.log import Mark as LogMark
+from marft.segments import Restart
 from marft.training import train
-from marft.types import Episode, Task
+from marft.types import Episode, Fork, Observation, Task, Transition
 from tests import references_credit as slow
+from tests.episodes import make_action
 from tests.helpers import settings
 from tests.nights import by_day
 from tests.test_credit import batches
@@ -107,6 +112,235 @@ def test_a_flipped_bit_in_recorded_episodes_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
         with suppress(ValueError):
             assert [(e.task.id, e.error) for e in read_episodes(path)] == [(e.task.id, e.error) for e in batch]
+
+
+def acted(task: str, sample: int, reward: float, tokens: tuple[int, int] = (2, 6), **about: Any) -> Episode:
+    """One step of the team: both agents sample so many tokens, each with a log-prob of -1."""
+    actions = (
+        make_action("reasoner", task=task, sample=sample, tokens=tuple(range(40, 40 + tokens[0]))),
+        make_action("actor", index=1, task=task, sample=sample, tokens=tuple(range(60, 60 + tokens[1])), sees=("0/reasoner/0",)),
+    )  # fmt: skip
+    paid = (Transition(Observation("o"), reward),)
+    return replace(Episode(Task(task, "?"), "train/0", sample, actions, "terminated", paid), **about)
+
+
+def recorded(tmp_path: Path, *steps: list[Episode], **changes: Any) -> RunFolder:
+    """A run of which nothing is there but its recipe and the episodes of some steps."""
+    folder = RunFolder.create(settings("tiny", tmp_path, **changes))
+    for number, episodes in enumerate(steps, 1):
+        write_episodes(folder.episodes / f"step_{number:06d}.parquet", episodes)
+    return folder
+
+
+def alone(*rewards: float) -> list[Episode]:
+    """An episode of a task of its own for each reward."""
+    return [acted(f"t{n}", 0, reward) for n, reward in enumerate(rewards)]
+
+
+BATCH = [
+    acted("t0", 0, 1.0), acted("t0", 1, 3.0), acted("t0", 2, 2.0, (4, 2)), acted("t1", 0, 0.0), acted("t1", 1, 0.0),
+]  # fmt: skip
+LOST = [acted("t0", 3, 9.0, status="failed"), acted("t0", 4, 9.0, actions=())]
+
+
+def test_what_algorithms_make_of_recorded_episodes_is_as_it_is_worked_out_by_hand(tmp_path: Path) -> None:
+    done: list[int] = []
+    names = ["rloo", "reinforce", "grpo", "coma"]
+    folder = recorded(tmp_path, alone(5.0, 7.0), BATCH + LOST)
+    audit = replay(folder, [preset(name) for name in names], on_done=lambda: done.append(len(done)))
+    assert (audit.step, len(audit.episodes), done) == (2, 5, [0, 1, 2, 3])
+    rloo, reinforce, grpo, coma = audit.opinions
+    twice = [x for row in ([-1.5, 1.5, 0.0, 0.0, 0.0], [1.0, 3.0, 2.0, 0.0, 0.0]) for x in row for _ in range(2)]
+    assert advantages_of(audit, "rloo") + advantages_of(audit, "reinforce") == pytest.approx(twice)
+    assert advantages_of(audit, "grpo") == pytest.approx([-1, -1, 1, 1, 0, 0, 0, 0, 0, 0], abs=1e-6)
+    assert rloo.gradient_share == pytest.approx({"reasoner": 6 / 24, "actor": 18 / 24})  # of |advantage| · tokens
+    assert reinforce.gradient_share == pytest.approx({"reasoner": 16 / 44, "actor": 28 / 44})
+    assert grpo.gradient_share == pytest.approx({"reasoner": 0.5, "actor": 0.5}, abs=1e-6)  # every action counts alike
+    assert all(math.isnan(share) for share in coma.gradient_share.values())
+    assert (rloo.metrics["groups"], rloo.metrics["groups_all_equal"], rloo.metrics["zero_advantage_fraction"]) == (
+        2,
+        1,
+        0.6,
+    )
+    assert [opinion.algorithm for opinion in audit.opinions] == names
+    assert all(opinion.critic == "" and math.isnan(opinion.explained_variance) for opinion in audit.opinions)
+    assert [list(opinion.notes) for opinion in audit.opinions[:3]] == [[], [], []]
+    assert coma.notes == ["its episodes would be played again from single actions on, and these were not"]
+    ranks = 32 / math.sqrt(64 * 76)  # of -1.5, 1.5, 0, 0, 0 and 1, 3, 2, 0, 0, each twice
+    assert audit.rank_agreement["rloo", "reinforce"] == pytest.approx(ranks)
+    assert audit.sign_agreement["rloo", "reinforce"] == 0.5  # the first is pushed otherwise, the second alike
+    assert audit.rank_agreement["rloo", "grpo"] == pytest.approx(1.0)
+    assert audit.sign_agreement["rloo", "grpo"] == 1.0
+    for name in names[:3]:
+        assert math.isnan(audit.rank_agreement[name, "coma"])
+        assert math.isnan(audit.sign_agreement[name, "coma"])
+    assert list(audit.rank_agreement) == list(audit.sign_agreement) == [
+        (a, b) for n, a in enumerate(names) for b in names[n + 1 :]
+    ]  # fmt: skip
+    table = audit.as_json()
+    assert (table["step"], table["episodes"]) == (2, 5)
+    pairs: Any = table["agreement"]
+    assert pairs[0] == {"algorithms": ("rloo", "reinforce"), "rank": pytest.approx(ranks), "sign": 0.5}
+    assert len(pairs) == 6
+    first: Any = table["algorithms"]
+    assert first[0]["algorithm"] == "rloo"
+    assert first[0]["advantages"]["train/0 t0 #0 0/reasoner/0"] == [-1.5]
+    assert list(first[0]["advantages"].values()) == [[x] for x in twice[:10]]
+
+
+def test_actions_of_frozen_policies_have_no_advantage_and_count_for_no_agreement(tmp_path: Path) -> None:
+    frozen = {"reasoner": {"model": "base", "train": "frozen"}, "actor": {"model": "base"}}
+    two = [acted("t0", 0, 1.0), acted("t0", 1, 3.0)]
+    audit = replay(recorded(tmp_path, two, policies=frozen), [preset("rloo"), preset("reinforce")], step=1)
+    rloo, reinforce = ([None if a is None else a.tolist() for a in opinion.advantages] for opinion in audit.opinions)
+    assert rloo == [None, [-2.0], None, [2.0]]
+    assert reinforce == [None, [1.0], None, [3.0]]
+    assert audit.rank_agreement["rloo", "reinforce"] == pytest.approx(1.0)
+    assert audit.sign_agreement["rloo", "reinforce"] == 0.5
+    table: Any = audit.as_json()["algorithms"]
+    assert table[0]["advantages"]["train/0 t0 #0 0/reasoner/0"] is None
+
+
+def test_where_no_action_is_trained_nothing_is_agreed_on(tmp_path: Path) -> None:
+    frozen = {"reasoner": {"model": "base", "train": "frozen"}, "actor": {"model": "base"}}
+    quiet = [replace(episode, actions=episode.actions[:1]) for episode in BATCH]
+    audit = replay(recorded(tmp_path, quiet, policies=frozen), [preset("rloo"), preset("reinforce")])
+    assert math.isnan(audit.rank_agreement["rloo", "reinforce"])
+    assert math.isnan(audit.sign_agreement["rloo", "reinforce"])
+    assert all(math.isnan(share) for share in audit.opinions[0].gradient_share.values())
+
+
+def test_words_are_those_of_decisions_each_with_what_was_forced_before_it(tmp_path: Path) -> None:
+    """The tokens 40 to 45 are F to K; the fourth came from a tool."""
+    marks = (Mark.FORCED, Mark.SAMPLED, Mark.SAMPLED, Mark.TOOL, Mark.SAMPLED, Mark.FORCED)
+    said = make_action("reasoner", task="t0", tokens=tuple(range(40, 46)), marks=marks)
+    context = np.array([5, 6], np.int32)
+    anew = replace(said, restarts=(Restart(4, context, 1, "rewritten"),))
+    late = replace(said, restarts=(Restart(5, context, 1, "rewritten"),))
+    batch = [replace(acted("t0", n, float(n)), actions=(one,)) for n, one in enumerate((said, anew, late))]
+    batch = [
+        replace(e, actions=tuple(replace(a, key=a.key._replace(sample=e.sample)) for a in e.actions)) for e in batch
+    ]
+    audit = replay(recorded(tmp_path, batch), [preset("reinforce")])
+    again = "\n[the chat was rendered anew]\n"
+    assert audit.words == [["FG", "H", "JK"], ["FG", "H", f"{again}JK"], ["FG", "H", "JK"]]
+
+
+def test_running_baselines_have_seen_the_steps_before_and_none_later(tmp_path: Path) -> None:
+    steps = [alone(1.0, 2.0), alone(4.0, 0.0), alone(8.0), alone(99.0)]
+    folder = recorded(tmp_path, *(step + LOST for step in steps))
+    for step, (first, second) in ((1, (1.0, 2.0)), (3, (8.0, None))):
+        before = sum(0.95 ** (step - 2 - n) * 0.05 * mean for n, mean in enumerate((1.5, 2.0)[: step - 1]))
+        expected = [x - before for x in (first, second) if x is not None for _ in range(2)]
+        assert advantages_of(replay(folder, [preset("rae")], step=step), "rae") == pytest.approx(expected)
+
+
+def test_the_policies_of_a_step_are_those_whose_log_probs_were_recorded(tmp_path: Path) -> None:
+    """KL off the reward: a token that was recorded as more likely by half a nat costs so much more."""
+    costly = preset("reinforce", kl={"coefficient": 0.1, "place": "reward", "estimator": "k1"})
+    found = []
+    for log_prob in (-1.0, -0.5):
+        batch = [
+            replace(e, actions=tuple(replace(a, log_probs=np.full_like(a.log_probs, log_prob)) for a in e.actions))
+            for e in alone(1.0)
+        ]
+        found.append(advantages_of(replay(recorded(tmp_path / str(log_prob), batch), [costly]), "reinforce"))
+    (_, before), (_, after) = found
+    assert before - after == pytest.approx(0.1 * 0.5 * 6, abs=1e-6)
+
+
+def credited_by(learner: Learner, batch: list[Episode]) -> tuple[list[float], float]:
+    """Advantages, and how much of the variance of Monte-Carlo returns the values explain."""
+    credited = learner.assign_credit(batch, FixedLogProbs())
+    assert credited.inputs.values is not None
+    values = np.concatenate(credited.inputs.values.actions)
+    returns = np.concatenate(credited.credits.monte_carlo)
+    return [float(s.advantages.mean()) for s in credited.samples], 1 - float((returns - values).var() / returns.var())
+
+
+def test_a_critic_is_fitted_to_the_nearest_other_steps_in_25_passes(tmp_path: Path) -> None:
+    """Of ten steps the fifth is credited, and the tenth is the farthest: it is left out."""
+    earned = [[float(n)] for n in range(1, 10)] + [[50.0, 60.0]]
+    earned[4] = [0.0, 1.0, 3.0]
+    steps = [[replace(e, actions=e.actions[:1]) for e in alone(*rewards)] for rewards in earned]
+    folder = recorded(tmp_path, *steps, algorithm={"critic": {"epochs": 1}})
+    own = folder.settings().algorithm
+    (opinion,) = replay(folder, [own], step=5).opinions
+    learner = Learner(folder.settings(), Models(folder.settings()))
+    assert learner.critic is not None
+    near = [episode for n in (4, 6, 3, 7, 2, 8, 1, 9) for episode in steps[n - 1]]
+    credited = learner.assign_credit(near, FixedLogProbs())
+    assert credited.inputs.values is not None
+    for number in range(25):
+        learner.critic.update(credited.inputs.values, credited.credits.monte_carlo, number)
+    expected, explained = credited_by(learner, steps[4])
+    found = [float(a.mean()) for a in opinion.advantages if a is not None]
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert opinion.explained_variance == pytest.approx(explained, abs=1e-5)
+    assert opinion.critic == "fitted to 8 recorded episodes"
+    assert opinion.notes == []
+
+
+def test_an_own_critic_is_that_of_the_newest_checkpoint_before_and_of_an_algorithm_whose_values_mean_the_same(
+    tmp_path: Path,
+) -> None:
+    steps = [alone(0.0, 1.0), alone(2.0, 5.0)]
+    folder = recorded(tmp_path, *steps, algorithm={"critic": {"epochs": 1}})
+    run = folder.settings()
+    models = Models(run)
+    learners = []
+    for step in (0, 1, 2):
+        learner = Learner(run, models)
+        assert learner.critic is not None
+        with torch.no_grad():
+            for parameter in learner.critic.parameters().values():
+                parameter.add_(0.01 * (step + 1))
+        Checkpoints(folder, run.checkpoints).save(State(step=step), run, models, learner, LogMark.of(b""))
+        learners.append(learner)
+    (opinion,) = replay(folder, [run.algorithm], step=2).opinions
+    assert opinion.critic == "the run's, of step_000001"
+    expected, explained = credited_by(learners[1], steps[1])
+    assert [float(a.mean()) for a in opinion.advantages if a is not None] == pytest.approx(expected, abs=1e-5)
+    assert opinion.explained_variance == pytest.approx(explained, abs=1e-5)
+    other = run.algorithm.model_copy(update={"credit": run.algorithm.credit.model_copy(update={"gamma_step": 0.5})})
+    (opinion,) = replay(folder, [other], step=2).opinions
+    assert opinion.critic == "fitted to 2 recorded episodes"
+
+
+def test_without_other_steps_a_critic_is_untrained_and_what_ends_unjudged_is_named(tmp_path: Path) -> None:
+    cut = [acted("t2", n, 1.0, status="truncated") for n in range(2)]
+    told = acted("t3", 0, 1.0, status="truncated", bootstrap={"actor": np.array([1, 2], np.int32)})
+    audit = replay(recorded(tmp_path, [*BATCH, *cut, told]), [preset("marft"), preset("grpo")])
+    marft, grpo = audit.opinions
+    assert marft.critic == "untrained"
+    assert marft.notes == [
+        "its critic is untrained: the run recorded no other step to fit one to",
+        "2 truncated episodes count as worth nothing at their end: the run had no critic",
+    ]
+    assert (grpo.critic, grpo.notes) == ("", [])
+
+
+def test_forks_count_for_algorithms_that_play_them_and_for_no_other(tmp_path: Path) -> None:
+    whole = [acted("t0", 0, 1.0), acted("t1", 0, 4.0)]
+    forks = [
+        acted("t0", 7 + n, reward, fork=Fork(whole[0].name, whole[0].actions[n].id)) for n, reward in enumerate((3.0, 0.5))
+    ]  # fmt: skip
+    audit = replay(recorded(tmp_path, whole + forks), [preset("coma"), preset("reinforce"), preset("at-grpo")])
+    coma, reinforce, tree = audit.opinions
+    assert advantages_of(audit, "coma") == pytest.approx([1.0 - 3.0, 1.0 - 0.5, 0.0, 0.0])
+    assert coma.notes == []
+    assert advantages_of(audit, "reinforce") == [1.0, 1.0, 4.0, 4.0]
+    assert reinforce.notes == tree.notes == []
+    unforked = replay(recorded(tmp_path / "unforked", whole), [preset("at-grpo")])
+    assert unforked.opinions[0].notes == [
+        "its episodes would be played again from single actions on, and these were not: its candidates are the actions "
+        "that happen to share a state"
+    ]
+
+
+def test_a_step_without_a_whole_scored_episode_cannot_be_credited(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"step_000001\.parquet: no whole episode in it could be scored"):
+        replay(recorded(tmp_path, LOST), [preset("grpo")])
 
 
 @pytest.mark.slow

@@ -120,9 +120,7 @@ class _Judge:
         step: int,
     ) -> None:  # fmt: skip
         self.folder, self.run, self.settings, self.step = folder, run, settings, step
-        correction = settings.sampler_correction.model_copy(update={"level": "none"})
-        as_sampled = settings.model_copy(update={"sampler_correction": correction})
-        self.learner = Learner(run.model_copy(update={"algorithm": as_sampled}), models)
+        self.learner = Learner(run.model_copy(update={"algorithm": settings}), models)
         self.notes: list[str] = []
         self.critic = self._prepare_critic(files) if self.learner.critic else ""
         if isinstance(self.learner.credit, Stateful):
@@ -207,7 +205,7 @@ def _agreement(opinions: Sequence[Opinion]) -> tuple[dict[tuple[str, str], float
         ]
         x, y = np.array(both).reshape(-1, 2).T
         pushed = (x != 0) & (y != 0)
-        defined = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+        defined = bool(both) and np.ptp(x) > 0 and np.ptp(y) > 0
         rank[a.algorithm, b.algorithm] = spearman(x, y) if defined else math.nan
         sign[a.algorithm, b.algorithm] = (
             float(np.mean(np.sign(x[pushed]) == np.sign(y[pushed]))) if pushed.any() else math.nan
@@ -246,6 +244,8 @@ def _of_decisions(words: Sequence[str], sampled: Sequence[bool]) -> list[str]:
 
     >>> _of_decisions(["a", "b", "c", "d"], [False, True, True, False])
     ['ab', 'cd']
+    >>> _of_decisions(["a", "b"], [False, False])
+    []
     """
     found, waiting = list[str](), ""
     for word, decided in zip(words, sampled, strict=True):
@@ -257,10 +257,13 @@ def _of_decisions(words: Sequence[str], sampled: Sequence[bool]) -> list[str]:
 
 
 def _word_by_word(texts: Sequence[str]) -> list[str]:
-    """What each token adds, from the texts up to each; a character of several tokens belongs to its last one.
+    """What each token adds, from the texts up to each; a character of several tokens belongs to its last one. Where a
+    text takes back what was there, nothing is added until there is more again.
 
     >>> _word_by_word(["a", "a\ufffd", "aπ", "aπ!"])
     ['a', '', 'π', '!']
+    >>> _word_by_word(["ab", "a", "ac", "abc"])
+    ['ab', '', '', 'c']
     """
     words, shown = [], ""
     for text in texts:
