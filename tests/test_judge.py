@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +26,12 @@ from marft.rewards import questions
 from marft.rewards.composer import RewardComposer
 from marft.rewards.judge import Judge
 from marft.rewards.questions import Questions, digest
-from marft.rewards.terms import Outcome
+from marft.rewards.terms import Outcome, TermReward
 from marft.rollouts import LocalRollouts, open_rollouts
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode, Observation, Task, ToolCall, Transition
+from marft.usage import Usage
 from tests.endpoint import KEY, Reply, Server, error, says, serving
 from tests.episodes import make_action
 from tests.helpers import recipe, settings, shown_in_docs
@@ -389,6 +391,138 @@ def test_a_judge_is_not_shown_what_an_agent_only_thought() -> None:
     with serving(lambda body, n: says("7")) as server, judging(server) as judge:
         compose(judge, episode(answer="<think>It is five"))
     assert "five" not in shown(server)
+
+
+class Known:
+    """What a judge opens in the place of an endpoint, without a server: it gives one reply to each question."""
+
+    settings = SimpleNamespace(url="http://judge")
+
+    def __init__(self, replies: Mapping[str, str]) -> None:
+        self.replies, self.asked, self.closed = replies, list[dict[str, Any]](), False
+        self.used = Usage(prompt_tokens=3, completion_tokens=2, cost=0.5, retries=1)
+
+    def __call__(self, name: str, settings: EndpointSettings, model: str) -> Known:
+        self.url, self.model = settings.url, model
+        return self
+
+    def body(self, messages: list[dict[str, object]], fields: dict[str, object]) -> dict[str, Any]:
+        return {"messages": messages, **fields}
+
+    async def run(self, function: Any, *arguments: object) -> Any:
+        return await function(*arguments)
+
+    async def ask_here(self, body: dict[str, Any]) -> Any:
+        self.asked.append(body)
+        return SimpleNamespace(text=self.replies.get(body["messages"][0]["content"], "0"), finish="stop")
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def questions(self) -> list[str]:
+        return [body["messages"][0]["content"] for body in self.asked]
+
+
+class TestScores:
+    """Scores of a judge that knows what to say of each text."""
+
+    def opened(
+        self, monkeypatch: pytest.MonkeyPatch, known: Known, answering: tuple[str, ...] = ("solver",), **fields: Any
+    ) -> Judge:
+        monkeypatch.setattr("marft.rewards.judge.Endpoint", known)
+        endpoint = EndpointSettings(url="http://judge")
+        return Judge(endpoint=endpoint, model="big", **{"prompt": "{answer}", "cache": "", **fields}).opened(answering)
+
+    def test_agents_earn_with_the_last_step_what_all_their_own_text_is_worth(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = Known({"add them\n\ndone": "2", "five": "10"})
+        judge = self.opened(monkeypatch, known, agents=("solver", "absent", "planner"))
+        longer = replace(episode(), transitions=(Transition(Observation("?"), 0.25), Transition(Observation("!"), 0.5)))
+        paid = asyncio.run(judge.score(longer))
+        assert paid == [TermReward(), TermReward(0.0, {"solver": 1.0, "planner": 0.2})]
+        assert known.questions == ["five", "add them\n\ndone"]
+
+    def test_an_agent_that_only_thought_is_judged_and_one_that_never_acted_is_not(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = Known({"": "3"})
+        judge = self.opened(monkeypatch, known, agents=("absent", "solver"))
+        assert asyncio.run(judge.score(episode(answer="<think>five</think> "))) == [TermReward(0.0, {"solver": 0.3})]
+        assert known.questions == [""]
+
+    @pytest.mark.parametrize(
+        ("answering", "answer"),
+        [(("planner",), "done"), (("solver",), "five"), (("planner", "solver"), "done"), ((), "")],
+    )
+    def test_the_answer_is_the_last_text_of_those_that_answer_without_thoughts_and_blanks(
+        self, answering: tuple[str, ...], answer: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = Known({answer: "7"})
+        judge = self.opened(monkeypatch, known, answering)
+        assert asyncio.run(judge.score(episode(answer="<think>six?</think>\n five \n"))) == [TermReward(0.7)]
+        assert known.questions == [answer]
+
+    @pytest.mark.parametrize(
+        ("fields", "reply", "asked"),
+        [
+            ({}, "Fine.\n4", "Give your reasons in a few sentences, then the number alone on the last line."),
+            ({"pattern": "is ([0-9])"}, "It is 4.", "Give your reasons in a few sentences, then the number alone on the last line."),
+            ({"json_field": "worth"}, '{"worth": 4}', "Reply with a JSON object; its field 'worth' is the number."),
+        ],
+    )  # fmt: skip
+    def test_a_judge_is_told_how_its_score_is_read(
+        self, fields: dict[str, Any], reply: str, asked: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        prompt = "{answer}, {lowest} to {highest}. {format}"
+        known = Known({f"five, -1.5 to 20. {asked}": reply})
+        judge = self.opened(monkeypatch, known, prompt=prompt, scale=(-1.5, 20.0), **fields)
+        assert asyncio.run(judge.score(episode())) == [TermReward(pytest.approx(5.5 / 21.5))]
+        forced = {"type": "json_object"} if "json_field" in fields else None
+        assert known.asked[0].get("response_format") == forced
+        assert (known.asked[0]["temperature"], known.asked[0]["max_tokens"]) == (0.0, 512)
+
+    def test_to_open_a_judge_leaves_the_one_of_the_recipe_as_it_is_and_to_close_it_ends_the_connection(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = Known({"five": "7"})
+        monkeypatch.setattr("marft.rewards.judge.Endpoint", known)
+        closed = Judge(endpoint=EndpointSettings(url="http://judge"), model="big", cache="")
+        judge = closed.opened(["solver"])
+        asyncio.run(judge.score(episode()))
+        assert (known.url, known.model) == ("http://judge", "big")
+        with pytest.raises(AssertionError, match="open the term first"):
+            asyncio.run(closed.score(episode()))
+        assert judge.counts() == {
+            "judge/questions": 1, "judge/cache_hits": 0, "judge/requests": 1, "judge/not_kept": 0,
+            "judge/prompt_tokens": 3.0, "judge/completion_tokens": 2.0, "judge/cost": 0.5, "judge/retries": 1.0,
+        }  # fmt: skip
+        assert not known.closed
+        judge.close()
+        assert known.closed
+
+    def test_replies_are_kept_in_a_folder_that_is_made_where_it_is_missing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "some" / "where"
+        for known in (Known({"five": "7"}), Known({})):
+            judge = self.opened(monkeypatch, known, cache=str(folder))
+            assert folder.is_dir()
+            assert asyncio.run(judge.score(episode())) == [TermReward(0.7)]
+        assert known.questions == []
+
+    def test_a_folder_in_which_nothing_can_be_kept_is_an_error_before_anything_is_asked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(dir: Path | None = None) -> Any:
+            if dir == tmp_path:
+                raise OSError(28, "No space left on device")
+            return io.BytesIO()
+
+        monkeypatch.setattr("tempfile.TemporaryFile", full)
+        with pytest.raises(ValueError, match=f"cannot write to the folder {tmp_path}: No space left on device; name"):
+            self.opened(monkeypatch, Known({}), cache=str(tmp_path))
 
 
 class Scripted:

@@ -130,10 +130,9 @@ class Judge(Term):
         """Ask the judge once for the team, or once for each agent."""
         if not self.agents:
             return at_the_end(episode, await self._judge(episode, _answer(episode.actions, self._answering)))
-        texts = {role: _own_text(episode.actions, role) for role in self.agents}
-        acted = [role for role in self.agents if texts[role] is not None]
-        scores = await asyncio.gather(*(self._judge(episode, texts[role] or "") for role in acted))
-        return at_the_end(episode, 0.0, dict(zip(acted, scores, strict=True)))
+        texts = {role: text for role in self.agents if (text := _own_text(episode.actions, role)) is not None}
+        scores = await asyncio.gather(*(self._judge(episode, text) for text in texts.values()))
+        return at_the_end(episode, 0.0, dict(zip(texts, scores, strict=True)))
 
     async def _judge(self, episode: Episode, answer: str) -> float:
         assert self._questions is not None, "open the term first"
