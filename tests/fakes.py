@@ -20,7 +20,7 @@ from marft.game.organizations.chain import Chain
 from marft.game.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, compose, exchange
 from marft.game.team import Organization, Team
 from marft.marks import Grammar
-from marft.thoughts import thought
+from marft.thoughts import Said, thought
 from marft.types import (
     Action,
     ActionKey,
@@ -71,12 +71,12 @@ class FakeRenderer:
     def opening(self, policy: str, text: str) -> TokenIds:
         return self.ids(policy, text)
 
-    def live(self, policy: str, stops: Sequence[str], drops: bool, tools: bool, begun: str = "") -> LiveText:
+    def live(self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool, begun: str = "") -> LiveText:
         spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
         certain = ToolFormat(None, {}, (), CALL).certain  # type: ignore[arg-type]  of which the syntax alone counts
         return LiveText(spelling, stops, False if drops else None, certain if tools else len)
 
-    def call_end(self, policy: str) -> str:
+    def call_end(self, policy: str) -> str | Said:
         return ""
 
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:

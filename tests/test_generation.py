@@ -213,7 +213,8 @@ class TestTools:
         kinds = [Mark.TEAMMATE, Mark.TOOL, Mark.TEAMMATE] + [Mark.SAMPLED] * len(first.tokens)
         assert action.marks.tolist() == [*kinds, *[Mark.TOOL] * 3, Mark.SAMPLED, Mark.SAMPLED]
         assert action.log_probs.tolist() == [*first.log_probs, *second.log_probs]
-        assert (action.teammate_log_probs, action.marks.dtype) == (pytest.approx([-7, -8]), np.uint8)
+        assert action.teammate_log_probs is not None
+        assert (action.teammate_log_probs.tolist(), action.marks.dtype) == ([-7.0, -8.0], np.dtype(np.uint8))
         assert (action.text, action.intermediate_texts, action.response_prefix) == ("5.", (f"is {ADDS}",), 0)
         assert (action.versions, action.usage, action.finish) == (Versions(2, 6), Usage(3, 4), "stop")
         assert (action.key, action.policy, action.profile_version, action.restarts) == (KEY, "p", 3, ())

@@ -22,12 +22,26 @@ from tests.test_gateway_tokens import format_named
 TASK = "Add the numbers 17 and 25, and then say whether the sum is even: is it 42? Say yes or no."
 
 
-def dependencies(turns: Sequence[tuple[str, str, str]], task: str, *roles: str) -> list[set[int]]:
+def dependencies(turns: Sequence[tuple[str, str, str]], *given: str) -> list[set[int]]:
     """Which earlier turns each one depends on.
 
     Args:
         turns: of which role, what it is asked, what it says.
+        given: texts that are nobody's: the task.
     """
+    quoting, actions = Quoting(), list[Action]()
+    for number, (role, prompt, text) in enumerate(turns):
+        seen = quoting.seen([prompt], [*given, f"You are {role}."], actions)
+        sees = tuple(action.id for action in actions if action.id in seen)
+        action = make_action(role, call=number, index=number, sees=sees, text=text)
+        quoting.note(action, {"role": "assistant", "content": text}, Chat((user(prompt),)))
+        actions.append(action)
+    numbers = {action.id: number for number, action in enumerate(actions)}
+    return [{numbers[name] for name in action.sees} for action in actions]
+
+
+def recorded(turns: Sequence[tuple[str, str, str]], task: str, *roles: str) -> list[set[int]]:
+    """The same, of an episode in which a program asks agents."""
 
     async def talk(_: Observation, agents: Agents) -> None:
         for role, prompt, _text in turns:
@@ -42,7 +56,7 @@ def dependencies(turns: Sequence[tuple[str, str, str]], task: str, *roles: str) 
 
 def depends(said: str, prompt: str, *, task: str = TASK) -> bool:
     """Whether a prompt depends on what somebody said who was asked the task."""
-    return 0 in dependencies([("a", task, said), ("b", prompt, "Hm.")], task, "a", "b")[1]
+    return 0 in dependencies([("a", task, said), ("b", prompt, "Hm.")], task)[1]
 
 
 @pytest.mark.slow
@@ -51,7 +65,7 @@ def test_of_many_conversations_nearly_all_dependencies_are_found_and_few_others(
     for seed in range(conversations):
         world = World(seed)
         turns = [(turn.role, turn.prompt, turn.text) for turn in world.turns]
-        for number, (sees, turn) in enumerate(zip(dependencies(turns, world.task, *ROLES), world.turns, strict=True)):
+        for number, (sees, turn) in enumerate(zip(recorded(turns, world.task, *ROLES), world.turns, strict=True)):
             assert all(other < number for other in sees)
             right, found, true = right + len(sees & turn.sees), found + len(sees), true + len(turn.sees)
     assert true > 4 * conversations
@@ -142,12 +156,12 @@ class TestWhatShowsAnAction:
     def test_what_a_program_has_always_said_is_nobodys(self) -> None:
         rule = "Reply with yes or no, and nothing else."
         turns = [("a", f"Even? {rule}", "yes"), ("b", f"Odd? {rule}", "no"), ("b", f"a: yes\n{rule}", "Hm.")]
-        assert dependencies(turns, "?", "a", "b") == [set(), set(), {0}]
+        assert dependencies(turns, "?") == [set(), set(), {0}]
 
     def test_what_follows_on_the_task_by_chance_does_not_hide_an_answer(self) -> None:
         task, rule = "Which one is it, A or B?", "Say so in a word."
         turns = [("a", f"{task}\n\n{rule}", "B"), ("b", f"a: B\n\n{rule}", "Hm"), ("b", f"{task}\n\n{rule}", "Hm")]
-        assert dependencies(turns, task, "a", "b") == [set(), {0}, set()]
+        assert dependencies(turns, task) == [set(), {0}, set()]
 
 
 class TestWhoOfSeveral:
@@ -161,7 +175,7 @@ class TestWhoOfSeveral:
             ("c", f"b: {second}", third),
             ("a", f"c: {third}", "Hm"),
         ]
-        assert dependencies(turns, "?", "a", "b", "c") == [set(), {0}, {0, 1}, {0, 1, 2}]
+        assert dependencies(turns, "?") == [set(), {0}, {0, 1}, {0, 1, 2}]
 
     def test_who_says_the_same_without_having_seen_it_is_not_quoted(self) -> None:
         turns = [
@@ -169,7 +183,7 @@ class TestWhoOfSeveral:
             ("b", "1 + 2?", "It must be 3, for 1 and 2 make that."),
             ("c", "b: It must be 3, for 1 and 2 make that.", "Hm"),
         ]
-        assert dependencies(turns, "1 + 2?", "a", "b", "c")[2] == {1}
+        assert dependencies(turns, "1 + 2?")[2] == {1}
 
     @pytest.mark.parametrize(
         ("prompt", "seen"),
@@ -179,7 +193,7 @@ class TestWhoOfSeveral:
     )  # fmt: skip
     def test_equal_answers_count_once_for_each_place(self, prompt: str, seen: set[int]) -> None:
         turns = [("a", "6 * 7?", "42"), ("b", "6 * 7?", "42"), ("c", f"6 * 7?\n{prompt}", "Hm")]
-        assert dependencies(turns, "6 * 7?", "a", "b", "c")[2] == seen
+        assert dependencies(turns, "6 * 7?")[2] == seen
 
     @pytest.mark.parametrize(
         ("prompt", "seen"),
@@ -191,18 +205,18 @@ class TestWhoOfSeveral:
     )  # fmt: skip
     def test_who_is_named_after_an_answer_or_beside_another_has_said_it(self, prompt: str, seen: set[int]) -> None:
         turns = [("a", "6 * 7?", "42"), ("b", "6 * 7?", "42"), ("c", f"6 * 7?\n{prompt}", "Hm")]
-        assert dependencies(turns, "6 * 7?", "a", "b", "c")[2] == seen
+        assert dependencies(turns, "6 * 7?")[2] == seen
 
     def test_a_sentence_is_of_the_one_who_said_all_of_it_though_another_said_a_part(self) -> None:
         first = "Jacket adds many small pieces. Basin returns red tokens after the first hour. Garnet leaves our old yard with very cold grams."
         second = "Marble needs long units after noon. Quarry returns blue units after the first hour."
         shown = "A: Garnet leaves our old yard with very cold grams. B: Quarry returns blue units after the first hour."
         turns = [("a", "?", first), ("b", "?", second), ("c", shown, "Hm")]
-        assert dependencies(turns, "?", "a", "b", "c")[2] == {0, 1}
+        assert dependencies(turns, "?")[2] == {0, 1}
 
     def test_of_equal_answers_of_one_agent_the_last_is_seen(self) -> None:
         turns = [("a", "?", "42"), ("b", "?", "41"), ("a", "b: 41. Sure?", "42"), ("b", "a: 42\nb: 41", "Hm")]
-        assert dependencies(turns, "?", "a", "b")[3] >= {1, 2}
+        assert dependencies(turns, "?")[3] >= {1, 2}
 
     def test_a_part_of_two_drafts_that_begin_alike_shows_the_one_that_goes_on(self) -> None:
         begin = "Let me think about this one step by step. First, the pears"
@@ -211,25 +225,7 @@ class TestWhoOfSeveral:
             ("b", "?", f"{begin} are all still green."),
             ("c", f"{begin} are ripe.", "Hm"),
         ]
-        assert dependencies(turns, "?", "a", "b", "c")[2] == {0}
-
-
-def traced(turns: Sequence[tuple[str, str, str]], *given: str) -> list[set[int]]:
-    """Which earlier turns each one depends on, traced without a gateway.
-
-    Args:
-        turns: role, prompt and text of each.
-        given: the texts that belong to no agent.
-    """
-    quoting, actions = Quoting(), list[Action]()
-    for number, (role, prompt, text) in enumerate(turns):
-        sees = quoting.seen([prompt], given, actions)
-        ordered = tuple(action.id for action in actions if action.id in sees)
-        action = make_action(role, call=number, index=number, sees=ordered, text=text)
-        quoting.note(action, {"role": "assistant", "content": text}, Chat((user(prompt),)))
-        actions.append(action)
-    numbers = {action.id: number for number, action in enumerate(actions)}
-    return [{numbers[name] for name in action.sees} for action in actions]
+        assert dependencies(turns, "?")[2] == {0}
 
 
 def speech(*texts: str, prompt: Sequence[str] = ()) -> Speech:
@@ -299,8 +295,8 @@ class TestWhatIsLookedFor:
         """Else who says the same later, without having seen them, would have brought nothing."""
         first, later = "Well, the pears are ripe now", "I think that the pears are ripe now"
         last = ("d", "Somebody holds: the pears are ripe now.", "Hm")
-        assert traced([("a", "?", first), ("b", f"a: {first}", "Hm"), ("c", "?", later), last])[3] == {2}
-        assert traced([("a", "?", first), ("b", first, "Hm"), ("c", "?", later), last])[3] == {2}
+        assert dependencies([("a", "?", first), ("b", f"a: {first}", "Hm"), ("c", "?", later), last])[3] == {2}
+        assert dependencies([("a", "?", first), ("b", first, "Hm"), ("c", "?", later), last])[3] == {2}
 
     def test_words_that_the_program_showed_others_before_are_nobodys(self) -> None:
         rule, quoting = "Reply with yes or no, and nothing else.", Quoting()
