@@ -207,6 +207,14 @@ class TestWhoOfSeveral:
         turns = [("a", "6 * 7?", "42"), ("b", "6 * 7?", "42"), ("c", f"6 * 7?\n{prompt}", "Hm")]
         assert dependencies(turns, "6 * 7?")[2] == seen
 
+    def test_agents_that_are_named_in_a_row_have_all_said_it(self) -> None:
+        turns = [(role, "?", "42") for role in ("a", "b", "c", "a")]
+        for prompt, seen in (
+            ("a, b, c: 42", {1, 2, 3}), ("b and a: 42", {1, 3}), ("a and a: 42", {0, 3}), ("c (a, too): 42", {2, 3}),
+            ("42, said by a, not by b", {3}), ("42, said by b, not by a", {1}), ("c or b: 42", {1}),
+        ):  # fmt: skip
+            assert dependencies([*turns, ("d", prompt, "Hm")])[4] == seen
+
     def test_a_sentence_is_of_the_one_who_said_all_of_it_though_another_said_a_part(self) -> None:
         first = "Jacket adds many small pieces. Basin returns red tokens after the first hour. Garnet leaves our old yard with very cold grams."
         second = "Marble needs long units after noon. Quarry returns blue units after the first hour."
@@ -287,9 +295,49 @@ class TestWhatIsLookedFor:
     )
     def test_arguments_of_calls_are_looked_for_if_they_hold_two_words(self, prompt: str, found: bool) -> None:
         action, quoting = make_action(text="I go"), Quoting()
-        call = {"function": {"name": "tell", "arguments": {"what": "ripe pears", "n": 42, "where": "far away"}}}
+        call = {"function": {"name": "tell", "arguments": {"n": 42, "what": "ripe pears", "where": "far away"}}}
         quoting.note(action, {"role": "assistant", "content": "I go", "tool_calls": [call]}, Chat((user("?"),)))
         assert bool(quoting.seen([prompt], [], [action])) is found
+
+    def test_an_answer_that_a_client_began_is_looked_for_as_it_was_told(self) -> None:
+        action, quoting = make_action(text="2"), Quoting()
+        quoting.note(action, {"role": "assistant", "content": "42"}, Chat((user("?"),), begun="4"))
+        assert quoting.seen(["a: 42"], [], [action]) == quoting.seen(["a: 2"], [], [action]) == {action.id}
+        assert not quoting.seen(["a: 4"], [], [action])
+
+    def test_an_empty_answer_is_nowhere(self) -> None:
+        assert dependencies([("a", "?", ""), ("b", "a: . Hm", "?!"), ("c", "", "Hm")]) == [set(), set(), set()]
+
+    def test_the_task_as_somebody_says_it_again_is_the_second_one(self) -> None:
+        assert not depends(TASK, TASK)
+        assert depends(TASK, f"{TASK} {TASK}")
+        assert not depends("Yes", "Yes or no? Yes or no?", task="Yes or no?")
+        assert depends("Yes", "Yes or no? Yes. Yes or no?", task="Yes or no?")
+
+    def test_longer_texts_are_looked_for_first(self) -> None:
+        turns = [("a", "?", "yes"), ("b", "?", "It is yes"), ("c", "b: It is yes", "Hm"), ("d", "yes. It is yes", "Hm")]
+        assert dependencies(turns)[2:] == [{1}, {0, 1}]
+
+    def test_of_equally_long_texts_the_first_is_looked_for_first(self) -> None:
+        for first, second in (("3 4", "4 5"), ("4 5", "3 4")):
+            assert dependencies([("a", "?", first), ("b", "?", second), ("c", "So: 3 4 5", "Hm")])[2] == {0}
+
+    def test_answers_may_stand_side_by_side(self) -> None:
+        turns = [("a", "?", "42"), ("b", "?", "42"), ("c", "Two say: 42 42", "Hm"), ("c", "One says: 42", "Hm")]
+        assert dependencies(turns)[2:] == [{0, 1}, {1}]
+
+    def test_what_stands_beside_a_quote_is_read_word_by_word(self) -> None:
+        quote = "Apples and pears, as we have seen before, are fine"
+        around = "x y z w", "y z w v"
+        for prompt in (f"42. {quote}", f"{quote}. 42", f"{quote}. 42. {quote}"):
+            assert dependencies([("a", "?", "42"), ("b", "?", quote), ("c", prompt, "Hm")])[2] == {0, 1}
+        for said, prompt in (
+            (f"{around[0]} Apples b c d e f", f"{around[0]} {quote}"),
+            (f"{around[0]} A b c d e f", f"{around[0]} {quote}"),
+            (f"a b c d e fine {around[1]}", f"{quote} {around[1]}"),
+            (f"a b c d f e {around[1]}", f"{quote} {around[1]}"),
+        ):  # four words in a row of ten do not show it, five would
+            assert dependencies([("a", "?", said), ("b", "?", quote), ("c", prompt, "Hm")])[2] == {1}
 
     def test_words_of_another_agent_are_not_those_of_the_program(self) -> None:
         """Else who says the same later, without having seen them, would have brought nothing."""
@@ -297,6 +345,8 @@ class TestWhatIsLookedFor:
         last = ("d", "Somebody holds: the pears are ripe now.", "Hm")
         assert dependencies([("a", "?", first), ("b", f"a: {first}", "Hm"), ("c", "?", later), last])[3] == {2}
         assert dependencies([("a", "?", first), ("b", first, "Hm"), ("c", "?", later), last])[3] == {2}
+        longer = f"{first} and so are all of the plums"  # of which b is shown a part
+        assert dependencies([("a", "?", longer), ("b", first, "Hm"), ("c", "?", later), last])[3] == {2}
 
     def test_words_that_the_program_showed_others_before_are_nobodys(self) -> None:
         rule, quoting = "Reply with yes or no, and nothing else.", Quoting()
@@ -304,6 +354,159 @@ class TestWhatIsLookedFor:
         action = make_action(text="Maybe: Reply with yes or no, and go.")
         quoting.note(action, {"role": "assistant", "content": action.text}, Chat((user("?"),)))
         assert not quoting.seen([f"Odd? {rule}"], [], [action])
+
+
+RULE = "then say yes or no at once"
+
+
+class TestWordsThatAProgramHasShown:
+    """Words that a program showed before an action are its own, unless they stand apart from those around them."""
+
+    def found(self, said: str, asked: str, before: Sequence[str], after: Sequence[str], prompt: str) -> bool:
+        """Whether a prompt shows an action of an agent that was asked something.
+
+        Args:
+            before: lines that the program showed others before the action, and ``after`` after it.
+        """
+        quoting, action = Quoting(), make_action(text=said)
+        assert not quoting.seen(before, [], [])
+        quoting.note(action, {"role": "assistant", "content": said}, Chat((user(asked),)))
+        assert not quoting.seen(after, [], [action])
+        return bool(quoting.seen([prompt], [], [action]))
+
+    @pytest.mark.parametrize(
+        ("before", "after", "prompt", "found"),
+        [
+            ([RULE], [], RULE, False),
+            ([RULE], [], "then say yes or no", True),  # nothing of what stood around it
+            ([RULE], [], "then say yes or no: that is b", True),
+            ([RULE], [], f"First, {RULE}", False),
+            ([f"First, {RULE}"], [], "First, then say yes or no", False),
+            ([f"First, {RULE}"], [], "First, then say yes or no. Hm", False),
+            ([RULE], [], "First, then say yes or no at last", False),
+            ([], [], RULE, True),
+            (["yes or no at once", "then say yes or"], [], RULE, True),  # not all of it was shown
+            (["then say yes or no"], [], RULE, True),  # nothing around it was
+            (["then say yes or no"], ["yes or no at once"], RULE, True),  # or not before
+            (["then say yes or no", "First then say yes"], ["yes or no at once"], f"First {RULE}", False),
+            (["yes or no at once", "then say yes or"], ["say yes or no"], RULE, True),  # not all of it was shown before
+        ],
+    )
+    def test_a_piece_of_them_is_theirs(self, before: list[str], after: list[str], prompt: str, found: bool) -> None:
+        assert self.found("then say yes or no", "say yes or no", before, after, prompt) is found
+
+    @pytest.mark.parametrize(
+        ("said", "shown"),
+        [
+            ("no", "x y z no"), ("no", "x y no z"), ("no", "x no y z"), ("no", "no x y z"),
+            ("or no", "x y or no"), ("or no", "x or no y"), ("or no", "or no x y"),
+            ("yes or no", "x yes or no"), ("yes or no", "yes or no x"),
+        ],
+    )  # fmt: skip
+    def test_so_is_a_word_or_two_within_four_of_them(self, said: str, shown: str) -> None:
+        assert not self.found(said, "?", [shown], [], f"a b {shown} c d")
+        assert not self.found(said, "?", [shown], [], shown)
+        assert self.found(said, "?", [shown], [], said)
+        assert self.found(said, "?", [shown], [], f"a b c {said} d e f")
+        assert self.found(said, "?", [shown.replace("x", "w")], [], f"a b {shown} c d")
+        assert self.found(said, "?", [], [], f"a b {shown} c d")
+
+    def test_so_is_a_part_that_holds_no_others(self) -> None:
+        rule, said = "pick ripe pears first", "I pick ripe pears first then go"
+        assert not self.found(said, "?", [rule], [], rule)
+        assert self.found(said, "?", [], [], rule)
+        assert self.found(said, "?", [rule], [], f"They {rule} then")
+
+
+def words(letter: str, first: int, last: int) -> str:
+    """Return words that stand nowhere else.
+
+    >>> words("x", 1, 3)
+    'x1 x2 x3'
+    """
+    return " ".join(f"{letter}{number}" for number in range(first, last + 1))
+
+
+def shows(prompt: str, *texts: str) -> set[int]:
+    """Return which of some texts a prompt shows, each of an agent of its own that saw nothing."""
+    turns = [(f"agent {number}", "?", text) for number, text in enumerate(texts)]
+    return dependencies([*turns, ("reader", prompt, "Hm")])[-1]
+
+
+class TestPartsOfSeveral:
+    """Of parts that overlap the longest counts first, and of the others what is left."""
+
+    def test_what_is_left_behind_a_longer_one_counts(self) -> None:
+        first, second = f"{words('x', 0, 11)} end", f"{words('x', 9, 11)} {words('y', 1, 3)} {words('z', 1, 3)}"
+        prompt = f"{words('x', 1, 11)} {words('y', 1, 3)}. And {words('z', 1, 3)}"
+        assert shows(prompt, first, second) == {0, 1}  # six of its nine words, in two parts
+        assert shows(prompt.replace("y3", ""), first, second) == {0}  # two words are no part
+
+    def test_what_is_left_before_a_longer_one_counts(self) -> None:
+        first, second = f"end {words('x', 1, 12)}", f"{words('z', 1, 3)} {words('y', 1, 3)} {words('x', 1, 3)}"
+        prompt = f"{words('z', 1, 3)} and {words('y', 1, 3)} {words('x', 1, 11)}"
+        assert shows(prompt, first, second) == {0, 1}
+        assert shows(prompt.replace("y1", ""), first, second) == {0}
+
+    def test_what_is_left_between_two_counts(self) -> None:
+        first, second = f"end {words('x', 1, 15)}", f"{words('c', 1, 12)} end"
+        between = f"{words('y', 1, 4)} {words('x', 1, 2)}"
+        prompt = f"{words('c', 1, 12)} {words('y', 1, 4)} {words('x', 1, 14)}"
+        assert shows(prompt, first, second, f"{between} end") == {0, 1, 2}  # four of seven words
+        assert shows(prompt, first, second, f"a {words('c', 10, 12)} {between} b") == {0, 1}  # four of eleven
+
+    def test_a_part_of_one_piece_is_not_cut_out_of_another(self) -> None:
+        quote = f"{words('q', 1, 40)}"
+        first, second = f"{words('x', 1, 9)} end", f"end {words('y', 1, 6)}"
+        for prompt in (
+            f"{words('x', 1, 9)} {quote} {words('y', 1, 5)}",
+            f"{words('y', 1, 5)} {quote} {words('x', 1, 9)}",
+        ):
+            assert shows(prompt, first, second, quote) == {0, 1, 2}
+
+    def test_the_longest_is_looked_for_first(self) -> None:
+        first, second = f"{words('x', 1, 8)} {words('z', 1, 3)} e", f"{words('x', 6, 8)} {words('y', 1, 5)}"
+        prompt = f"{words('x', 1, 8)} {words('y', 1, 2)}"
+        for said in (first, second), (second, first):
+            assert shows(prompt, *said) == {said.index(first)}
+            assert shows(f"{prompt}. And {words('z', 1, 3)}", *said) == {said.index(first)}
+
+    def test_a_part_that_begins_like_a_longer_one_of_another_is_of_that(self) -> None:
+        shared = words("s", 1, 4)
+        first, second = f"{shared} end {words('x', 1, 9)}", f"{shared} {words('y', 1, 5)} end"
+        assert shows(f"{words('x', 1, 9)}. But {shared} {words('y', 1, 3)}", first, second) == {0, 1}
+
+    def test_words_may_be_left_out_between_parts(self) -> None:
+        said = f"{words('x', 1, 3)} and {words('x', 4, 6)} and {words('x', 7, 9)}"
+        assert shows(words("x", 1, 9), said) == {0}
+        assert shows(words("x", 1, 6), said) == set()  # six of eleven words, where eight would show it
+
+    def test_who_is_quoted_in_part_in_a_part_is_seen(self) -> None:
+        first = f"{words('x', 1, 5)} end"
+        second = f"{words('x', 1, 4)} {words('y', 1, 9)} end"
+        turns = [
+            ("a", "?", first),
+            ("b", f"a: {first}", second),
+            ("c", f"b: {words('x', 1, 4)} {words('y', 1, 9)}", "Hm"),
+        ]
+        assert dependencies(turns) == [set(), {0}, {0, 1}]
+
+    def test_what_is_quoted_in_a_quote_is_seen_wherever_else_its_author_is_quoted(self) -> None:
+        quoting, letter = Quoting(), words("z", 1, 30)
+        first = make_action("a", text="pears")
+        second = make_action("b", call=1, index=1, sees=(first.id,), text=f"{words('x', 1, 6)} pears")
+        third = make_action("c", call=2, index=2, sees=(first.id, second.id), text=f"They say {second.text} so far")
+        calls = [{"function": {"name": "send", "arguments": {"letter": letter}}}]
+        told = {"role": "assistant", "content": second.text, "tool_calls": calls}
+        quoting.note(second, told, Chat((user("?"),)))
+        actions = [first, second, third]
+        assert quoting.seen([f"b: {letter} c: {third.text}"], [], actions) == {action.id for action in actions}
+
+    def test_words_that_one_was_asked_with_are_no_part_of_its_own(self) -> None:
+        asked = words("p", 1, 3)
+        said = f"{asked} {words('n', 1, 4)}"
+        assert dependencies([("a", asked, said), ("b", f"{asked} n1. Then {words('n', 2, 4)}", "Hm")])[1] == {0}
+        assert dependencies([("a", asked, said), ("b", f"{asked} or {words('n', 2, 4)}", "Hm")])[1] == set()
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,8 @@ class Speech:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a text stands: in which piece, and from which character to which; its spaces included."""
+    """Where a text stands: in which piece, and from which character to which, its spaces included; of a part, from
+    which word to which."""
 
     piece: int
     start: int
@@ -177,37 +178,30 @@ class _Reading:
 
     def __init__(self, shown: Mapping[str, frozenset[str]], given: Sequence[str], texts: Iterator[str]) -> None:
         self._shown, self._given = shown, [text for text in given if text.strip()]
-        self.pieces = [text for text in texts if text.strip()]
+        self.pieces = list(texts)
 
-    def authors(self, speeches: Sequence[Speech], done: set[str] | None = None) -> set[str]:
-        """Return the ids of the actions that have said something here, or in what others quote of them.
-
-        Args:
-            done: actions whose quotes have been read already.
-        """
-        done = set() if done is None else done
+    def authors(self, speeches: Sequence[Speech]) -> set[str]:
+        """Return the ids of the actions that have said something here, or in what others quote of them."""
         found = dict[str, tuple[Speech, list[str]]]()  # and what of it stands here
         by_text = dict[str, list[Speech]]()
         for speech in speeches:
             for text in speech.texts:
                 by_text.setdefault(text, []).append(speech)
-        for text in sorted({*by_text, *self._given}, key=len, reverse=True):
+        for text in sorted(dict.fromkeys([*by_text, *self._given]), key=len, reverse=True):
             for speech in self._whole(text, by_text.get(text, [])):
                 found.setdefault(speech.action.id, (speech, []))[1].append(text)
         for speech, parts in self._in_parts(speeches):
             found.setdefault(speech.action.id, (speech, []))[1].extend(parts)
         quoted = set[str]()
-        for name, (speech, texts) in found.items():
+        for speech, texts in found.values():
             others = [one for one in speeches if one.action.id in speech.action.sees]
-            if others and name not in done:
-                done.add(name)
-                quoted |= _Reading(self._shown, self._given, iter(texts)).authors(others, done)
+            quoted |= _Reading(self._shown, self._given, iter(texts)).authors(others)
         return {*found, *quoted}
 
     def _whole(self, text: str, speeches: Sequence[Speech]) -> list[Speech]:
         """Cut out a text where it stands as a whole; each place counts for one of those who said just that."""
         places, left = list(self._places(text)), list(speeches)
-        cut = places if text in self._given and not speeches else places[:1] if text in self._given else []
+        cut = places[: 1 if speeches else len(places)] if text in self._given else []
         for place in places[len(cut) :]:
             able = self._unexplained(place, text, speeches)
             waiting = [speech for speech in able if speech in left]
@@ -228,32 +222,24 @@ class _Reading:
     def _unexplained(self, place: _Place, text: str, speeches: Sequence[Speech]) -> list[Speech]:
         """Return those whose words these may be: for the others they are a piece of more words in a row, which had been
         shown before the action."""
-        inside, across = self._around(place, text)
-        longer = [self._shown[window] for window in across if window in self._shown]
-        within = [self._shown.get(window) for window in inside]
-        if not longer or None in within:
-            return list(speeches)
-        names = [(speech, speech.action.id) for speech in speeches]
+        longer, within = self._across(place, text), list(_windows(text.split(), WINDOW))
         return [
             speech
-            for speech, name in names
-            if all(name in there for there in longer) or any(name in there for there in within if there is not None)
+            for speech in speeches
+            if not any(self._known(window, speech) for window in longer)
+            or not all(self._known(window, speech) for window in within)
         ]
 
-    def _around(self, place: _Place, text: str) -> tuple[list[str], list[str]]:
-        """Return the windows in a text, and those that reach beyond it where it stands."""
+    def _across(self, place: _Place, text: str) -> list[str]:
+        """Return the windows that reach beyond a text where it stands, and hold as much of it as such windows can."""
         piece, words = self.pieces[place.piece], text.split()
-        before = piece[: place.start].rsplit(None, WINDOW - 1)[1 - WINDOW :]
-        after = piece[place.end :].split(None, WINDOW - 1)[: WINDOW - 1]
-        if len(words) >= WINDOW:
-            ends = [[*before[-1:], *words[: WINDOW - 1]], [*words[1 - WINDOW :], *after[:1]]]
-            return list(_windows(words, WINDOW)), [" ".join(end) for end in ends if len(end) == WINDOW]
-        around = [*before, *words, *after]
-        first = max(0, len(before) + len(words) - WINDOW)
-        last = min(len(before), len(around) - WINDOW)
-        return [], [" ".join(around[at : at + WINDOW]) for at in range(first, last + 1)]
+        before, after = _last(piece[: place.start], WINDOW - 1), _first(piece[place.end :], WINDOW - 1)
+        start, end, most = len(before), len(before) + len(words), min(len(words), WINDOW - 1)
+        windows = enumerate(_windows([*before, *words, *after], WINDOW))
+        return [window for at, window in windows if min(at + WINDOW, end) - max(at, start) == most]
 
     def _known(self, window: str, speech: Speech) -> bool:
+        """Return whether words were shown before an action."""
         there = self._shown.get(window)
         return there is not None and speech.action.id not in there
 
@@ -261,8 +247,8 @@ class _Reading:
         """Return whose words these are, of those who said the same: who is named before them last, and together with
         whom; or who is named first after them; or who spoke last."""
         piece = self.pieces[place.piece]
-        before = f" {' '.join(piece[: place.start].rsplit(None, NEAR)[-NEAR:])} "
-        after = f" {' '.join(piece[place.end :].split(None, NEAR)[:NEAR])} "
+        before = f" {' '.join(_last(piece[: place.start], NEAR))} "
+        after = f" {' '.join(_first(piece[place.end :], NEAR))} "
         if not any(speech.role in before for speech in speeches):
             named = [speech for speech in speeches if speech.role in after] or list(speeches)
             return [max(named, key=lambda speech: (-after.find(speech.role), speech.action.index))]
@@ -276,31 +262,26 @@ class _Reading:
 
     def _in_parts(self, speeches: Sequence[Speech]) -> Iterator[tuple[Speech, list[str]]]:
         """Cut out what stands here of actions that were edited or cut, the longest stretch first."""
-        here = {window for piece in self.pieces for window in _windows(piece.split(), FEW)}
+        self._words = [piece.split() for piece in self.pieces]
+        here = {window for words in self._words for window in _windows(words, FEW)}
         able = [speech for speech in speeches if not speech.windows.isdisjoint(here)]
         parts = [(speech, places) for speech in able if (places := self._shown_by(speech, self._stretches(speech)))]
-        parts.sort(key=lambda part: (_longest(part[1]), part[0].action.index), reverse=True)
+        parts.sort(key=lambda part: (self._longest(part[1]), part[0].action.index), reverse=True)
         inside, cut = _within_others([places for _, places in parts]), list[_Place]()
         for number, (speech, places) in enumerate(parts):
-            left = (piece for place in places if (number, place) not in inside for piece in self._left(place, cut))
+            left = (piece for place in places if (number, place) not in inside for piece in _left(place, cut))
             found = self._shown_by(speech, left)
             if found:
                 yield speech, self._at(found)
                 cut += found
-        self._cut(cut)
+        pieces = [_Place(number, 0, len(words)) for number, words in enumerate(self._words)]
+        self.pieces = self._at([left for piece in pieces for left in _left(piece, cut)])
 
-    def _left(self, place: _Place, cut: Sequence[_Place]) -> Iterator[_Place]:
-        """Yield what places that are cut leave of another one, where that is long enough to be a part."""
-        start = place.start
-        others = sorted((one.start, one.end) for one in cut if one.piece == place.piece)
-        for begins, ends in [*others, (place.end - 1, place.end)]:
-            end = min(begins + 1, place.end)
-            if self.pieces[place.piece].count(" ", start, end) > FEW:
-                yield _Place(place.piece, start, end)
-            start = max(start, ends - 1)
+    def _at(self, places: Iterable[_Place]) -> list[str]:
+        return [f" {' '.join(self._words[place.piece][place.start : place.end])} " for place in places]
 
-    def _at(self, places: Sequence[_Place]) -> list[str]:
-        return [self.pieces[place.piece][place.start : place.end] for place in places]
+    def _longest(self, places: Sequence[_Place]) -> int:
+        return max(map(len, self._at(places)))
 
     def _shown_by(self, speech: Speech, stretches: Iterable[_Place]) -> list[_Place]:
         """Return those stretches of an action that hold words of its own, if they show it."""
@@ -310,17 +291,13 @@ class _Reading:
 
     def _stretches(self, speech: Speech) -> Iterator[_Place]:
         """Yield where stretches of an action stand."""
-        for number, piece in enumerate(self.pieces):
-            at, start, end = 0, 0, -1
-            for window in _windows(piece.split(), FEW):
+        for number, words in enumerate(self._words):
+            found = list[_Place]()
+            for at, window in enumerate(_windows(words, FEW)):
                 if window in speech.windows:
-                    if at >= end >= 0:
-                        yield _Place(number, start, end)
-                    start = at if at >= end else start
-                    end = at + len(window) + 2
-                at += window.index(" ") + 1
-            if end >= 0:
-                yield _Place(number, start, end)
+                    start = found.pop().start if found and at < found[-1].end else at
+                    found.append(_Place(number, start, at + FEW))
+            yield from found
 
     def _own(self, text: str, speech: Speech) -> bool:
         """Return whether an action has brought words: they were shown neither to it nor anywhere before."""
@@ -329,36 +306,57 @@ class _Reading:
         return not known and speech.new_words(text, self._given) > 0
 
     def _cut(self, places: Sequence[_Place]) -> None:
-        """Cut places out of the pieces."""
+        """Cut places out of the pieces.
+
+        Args:
+            places: in their order.
+        """
         ends = dict[int, list[tuple[int, int]]]()
         for place in places:
             ends.setdefault(place.piece, []).append((place.start, place.end))
         pieces = list[str]()
         for number, piece in enumerate(self.pieces):
             at = 0
-            for start, end in sorted(ends.get(number, [])):
+            for start, end in ends.get(number, []):
                 pieces.append(piece[at : start + 1])
                 at = end - 1
             pieces.append(piece[at:])
-        self.pieces = [piece for piece in pieces if piece.strip()]
+        self.pieces = pieces
 
 
 def _within_others(parts: Sequence[Sequence[_Place]]) -> set[tuple[int, _Place]]:
     """Return the places of each action that lie within longer ones of another action."""
-    within, begun = set[tuple[int, _Place]](), list[tuple[int, _Place]]()  # those that begun ones may lie in
+    within, begun = set[tuple[int, _Place]](), list[_Place]()  # those that begun ones may lie in
     for number, place in sorted(
         ((number, place) for number, places in enumerate(parts) for place in places),
         key=lambda one: (one[1].piece, one[1].start, -one[1].end),
     ):
-        begun = [one for one in begun if one[1].piece == place.piece and one[1].end >= place.end]
-        if any(other != number and (one.start, one.end) != (place.start, place.end) for other, one in begun):
+        begun = [one for one in begun if one.piece == place.piece and one.end >= place.end]
+        if any(one != place for one in begun):
             within.add((number, place))
-        begun.append((number, place))
+        begun.append(place)
     return within
 
 
-def _longest(places: Sequence[_Place]) -> int:
-    return max(place.end - place.start for place in places)
+def _left(place: _Place, cut: Sequence[_Place]) -> Iterator[_Place]:
+    """Yield what parts that are cut leave of another one, where that is long enough to be a part."""
+    start = place.start
+    others = sorted((one.start, one.end) for one in cut if one.piece == place.piece)
+    for begins, ends in [*others, (place.end, place.end)]:
+        end = min(begins, place.end)
+        if end - start >= FEW:
+            yield _Place(place.piece, start, end)
+        start = max(start, ends)
+
+
+def _first(text: str, count: int) -> list[str]:
+    """Return the first words of a text."""
+    return text.split(None, count)[:count]
+
+
+def _last(text: str, count: int) -> list[str]:
+    """Return the last words of a text."""
+    return text.rsplit(None, count)[-count:]
 
 
 def _windows(words: Sequence[str], size: int) -> Iterator[str]:
