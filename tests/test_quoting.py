@@ -437,14 +437,14 @@ class TestPartsOfSeveral:
     """Of parts that overlap the longest counts first, and of the others what is left."""
 
     def test_what_is_left_behind_a_longer_one_counts(self) -> None:
-        first, second = f"{words('x', 0, 11)} end", f"{words('x', 9, 11)} {words('y', 1, 3)} {words('z', 1, 3)}"
-        prompt = f"{words('x', 1, 11)} {words('y', 1, 3)}. And {words('z', 1, 3)}"
-        assert shows(prompt, first, second) == {0, 1}  # six of its nine words, in two parts
+        first, second = f"{words('x', 0, 11)} end", f"{words('x', 10, 11)} {words('y', 1, 3)} {words('z', 1, 4)}"
+        prompt = f"{words('x', 1, 11)} {words('y', 1, 3)}. And {words('z', 1, 4)}"
+        assert shows(prompt, first, second) == {0, 1}  # seven of its nine words, in two parts
         assert shows(prompt.replace("y3", ""), first, second) == {0}  # two words are no part
 
     def test_what_is_left_before_a_longer_one_counts(self) -> None:
-        first, second = f"end {words('x', 1, 12)}", f"{words('z', 1, 3)} {words('y', 1, 3)} {words('x', 1, 3)}"
-        prompt = f"{words('z', 1, 3)} and {words('y', 1, 3)} {words('x', 1, 11)}"
+        first, second = f"end {words('x', 1, 12)}", f"{words('z', 1, 4)} {words('y', 1, 3)} {words('x', 1, 2)}"
+        prompt = f"{words('z', 1, 4)} and {words('y', 1, 3)} {words('x', 1, 11)}"
         assert shows(prompt, first, second) == {0, 1}
         assert shows(prompt.replace("y1", ""), first, second) == {0}
 
@@ -480,6 +480,22 @@ class TestPartsOfSeveral:
         said = f"{words('x', 1, 3)} and {words('x', 4, 6)} and {words('x', 7, 9)}"
         assert shows(words("x", 1, 9), said) == {0}
         assert shows(words("x", 1, 6), said) == set()  # six of eleven words, where eight would show it
+
+    def test_each_word_of_a_part_counts_once(self) -> None:
+        said = words("x", 1, 12)
+        assert (
+            shows(f"{words('x', 1, 3)} and {words('x', 5, 8)}", said) == set()
+        )  # seven words, where eight would show it
+        assert shows(f"{words('x', 1, 3)} and {words('x', 5, 9)}", said) == {0}
+
+    def test_words_that_one_has_only_repeated_stay_those_of_another(self) -> None:
+        shared = f"{words('x', 5, 6)} w"
+        turns = [
+            ("a", "?", words("x", 1, 20)),
+            ("b", f"{shared}?", f"{words('y', 1, 9)} {shared} end"),
+            ("c", f"{words('y', 1, 9)}. And {words('x', 1, 6)} w", "Hm"),
+        ]
+        assert dependencies(turns) == [set(), set(), {0, 1}]
 
     def test_who_is_quoted_in_part_in_a_part_is_seen(self) -> None:
         first = f"{words('x', 1, 5)} end"

@@ -233,7 +233,7 @@ class _Reading:
     def _across(self, place: _Place, text: str) -> list[str]:
         """Return the windows that reach beyond a text where it stands, and hold as much of it as such windows can."""
         piece, words = self.pieces[place.piece], text.split()
-        before, after = _last(piece[: place.start], WINDOW - 1), _first(piece[place.end :], WINDOW - 1)
+        before, after = _last(piece[: place.start], WINDOW), _first(piece[place.end :], WINDOW)
         start, end, most = len(before), len(before) + len(words), min(len(words), WINDOW - 1)
         windows = enumerate(_windows([*before, *words, *after], WINDOW))
         return [window for at, window in windows if min(at + WINDOW, end) - max(at, start) == most]
