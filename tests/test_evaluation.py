@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from marft.evaluation.intervals import mean_interval, paired_difference, wilson
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.game.agents import Agent
+from marft.game.game import Attempt
 from marft.game.organizations.chain import Chain
 from marft.game.team import Team
 from marft.rollouts import LocalRollouts
@@ -192,6 +194,54 @@ def test_attempts_stand_task_by_task_and_each_hears_the_messages_of_its_own_dono
     assert [one.stream for one in heard] == ["test/sampled"] * 2
     assert [one.messages["0/a/0"] for one in heard] == ["d0: None", "d1: None"]
     assert set(heard[0].messages) == {"0/a/0", "0/b/0"}
+
+
+class Telling:
+    """Stands in for rollouts: every task is solved, and what was asked for is kept."""
+
+    def __init__(self) -> None:
+        sampling = Sampling(temperature=0.7)
+        self.team = Team((Agent(Profile("a", "Act."), policy="a", sampling=sampling),), Chain())
+        self.asked: list[tuple[list[Attempt], Team]] = []
+
+    def play(self, attempts: list[Attempt], team: Team, on_done: Callable[[Episode], None]) -> list[Episode]:
+        self.asked.append((attempts, team))
+        episodes = [played(one.task.id, True, 1.0, stream=one.stream) for one in attempts]
+        for episode in episodes:
+            on_done(episode)
+        return episodes
+
+
+def test_every_task_is_played_once_in_the_mode_and_split_that_were_asked_for() -> None:
+    rollouts: Any = Telling()
+    tasks, done = [Task("x", "?"), Task("y", "?")], list[Episode]()
+    donors = [played("d0"), played("d1")]
+    found, episodes = evaluate(
+        rollouts,
+        "last",
+        "greedy",
+        tasks,
+        split="validation",
+        messages_from=donors,
+        on_done=done.append,
+    )
+    assert (found.checkpoint, found.mode, found.split, found.shuffled_messages) == (
+        "last",
+        "greedy",
+        "validation",
+        True,
+    )
+    assert (found.tasks, found.attempts, list(found.agents)) == (2, 1, ["a"])
+    assert [episode.stream for episode in episodes] == ["validation/greedy"] * 2
+    assert done == episodes
+    ((attempts, team),) = rollouts.asked
+    assert [(one.task.id, one.sample, one.messages["0/a/0"]) for one in attempts] == [
+        ("x", 0, "d0: None"), ("y", 0, "d1: None"),
+    ]  # fmt: skip
+    assert team.agents[0].sampling.temperature == 0.0
+    own, _ = evaluate(rollouts, "base", "sampled", tasks)
+    assert (own.checkpoint, own.mode, own.split, own.shuffled_messages) == ("base", "sampled", "test", False)
+    assert rollouts.asked[1][1] is rollouts.team
 
 
 def test_a_seed_gives_the_same_donors_in_every_version() -> None:

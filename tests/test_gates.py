@@ -125,8 +125,8 @@ def test_a_cohort_goes_by_values_of_100_characters_at_most_in_their_order_and_da
 
 
 def test_digests_and_numbers_with_a_point_make_no_cohorts_and_what_follows_them_does() -> None:
-    data = {"content_digest": "d", "share": 0.5, "level": 1, 3: "odd", "kind": "a", "hard": True}
-    fields = fields_of([Task(name, "?", data) for name in "ab"])  # type: ignore[arg-type]
+    data: Any = {"content_digest": "d", "share": 0.5, "level": 1, 3: "odd", "kind": "a", "hard": True}
+    fields = fields_of([Task(name, "?", data) for name in "ab"])
     assert list(fields) == ["level", "kind", "hard"]
     assert fields["hard"] == {"a": "True", "b": "True"}
 

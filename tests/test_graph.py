@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -106,9 +107,10 @@ def test_agents_have_lanes_from_above_in_the_order_of_their_first_actions_and_ea
     assert [(text.get_text(), text.xy) for text in axes.texts] == [  # type: ignore[attr-defined]
         ("0.1", (0.5, 1)), ("1.2", (2.5, 0)), ("2.3", (4.5, 1)),
     ]  # fmt: skip
-    assert {(text.get_ha(), text.get_va(), text.get_fontsize(), text.get_color()) for text in axes.texts} == {
-        ("center", "center", 7.0, "white")
-    }
+    assert {
+        (text.get_horizontalalignment(), text.get_verticalalignment(), text.get_fontsize(), text.get_color())
+        for text in axes.texts
+    } == {("center", "center", 7.0, "white")}
     assert all(text.get_clip_on() and text.get_clip_box() for text in axes.texts)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
     assert list(axes.get_yticks()) == [0, 1]
@@ -138,7 +140,7 @@ def test_an_arrow_leads_from_the_end_of_what_was_seen_to_the_beginning_of_the_ac
     figure = draw(episode())
     figure.draw_without_rendering()
     arrows = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]
-    paths = [arrow.get_path().vertices.tolist() for arrow in arrows]
+    paths = [np.asarray(arrow.get_path().vertices).tolist() for arrow in arrows]
     assert [path[0] for path in paths] == [pytest.approx([1.0, 2.0]), pytest.approx([2.0, 1.0])]
     assert [path[2] for path in paths] == [pytest.approx([2.0, 0.0], abs=0.03)] * 2
     assert all(path[1][0] < (path[0][0] + path[2][0]) / 2 for path in paths), "bent to the left"
@@ -153,7 +155,7 @@ def test_an_action_that_took_no_time_can_be_seen_and_what_was_seen_elsewhere_has
     assert [box.get_width() for box in boxes_of(figure)] == pytest.approx([0.004 * 10.02, 6.0, 0.004 * 10.02])
     figure.draw_without_rendering()
     (arrow,) = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]
-    assert arrow.get_path().vertices.tolist()[0] == pytest.approx([10.0, 1.0])
+    assert np.asarray(arrow.get_path().vertices).tolist()[0] == pytest.approx([10.0, 1.0])
 
 
 def test_colors_of_more_than_ten_agents_begin_anew() -> None:

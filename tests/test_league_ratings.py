@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -119,7 +119,8 @@ def posterior(place: Floats, tallies: list[Tally], drawn: bool) -> float:
 
 
 def likeliest(players: int, tallies: list[Tally]) -> list[tuple[float, float]]:
-    """Elo and half of its interval, slowly: by Newton's method with differences in place of derivatives."""
+    """Elo and half of its interval, slowly: by Newton's method with differences in place of derivatives, and steps that
+    are halved until they lead upward."""
     drawn = any(tally.drawn for tally in tallies)
     size, h = players + drawn, 1e-3
     place, axes = np.zeros(size), h * np.eye(players + drawn)
@@ -127,10 +128,15 @@ def likeliest(players: int, tallies: list[Tally]) -> list[tuple[float, float]]:
     def at(*moves: Floats) -> float:
         return posterior(place + sum(moves), tallies, drawn)
 
-    for _ in range(30):
+    for _ in range(60):
         slope = np.array([(at(a) - at(-a)) / (2 * h) for a in axes])
         bend = np.array([[at(a, b) - at(a, -b) - at(-a, b) + at(-a, -b) for b in axes] for a in axes]) / (4 * h * h)
-        place = place - np.linalg.solve(bend, slope)
+        step = -np.linalg.solve(bend, slope)
+        while np.abs(step).max() > 1e-9 and at(step) < at():
+            step = step / 2
+        if np.abs(step).max() < 1e-9:
+            break
+        place = place + step
     centre = np.eye(players) - 1 / players
     spread = centre @ np.linalg.inv(-bend)[:players, :players] @ centre
     values, widths = SCALE * centre @ place[:players], 1.959964 * SCALE * np.sqrt(spread.diagonal())
@@ -143,6 +149,8 @@ def likeliest(players: int, tallies: list[Tally]) -> list[tuple[float, float]]:
         (2, [Tally(0, 1, won=3, lost=1)]), (2, [Tally(0, 1, won=2, drawn=3, lost=1)]), (2, [Tally(1, 0, won=10)]),
         (3, [Tally(0, 1, 3, 0, 1), Tally(2, 0, 1, 2, 4), Tally(1, 2, 2, 1, 0)]), (2, [Tally(0, 1, drawn=5)]),
         (4, [Tally(0, 1, 5, 0, 2), Tally(1, 2), Tally(2, 0, 1, 0, 1)]),  # one has not played at all
+        (2, [Tally(0, 1, 100, 1, 100)]),
+        (3, [Tally(0, 1, won=11_336), Tally(0, 2, drawn=5), Tally(1, 2, drawn=11)]),  # whole steps of Newton's lead away
     ],
 )  # fmt: skip
 def test_ratings_and_intervals_are_those_of_the_slow_reference(players: int, tallies: list[Tally]) -> None:
@@ -299,7 +307,7 @@ class Played:
         told = [Observation("…", {"north": "You hold K.", "south": "You hold J. They bet."})] * 2
         half = (paid or 0.0) / 2  # is paid to the team, and half to each side
         steps = (Transition(told[0], half), Transition(told[1], 0.0, {"north": half, "south": -half}))
-        status = "terminated" if paid is not None else "failed"
+        status: Literal["terminated", "failed"] = "terminated" if paid is not None else "failed"
         return Episode(attempt.task, attempt.stream, attempt.sample, actions + other, status, steps, error="it broke")
 
 
@@ -374,6 +382,8 @@ class TestLeague:
         run, folder = with_versions(tmp_path, 1, 2)
         found = league_of(run, folder, 2, 8, lambda _=None: None)
         assert [pairing.tally.matches for pairing in found.pairings] == [0, 2, 2]
+        assert [pairing.on_first_side.matches for pairing in found.pairings] == [0, 1, 1]
+        assert (found.pairings[0].points, found.pairings[0].failed) == (0.0, 2)
         assert found.notes == ["2 of 6 matches could not be scored, and count for nobody"]
 
     def test_other_games_between_two_sides_have_leagues_too(
