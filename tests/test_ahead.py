@@ -18,6 +18,7 @@ from marft.ahead.capacity import end_of_room
 from marft.ahead.clock import Clock
 from marft.ahead.gathering import Ahead, Synchronous
 from marft.ahead.groups import Group, oldest
+from marft.ahead.imagining import Imagining
 from marft.ahead.keeping import read_groups, write_groups
 from marft.ahead.opening import open_gathering
 from marft.ahead.producer import Producer
@@ -25,7 +26,9 @@ from marft.ahead.reuse import Reusing
 from marft.collection import attempts_at
 from marft.config import RunSettings
 from marft.errors import RunError
+from marft.league.gathering import Against
 from marft.playing import Rollouts
+from marft.rollouts import LocalRollouts
 from marft.runs.changes import changes
 from marft.runs.checkpoints import State
 from marft.types import Episode, Versions
@@ -33,6 +36,7 @@ from tests.crews import told
 from tests.episodes import episodes, make_action
 from tests.helpers import settings
 from tests.playing_ahead import TASKS, FakeRollouts, ahead, ahead_of, fake, next_step
+from tests.test_league import league
 
 
 class TestCapacity:
@@ -255,9 +259,14 @@ class TestKeeping:
         assert later.numbers == rollouts.numbers[8:]
         assert other.credit_inputs[0].task.data == TASKS[int(other.credit_inputs[0].task.id[1:])].data
 
-    def test_a_damaged_list_of_groups_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "ahead.json").write_text('{"groups": [{"number": -1, "episodes": 0, "played": []}]}')
-        with pytest.raises(ValueError, match=r"ahead\.json holds what no run writes: groups"):
+    @pytest.mark.parametrize(("text", "told"), [
+        ('{"groups": [{"number": -1, "episodes": 0, "played": []}]}', "groups"),
+        ('{"groups": [{"number": 1, "episodes": 0, "played": [], "age": 2}]}', "groups"),
+        ('{"groups": [], "lag": 2}', "lag"),
+    ])  # fmt: skip
+    def test_a_damaged_list_of_groups_is_refused(self, text: str, told: str, tmp_path: Path) -> None:
+        (tmp_path / "ahead.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"ahead\.json holds what no run writes: {told}"):
             read_groups(tmp_path, TASKS, "ahead")
 
 
@@ -318,6 +327,16 @@ class TestReuse:
         assert len(rollouts.begun) == 8 + 6
         assert all(begun.outcome.done() for _, begun, _ in rollouts.begun)
 
+    def test_a_step_that_has_nothing_to_learn_from_is_passed_on_as_it_is(self) -> None:
+        _, gathering, state = self.steps(self.run(), 3)
+        rollouts = gathering._rollouts
+        rollouts.at_once = False
+        gathering.abandon(state)
+        for attempts, begun, version in rollouts.begun[-2:]:
+            begun.outcome.set_result([replace(rollouts.episode(one, version), status="failed") for one in attempts])
+        collection = gathering.collect(state, lambda _: None)
+        assert (len(collection.played), collection.credit_inputs) == (4, [])
+
     def test_what_an_abandoned_policy_played_is_not_learned_from_again(self) -> None:
         _, gathering, state = self.steps(self.run(), 3)
         gathering.abandon(state)
@@ -352,10 +371,32 @@ class TestRefusals:
         assert not changes(one, other)
         assert set(changes(one, ahead_of(1, "--rollout.reuse", "2"))) == {"rollout.reuse"}
 
+
+class TestOpening:
+    def test_with_a_lag_they_are_played_ahead(self) -> None:
+        rollouts: Any = fake(ahead_of(1))
+        assert isinstance(open_gathering(rollouts, TASKS, State(), None), Ahead)
+
     def test_without_a_lag_steps_are_played_when_they_come(self) -> None:
-        rollouts = cast("Rollouts", fake(settings("tiny")))
-        assert isinstance(open_gathering(rollouts, TASKS, State(), None), Synchronous)
-        assert isinstance(open_gathering(cast("Rollouts", fake(ahead_of(1))), TASKS, State(), None), Ahead)
+        rollouts: Any = fake(settings("tiny"))
+        rollouts.play = lambda attempts, **_: [rollouts.episode(attempt, 0) for attempt in attempts]
+        gathering = open_gathering(rollouts, TASKS, State(), None)
+        assert isinstance(gathering, Synchronous)
+        collection = gathering.collect(State(), lambda _: None)
+        assert [e.name for e in collection.played] == [e.name for e in _synchronous(rollouts.run, 0)]
+
+    def test_with_a_pool_each_task_is_played_against_a_version_of_it(self) -> None:
+        rollouts: Any = fake(league(Path("runs")))
+        rollouts.publish_versions = (published := dict[str, int]()).update
+        assert isinstance(open_gathering(rollouts, TASKS, State(), None), Against)
+        assert published == {"rival": 0}
+
+    def test_with_a_world_model_imagined_episodes_are_added(self) -> None:
+        rollouts = object.__new__(LocalRollouts)
+        rollouts.run = settings("tiny", "runs", dyna={}, algorithm={"name": "grpo"})
+        gathering = open_gathering(rollouts, TASKS, State(), None)
+        assert isinstance(gathering, Imagining)
+        assert gathering.seconds(0.5) == 0.5
 
 
 def test_idle_time_is_that_in_which_nothing_is_played() -> None:

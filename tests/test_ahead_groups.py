@@ -58,6 +58,13 @@ def test_what_is_kept_is_not_counted_among_the_equal_ones_that_a_step_may_come_b
     assert len(collection.recorded) == 2 * 7
 
 
+def test_without_dynamic_sampling_groups_of_equal_rewards_are_learned_from() -> None:
+    _, collection = next_step(ahead(rollouts := fake(ahead_of(1), pay=lambda _: 1.0)), rollouts, State())
+    assert "groups_discarded" not in collection.metrics
+    assert [episode.name for episode in collection.credit_inputs] == [episode.name for episode in collection.played]
+    assert len(collection.played) == 4
+
+
 def test_of_forks_nobody_hears_and_they_are_counted_recorded_and_learned_from() -> None:
     rollouts, heard = fake(ahead_of(1, *COMA)), list[str]()
     gathering = ahead(rollouts)
@@ -97,3 +104,31 @@ def test_of_groups_that_are_kept_it_is_known_which_were_played_and_which_forked(
     assert [(group.number, len(group.recorded)) for group in (one, other)] == [(4, 4), (6, 2)]
     assert [episode.name for episode in one.played] == [episode.name for episode in found[1:3]]
     assert list(other.played) == list(other.recorded[:1])
+
+
+def test_a_list_of_groups_can_be_read_by_people(tmp_path: Path) -> None:
+    rollouts = fake(ahead_of(1))
+    found = [rollouts.episode(attempt, 3) for attempt in attempts_at(rollouts.run, TASKS, 0, 0, 1)]
+    write_groups(tmp_path, [Group(4, found[1:], found)], "ahead")
+    assert (
+        (tmp_path / "ahead.json").read_text(encoding="utf-8")
+        == """\
+{
+  "groups": [
+    {
+      "number": 4,
+      "episodes": 2,
+      "played": [
+        1
+      ]
+    }
+  ]
+}
+"""
+    )
+
+
+def test_where_nothing_was_played_nothing_is_written_and_nothing_read(tmp_path: Path) -> None:
+    write_groups(tmp_path, [], "ahead")
+    assert list(tmp_path.iterdir()) == []
+    assert read_groups(tmp_path, TASKS, "ahead") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any, cast
 
 import pytest
@@ -30,6 +31,12 @@ def producing(rollouts: FakeRollouts) -> Iterator[Producer]:
 
 def plain() -> FakeRollouts:
     rollouts = fake(ahead_of(2))
+    rollouts.at_once = False
+    return rollouts
+
+
+def forked() -> FakeRollouts:
+    rollouts = fake(ahead_of(1, "--algorithm", "{name = 'coma'}"))
     rollouts.at_once = False
     return rollouts
 
@@ -65,6 +72,23 @@ class TestWhatItHas:
             producer.end()
         assert ended == [rollouts.begun[1][1]]
 
+    def test_whoever_waits_sleeps_until_one_of_the_groups_in_play_is_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rollouts, awaited = plain(), list[int]()
+
+        def wait(groups: list[Future[Group]], **_: object) -> None:
+            awaited.append(len(groups))
+            rollouts.finish(len(awaited))
+
+        monkeypatch.setattr(producers, "wait", wait)
+        with producing(rollouts) as producer:
+            for number in range(4):
+                producer.begin(number)
+            rollouts.finish(0)
+            producer.take(2)
+        assert awaited == [3, 2]
+
     @pytest.mark.parametrize("fails", [False, True])
     def test_nothing_is_played_from_when_the_last_group_is_over(self, fails: bool) -> None:
         rollouts, now = plain(), [0.0]
@@ -86,9 +110,7 @@ class TestForks:
     @pytest.fixture
     def rollouts(self, monkeypatch: pytest.MonkeyPatch) -> FakeRollouts:
         monkeypatch.setattr(producers, "POLL_SECONDS", 0.01)
-        rollouts = fake(ahead_of(1, "--algorithm", "{name = 'coma'}"))
-        rollouts.at_once = False
-        return rollouts
+        return forked()
 
     def begun(self, producer: Producer, rollouts: FakeRollouts) -> Future[Any]:
         producer.begin(0)
@@ -115,3 +137,33 @@ class TestForks:
             producer.end()
             assert isinstance(group.exception(5.0), CancelledError)
         assert len(rollouts.begun) == 1
+
+    def test_closing_waits_for_none_and_then_none_is_begun(
+        self, rollouts: FakeRollouts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(producers, "POLL_SECONDS", 5.0)
+        monkeypatch.setattr(rollouts, "end", lambda _: None)
+        with producing(rollouts) as producer:
+            self.begun(producer, rollouts)
+            closing = Thread(target=producer.close, daemon=True)
+            closing.start()
+            closing.join(1.0)
+            assert not closing.is_alive()
+            rollouts.finish(0)
+            with pytest.raises(RuntimeError, match="after shutdown"):
+                producer.begin(1)
+
+
+def test_a_group_that_is_forked_sleeps_until_what_it_waits_for_is_there_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rollouts = forked()
+
+    def wait(futures: list[Future[Any]], seconds: float) -> None:
+        assert seconds > 0.0
+        rollouts.finish(next(n for n, (_, one, _) in enumerate(rollouts.begun) if one.outcome is futures[0]))
+
+    monkeypatch.setattr(producers, "wait", wait)
+    with producing(rollouts) as producer:
+        producer.begin(0)
+        assert len(producer._groups[0].result(5.0).recorded) > 2

@@ -54,7 +54,13 @@ class TestMetrics:
         rollouts = fake(ahead_of(1))
         gathering, state = ahead(rollouts), State()
         monkeypatch.setattr(gathering._producer.clock, "idle", lambda: idle[0])
-        for waited, idled, overlap in ((10.0, 4.0, 0.6), (5.0, 0.0, 1.0), (8.0, 8.0, 0.0)):
+        for waited, idled, overlap in (
+            (10.0, 4.0, 0.6),
+            (5.0, 0.0, 1.0),
+            (8.0, 8.0, 0.0),
+            (0.5, 0.25, 0.5),
+            (2.0, 2.5, 0.0),
+        ):
             now[0], idle[0] = now[0] + waited, idle[0] + idled
             collection = gathering.collect(state, lambda _: None)
             assert collection.metrics["ahead/sampler_idle"] == idled
@@ -63,6 +69,7 @@ class TestMetrics:
             assert gathering.seconds(0.5) == waited
             state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
             gathering.published(state)
+        assert "ahead/overlap" not in gathering.collect(state, lambda _: None).metrics  # no time has passed since
 
 
 class TestUsage:
@@ -97,7 +104,14 @@ class TestUsage:
         for _ in range(2):
             state, _ = next_step(gathering, rollouts, state)
             assert gathering.used() == {"sampled_tokens": 4.0}
+            assert gathering.seconds(0.5) == 0.5
             counted["sampled_tokens"] += 100.0  # of a validation
+
+    def test_what_is_counted_for_the_first_time_is_counted_from_zero(self) -> None:
+        rollouts = fake(ahead_of(1))
+        gathering = ahead(rollouts)
+        rollouts.usage = lambda: {"remote_cost": 0.25}  # type: ignore[method-assign]
+        assert gathering.used() == {"remote_cost": 0.25}
 
     def test_what_is_learned_from_again_passes_a_validation_on(self) -> None:
         rollouts = fake(ahead_of(1))

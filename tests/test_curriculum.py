@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.ahead.gathering import Ahead
+from marft.ahead.gathering import Ahead, Synchronous
 from marft.collection import attempts_at, training_tasks
 from marft.config import RunSettings
 from marft.config.curriculum import CurriculumSettings
@@ -276,6 +276,29 @@ def test_what_is_in_play_ahead_of_the_learner_keeps_its_level() -> None:
     again = Ahead(cast("Rollouts", fake(run)), TASKS, state).collect(state, lambda _: None)
     assert [e.name for e in again.played] == [e.name for e in later.played], "a run that goes on plays the same"
     assert again.begun == later.begun
+
+
+def test_without_a_lag_a_step_draws_from_where_the_pass_and_the_curriculum_stand() -> None:
+    rollouts: Any = fake(run_of())
+    rollouts.play = lambda attempts, **_: [rollouts.episode(attempt, 0) for attempt in attempts]
+    standing = Standing((0,), (1,))
+    found = Synchronous(rollouts, TASKS).collect(State(step=3, tasks_drawn=7, curriculum=standing), lambda _: None)
+    expected = attempts_at(rollouts.run, TASKS, 3, 7, 2, standing=standing)
+    assert [(e.stream, e.task.id, e.sample) for e in found.played] == [
+        (one.stream, one.task.id, one.sample) for one in expected
+    ]
+
+
+def test_a_task_of_the_level_that_is_asked_now_is_passed_over_where_it_is_set_aside() -> None:
+    run = run_of(*PROCESS, "--rollout.max_policy_lag", "2", "--training.steps", "50")
+    state = State(curriculum=Standing((0,), (1,)))
+    draws = Draws(run, TASKS)
+    aside = task_at(draws, 3, state.curriculum)
+    rollouts = fake(run)
+    rollouts.set_aside[aside.id] = "it ended its workers"
+    collection = Ahead(cast("Rollouts", rollouts), TASKS, state).collect(state, lambda _: None)
+    expected = [task_at(draws, number, state.curriculum).id for number in range(7) if number != 3]
+    assert (rollouts.numbers, collection.begun) == (expected, 7)
 
 
 class TestMixtures:

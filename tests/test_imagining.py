@@ -23,10 +23,12 @@ from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import State
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
+from marft.seeds import derive_seed
 from marft.training import train
-from marft.types import Episode, Observation, Task, Transition
+from marft.types import Declared, Episode, Observation, Status, Task, Transition
 from marft.world_models.counts import Counts
 from marft.world_models.experience import Experience
+from marft.world_models.imagined import CUT, UNCERTAINTY
 from marft.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game, goes_on
@@ -152,9 +154,11 @@ def test_attempts_that_begin_alike_are_one_group(begins: str) -> None:
 
 def test_imagined_episodes_stand_beside_real_ones_and_are_marked() -> None:
     gathering, rollouts = imagining(dyna_of())
-    warming, second, third = steps_of(gathering, 0, 3)
+    warming, second = steps_of(gathering, 0, 2)
     assert not warming.imagined
     assert not second.imagined
+    assert not rollouts.worlds
+    (third,) = steps_of(gathering, 2, 1)
     assert len(third.played) == len(third.recorded) == 8
     assert not any(episode.imagined for episode in (*third.played, *third.recorded))
     assert all(episode.imagined for episode in third.imagined)
@@ -176,6 +180,7 @@ def test_what_is_cut_off_is_not_learned_from() -> None:
     cut = first.metrics["imagined/cut"]
     assert cut == len(first.imagined) > 0
     assert len(first.credit_inputs) == 8
+    assert not {"imagined/reward", "imagined/uncertainty"} & set(first.metrics)
 
 
 def test_where_tasks_are_to_tell_attempts_apart_imagined_ones_are_too() -> None:
@@ -208,7 +213,7 @@ def test_every_step_fits_the_model_with_a_seed_of_its_own_and_the_same_one_again
         steps_of(imagining(run)[0], 0, 3)
     first, again = Seeded.seeds[:4], Seeded.seeds[4:]
     assert first == again
-    assert len(set(first)) == 4
+    assert first == [derive_seed(dyna_of().seed, "world model", fitted) for fitted in range(4)]
 
 
 def test_what_was_observed_often_is_begun_with_once_where_anything_is() -> None:
@@ -290,11 +295,136 @@ def test_a_run_that_goes_on_imagines_the_same(tmp_path: Path) -> None:
     stopped, _ = imagining(dyna_of())
     steps_of(stopped, 0, 3)
     stopped.write(tmp_path)
+    assert (tmp_path / "theirs").is_file()
     again, _ = imagining(dyna_of(), tmp_path)
     found = steps_of(again, 3, 3)
     assert names_and_returns(found) == names_and_returns(expected[3:])
     assert [step.metrics for step in found] == [step.metrics for step in expected[3:]]
     assert again.kept == whole.kept
+    assert again.kept.fitted == 6
+
+
+class Fixed(WorldModelPart):
+    """Whatever it has lived: after "x" comes "y" with probability 3/4, else the end, which pays 1; no more is known."""
+
+    def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
+        return self
+
+    def predict(self, situation: Situation, action: str) -> Prediction:
+        known = Prediction((Outcome("y", 0.0), Outcome("", 1.0)), np.array([0.75, 0.25]), 0.0)
+        return known if situation.observed[-1] == "x" else Prediction()
+
+
+class Given(Gathered):
+    """Gathers the same in every step."""
+
+    def __init__(self, *episodes: Episode) -> None:
+        self.episodes = episodes
+
+    def collect(self, state: State, on_done: Any) -> Collection:
+        learned = [episode for episode in self.episodes if episode.scored]
+        return Collection(list(self.episodes), learned, list(self.episodes), 2, {})
+
+
+def episode_of(texts: str, *rewards: float, status: Status = "terminated", sample: int = 0) -> Episode:
+    steps = tuple(Transition(Observation(text), reward) for text, reward in zip(texts, rewards, strict=True))
+    actions = tuple(make_action("a", step=step, text="on") for step in range(len(steps)))
+    return Episode(Task("t", "o"), "train/0", sample, actions, status, steps)
+
+
+ENDS = [episode_of("x", 1.0, sample=sample) for sample in range(8)]  # which the fixed model expects one time in four
+
+
+def fixed(*episodes: Episode, samples: int = 2, **changes: Any) -> tuple[Imagining, Rollouts]:
+    """Two imagined tasks a step beside what was lived."""
+    run = dyna_of("--rollout.samples_per_task", str(samples), **{"share": 0.5, "warm_up": 0, **changes})
+    object.__setattr__(run.dyna, "model", Fixed())
+    rollouts = Rollouts(run)
+    return Imagining(Given(*episodes), rollouts), rollouts  # type: ignore[arg-type]
+
+
+def test_what_the_model_says_of_real_episodes_is_a_mean_over_those_of_which_it_knows_something() -> None:
+    """Episodes that were cut off in their first step, or failed, say nothing of it."""
+    gathering, _ = fixed(
+        episode_of("xy", 0.5, 1.0), episode_of("x", 1.0), episode_of("y", 0.0), episode_of("x", 0.0, status="truncated"),
+        episode_of("xy", 9.0, 0.0, status="failed"),
+    )  # fmt: skip
+    (found,) = steps_of(gathering, 0, 1)
+    assert found.metrics["imagined/known"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert found.metrics["imagined/missed"] == pytest.approx((1 / 4 + 3 / 4) / 2)
+    assert found.metrics["imagined/reward_error"] == pytest.approx((0.25 + 0.75) / 2)
+    assert found.metrics["imagined/fitted"] == 2 + 1 + 1
+    assert gathering.kept.experience.returns == {"": (0.0, 1.5)}
+
+
+def test_of_what_is_imagined_the_metrics_are_means_over_what_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathering, rollouts = fixed(*ENDS)
+
+    def ended(attempt: Attempt, uncertain: Sequence[float], reward: float, status: Status, cut: bool) -> Episode:
+        measures = [{UNCERTAINTY: one} | ({CUT: 1.0} if cut else {}) for one in uncertain]
+        steps = tuple(Transition(Observation("x"), reward, declared=Declared(measures=one)) for one in measures)
+        return Episode(attempt.task, attempt.stream, attempt.sample, (), status, steps)
+
+    how: list[tuple[Sequence[float], float, Status, bool]] = [
+        ((0.1, 0.2), 0.5, "terminated", False), ((0.3,), 0.0, "truncated", False), ((0.9,), 0.0, "truncated", True),
+        ((0.0,), 0.0, "failed", False),
+    ]  # fmt: skip
+    monkeypatch.setattr(
+        rollouts, "play_in", lambda _, attempts, __: [ended(one, *of) for one, of in zip(attempts, how, strict=True)]
+    )
+    (found,) = steps_of(gathering, 0, 1)
+    assert [episode.sample for episode in found.credit_inputs[8:]] == [episode.sample for episode in found.imagined[:2]]
+    assert {name: value for name, value in found.metrics.items() if name.startswith("imagined/")} == pytest.approx({
+        "imagined/on": 1.0, "imagined/fitted": 8.0, "imagined/known": 1.0, "imagined/missed": 0.75,
+        "imagined/reward_error": 0.75, "imagined/episodes": 4.0, "imagined/share": 2 / 10, "imagined/cut": 1.0,
+        "imagined/failed": 1.0, "imagined/reward": (1.0 + 0.0) / 2, "imagined/uncertainty": (0.1 + 0.2 + 0.3) / 3,
+    })  # fmt: skip
+
+
+def test_where_tasks_are_to_tell_attempts_apart_the_order_stays_that_of_playing() -> None:
+    run = dyna_of("--algorithm.dynamic_sampling", "1", share=0.5, warm_up=0, begins="anywhere")
+    object.__setattr__(run.dyna, "model", Fixed())
+
+    class Interleaved(Rollouts):
+        def play_in(self, environment: Environment, attempts: Sequence[Attempt], most_steps: int) -> list[Episode]:
+            paid = (Transition(Observation("x"), 0.0, declared=Declared(measures={UNCERTAINTY: 0.0})),)
+            return [
+                Episode(one.task, one.stream, one.sample, (), "terminated", (replace(paid[0], reward=one.sample),))
+                for one in sorted(attempts, key=lambda attempt: attempt.sample)
+            ]
+
+    gathering = Imagining(Given(episode_of("xy", 0.0, 1.0)), Interleaved(run))  # type: ignore[arg-type]
+    found = next(step for step in steps_of(gathering, 0, 9) if len({one.task.id for one in step.imagined}) == 2)
+    assert [episode.name for episode in found.credit_inputs[1:]] == [episode.name for episode in found.imagined]
+
+
+def test_where_a_model_is_switched_off_the_note_has_means_and_it_learns_anew() -> None:
+    gathering, _ = fixed(*ENDS, bound=0.0, alarm=0.5)
+    first, second, third = steps_of(gathering, 0, 3)
+    (note,) = first.notes
+    assert note.startswith("step 1: the world model is wrong of real episodes before")
+    assert "(it missed 75% of what came next, and rewards by 0.75)" in note
+    assert [step.metrics["imagined/on"] for step in (first, second, third)] == [0.0] * 3
+    assert [step.metrics["imagined/fitted"] for step in (first, second, third)] == [8.0, 16.0, 24.0]
+
+
+def test_what_is_begun_with_is_drawn_anew_in_every_step() -> None:
+    gathering, rollouts = fixed(episode_of("xy", 0.0, 1.0), begins="anywhere")
+    steps_of(gathering, 0, 9)
+    assert len({tuple(world.begins.values()) for world in rollouts.worlds}) > 1
+
+
+def test_where_nothing_was_lived_nothing_is_imagined() -> None:
+    gathering, rollouts = fixed(episode_of("x", 1.0, status="truncated"))
+    (found,) = steps_of(gathering, 0, 1)
+    assert (list(found.imagined), rollouts.worlds) == ([], [])
+    assert "imagined/known" not in found.metrics
+
+
+def test_a_step_that_has_nothing_to_learn_from_is_passed_on_as_it_is() -> None:
+    gathering, _ = fixed(episode_of("xy", 0.0, 1.0, status="failed"))
+    (found,) = steps_of(gathering, 0, 1)
+    assert (found.credit_inputs, found.metrics, len(found.played)) == ([], {}, 1)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class Ahead:
         self._given_up = 0  # of those from ``_first`` on
         self._passed_over: set[int] = set()  # groups from ``_next`` on that are never begun: their tasks are set aside
         self._step, self._dropped = state.step, 0
-        self._standing, self._begun = state.curriculum, state.tasks_drawn
+        self._standing = state.curriculum
         self._before, self._since = dict(rollouts.usage()), time.perf_counter()
         self._idle = 0.0
         for group in read_groups(folder, tasks, NAME) if folder else ():
@@ -159,7 +159,7 @@ class Ahead:
             recorded,
             self._next,
             metrics,
-            max(self._begun, self._next),
+            self._end(),
         )
 
     def used(self) -> dict[str, float]:
@@ -186,7 +186,6 @@ class Ahead:
     def abandon(self, state: State) -> None:
         """Cancel the unfinished groups; tasks are drawn again from where the state has drawn to."""
         self._dropped += self._producer.end()
-        self._begun = state.tasks_drawn
         self.published(state)
 
     def write(self, folder: Path) -> None:
@@ -207,7 +206,6 @@ class Ahead:
                 else:
                     self._passed_over.add(number)
             number += 1
-        self._begun = max(self._begun, number)
 
     def _end(self) -> int:
         return end_of_room(

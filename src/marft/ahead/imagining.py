@@ -122,11 +122,8 @@ class Imagining(Around):
             for sample in range(times * run.rollout.samples_per_task)
         ]
 
-        def play(attempts: Sequence[Attempt], *, on_done: OnDone = nobody) -> list[Episode]:
-            episodes = self._rollouts.play_in(world, attempts, most)
-            for episode in episodes:
-                on_done(episode)
-            return episodes
+        def play(attempts: Sequence[Attempt], *, on_done: OnDone = nobody) -> list[Episode]:  # noqa: ARG001
+            return self._rollouts.play_in(world, attempts, most)
 
         _, everything = play_forking(run, play, attempts, nobody)
         return [flagged(episode) for episode in everything]
