@@ -127,7 +127,11 @@ def test_each_checkpoint_is_judged_by_its_own_evaluations_and_all_of_it_is_told(
     table = bad.as_json()
     assert (table["before"], table["after"], table["promote"]) == ("base", "step_2", False)
     (gate,) = table["gates"]
-    assert (gate["gate"], gate["mode"], gate["failed"]) == ("attacks.order.success bound > +10%", "sampled on mine", True)
+    assert (gate["gate"], gate["mode"], gate["failed"]) == (
+        "attacks.order.success bound > +10%",
+        "sampled on mine",
+        True,
+    )
     assert table["reasons"] == [f"{gate['gate']} (sampled on mine): {gate['reason']}"]
 
 

@@ -1,9 +1,15 @@
-"""The statistics of ``marft worth``: choosing among attempts, scores with intervals, contributions."""
+"""The statistics of ``marft worth``: choosing among attempts, scores with intervals, contributions; and what its parts
+play, told without playing it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +17,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.config import RunSettings
+from marft.errors import EpisodeFailedError
 from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.worth.ablation import ablation, donors_of, reworded
+from marft.evaluation.worth.arms import Arm, Player
+from marft.evaluation.worth.bench import Bench
 from marft.evaluation.worth.contributions import Contribution, contributions, sampled_again, shares
+from marft.evaluation.worth.expected import expected, sentence
+from marft.evaluation.worth.leaving import leave_out
+from marft.evaluation.worth.options import Options
+from marft.evaluation.worth.paraphrasing import DONE, INSTRUCTIONS, Rewriter, by_function, messages, paraphrased
+from marft.evaluation.worth.resampling import counterfactual
 from marft.evaluation.worth.scores import row_of, scores_of, scores_of_chosen, value_of
+from marft.evaluation.worth.swaps import cross_play, swaps
+from marft.evaluation.worth.teams import Alone, Unheard
 from marft.evaluation.worth.voting import affordable, best, stated, voted
-from marft.types import Episode, Fork, Observation, Task, Transition
+from marft.game.game import Attempt
+from marft.game.team import Team
+from marft.lineage import Lineage, Version
+from marft.runs.stated import LINEAGE
+from marft.types import Action, Episode, Fork, Observation, Task, Transition
 from tests.episodes import episodes as any_episode
 from tests.episodes import make_action
+from tests.fakes import Script, ends, game
+from tests.helpers import recipe, settings
 
 
 class TestChoosing:
@@ -250,6 +274,33 @@ class TestContributions:
         assert [one.resampled for one in contributions(episode, forks)] == [[2.0]]
         assert contributions(episode, forks[1:]) == []
 
+    def test_of_what_an_action_is_worth_its_own_part_is_without_what_came_after_it(self) -> None:
+        """a; b, who hears a; c, who hears b; then the next step, whose two actions hear nobody."""
+        a = make_action("a")
+        b = make_action("b", index=1, sees=(a.id,))
+        c = make_action("c", index=2, sees=(b.id,))
+        d, e = (make_action(role, step=1, index=place) for place, role in ((3, "d"), (4, "e")))
+        episode = replace(TestChoosing().attempt("x", 1.0), stream="train/0", actions=(a, b, c, d, e))
+        again = {a.id: 4.0, b.id: 3.0, c.id: 2.0, d.id: 1.5, e.id: 1.0}
+        forks = [
+            replace(TestChoosing().attempt("y", reward), fork=Fork(episode.name, name))
+            for name, reward in again.items()
+        ]
+        assert {name: sampled_again(episode.actions, x) for name, x in zip("abcde", episode.actions, strict=True)} == {
+            "a": {a.id, b.id, c.id, d.id, e.id}, "b": {b.id, c.id, d.id, e.id}, "c": {c.id, d.id, e.id},
+            "d": {d.id}, "e": {e.id},
+        }  # fmt: skip
+        spread = {role: (1.0 - again[x.id]) ** 2 / 2 for role, x in zip("abcde", episode.actions, strict=True)}
+        own = {one.agent: one.own for one in contributions(episode, forks)}
+        assert own == {
+            "a": spread["a"] - spread["b"], "b": spread["b"] - spread["c"], "c": None, "d": spread["d"],
+            "e": spread["e"],
+        }  # fmt: skip
+        without = [fork for fork in forks if fork.fork and fork.fork.at != b.id]
+        assert contributions(episode, without)[0].own is None, "b was not sampled again"
+        other = replace(TestChoosing().attempt("z", 9.0), fork=Fork("another", a.id))
+        assert contributions(episode, [other, TestChoosing().attempt("z", 9.0)]) == []
+
 
 class TestShares:
     @staticmethod
@@ -277,3 +328,648 @@ class TestShares:
         others = {f"other {n}": [self.of("actor", 0.0, 0.0)] for n in range(20)}
         assert shares({**acted, **others}, ["planner"]) == shares(acted, ["planner"])
         assert shares(others, ["planner"]) == []
+
+
+@dataclass
+class StubPlayer:
+    """Plays nothing: what is asked of it is kept.
+
+    Args:
+        of_team: the episodes of every arm.
+        forked: those of actions that are sampled again.
+        written: those of a team of its own, by role.
+    """
+
+    of_team: Sequence[Episode]
+    tasks: Sequence[Task]
+    team: Team | None = None
+    forked: Sequence[Episode] = ()
+    written: Mapping[str, Sequence[Episode]] = field(default_factory=dict)
+    played: list[Arm] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
+
+    @property
+    def rollouts(self) -> Any:
+        return SimpleNamespace(team=self.team)
+
+    def play(self, arm: Arm) -> Sequence[Episode]:
+        self.played.append(arm)
+        return self.of_team
+
+    def forks(self, *asked: Any) -> Sequence[Episode]:
+        self.asked.append(asked)
+        return self.forked
+
+    def with_team(self, *asked: Any) -> Sequence[Episode]:
+        self.asked.append(asked)
+        return self.written[asked[2].organization.role]
+
+
+def run_of(policies: Mapping[str, str], answering: Sequence[str] = (), **changes: Any) -> Any:
+    """What a comparison reads of a recipe. Policies that begin with f are frozen; the first letter of one's name in
+    capitals is that of another model.
+
+    Args:
+        policies: by role.
+    """
+    agents = [SimpleNamespace(role=role, policy=name, answers=role in answering) for role, name in policies.items()]
+    names = dict.fromkeys(policies.values())
+    models = {name: "big" if name[0].isupper() else "small" for name in names}
+    table = {
+        "agents": agents, "policies": {name: SimpleNamespace(model=models[name]) for name in names},
+        "trained_policies": [name for name in names if name[0] != "f"], "seed": 3,
+        "team": SimpleNamespace(own_words=False, answering_role=lambda roles: ""),
+        "models": {"small": SimpleNamespace(path="small"), "big": SimpleNamespace(path="tiny")},
+    }  # fmt: skip
+    return SimpleNamespace(**{**table, **changes})
+
+
+PROGRAM = SimpleNamespace(own_words=True, answering_role=lambda roles: "")
+
+
+class Played:
+    """A bench over such a player, with what it was told."""
+
+    def __init__(self, run: Any, player: StubPlayer, weights: Mapping[str, str] | None = None, **options: Any) -> None:
+        self.player = player
+        self.notes: list[str] = []
+        self.expected: dict[str, int] = {}
+        samples = options.get("samples", 1)
+        arm = Arm(weights or dict.fromkeys(run.trained_policies, "step_1"), samples=samples)
+        self.bench = Bench(
+            run, Options(**{"paraphrase": "", **options}), player, arm, ["base", "step_1"],  # type: ignore[arg-type]
+            lambda _, text: self.notes.append(text), self.expected.__setitem__,
+        )  # fmt: skip
+
+    def arms(self, rows: Sequence[Any]) -> dict[str, Arm]:
+        """The arms of rows, by their names, after the team's own."""
+        assert self.player.played[0] is self.bench.arm
+        return dict(zip([row.name for row in rows], self.player.played[1:], strict=True))
+
+
+def chain(task: str, roles: str, sample: int = 0, reward: float = 1.0) -> Episode:
+    """Each agent hears all before it."""
+    actions: list[Action] = []
+    for place, role in enumerate(roles):
+        text = f"{role} of {task} {sample}"
+        sees = tuple(action.id for action in actions)
+        actions.append(make_action(role, index=place, sees=sees, text=text, task=task, sample=sample))
+    transitions = (Transition(Observation("?"), reward),)
+    return Episode(Task(task, "?"), "s", sample, tuple(actions), "terminated", transitions, reward > 0)
+
+
+class TestExpected:
+    """How much is played, by hand."""
+
+    THREE = run_of({"planner": "p", "reasoner": "r", "actor": "a"}, ["actor"])
+    TWO = run_of({"reasoner": "r", "actor": "a"}, ["actor"])
+    ONE = run_of({"actor": "a"}, ["actor"])
+
+    @pytest.mark.parametrize(
+        ("part", "more"),
+        [
+            ("single", {"single actor alone": 50, "single actor alone, untuned": 50}),
+            ("swap", {"swap": 30 * 5, "cross-play": 30 * 3**2 * 3}),
+            ("leave-out", {"leave-out": 30 * (2 + 3)}),
+            ("ablation", {"ablation": 30 * (2 + 2 + 2)}),
+            ("counterfactual", {"counterfactual": 10 * 3 * 4}),
+        ],
+    )
+    def test_three_agents_at_ten_tasks_with_three_attempts_each(self, part: str, more: dict[str, int]) -> None:
+        options = Options(only=[part], samples=3, attempts=5, resamples=4)
+        assert expected(self.THREE, options, dict.fromkeys("pra", "step_1"), 3, 10) == {"team": 30, **more}
+
+    def test_two_agents_at_ten_tasks_with_seven_attempts_each_beside_another_run(self) -> None:
+        options = Options(samples=7, attempts=5, resamples=4, single=Path("other"), paraphrase="")
+        assert expected(self.TWO, options, dict.fromkeys("ra", "step_1"), 2, 10) == {
+            "team": 70, "single actor alone": 70, "single actor alone, untuned": 70, "single other": 70, "swap": 70,
+            "cross-play": 280, "leave-out": 70 * (1 + 2), "ablation": 140, "counterfactual": 80,
+        }  # fmt: skip
+        few = replace(options, samples=1)
+        assert expected(self.TWO, few, dict.fromkeys("ra", "step_1"), 1, 10)["single other"] == 50
+
+    def test_checkpoints_that_are_one_are_not_crossed_and_policies_of_two_models_not_swapped(self) -> None:
+        swapped = Options(only=["swap"])
+        assert expected(self.TWO, swapped, dict.fromkeys("ra", "step_1"), 1, 10) == {"team": 10, "swap": 10}
+        run = run_of({"a": "a", "b": "b", "c": "C"}, ["c"])
+        assert expected(run, swapped, dict.fromkeys("abC", "step_1"), 1, 10) == {"team": 10, "swap": 10}
+
+    def test_one_agent_and_a_program_have_no_messages_and_are_not_asked_alone(self) -> None:
+        options = Options(resamples=4)
+        assert expected(self.ONE, options, {"a": "step_1"}, 3, 10) == {
+            "team": 10, "leave-out": 10, "counterfactual": 40
+        }  # fmt: skip
+        program = SimpleNamespace(**{**vars(self.TWO), "team": PROGRAM})
+        assert expected(program, options, dict.fromkeys("ra", "step_1"), 1, 10) == {
+            "team": 10, "swap": 10, "leave-out": 20, "counterfactual": 80
+        }  # fmt: skip
+
+    def test_it_is_said_in_a_sentence(self) -> None:
+        assert sentence({"team": 1000, "swap": 500}, 1000) == (
+            "about 1,500 episodes of 1,000 held-out tasks (team 1,000, swap 500); single agents': at most"
+        )
+
+
+class TestAblation:
+    def test_each_sample_of_a_task_gets_the_messages_of_another_task_in_a_cycle_of_its_own(self) -> None:
+        tasks = "uvwxyz"
+        episodes = [chain(task, "ab", sample) for task in tasks for sample in (0, 1)]
+        donors = donors_of(episodes, 3)
+        for sample in (0, 1):
+            mine = {task: donors[task, sample] for task in tasks}
+            assert all(donor.task.id != task and donor.sample == sample for task, donor in mine.items())
+            assert {donor.task.id for donor in mine.values()} == {*tasks}
+        cycles = [{task: donors_of(episodes, seed)[task, sample].task.id for task in tasks} for seed, sample in (
+            (3, 1), (4, 0), (3, 0)
+        )]  # fmt: skip
+        assert cycles[0] == cycles[1] != cycles[2]
+
+    def test_messages_are_silenced_exchanged_and_paraphrased_for_each_that_is_heard(self) -> None:
+        episodes = [chain(task, "abc") for task in "tu"]
+        played = Played(run_of(dict(zip("abc", "abc", strict=True)), ["c"]), StubPlayer(episodes, [
+            Task("t", "?"), Task("u", "?")
+        ]), paraphrase=str.upper)  # fmt: skip
+        rows, shown = ablation(played.bench)
+        arms = played.arms(rows)
+        ids = [action.id for action in episodes[0].actions]
+        assert [*arms] == ["silence", "shuffled", "a shuffled", "b shuffled", "a paraphrased", "b paraphrased"]
+        assert arms["silence"] == replace(played.bench.arm, unheard=("a", "b", "c"))
+        swapped = {
+            ("t", 0): {ids[0]: "a of u 0", ids[1]: "b of u 0"},
+            ("u", 0): {ids[0]: "a of t 0", ids[1]: "b of t 0"},
+        }
+        assert arms["shuffled"].messages == swapped
+        for role, action in (("a", ids[0]), ("b", ids[1])):
+            assert arms[f"{role} shuffled"].messages == {key: {action: some[action]} for key, some in swapped.items()}
+            assert arms[f"{role} paraphrased"].messages == {
+                (task, 0): {action: f"{role} OF {task} 0".upper()} for task in "tu"
+            }
+        assert shown == [(f"{role} of {task} 0", f"{role} of {task} 0".upper()) for role in "ab" for task in "tu"]
+        assert played.notes == []
+        assert played.expected == {"ablation": 12}
+
+    def test_of_one_that_is_heard_all_messages_are_its_own_and_one_task_has_no_other(self) -> None:
+        run = run_of({"a": "a", "b": "b"}, ["b"])
+        two = Played(run, StubPlayer([chain(task, "ab") for task in "tu"], [Task("t", "?"), Task("u", "?")]))
+        assert [*two.arms(ablation(two.bench)[0])] == ["silence", "shuffled"]
+        one = Played(run, StubPlayer([chain("t", "ab")], [Task("t", "?")]))
+        assert [*one.arms(ablation(one.bench)[0])] == ["silence"]
+        assert "messages of another task need two tasks" in one.notes
+
+    def test_a_program_and_agents_that_hear_nobody_have_no_messages_to_change(self) -> None:
+        run = run_of({"a": "a", "b": "b"}, ["b"])
+        program = Played(SimpleNamespace(**{**vars(run), "team": PROGRAM}), StubPlayer([chain("t", "ab")], []))
+        assert ablation(program.bench) == ([], [])
+        assert program.notes == ["the team is a program, which passes messages on itself: they cannot be changed"]
+        apart = replace(chain("t", ""), actions=(make_action("a"), make_action("b", index=1)))
+        alone = Played(run, StubPlayer([apart], []))
+        assert ablation(alone.bench) == ([], [])
+        assert alone.notes == ["nobody reads anything of anybody else: there are no messages to change"]
+
+    def test_what_has_no_other_words_stays(self) -> None:
+        episode = chain("t", "ab")
+        words = {("a", "b of t 0"): "no", ("b", "b of t 0"): "B"}
+        assert reworded([episode], "a", words) == {("t", 0): {}}
+        assert reworded([episode], "b", words) == {("t", 0): {episode.actions[1].id: "B"}}
+
+
+def test_each_agent_is_left_out_that_others_read_and_each_policy_untuned_that_was_trained() -> None:
+    """A planner, whom all hear; one who is never asked; a critic, who hears and is not heard; a writer, who answers."""
+    planner = make_action("planner")
+    critic, writer = (make_action(role, index=n, sees=(planner.id,)) for n, role in ((1, "critic"), (2, "writer")))
+    last = make_action("planner", index=3, call=1, sees=(planner.id, writer.id))
+    episode = replace(chain("t", ""), actions=(planner, critic, writer, last))
+    run = run_of({"planner": "p", "idle": "i", "critic": "p", "writer": "w"}, ["writer"])
+    weights = {"p": "step_1", "i": "step_1", "w": "base"}
+    played = Played(run, StubPlayer([episode], [Task("t", "?")]), weights)
+    assert played.arms(leave_out(played.bench)) == {
+        "planner unheard": replace(played.bench.arm, unheard=("planner",)),
+        "writer unheard": replace(played.bench.arm, unheard=("writer",)),
+        "planner and critic untuned": replace(played.bench.arm, weights={**weights, "p": "base"}),
+    }
+    assert played.notes == [
+        "idle was never asked: nothing hangs on it",
+        "critic acts, and nobody reads it; what the organization makes of it stays",
+        "writer unheard: it answers all the same, or has a vote", "planner and critic share the policy p: untuned together",
+    ]  # fmt: skip
+    program = Played(SimpleNamespace(**{**vars(run), "team": PROGRAM}), StubPlayer([episode], []), weights)
+    assert [*program.arms(leave_out(program.bench))] == ["planner and critic untuned"]
+    assert program.notes[:2] == [
+        "idle was never asked: nothing hangs on it",
+        "the team is a program, which passes messages on itself: nobody can be unheard",
+    ]
+
+
+class TestCounterfactual:
+    def test_first_attempts_are_sampled_again_and_the_one_most_hangs_on_is_shown_first(self) -> None:
+        firsts = [chain("t", "ab"), chain("u", "ab"), chain("v", "ab")]
+        others = [chain("t", "ab", 1), replace(chain("w", "ab"), status="failed")]
+        ids = [action.id for action in firsts[0].actions]
+        forks = [
+            replace(chain(task, "ab", reward=reward), fork=Fork(f"s {task} #0", at))
+            for task, rewards in (("t", (1.0, 0.5)), ("u", (1.0, 3.0)))
+            for at, reward in zip(ids, rewards, strict=True)
+        ]
+        lost = replace(chain("v", "ab"), status="failed", error="gone", fork=Fork("s v #0", ids[0]))
+        assert [episode.name for episode in firsts] == ["s t #0", "s u #0", "s v #0"]
+        player = StubPlayer([*firsts, *others], [], forked=[*forks, lost, chain("t", "ab")])
+        played = Played(run_of({"a": "a", "b": "b", "idle": "i"}, ["b"]), player, resamples=4)
+        found = counterfactual(played.bench)
+        assert player.asked == [(played.bench.arm, firsts, 4)]
+        assert played.expected == {"counterfactual": 3 * 2 * 4}
+        assert [(episode.task.id, [one.contribution for one in some]) for episode, some in found.episodes] == [
+            ("u", [0.0, -2.0]), ("t", [0.0, 0.5]), ("v", [])
+        ]  # fmt: skip
+        assert [(share.agent, share.actions, share.contribution.value) for share in found.shares] == [
+            ("a", 2, 0.0), ("b", 2, -0.75)
+        ]  # fmt: skip
+        assert (found.forks, found.failed) == (6, 1)
+        assert played.notes == [
+            "1 of 6 could not be scored; the first: gone", "idle was never asked, and contributed nothing"
+        ]  # fmt: skip
+
+    def test_where_all_could_be_scored_nothing_is_said(self) -> None:
+        played = Played(run_of({"a": "a"}, ["a"]), StubPlayer([chain("t", "a")], []))
+        assert counterfactual(played.bench).failed == 0
+        assert played.notes == []
+
+
+def louder(text: str) -> str:
+    """Somebody's own function."""
+    return text.upper()
+
+
+class TestParaphrasing:
+    RUN = run_of({"a": "a", "b": "b"}, ["b"])
+
+    def of(self, wanted: Any, episodes: Sequence[Episode], run: Any = None, **more: Any) -> Played:
+        tasks = [Task(name, "?") for name in dict.fromkeys(episode.task.id for episode in episodes)]
+        return Played(run or self.RUN, StubPlayer(episodes, tasks, **more), paraphrase=wanted)
+
+    def test_messages_are_what_others_read_each_text_of_a_task_once(self) -> None:
+        again = chain("t", "ab", 1)
+        silent = replace(again, actions=(replace(again.actions[0], text=" "), again.actions[1]))
+        played = self.of("", [chain("t", "ab"), chain("t", "ab"), again, silent, chain("u", "ab")])
+        assert messages(played.bench) == {"a": {"t": ["a of t 0", "a of t 1"], "u": ["a of u 0"]}}
+
+    @pytest.mark.parametrize("wanted", [louder, "tests.test_worth_statistics:louder"])
+    def test_a_function_words_each_text_and_six_that_changed_are_shown(self, wanted: Any) -> None:
+        same = replace(chain("t0", "ab"), actions=(make_action("a", text="5"), *chain("t0", "ab").actions[1:]))
+        played = self.of(wanted, [same, *(chain(f"t{n}", "ab") for n in range(1, 9))])
+        words, shown = paraphrased(played.bench)
+        assert words == {("a", text): text.upper() for text in ("5", *(f"a of t{n} 0" for n in range(1, 9)))}
+        assert shown == [(f"a of t{n} 0", f"A OF T{n} 0") for n in range(1, 7)]
+
+    def test_what_is_no_function_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="'x' cannot be called"):
+            by_function("x", {"a": {"t": ["one"]}})  # type: ignore[arg-type]
+
+    def test_nobody_is_named_or_the_base_of_somebody_is_the_tiny_model(self) -> None:
+        nobody = self.of("", [chain("t", "ab")])
+        assert paraphrased(nobody.bench) == ({}, [])
+        assert nobody.notes == ["messages are not paraphrased: name who does it (--paraphrase)"]
+        tiny = self.of("base", [chain("t", "ab")], run_of({"a": "a", "b": "B"}, ["b"]))
+        assert paraphrased(tiny.bench) == ({}, [])
+        assert tiny.notes == [
+            "the bundled tiny model cannot paraphrase: name a function (--paraphrase module:function)"
+        ]
+
+    @pytest.mark.parametrize(("wanted", "policy", "weights"), [("base", "a", "base"), ("b", "b", "step_1")])
+    def test_a_model_words_them_in_the_agents_seat_without_its_profile(
+        self, wanted: str, policy: str, weights: str
+    ) -> None:
+        team = game(Script([ends()]), "a", "b").team
+        first, second = team.agents
+        tool: Any = SimpleNamespace(name="mail")
+        profile = replace(first.profile, guidance="Be brief.", tools=(tool,))
+        sampling = replace(first.sampling, stop=("!",), grammar="root ::= x", temperature=0.25)
+        team = replace(team, agents=(replace(first, profile=profile, sampling=sampling, memory="own"), second))
+        episodes = [chain("t", "ab"), chain("t", "ab", 1), chain("u", "ab")]
+        said = {"t": ["a of t 0", "a of t 1"], "u": ["a of u 0"]}
+        made = [
+            replace(chain("t", ""), error=DONE, actions=(make_action("a", text=" One. "), make_action("a", text=" "))),
+            replace(chain("u", ""), error="gone", actions=()),
+        ]
+        played = self.of(wanted, episodes, team=team, written={"a": made})
+        played.player.tasks = [*played.player.tasks, Task("silent", "?")]
+        words, shown = paraphrased(played.bench)
+        assert words == {("a", "a of t 0"): "One.", ("a", "a of t 1"): "a of t 1"}
+        assert shown == [("a of t 0", "One.")]
+        assert played.notes == ["a: messages of u stay as they are: gone"]
+        assert played.expected == {"ablation paraphrase a": 2}
+        ((asked_weights, attempts, asked, told),) = played.player.asked
+        assert asked_weights == {"a": weights, "b": weights}
+        assert [(one.task.id, one.stream) for one in attempts] == [
+            ("t", "test/worth/paraphrase/a"), ("u", "test/worth/paraphrase/a")
+        ]  # fmt: skip
+        assert asked.organization == Rewriter("a", said)
+        writer, other = asked.agents
+        assert other == second
+        assert (writer.policy, writer.memory, writer.role) == (policy, "none", "a")
+        assert writer.profile == replace(profile, instructions=INSTRUCTIONS, guidance="", tools=())
+        assert writer.sampling == replace(sampling, stop=(), grammar=None)
+        assert told == [INSTRUCTIONS, "a", policy, said]
+
+    def test_a_rewriter_asks_for_each_text_of_its_task_and_ends(self) -> None:
+        asked: list[str] = []
+
+        async def act(observation: Observation) -> None:
+            asked.append(observation.text)
+
+        opened = Rewriter("a", {"t": ["one", "two"], "u": ["three"]}).opened(Task("t", "?"), 0)
+        with pytest.raises(EpisodeFailedError, match=DONE):
+            asyncio.run(opened.act(Observation("?"), {"a": act}))  # type: ignore[arg-type]
+        assert asked == ["one", "two"]
+
+
+class TestSwaps:
+    def of(self, run: Any, **more: Any) -> Played:
+        played = Played(run, StubPlayer([chain("t", "")], [Task("t", "?"), Task("u", "?")]), samples=3, **more)
+        assert played.bench.team.failed == 0
+        return played
+
+    def test_policies_of_one_model_change_seats_and_what_stays_is_said(self) -> None:
+        played = self.of(run_of({"x": "a", "y": "b", "z": "a", "frozen": "f", "big": "C"}, ["z"]))
+        assert played.arms(swaps(played.bench)) == {
+            "swapped: a ⇄ b": replace(played.bench.arm, seats={"a": "b", "b": "a"})
+        }
+        assert played.notes == [
+            "x and z share the policy a: they cannot swap, and nothing would change",
+            "frozen: not trained, so the same in every checkpoint, and not swapped",
+            "policies of different models are not swapped: prompts and tools are made for one model",
+        ]
+
+    def test_all_policies_of_one_model_are_nothing_to_say(self) -> None:
+        played = self.of(run_of({"x": "a", "y": "b"}, ["y"]))
+        swaps(played.bench)
+        assert played.notes == []
+
+    def test_one_policy_and_one_checkpoint_are_neither_swapped_nor_crossed(self) -> None:
+        played = self.of(run_of({"x": "a"}, ["x"]))
+        alone = replace(played.bench, crossed=["base"])
+        assert (swaps(alone), cross_play(alone), cross_play(played.bench)) == ([], [], [])
+        assert played.notes == [
+            "fewer than two policies were trained: there is nobody to swap with, nor to cross",
+            "the checkpoints that were named are one: there is nothing to cross",
+        ]
+        assert cross_play(replace(self.of(run_of({"x": "a", "y": "b"}, ["y"])).bench, crossed=["base"])) == []
+
+    def test_of_two_policies_one_is_crossed_with_the_other(self) -> None:
+        played = self.of(run_of({"x": "a", "y": "b"}, ["y"]))
+        (matrix,) = cross_play(played.bench)
+        assert (matrix.policy, matrix.others, matrix.checkpoints) == ("a", "b", ["base", "step_1"])
+        assert [[row.name for row in rows] for rows in matrix.rows] == [
+            ["a of base, the others of base", "a of base, the others of step_1"],
+            ["a of step_1, the others of base", "a of step_1, the others of step_1"],
+        ]
+        assert [arm.weights for arm in played.player.played[1:]] == [
+            {"a": "base", "b": "base"}, {"a": "base", "b": "step_1"},
+            {"a": "step_1", "b": "base"}, {"a": "step_1", "b": "step_1"},
+        ]  # fmt: skip
+        assert played.expected == {"cross-play": 1 * 4 * 3 * 2}
+
+    def test_of_three_each_is_crossed_with_the_others(self) -> None:
+        played = self.of(run_of({"x": "a", "y": "b", "z": "c"}, ["z"]))
+        assert [(matrix.policy, matrix.others) for matrix in cross_play(played.bench)] == [
+            ("a", "b, c"), ("b", "a, c"), ("c", "a, b")
+        ]  # fmt: skip
+        assert played.expected == {"cross-play": 3 * 4 * 3 * 2}
+
+
+class TestArms:
+    def test_an_arm_is_a_team_with_what_is_changed_in_it(self) -> None:
+        team = game(Script([ends()]), "a", "b").team
+        assert Arm({}).team(team) is team
+        seated = Arm({}, seats={"a": "b", "b": "a"}).team(team)
+        assert [agent.policy for agent in seated.agents] == ["b", "a"]
+        assert (seated.channel, seated.organization) == (team.channel, team.organization)
+        unheard = Arm({}, unheard=("a",)).team(team)
+        assert (unheard.channel, unheard.agents) == (Unheard(team.channel, ("a",)), team.agents)
+        alone = Arm({}, alone="b").team(team)
+        assert (alone.organization, alone.agents, alone.channel) == (Alone("b"), team.agents, team.channel)
+
+    def test_attempts_go_on_from_the_first_with_their_messages(self) -> None:
+        said = {("t", 3): {"x": "one"}, ("u", 2): {"y": "two"}}
+        attempts = Arm({}, messages=said, samples=2, first=2).attempts([Task("t", "?"), Task("u", "?")])
+        assert [(one.task.id, one.stream, one.sample, one.messages) for one in attempts] == [
+            ("t", "test/worth", 2, {}), ("t", "test/worth", 3, {"x": "one"}),
+            ("u", "test/worth", 2, {"y": "two"}), ("u", "test/worth", 3, {}),
+        ]  # fmt: skip
+
+    def test_what_makes_it_another_arm_is_the_same_in_any_order(self) -> None:
+        tasks = [Task("t", "?")]
+        messages = {("t", 0): {"y": "2", "x": "1"}}
+        one = Arm({}, {"a": "b", "b": "a", "c": "c"}, unheard=("b", "a"), messages=messages)
+        assert one.told(tasks) == {
+            "seats": {"a": "b", "b": "a"}, "alone": "", "unheard": ["a", "b"], "samples": 1, "first": 0,
+            "messages": [["t", 0, [("x", "1"), ("y", "2")]]],
+        }  # fmt: skip
+        assert Arm({}, samples=2, first=1, alone="a").told(tasks) == {
+            "seats": {}, "alone": "a", "unheard": [], "samples": 2, "first": 1, "messages": []
+        }  # fmt: skip
+
+
+class StubRollouts:
+    """Plays attempts as agents who say nothing of their own, and keeps what it is asked for."""
+
+    def __init__(self, run: RunSettings) -> None:
+        self.run, self.team = run, game(Script([ends()]), "reasoner", "actor").team
+        self.models: Any = SimpleNamespace(
+            digests=lambda: {"base": "1"}, reset_policy=lambda name: self.done.append(f"reset {name}"),
+            load_policy=lambda name, folder: self.done.append(f"load {name} of {folder.parents[1].name}"),
+        )  # fmt: skip
+        self.done: list[str] = []
+        self.told: list[dict[str, str]] = []
+        self.published: list[int] = []
+        self.played: list[list[tuple[str, int]]] = []
+        self.streams: list[str] = []
+        self.teams: list[Team] = []
+
+    def instruct(self, versions: Sequence[Version]) -> None:
+        self.told.append({version.role: version.instructions for version in versions})
+
+    def publish(self, version: int) -> None:
+        self.published.append(version)
+
+    def play(self, attempts: Sequence[Attempt], team: Team, on_done: Callable[[Episode], None]) -> list[Episode]:
+        self.played.append([(one.task.id, one.sample) for one in attempts])
+        self.streams += [one.stream for one in attempts]
+        self.teams.append(team)
+        found = [replace(chain(one.task.id, "", one.sample), stream=one.stream) for one in attempts]
+        for episode in found:
+            on_done(episode)
+        return found
+
+
+RUN = settings()
+BASE = {"reasoner": "base", "actor": "base"}
+TASKS = [Task(name, "?") for name in "tuvwx"]
+
+
+class TestPlayer:
+    """What is played, with which weights, and what is only read."""
+
+    @pytest.fixture(autouse=True)
+    def folders(self, tmp_path: Path) -> None:
+        """A checkpoint that comes before ``base`` by name, and one that is like it but for the actor's weights."""
+        self.kept = tmp_path / "worth" / "arms"
+        self.paths: dict[str, Path | None] = {"base": None}
+        for name, told in (("a1", "Think."), ("a2", "Reflect.")):
+            self.paths[name] = path = tmp_path / name
+            for policy in BASE:
+                (path / "policies" / policy).mkdir(parents=True)
+            files = {"policies/reasoner/w": "same", "policies/actor/w": name, "policies/actor/v": "same", "log": name}
+            self.state(path, files, {"reasoner": told, "actor": f"{told} Act."})
+        self.advanced = 0
+
+    @staticmethod
+    def state(path: Path, files: Mapping[str, str], told: Mapping[str, str]) -> None:
+        profiles = LINEAGE.dump_python(Lineage.begun(told), mode="json")
+        (path / "state.json").write_text(json.dumps({"files": files, "profiles": profiles}), encoding="utf-8")
+
+    def advance(self, *_: object) -> None:
+        self.advanced += 1
+
+    def player(
+        self, live: int = 64, run: RunSettings = RUN, tasks: Sequence[Task] = TASKS, **changes: Any
+    ) -> tuple[Player, StubRollouts]:
+        rollout = run.rollout.model_copy(update={"max_live_episodes": live})
+        rollouts = StubRollouts(run.model_copy(update={"rollout": rollout}))
+        player = Player(rollouts, self.paths, tasks, self.kept, self.advance, **changes)  # type: ignore[arg-type]
+        return player, rollouts
+
+    @pytest.mark.parametrize(("live", "sizes"), [(5, [4, 4, 2]), (10, [10]), (1, [2] * 5)])
+    def test_as_many_tasks_are_played_together_as_episodes_may_be_live(self, live: int, sizes: Sequence[int]) -> None:
+        player, rollouts = self.player(live)
+        found = player.play(Arm(BASE, samples=2))
+        assert [(one.task.id, one.sample) for one in found] == [(task, sample) for task in "tuvwx" for sample in (0, 1)]
+        assert [len(played) for played in rollouts.played] == sizes
+        assert [one for played in rollouts.played for one in played] == [(one.task.id, one.sample) for one in found]
+        assert self.advanced == 10
+        assert len([*self.kept.iterdir()]) == len(sizes)
+        assert {len(path.stem) for path in self.kept.iterdir()} == {32}
+
+    def test_what_was_played_is_read_and_played_anew_once_where_that_is_asked_for(self) -> None:
+        arm = Arm(BASE)
+        names = [episode.name for episode in self.player()[0].play(arm)]
+        player, rollouts = self.player()
+        assert [episode.name for episode in player.play(arm)] == names
+        assert (rollouts.played, rollouts.done, self.advanced) == ([], [], 10)
+        again, rollouts = self.player(again=True)
+        assert [[episode.name for episode in again.play(arm)] for _ in range(2)] == [names] * 2
+        assert (len(rollouts.played), self.advanced) == (1, 20)
+        for path in self.kept.iterdir():
+            path.write_bytes(b"PAR1")
+        player, rollouts = self.player()
+        assert [[episode.name for episode in player.play(arm)] for _ in range(2)] == [names] * 2
+        assert len(rollouts.played) == 1, "what was damaged is whole again"
+
+    def test_weights_are_put_in_place_where_others_are_and_agents_told_what_belongs_to_them(self) -> None:
+        player, rollouts = self.player(tasks=TASKS[:1])
+        reset = ["reset reasoner", "reset actor"]
+        player.play(Arm(BASE))
+        assert rollouts.done == reset
+        player.play(Arm(BASE, alone="actor"))
+        assert rollouts.done == reset, "they are in place"
+        assert rollouts.teams[-1].organization == Alone("actor")
+        mixed = {"reasoner": "a2", "actor": "a1"}
+        player.play(Arm(mixed))
+        assert rollouts.done[2:] == ["reset reasoner", "load reasoner of a2", "reset actor", "load actor of a1"]
+        player.play(Arm({**mixed, "actor": "base"}))
+        assert rollouts.done[6:] == ["reset reasoner", "load reasoner of a2", "reset actor"]
+        assert rollouts.published == [1, 2, 3]
+        assert rollouts.told == [{}, {"reasoner": "Reflect.", "actor": "Think. Act."}, {"reasoner": "Reflect."}]
+
+    def test_an_agent_that_never_learned_is_told_what_it_was_at_the_last_checkpoint_that_plays(self) -> None:
+        table = recipe()
+        frozen = {"reasoner": {"model": "base"}, "actor": {"model": "base", "train": "frozen"}}
+        run = settings(policies=frozen, agents=table["agents"])
+        player, rollouts = self.player(run=run)
+        player.play(Arm({"reasoner": "a1"}))
+        assert rollouts.told == [{"reasoner": "Think.", "actor": "Think. Act."}]
+        both = {"reasoner": {"model": "base"}, "other": {"model": "base"}, "actor": frozen["actor"]}
+        third = {**table["agents"][0], "role": "other", "policy": "other"}
+        player, rollouts = self.player(run=settings(policies=both, agents=[third, *table["agents"]]))
+        for path in filter(None, self.paths.values()):
+            (path / "policies" / "other").mkdir()
+        player.play(Arm({"other": "base", "reasoner": "a1"}))
+        assert rollouts.told == [{"reasoner": "Think.", "actor": "Think. Act."}]
+        player.play(Arm({"other": "a2", "reasoner": "a1"}))
+        assert rollouts.told[1:] == [{"reasoner": "Think.", "actor": "Reflect. Act."}]
+
+    def test_where_nothing_was_trained_agents_are_told_nothing_and_are_in_place_once(self) -> None:
+        frozen = {name: {"model": "base", "train": "frozen"} for name in BASE}
+        run = settings(policies=frozen)
+        player, rollouts = self.player(run=run)
+        player.play(Arm({}))
+        player.play(Arm({}, alone="actor"))
+        assert (rollouts.done, rollouts.told, rollouts.published) == ([], [{}], [1])
+
+    def played(self, arm: Arm, **changes: Any) -> bool:
+        """Whether a player that comes later plays an arm of which the one that was begun with is kept."""
+        player, rollouts = self.player(**changes)
+        player.play(arm)
+        return bool(rollouts.played)
+
+    def test_an_arm_is_another_where_anything_is_that_its_episodes_depend_on(self) -> None:
+        mixed = {"reasoner": "a1", "actor": "a1"}
+        arm = Arm(mixed, seats={"reasoner": "actor", "actor": "reasoner"})
+        turned = Arm(dict(reversed(mixed.items())), seats=dict(reversed(arm.seats.items())))
+        assert self.played(arm)
+        assert not self.played(arm)
+        assert not self.played(turned), "in another order it is the same"
+        assert not self.played(arm, run=RUN.model_copy(update={"name": "another"}))
+        assert self.played(arm, run=RUN.model_copy(update={"seed": 7}))
+        assert self.played(replace(arm, weights={**mixed, "actor": "a2"}))
+        assert self.played(replace(arm, weights={**mixed, "actor": "base"}))
+        assert self.played(arm, tasks=[replace(TASKS[0], prompt="!")])
+        path = self.paths["a1"]
+        assert path is not None
+        files = {"log": "other", "policies/actor/v": "same", "policies/actor/w": "a1", "policies/reasoner/w": "same"}
+        self.state(path, files, {"reasoner": "Think.", "actor": "Think. Act."})
+        assert not self.played(arm), "its policies' files are the same"
+        self.state(path, files, {"reasoner": "Think.", "actor": "Now act."})
+        assert self.played(arm)
+        self.state(path, {**files, "policies/actor/w": "new"}, {"reasoner": "Think.", "actor": "Now act."})
+        assert self.played(arm)
+
+    def test_other_models_are_played_anew(self) -> None:
+        arm = Arm(BASE)
+        assert self.played(arm)
+        rollouts = StubRollouts(RUN)
+        rollouts.models.digests = lambda: {"base": "2"}
+        Player(rollouts, self.paths, TASKS, self.kept, self.advance).play(arm)  # type: ignore[arg-type]
+        assert rollouts.played
+
+    def test_actions_of_the_tasks_that_have_an_episode_are_sampled_again(self) -> None:
+        player, rollouts = self.player(live=12)
+        arm = Arm(BASE, samples=3, messages={("t", 0): {"x": "y"}})
+        episodes = [
+            replace(one, actions=tuple(replace(action, policy={"r": "reasoner", "a": "actor"}[action.agent]) for action in one.actions))
+            for one in (chain(task, "ra") for task in "tvwx")
+        ]  # fmt: skip
+        found = player.forks(arm, episodes, 3)
+        ids = [action.id for action in episodes[0].actions]
+        streams = [f"test/worth/fork/{at}/{number}" for at in ids for number in range(3)]
+        assert [len(played) for played in rollouts.played] == [6, 12, 6], "two tasks are live at a time"
+        assert rollouts.streams == streams * 4
+        assert [(one.task.id, one.sample) for one in found] == [(task, 0) for task in "tvwx" for _ in range(6)]
+        assert self.advanced == 24
+        player.forks(arm, episodes, 3)
+        assert len(rollouts.played) == 3
+        player.forks(arm, episodes, 2)
+        assert len(rollouts.played) > 3
+
+    def test_a_team_of_its_own_is_played_once_with_the_weights_that_are_named(self) -> None:
+        player, rollouts = self.player()
+        team = replace(rollouts.team, organization=Alone("actor"))
+        attempts = [Attempt(task, "elsewhere") for task in TASKS[:2]]
+        weights = {"reasoner": "a1", "actor": "base"}
+        for _ in range(2):
+            found = player.with_team(weights, attempts, team, ["x"])
+            assert [episode.name for episode in found] == ["elsewhere t #0", "elsewhere u #0"]
+        assert rollouts.teams == [team]
+        assert rollouts.done == ["reset reasoner", "load reasoner of a1", "reset actor"]
+        assert self.advanced == 4
+        player.with_team(weights, attempts, team, ["y"])
+        assert len(rollouts.teams) == 2

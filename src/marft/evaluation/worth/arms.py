@@ -146,7 +146,7 @@ class Player:
         return self._once(Arm(weights), [attempt.task for attempt in attempts], {"told": told}, played)
 
     def _portions(self, of_each: int) -> Iterator[Sequence[Task]]:
-        size = max(1, self.rollouts.run.rollout.max_live_episodes // max(1, of_each))
+        size = max(1, self.rollouts.run.rollout.max_live_episodes // of_each)
         for first in range(0, len(self.tasks), size):
             yield self.tasks[first : first + size]
 
@@ -198,10 +198,10 @@ class Player:
         return episodes
 
     def _digest(self, arm: Arm, tasks: Sequence[Task], more: Mapping[str, object]) -> str:
-        weights = {policy: _digests(self._checkpoints[name], policy) for policy, name in sorted(arm.weights.items())}
+        weights = {policy: _digests(self._checkpoints[name], policy) for policy, name in arm.weights.items()}
         told = [arm.told(tasks), weights, digest_of(tasks), [task.id for task in tasks], more, self._settings]
         told += [version.instructions for version in self._instructions(arm.weights)]
-        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def settings_of(run: RunSettings) -> dict[str, object]:

@@ -32,7 +32,7 @@ def expected(
         found["swap"] = each * sum(len(orders(policies)) for policies in swappable(run))
         matrices = 0 if trained < 2 or crossed < 2 else 1 if trained == 2 else trained
         found["cross-play"] = each * crossed**2 * matrices
-    talking = 0 if run.team.own_words or agents < 2 else agents - 1
+    talking = 0 if run.team.own_words else agents - 1
     if "leave-out" in options.parts:
         found["leave-out"] = each * (talking + trained)
     if "ablation" in options.parts and talking:

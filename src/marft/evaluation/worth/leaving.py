@@ -20,7 +20,7 @@ def leave_out(bench: Bench) -> list[Row]:
             bench.note(PART, f"{role} was never asked: nothing hangs on it")
         elif bench.run.team.own_words:
             continue
-        elif role in bench.heard and len(bench.roles) > 1:
+        elif role in bench.heard:
             arms[f"{role} unheard"] = replace(bench.arm, unheard=(role,))
             if role in answering:
                 bench.note(PART, f"{role} unheard: it answers all the same, or has a vote")
