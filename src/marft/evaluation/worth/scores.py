@@ -133,12 +133,13 @@ def value_of(
     mean, own = found
     outcomes = _outcomes(scores) if shares else None
     own = own or (wilson(sum(outcomes.values()), len(outcomes)) if outcomes else None)
-    against = paired(team, scores) if team is not None else None
-    if team is None or against is None:
+    if team is None or (against := paired(team, scores)) is None:
         return Value(mean, own)
-    before, both, interval = _outcomes(team), team.keys() & scores.keys(), against.interval
-    if interval is None and outcomes and before:
-        interval = paired_difference([before[task] for task in both], [outcomes[task] for task in both])[1]
+    interval = against.interval
+    if shares and interval is None:
+        both = team.keys() & scores.keys()
+        before, after = (_outcomes({task: some[task] for task in both}) for some in (team, scores))
+        interval = paired_difference([*before.values()], [*after.values()])[1] if before and after else None
     return Value(mean, own, against.gain, interval)
 
 

@@ -1,0 +1,68 @@
+"""Teams that a team is held against."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from marft.evaluation.worth.teams import Alone, Unheard, alone, reseated, unheard
+from marft.game.agents import Agent
+from marft.game.channels.raw import Raw
+from marft.game.organizations.chain import Chain
+from marft.game.rendering import Message
+from marft.game.team import Team
+from marft.types import JointAction, Observation, Profile
+from tests.episodes import make_action
+
+TEAM = Team((Agent(Profile("a", ""), "one"), Agent(Profile("b", ""), "two"), Agent(Profile("c", ""), "one")), Chain())
+
+
+class Shouting:
+    """A channel that shouts, and drops every second message that it is given."""
+
+    def carry(self, messages: list[Message]) -> list[Message | None]:
+        return [None if n % 2 else replace(m, text=m.text.upper()) for n, m in enumerate(messages)]
+
+
+def test_one_agent_alone_is_shown_the_observation_and_its_action_is_the_answer() -> None:
+    shown: list[tuple[str, Any, dict[str, Any]]] = []
+
+    def seat(role: str) -> Any:
+        async def act(observation: Observation, **more: Any) -> Any:
+            shown.append((role, observation, more))
+            return make_action(role)
+
+        return act
+
+    agents: Any = {role: seat(role) for role in "abc"}
+    answered = asyncio.run(Alone("b").act(Observation("?"), agents))
+    assert isinstance(answered, JointAction)
+    assert answered.answer is not None
+    assert answered.answer.agent == "b"
+    assert shown == [("b", Observation("?"), {})]
+
+
+def test_the_others_keep_their_seats() -> None:
+    assert alone(TEAM, "b") == replace(TEAM, organization=Alone("b"))
+
+
+def test_the_teams_own_channel_carries_what_is_heard_and_nothing_else() -> None:
+    said = [Message("a", "one"), Message("b", "two"), Message("c", "three"), Message("a", "four"), Message("c", "five")]
+    assert list(Unheard(Shouting(), ("a",)).carry(said)) == [
+        None, Message("b", "TWO"), None, None, Message("c", "FIVE"),
+    ]  # fmt: skip
+
+
+def test_a_team_that_does_not_hear_some_is_the_same_but_for_its_channel() -> None:
+    assert unheard(TEAM, ["a", "c"]) == replace(TEAM, channel=Unheard(Raw(), ("a", "c")))
+
+
+def test_policies_change_seats_wherever_they_sit() -> None:
+    def policies(seats: dict[str, str]) -> list[str]:
+        return [agent.policy for agent in reseated(TEAM, seats).agents]
+
+    assert policies({"one": "two", "two": "one"}) == ["two", "one", "two"]
+    assert policies({"two": "three"}) == ["one", "three", "one"]
+    moved = reseated(TEAM, {"one": "two"})
+    assert ([agent.role for agent in moved.agents], moved.organization) == (["a", "b", "c"], TEAM.organization)
