@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from math_verify import parse, verify
 from sympy import And, Basic, Eq, Expr, Float, Interval, MatrixBase, Rational, Set, Union
 from sympy.core.relational import Relational
 
@@ -54,7 +54,6 @@ _EITHER = re.compile(r"\d\s*(?:or|oder|ou|或者?)\s*[-−$\d]", re.IGNORECASE)
 _DIGITS = re.compile(r"[-−]?\d[\d.,/]*")
 _JOINS = re.compile(r"\b(?:or|and)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_LATEX = (LatexExtractionConfig(), ExprExtractionConfig())
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -112,7 +111,7 @@ def _exactly(expected: str, stated: str, question: str = "") -> bool:
 
 def _same(expected: str, stated: str, relations: bool) -> bool:
     parsed, given = _parse(without_words(expected)), _parse(without_words(stated))
-    return bool(parsed) and verify(parsed, given, allow_set_relation_comp=relations, timeout_seconds=None)
+    return verify(parsed, given, allow_set_relation_comp=relations, timeout_seconds=None)
 
 
 def _union(formula: str) -> Set | None:
@@ -136,9 +135,8 @@ def _union(formula: str) -> Set | None:
 def _last_side(stated: str, expected: str) -> str:
     """Return what a chain of equations comes to, where all its sides are numbers; nothing where two of them differ.
     What else has an equals sign stays as it is."""
-    sides = [side.strip() for side in _EQUALS.split(stated.strip("$"))]
-    values = [_number(side) for side in sides] if len(sides) > 1 else []
-    known = [(value, "." in side) for value, side in zip(values, sides, strict=False) if value is not None]
+    sides = _EQUALS.split(stated.strip("$"))
+    known = [(value, "." in side) for side in sides if (value := _number(side)) is not None]
     for (one, rounded), (other, also) in pairwise(known):
         if abs(one - other) > (ROUNDED if rounded or also else 1e-9) * max(abs(one), abs(other)):
             return ""
@@ -229,11 +227,12 @@ def _formula(answer: str) -> str:
 
 def _first_sentence(text: str) -> str:
     """Up to a full stop or a line's end; the lines of a matrix stay together."""
-    return _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
+    end = _SENTENCE_END.search(text)
+    return text[: end.start()] if end else text
 
 
 def _parse(text: str) -> list[object]:
-    parsed: list[object] = parse(text, extraction_config=_LATEX, parsing_timeout=None)
+    parsed: list[object] = parse(text, parsing_timeout=None)
     return [_in_fractions(one) for one in parsed]
 
 
