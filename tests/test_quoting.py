@@ -215,6 +215,12 @@ class TestWhoOfSeveral:
         ):  # fmt: skip
             assert dependencies([*turns, ("d", prompt, "Hm")])[4] == seen
 
+    def test_who_is_named_more_than_eight_words_away_is_not_named(self) -> None:
+        turns = [("a", "?", "42"), ("b", "?", "42")]
+        for count, seen in ((7, {0}), (8, {1})):
+            for prompt in (f"a {words('x', 1, count)}: 42", f"42. {words('x', 1, count)} a"):
+                assert dependencies([*turns, ("c", prompt, "Hm")])[2] == seen
+
     def test_a_sentence_is_of_the_one_who_said_all_of_it_though_another_said_a_part(self) -> None:
         first = "Jacket adds many small pieces. Basin returns red tokens after the first hour. Garnet leaves our old yard with very cold grams."
         second = "Marble needs long units after noon. Quarry returns blue units after the first hour."
