@@ -3,10 +3,9 @@ play, told without playing it."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -18,19 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.config import RunSettings
-from marft.errors import EpisodeFailedError
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.evaluation.worth.ablation import ablation, donors_of, reworded
 from marft.evaluation.worth.arms import Arm, Player
-from marft.evaluation.worth.bench import Bench
 from marft.evaluation.worth.contributions import Contribution, contributions, sampled_again, shares
 from marft.evaluation.worth.expected import expected, sentence
 from marft.evaluation.worth.leaving import leave_out
 from marft.evaluation.worth.options import Options
-from marft.evaluation.worth.paraphrasing import DONE, INSTRUCTIONS, Rewriter, by_function, messages, paraphrased
-from marft.evaluation.worth.resampling import counterfactual
-from marft.evaluation.worth.scores import row_of, scores_of, scores_of_chosen, value_of
-from marft.evaluation.worth.swaps import cross_play, swaps
+from marft.evaluation.worth.scores import Row, row_of, scores_of, scores_of_chosen, value_of
 from marft.evaluation.worth.teams import Alone, Unheard
 from marft.evaluation.worth.voting import affordable, best, stated, voted
 from marft.game.game import Attempt
@@ -38,6 +32,7 @@ from marft.game.team import Team
 from marft.lineage import Lineage, Version
 from marft.runs.stated import LINEAGE
 from marft.types import Action, Episode, Fork, Observation, Task, Transition
+from tests.benches import Told, told
 from tests.episodes import episodes as any_episode
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game
@@ -330,56 +325,18 @@ class TestShares:
         assert shares(others, ["planner"]) == []
 
 
-@dataclass
-class StubPlayer:
-    """Plays nothing: what is asked of it is kept.
-
-    Args:
-        of_team: the episodes of every arm.
-        forked: those of actions that are sampled again.
-        written: those of a team of its own, by role.
-    """
-
-    of_team: Sequence[Episode]
-    tasks: Sequence[Task]
-    team: Team | None = None
-    forked: Sequence[Episode] = ()
-    written: Mapping[str, Sequence[Episode]] = field(default_factory=dict)
-    played: list[Arm] = field(default_factory=list)
-    asked: list[Any] = field(default_factory=list)
-
-    @property
-    def rollouts(self) -> Any:
-        return SimpleNamespace(team=self.team)
-
-    def play(self, arm: Arm) -> Sequence[Episode]:
-        self.played.append(arm)
-        return self.of_team
-
-    def forks(self, *asked: Any) -> Sequence[Episode]:
-        self.asked.append(asked)
-        return self.forked
-
-    def with_team(self, *asked: Any) -> Sequence[Episode]:
-        self.asked.append(asked)
-        return self.written[asked[2].organization.role]
-
-
-def run_of(policies: Mapping[str, str], answering: Sequence[str] = (), **changes: Any) -> Any:
-    """What a comparison reads of a recipe. Policies that begin with f are frozen; the first letter of one's name in
-    capitals is that of another model.
+def run_of(policies: Mapping[str, str], answering: str, **changes: Any) -> Any:
+    """What a comparison reads of a recipe. Policies in capitals are of another model.
 
     Args:
         policies: by role.
     """
-    agents = [SimpleNamespace(role=role, policy=name, answers=role in answering) for role, name in policies.items()]
     names = dict.fromkeys(policies.values())
-    models = {name: "big" if name[0].isupper() else "small" for name in names}
     table = {
-        "agents": agents, "policies": {name: SimpleNamespace(model=models[name]) for name in names},
-        "trained_policies": [name for name in names if name[0] != "f"], "seed": 3,
+        "agents": [SimpleNamespace(role=role, policy=name, answers=role == answering) for role, name in policies.items()],
+        "policies": {name: SimpleNamespace(model="big" if name.isupper() else "small") for name in names},
+        "trained_policies": list(names), "seed": 3,
         "team": SimpleNamespace(own_words=False, answering_role=lambda roles: ""),
-        "models": {"small": SimpleNamespace(path="small"), "big": SimpleNamespace(path="tiny")},
     }  # fmt: skip
     return SimpleNamespace(**{**table, **changes})
 
@@ -387,24 +344,20 @@ def run_of(policies: Mapping[str, str], answering: Sequence[str] = (), **changes
 PROGRAM = SimpleNamespace(own_words=True, answering_role=lambda roles: "")
 
 
-class Played:
-    """A bench over such a player, with what it was told."""
+def bench_of(run: Any, episodes: Sequence[Episode], paraphrase: Any = "", **weights: str) -> Told:
+    """A bench on which all that is played comes to the same episodes."""
+    tasks = list(dict.fromkeys(episode.task.id for episode in episodes))
+    return told(run, lambda _: episodes, tasks, weights=weights, options=Options(paraphrase=paraphrase))
 
-    def __init__(self, run: Any, player: StubPlayer, weights: Mapping[str, str] | None = None, **options: Any) -> None:
-        self.player = player
-        self.notes: list[str] = []
-        self.expected: dict[str, int] = {}
-        samples = options.get("samples", 1)
-        arm = Arm(weights or dict.fromkeys(run.trained_policies, "step_1"), samples=samples)
-        self.bench = Bench(
-            run, Options(**{"paraphrase": "", **options}), player, arm, ["base", "step_1"],  # type: ignore[arg-type]
-            lambda _, text: self.notes.append(text), self.expected.__setitem__,
-        )  # fmt: skip
 
-    def arms(self, rows: Sequence[Any]) -> dict[str, Arm]:
-        """The arms of rows, by their names, after the team's own."""
-        assert self.player.played[0] is self.bench.arm
-        return dict(zip([row.name for row in rows], self.player.played[1:], strict=True))
+def arms_of(made: Told, rows: Sequence[Row]) -> dict[str, Arm]:
+    """What was played for rows, by their names."""
+    assert made.player.played[0] is made.bench.arm
+    return dict(zip([row.name for row in rows], made.player.played[1:], strict=True))
+
+
+def notes_of(made: Told) -> list[str]:
+    return [text for _, text in made.notes]
 
 
 def chain(task: str, roles: str, sample: int = 0, reward: float = 1.0) -> Episode:
@@ -421,9 +374,9 @@ def chain(task: str, roles: str, sample: int = 0, reward: float = 1.0) -> Episod
 class TestExpected:
     """How much is played, by hand."""
 
-    THREE = run_of({"planner": "p", "reasoner": "r", "actor": "a"}, ["actor"])
-    TWO = run_of({"reasoner": "r", "actor": "a"}, ["actor"])
-    ONE = run_of({"actor": "a"}, ["actor"])
+    THREE = run_of({"planner": "p", "reasoner": "r", "actor": "a"}, "actor")
+    TWO = run_of({"reasoner": "r", "actor": "a"}, "actor")
+    ONE = run_of({"actor": "a"}, "actor")
 
     @pytest.mark.parametrize(
         ("part", "more"),
@@ -451,7 +404,7 @@ class TestExpected:
     def test_checkpoints_that_are_one_are_not_crossed_and_policies_of_two_models_not_swapped(self) -> None:
         swapped = Options(only=["swap"])
         assert expected(self.TWO, swapped, dict.fromkeys("ra", "step_1"), 1, 10) == {"team": 10, "swap": 10}
-        run = run_of({"a": "a", "b": "b", "c": "C"}, ["c"])
+        run = run_of({"a": "a", "b": "b", "c": "C"}, "c")
         assert expected(run, swapped, dict.fromkeys("abC", "step_1"), 1, 10) == {"team": 10, "swap": 10}
 
     def test_one_agent_and_a_program_have_no_messages_and_are_not_asked_alone(self) -> None:
@@ -459,7 +412,7 @@ class TestExpected:
         assert expected(self.ONE, options, {"a": "step_1"}, 3, 10) == {
             "team": 10, "leave-out": 10, "counterfactual": 40
         }  # fmt: skip
-        program = SimpleNamespace(**{**vars(self.TWO), "team": PROGRAM})
+        program = run_of({"reasoner": "r", "actor": "a"}, "actor", team=PROGRAM)
         assert expected(program, options, dict.fromkeys("ra", "step_1"), 1, 10) == {
             "team": 10, "swap": 10, "leave-out": 20, "counterfactual": 80
         }  # fmt: skip
@@ -486,14 +439,12 @@ class TestAblation:
 
     def test_messages_are_silenced_exchanged_and_paraphrased_for_each_that_is_heard(self) -> None:
         episodes = [chain(task, "abc") for task in "tu"]
-        played = Played(run_of(dict(zip("abc", "abc", strict=True)), ["c"]), StubPlayer(episodes, [
-            Task("t", "?"), Task("u", "?")
-        ]), paraphrase=str.upper)  # fmt: skip
-        rows, shown = ablation(played.bench)
-        arms = played.arms(rows)
+        made = bench_of(run_of({"a": "a", "b": "b", "c": "c"}, "c"), episodes, str.upper)
+        rows, shown = ablation(made.bench)
+        arms = arms_of(made, rows)
         ids = [action.id for action in episodes[0].actions]
         assert [*arms] == ["silence", "shuffled", "a shuffled", "b shuffled", "a paraphrased", "b paraphrased"]
-        assert arms["silence"] == replace(played.bench.arm, unheard=("a", "b", "c"))
+        assert arms["silence"] == replace(made.bench.arm, unheard=("a", "b", "c"))
         swapped = {
             ("t", 0): {ids[0]: "a of u 0", ids[1]: "b of u 0"},
             ("u", 0): {ids[0]: "a of t 0", ids[1]: "b of t 0"},
@@ -502,29 +453,29 @@ class TestAblation:
         for role, action in (("a", ids[0]), ("b", ids[1])):
             assert arms[f"{role} shuffled"].messages == {key: {action: some[action]} for key, some in swapped.items()}
             assert arms[f"{role} paraphrased"].messages == {
-                (task, 0): {action: f"{role} OF {task} 0".upper()} for task in "tu"
+                (task, 0): {action: f"{role} of {task} 0".upper()} for task in "tu"
             }
         assert shown == [(f"{role} of {task} 0", f"{role} of {task} 0".upper()) for role in "ab" for task in "tu"]
-        assert played.notes == []
-        assert played.expected == {"ablation": 12}
+        assert made.notes == []
+        assert made.expected == {"ablation": 12}
 
     def test_of_one_that_is_heard_all_messages_are_its_own_and_one_task_has_no_other(self) -> None:
-        run = run_of({"a": "a", "b": "b"}, ["b"])
-        two = Played(run, StubPlayer([chain(task, "ab") for task in "tu"], [Task("t", "?"), Task("u", "?")]))
-        assert [*two.arms(ablation(two.bench)[0])] == ["silence", "shuffled"]
-        one = Played(run, StubPlayer([chain("t", "ab")], [Task("t", "?")]))
-        assert [*one.arms(ablation(one.bench)[0])] == ["silence"]
-        assert "messages of another task need two tasks" in one.notes
+        run = run_of({"a": "a", "b": "b"}, "b")
+        two = bench_of(run, [chain(task, "ab") for task in "tu"])
+        assert [*arms_of(two, ablation(two.bench)[0])] == ["silence", "shuffled"]
+        one = bench_of(run, [chain("t", "ab")])
+        assert [*arms_of(one, ablation(one.bench)[0])] == ["silence"]
+        assert "messages of another task need two tasks" in notes_of(one)
 
     def test_a_program_and_agents_that_hear_nobody_have_no_messages_to_change(self) -> None:
-        run = run_of({"a": "a", "b": "b"}, ["b"])
-        program = Played(SimpleNamespace(**{**vars(run), "team": PROGRAM}), StubPlayer([chain("t", "ab")], []))
+        policies = {"a": "a", "b": "b"}
+        program = bench_of(run_of(policies, "b", team=PROGRAM), [chain("t", "ab")])
         assert ablation(program.bench) == ([], [])
-        assert program.notes == ["the team is a program, which passes messages on itself: they cannot be changed"]
+        assert notes_of(program) == ["the team is a program, which passes messages on itself: they cannot be changed"]
         apart = replace(chain("t", ""), actions=(make_action("a"), make_action("b", index=1)))
-        alone = Played(run, StubPlayer([apart], []))
+        alone = bench_of(run_of(policies, "b"), [apart])
         assert ablation(alone.bench) == ([], [])
-        assert alone.notes == ["nobody reads anything of anybody else: there are no messages to change"]
+        assert notes_of(alone) == ["nobody reads anything of anybody else: there are no messages to change"]
 
     def test_what_has_no_other_words_stays(self) -> None:
         episode = chain("t", "ab")
@@ -539,201 +490,26 @@ def test_each_agent_is_left_out_that_others_read_and_each_policy_untuned_that_wa
     critic, writer = (make_action(role, index=n, sees=(planner.id,)) for n, role in ((1, "critic"), (2, "writer")))
     last = make_action("planner", index=3, call=1, sees=(planner.id, writer.id))
     episode = replace(chain("t", ""), actions=(planner, critic, writer, last))
-    run = run_of({"planner": "p", "idle": "i", "critic": "p", "writer": "w"}, ["writer"])
+    policies = {"planner": "p", "idle": "i", "critic": "p", "writer": "w"}
     weights = {"p": "step_1", "i": "step_1", "w": "base"}
-    played = Played(run, StubPlayer([episode], [Task("t", "?")]), weights)
-    assert played.arms(leave_out(played.bench)) == {
-        "planner unheard": replace(played.bench.arm, unheard=("planner",)),
-        "writer unheard": replace(played.bench.arm, unheard=("writer",)),
-        "planner and critic untuned": replace(played.bench.arm, weights={**weights, "p": "base"}),
+    made = bench_of(run_of(policies, "writer"), [episode], **weights)
+    assert arms_of(made, leave_out(made.bench)) == {
+        "planner unheard": replace(made.bench.arm, unheard=("planner",)),
+        "writer unheard": replace(made.bench.arm, unheard=("writer",)),
+        "planner and critic untuned": replace(made.bench.arm, weights={**weights, "p": "base"}),
     }
-    assert played.notes == [
+    assert notes_of(made) == [
         "idle was never asked: nothing hangs on it",
         "critic acts, and nobody reads it; what the organization makes of it stays",
-        "writer unheard: it answers all the same, or has a vote", "planner and critic share the policy p: untuned together",
-    ]  # fmt: skip
-    program = Played(SimpleNamespace(**{**vars(run), "team": PROGRAM}), StubPlayer([episode], []), weights)
-    assert [*program.arms(leave_out(program.bench))] == ["planner and critic untuned"]
-    assert program.notes[:2] == [
+        "writer unheard: it answers all the same, or has a vote",
+        "planner and critic share the policy p: untuned together",
+    ]
+    program = bench_of(run_of(policies, "writer", team=PROGRAM), [episode], **weights)
+    assert [*arms_of(program, leave_out(program.bench))] == ["planner and critic untuned"]
+    assert notes_of(program)[:2] == [
         "idle was never asked: nothing hangs on it",
         "the team is a program, which passes messages on itself: nobody can be unheard",
     ]
-
-
-class TestCounterfactual:
-    def test_first_attempts_are_sampled_again_and_the_one_most_hangs_on_is_shown_first(self) -> None:
-        firsts = [chain("t", "ab"), chain("u", "ab"), chain("v", "ab")]
-        others = [chain("t", "ab", 1), replace(chain("w", "ab"), status="failed")]
-        ids = [action.id for action in firsts[0].actions]
-        forks = [
-            replace(chain(task, "ab", reward=reward), fork=Fork(f"s {task} #0", at))
-            for task, rewards in (("t", (1.0, 0.5)), ("u", (1.0, 3.0)))
-            for at, reward in zip(ids, rewards, strict=True)
-        ]
-        lost = replace(chain("v", "ab"), status="failed", error="gone", fork=Fork("s v #0", ids[0]))
-        assert [episode.name for episode in firsts] == ["s t #0", "s u #0", "s v #0"]
-        player = StubPlayer([*firsts, *others], [], forked=[*forks, lost, chain("t", "ab")])
-        played = Played(run_of({"a": "a", "b": "b", "idle": "i"}, ["b"]), player, resamples=4)
-        found = counterfactual(played.bench)
-        assert player.asked == [(played.bench.arm, firsts, 4)]
-        assert played.expected == {"counterfactual": 3 * 2 * 4}
-        assert [(episode.task.id, [one.contribution for one in some]) for episode, some in found.episodes] == [
-            ("u", [0.0, -2.0]), ("t", [0.0, 0.5]), ("v", [])
-        ]  # fmt: skip
-        assert [(share.agent, share.actions, share.contribution.value) for share in found.shares] == [
-            ("a", 2, 0.0), ("b", 2, -0.75)
-        ]  # fmt: skip
-        assert (found.forks, found.failed) == (6, 1)
-        assert played.notes == [
-            "1 of 6 could not be scored; the first: gone", "idle was never asked, and contributed nothing"
-        ]  # fmt: skip
-
-    def test_where_all_could_be_scored_nothing_is_said(self) -> None:
-        played = Played(run_of({"a": "a"}, ["a"]), StubPlayer([chain("t", "a")], []))
-        assert counterfactual(played.bench).failed == 0
-        assert played.notes == []
-
-
-def louder(text: str) -> str:
-    """Somebody's own function."""
-    return text.upper()
-
-
-class TestParaphrasing:
-    RUN = run_of({"a": "a", "b": "b"}, ["b"])
-
-    def of(self, wanted: Any, episodes: Sequence[Episode], run: Any = None, **more: Any) -> Played:
-        tasks = [Task(name, "?") for name in dict.fromkeys(episode.task.id for episode in episodes)]
-        return Played(run or self.RUN, StubPlayer(episodes, tasks, **more), paraphrase=wanted)
-
-    def test_messages_are_what_others_read_each_text_of_a_task_once(self) -> None:
-        again = chain("t", "ab", 1)
-        silent = replace(again, actions=(replace(again.actions[0], text=" "), again.actions[1]))
-        played = self.of("", [chain("t", "ab"), chain("t", "ab"), again, silent, chain("u", "ab")])
-        assert messages(played.bench) == {"a": {"t": ["a of t 0", "a of t 1"], "u": ["a of u 0"]}}
-
-    @pytest.mark.parametrize("wanted", [louder, "tests.test_worth_statistics:louder"])
-    def test_a_function_words_each_text_and_six_that_changed_are_shown(self, wanted: Any) -> None:
-        same = replace(chain("t0", "ab"), actions=(make_action("a", text="5"), *chain("t0", "ab").actions[1:]))
-        played = self.of(wanted, [same, *(chain(f"t{n}", "ab") for n in range(1, 9))])
-        words, shown = paraphrased(played.bench)
-        assert words == {("a", text): text.upper() for text in ("5", *(f"a of t{n} 0" for n in range(1, 9)))}
-        assert shown == [(f"a of t{n} 0", f"A OF T{n} 0") for n in range(1, 7)]
-
-    def test_what_is_no_function_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="'x' cannot be called"):
-            by_function("x", {"a": {"t": ["one"]}})  # type: ignore[arg-type]
-
-    def test_nobody_is_named_or_the_base_of_somebody_is_the_tiny_model(self) -> None:
-        nobody = self.of("", [chain("t", "ab")])
-        assert paraphrased(nobody.bench) == ({}, [])
-        assert nobody.notes == ["messages are not paraphrased: name who does it (--paraphrase)"]
-        tiny = self.of("base", [chain("t", "ab")], run_of({"a": "a", "b": "B"}, ["b"]))
-        assert paraphrased(tiny.bench) == ({}, [])
-        assert tiny.notes == [
-            "the bundled tiny model cannot paraphrase: name a function (--paraphrase module:function)"
-        ]
-
-    @pytest.mark.parametrize(("wanted", "policy", "weights"), [("base", "a", "base"), ("b", "b", "step_1")])
-    def test_a_model_words_them_in_the_agents_seat_without_its_profile(
-        self, wanted: str, policy: str, weights: str
-    ) -> None:
-        team = game(Script([ends()]), "a", "b").team
-        first, second = team.agents
-        tool: Any = SimpleNamespace(name="mail")
-        profile = replace(first.profile, guidance="Be brief.", tools=(tool,))
-        sampling = replace(first.sampling, stop=("!",), grammar="root ::= x", temperature=0.25)
-        team = replace(team, agents=(replace(first, profile=profile, sampling=sampling, memory="own"), second))
-        episodes = [chain("t", "ab"), chain("t", "ab", 1), chain("u", "ab")]
-        said = {"t": ["a of t 0", "a of t 1"], "u": ["a of u 0"]}
-        made = [
-            replace(chain("t", ""), error=DONE, actions=(make_action("a", text=" One. "), make_action("a", text=" "))),
-            replace(chain("u", ""), error="gone", actions=()),
-        ]
-        played = self.of(wanted, episodes, team=team, written={"a": made})
-        played.player.tasks = [*played.player.tasks, Task("silent", "?")]
-        words, shown = paraphrased(played.bench)
-        assert words == {("a", "a of t 0"): "One.", ("a", "a of t 1"): "a of t 1"}
-        assert shown == [("a of t 0", "One.")]
-        assert played.notes == ["a: messages of u stay as they are: gone"]
-        assert played.expected == {"ablation paraphrase a": 2}
-        ((asked_weights, attempts, asked, told),) = played.player.asked
-        assert asked_weights == {"a": weights, "b": weights}
-        assert [(one.task.id, one.stream) for one in attempts] == [
-            ("t", "test/worth/paraphrase/a"), ("u", "test/worth/paraphrase/a")
-        ]  # fmt: skip
-        assert asked.organization == Rewriter("a", said)
-        writer, other = asked.agents
-        assert other == second
-        assert (writer.policy, writer.memory, writer.role) == (policy, "none", "a")
-        assert writer.profile == replace(profile, instructions=INSTRUCTIONS, guidance="", tools=())
-        assert writer.sampling == replace(sampling, stop=(), grammar=None)
-        assert told == [INSTRUCTIONS, "a", policy, said]
-
-    def test_a_rewriter_asks_for_each_text_of_its_task_and_ends(self) -> None:
-        asked: list[str] = []
-
-        async def act(observation: Observation) -> None:
-            asked.append(observation.text)
-
-        opened = Rewriter("a", {"t": ["one", "two"], "u": ["three"]}).opened(Task("t", "?"), 0)
-        with pytest.raises(EpisodeFailedError, match=DONE):
-            asyncio.run(opened.act(Observation("?"), {"a": act}))  # type: ignore[arg-type]
-        assert asked == ["one", "two"]
-
-
-class TestSwaps:
-    def of(self, run: Any, **more: Any) -> Played:
-        played = Played(run, StubPlayer([chain("t", "")], [Task("t", "?"), Task("u", "?")]), samples=3, **more)
-        assert played.bench.team.failed == 0
-        return played
-
-    def test_policies_of_one_model_change_seats_and_what_stays_is_said(self) -> None:
-        played = self.of(run_of({"x": "a", "y": "b", "z": "a", "frozen": "f", "big": "C"}, ["z"]))
-        assert played.arms(swaps(played.bench)) == {
-            "swapped: a ⇄ b": replace(played.bench.arm, seats={"a": "b", "b": "a"})
-        }
-        assert played.notes == [
-            "x and z share the policy a: they cannot swap, and nothing would change",
-            "frozen: not trained, so the same in every checkpoint, and not swapped",
-            "policies of different models are not swapped: prompts and tools are made for one model",
-        ]
-
-    def test_all_policies_of_one_model_are_nothing_to_say(self) -> None:
-        played = self.of(run_of({"x": "a", "y": "b"}, ["y"]))
-        swaps(played.bench)
-        assert played.notes == []
-
-    def test_one_policy_and_one_checkpoint_are_neither_swapped_nor_crossed(self) -> None:
-        played = self.of(run_of({"x": "a"}, ["x"]))
-        alone = replace(played.bench, crossed=["base"])
-        assert (swaps(alone), cross_play(alone), cross_play(played.bench)) == ([], [], [])
-        assert played.notes == [
-            "fewer than two policies were trained: there is nobody to swap with, nor to cross",
-            "the checkpoints that were named are one: there is nothing to cross",
-        ]
-        assert cross_play(replace(self.of(run_of({"x": "a", "y": "b"}, ["y"])).bench, crossed=["base"])) == []
-
-    def test_of_two_policies_one_is_crossed_with_the_other(self) -> None:
-        played = self.of(run_of({"x": "a", "y": "b"}, ["y"]))
-        (matrix,) = cross_play(played.bench)
-        assert (matrix.policy, matrix.others, matrix.checkpoints) == ("a", "b", ["base", "step_1"])
-        assert [[row.name for row in rows] for rows in matrix.rows] == [
-            ["a of base, the others of base", "a of base, the others of step_1"],
-            ["a of step_1, the others of base", "a of step_1, the others of step_1"],
-        ]
-        assert [arm.weights for arm in played.player.played[1:]] == [
-            {"a": "base", "b": "base"}, {"a": "base", "b": "step_1"},
-            {"a": "step_1", "b": "base"}, {"a": "step_1", "b": "step_1"},
-        ]  # fmt: skip
-        assert played.expected == {"cross-play": 1 * 4 * 3 * 2}
-
-    def test_of_three_each_is_crossed_with_the_others(self) -> None:
-        played = self.of(run_of({"x": "a", "y": "b", "z": "c"}, ["z"]))
-        assert [(matrix.policy, matrix.others) for matrix in cross_play(played.bench)] == [
-            ("a", "b, c"), ("b", "a, c"), ("c", "a, b")
-        ]  # fmt: skip
-        assert played.expected == {"cross-play": 3 * 4 * 3 * 2}
 
 
 class TestArms:
@@ -814,12 +590,12 @@ class TestPlayer:
         """A checkpoint that comes before ``base`` by name, and one that is like it but for the actor's weights."""
         self.kept = tmp_path / "worth" / "arms"
         self.paths: dict[str, Path | None] = {"base": None}
-        for name, told in (("a1", "Think."), ("a2", "Reflect.")):
+        for name, words in (("a1", "Think."), ("a2", "Reflect.")):
             self.paths[name] = path = tmp_path / name
             for policy in BASE:
                 (path / "policies" / policy).mkdir(parents=True)
             files = {"policies/reasoner/w": "same", "policies/actor/w": name, "policies/actor/v": "same", "log": name}
-            self.state(path, files, {"reasoner": told, "actor": f"{told} Act."})
+            self.state(path, files, {"reasoner": words, "actor": f"{words} Act."})
         self.advanced = 0
 
     @staticmethod
