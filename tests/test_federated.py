@@ -6,6 +6,7 @@ import json
 import math
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,6 +80,53 @@ def test_an_a_that_all_have_stays_as_it_is() -> None:
     assert torch.allclose(found[other], 0.25 * first[other] + 0.75 * second[other])
 
 
+def test_an_a_that_only_some_have_is_not_that_of_all() -> None:
+    first, second, third = adapter(0), adapter(1), adapter(2)
+    second = {**second, f"{LAYER}.lora_A.weight": first[f"{LAYER}.lora_A.weight"]}
+    whole = sum((change(one) for one in (first, second, third)), torch.zeros(5, 7)) / 3
+    u, s, v = torch.linalg.svd(whole, full_matrices=False)
+    nearest = u[:, :2] * s[:2] @ v[:2]
+    assert torch.allclose(change(mixed([first, second, third], [1 / 3] * 3, "products")), nearest, atol=1e-5)
+
+
+@pytest.mark.parametrize("of", ["products", "factors"])
+def test_layers_are_averaged_one_by_one_and_named_in_the_order_of_the_first_site(of: str) -> None:
+    """Also where the layers before have the same A at all sites."""
+    one, other, more = adapter(0), adapter(1), adapter(2)
+    one, other = ({f"first.{name}": tensor for name, tensor in more.items()} | each for each in (one, other))
+    found = mixed([one, dict(reversed(other.items()))], [0.5, 0.5], of)  # type: ignore[arg-type]
+    assert list(found) == list(one)
+    alone = mixed([adapter(0), adapter(1)], [0.5, 0.5], of)  # type: ignore[arg-type]
+    assert all(torch.allclose(found[name], alone[name], atol=1e-6) for name in alone)
+    assert all(torch.allclose(found[f"first.{name}"], tensor) for name, tensor in more.items())
+
+
+def test_a_layer_may_have_fewer_dimensions_than_its_adapter() -> None:
+    sites = [adapter(at, rank=6) for at in range(2)]  # 5 × 7
+    a, b = product_of_rank(
+        [site[f"{LAYER}.lora_A.weight"] for site in sites],
+        [site[f"{LAYER}.lora_B.weight"] for site in sites],
+        [0.5, 0.5],
+    )
+    assert (a.shape, b.shape) == ((6, 7), (5, 6))
+    assert torch.allclose(b @ a, (change(sites[0]) + change(sites[1])) / 2)
+
+
+def test_where_a_cancels_out_its_size_is_a_thousandth_of_that_of_single_ones() -> None:
+    """Sizes of 15 and 5, with weights of 1/4 and 3/4, are 5 √3 in the root mean square."""
+    a = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]])
+    b, other = torch.tensor([[2.0, 1.0], [0.0, 1.0]]), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    found, left = product_of_rank([3 * a, -a], [b, other], [0.25, 0.75])
+    assert torch.allclose(left @ found, 0.75 * (b - other).double() @ a.double())
+    assert float(found.norm()) == pytest.approx(1e-3 * 5 * math.sqrt(3))
+
+
+def test_an_a_of_zeros_changes_nothing_and_stays_finite() -> None:
+    found, left = product_of_rank([torch.zeros(2, 3)] * 2, [torch.ones(4, 2)] * 2, [0.5, 0.5])
+    assert not (left @ found).any()
+    assert float(found.norm()) == pytest.approx(math.sqrt(2))
+
+
 def test_where_all_have_the_same_a_both_averages_change_the_same() -> None:
     sites = [adapter(0), {**adapter(1), f"{LAYER}.lora_A.weight": adapter(0)[f"{LAYER}.lora_A.weight"]}]
     of_factors, of_products = (mixed(sites, [0.25, 0.75], of) for of in ("factors", "products"))  # type: ignore[arg-type]
@@ -105,6 +153,8 @@ def test_adapters_that_change_nothing_yet_are_averaged_to_nothing() -> None:
 def test_a_site_that_goes_on_from_its_own_keeps_it_to_the_bit() -> None:
     sites = [adapter(0), adapter(1)]
     assert all(torch.equal(tensor, sites[1][name]) for name, tensor in mixed(sites, [0, 1], "products").items())
+    small = {name: tensor.half() for name, tensor in sites[1].items()}
+    assert {tensor.dtype for tensor in mixed([sites[0], small], [0, 1], "factors").values()} == {torch.float16}
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=5).filter(any))
@@ -138,6 +188,23 @@ def test_metropolis_weights_of_a_line_are_those_known_by_hand() -> None:
     assert np.allclose(rows, [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
 
 
+def test_edges_may_be_named_either_way_round() -> None:
+    rows = Gossip(graph="edges", edges=(("c", "a"), ("a", "b"))).mixing(("a", "b", "c"), [1, 1, 1])
+    assert np.allclose(rows, [[1 / 3, 1 / 3, 1 / 3], [1 / 3, 2 / 3, 0], [1 / 3, 0, 2 / 3]])
+
+
+@pytest.mark.parametrize(("graph", "edges", "said"), [
+    ("edges", ["ba", "cb", "dc", "ed", "fe", "gf", "hg"], []),
+    ("line", ["aq"], ["combine.edges: the graph is a line, and has edges of its own; set graph = 'edges'"]),
+    ("edges", ["aa", "az", "ay", "ax", "aw", "av", "au"], [f"combine.edges: no site is called 'u'; known: {', '.join('abcdefgh')}"]),
+    ("edges", ["aa", "ab", "bc", "cd", "de", "ef", "fg", "gh"], ["combine.edges: a site is its own neighbour; leave that out"]),
+    ("edges", ["ab", "cd", "ef", "gh"], ["combine.edges: nothing of 'a' ever reaches 'c'; connect them"]),
+])  # fmt: skip
+def test_a_graph_says_the_first_thing_that_is_wrong_with_it(graph: str, edges: list[str], said: list[str]) -> None:
+    found = list(Gossip(graph=graph, edges=tuple(map(tuple, edges))).problems("abcdefgh"))  # type: ignore[arg-type]
+    assert found == said
+
+
 def test_alone_nothing_is_exchanged() -> None:
     assert Alone().mixing(("a", "b"), [1, 0]) == [[1, 0], [0, 1]]
 
@@ -147,6 +214,44 @@ def test_distance_is_the_spread_of_sites() -> None:
     assert distance([one, one]) == 0
     moved = {name: tensor + 1 for name, tensor in one.items()}
     assert distance([one, moved]) == pytest.approx(math.sqrt(2 * 7 + 5 * 2) / 2, rel=1e-5)
+
+
+def test_the_norm_is_of_all_numbers_together() -> None:
+    assert norm_of({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0], [12.0]])}) == pytest.approx(13.0)
+
+
+@pytest.mark.parametrize(("clip", "share"), [(10.0, 1.0), (2.5, 0.5)])
+def test_a_change_that_is_too_long_leaves_in_its_own_direction(clip: float, share: float) -> None:
+    before, after = {"a": torch.tensor([1.0, 1.0])}, {"a": torch.tensor([4.0, 5.0])}  # 5 away
+    leaving, norm = hidden(before, after, clip, 0.0, b"", "1")
+    assert norm == pytest.approx(5.0)
+    assert leaving["a"].tolist() == pytest.approx([1.0 + share * 3.0, 1.0 + share * 4.0])
+
+
+def test_noise_is_of_what_is_hidden_and_not_of_its_order() -> None:
+    before, after = adapter(0), adapter(1)
+    one, _ = hidden(before, after, 1.0, 1.0, b"7", "1")
+    again, _ = hidden(before, dict(reversed(after.items())), 1.0, 1.0, b"7", "1")
+    assert list(one) == list(again)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in one.items())
+    flat, _ = hidden({"a": torch.zeros(4)}, {"a": torch.zeros(4)}, 1.0, 1.0, b"7", "1")
+    square, _ = hidden({"a": torch.zeros(2, 2)}, {"a": torch.zeros(2, 2)}, 1.0, 1.0, b"7", "1")
+    assert not torch.equal(flat["a"], square["a"].flatten())
+
+
+def test_noise_is_finite_and_symmetric_to_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = []
+    for byte in (b"\0", b"\xff"):
+        stream = SimpleNamespace(digest=lambda count, byte=byte: byte * count)
+        with monkeypatch.context() as patched:
+            patched.setattr("marft.federated.privacy.hashlib.shake_256", lambda _, stream=stream: stream)
+            ends.append(float(gaussian(1, b"7", "1")))
+    assert -9.0 < ends[0] == pytest.approx(-ends[1])
+    assert ends[1] < 9.0
+
+
+def test_of_no_numbers_there_is_no_noise() -> None:
+    assert (gaussian(0, b"7", "1").shape, gaussian(0, b"7", "1").dtype) == ((0,), torch.float64)
 
 
 def test_what_has_no_length_is_not_let_through() -> None:
@@ -211,6 +316,17 @@ def test_no_two_layers_have_the_same_noise() -> None:
 def clipped(before: Adapter, after: Adapter, clip: float) -> Adapter:
     change = {name: after[name].double() - before[name].double() for name in before}
     return {name: tensor * min(1.0, clip / norm_of(change)) for name, tensor in change.items()}
+
+
+def test_without_noise_there_is_no_privacy_once_anything_has_left() -> None:
+    assert [epsilon(rounds, 0.0, 1e-5) for rounds in (0, 1, 3)] == [0.0, math.inf, math.inf]
+
+
+@pytest.mark.parametrize(("rounds", "noise"), [(1, 1.0), (10, 3.0), (400, 8.0)])
+def test_epsilon_is_exact_to_many_digits(rounds: int, noise: float) -> None:
+    found, mu = epsilon(rounds, noise, 1e-5), math.sqrt(rounds) / noise
+    near, far = (math.erfc((found / mu + side * mu / 2) / math.sqrt(2)) / 2 for side in (-1, 1))
+    assert near - math.exp(found) * far == pytest.approx(1e-5, rel=1e-9)
 
 
 @given(st.integers(1, 200), st.floats(0.5, 30), st.floats(1e-7, 0.1))

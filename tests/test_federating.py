@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import time
+import tomllib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -354,6 +355,64 @@ class TestAProcess:
         with pytest.raises(SiteLostError, match=said):
             one.ask(1, 1, {"a": b"123"})
         one.close()
+
+
+def begun(folder: Path, resume: bool = False, **changes: Any) -> History:
+    history = History(folder)
+    history.begin(settings(**changes), resume)
+    return history
+
+
+def test_the_mark_of_a_federation_keeps_its_id_and_its_settings_can_be_read(tmp_path: Path) -> None:
+    edges = {"combine": {"name": "gossip", "graph": "edges", "edges": [["north", "south"], ["south", "east"]]}}
+    first = begun(tmp_path, **edges)
+    assert len(first.id) == 16
+    assert first.sites == {"north", "south", "east"}
+    text = (tmp_path / "federation.json").read_text(encoding="utf-8")
+    assert text.startswith('{\n  "format": "a federation of MARFT, 1",\n  "id": ')
+    assert text.endswith("}\n")
+    table = tomllib.loads((tmp_path / "federation.toml").read_text(encoding="utf-8"))
+    assert table == json.loads(text)["settings"]
+    assert begun(tmp_path, resume=True, **edges).id == first.id == json.loads(text)["id"]
+
+
+def test_what_a_crash_left_is_nobodys_and_goes(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished-0123456789abcdef").write_text("half a mark")
+    begun(tmp_path)
+    (tmp_path / "rounds" / ".unfinished-0123456789abcdef").mkdir(parents=True)
+    begun(tmp_path, resume=True)
+    assert list((tmp_path / "rounds").iterdir()) == []
+
+
+def test_a_round_is_read_where_it_belongs_and_for_the_sites_that_there_are(tmp_path: Path) -> None:
+    history = begun(tmp_path)
+    one = Round(0, ["north"], {}, {}, dict.fromkeys(("north", "south", "east"), 0), {}, [0.0, 0.0], None, {})
+    history.write(one, {}, [])
+    file = history.folder(0) / "round.json"
+    assert file.read_text(encoding="utf-8").startswith('{\n "round": 0,\n "took_part": [\n  "north"\n ],')
+    assert file.read_text(encoding="utf-8").endswith("}\n")
+    assert history.rounds() == [one]
+    history.folder(0).rename(tmp_path / "rounds" / "round_000000b")
+    with pytest.raises(ValueError, match="it is of round 0, in the place of round 0"):
+        history.rounds()
+    (tmp_path / "rounds" / "round_000000b").rename(history.folder(0))
+    file.write_text(json.dumps({**dataclasses.asdict(one), "given": {"north": 0, "west": 0}}))
+    with pytest.raises(ValueError, match="it gives to north, west"):
+        history.rounds()
+
+
+@pytest.mark.parametrize(
+    ("last", "keep", "kept"), [(3, 1, [3]), (3, 2, [2, 3]), (1, 4, [0, 1, 2, 3]), (3, 4, [0, 1, 2, 3])]
+)
+def test_adapters_of_the_newest_rounds_stay(tmp_path: Path, last: int, keep: int, kept: list[int]) -> None:
+    history = History(tmp_path)
+    folders = {number: [history.folder(number) / kind for kind in ("sent", "given")] for number in range(4)}
+    for both in folders.values():
+        for folder in both:
+            folder.mkdir(parents=True)
+    history.let_go(last, keep)
+    assert [number for number, both in folders.items() if all(folder.is_dir() for folder in both)] == kept
+    assert [number for number, both in folders.items() if any(folder.is_dir() for folder in both)] == kept
 
 
 def test_rounds_read_back_as_they_were_written(tmp_path: Path) -> None:

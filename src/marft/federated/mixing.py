@@ -69,13 +69,14 @@ def product_of_rank(a: Sequence[Tensor], b: Sequence[Tensor], weights: Sequence[
     q_wide, r_wide = torch.linalg.qr(wide)
     q_tall, r_tall = torch.linalg.qr(tall.T)  # tall = r_tallᵀ·q_tallᵀ
     u, s, v = torch.linalg.svd(r_wide @ r_tall.T, full_matrices=False)
-    missing = max(0, rank - len(s))  # of a layer that has fewer dimensions than its adapter
-    left = torch.nn.functional.pad(q_wide @ u[:, :rank] * s[:rank], (0, missing))  # [out, r]
-    right = torch.nn.functional.pad(v[:rank] @ q_tall.T, (0, 0, 0, missing))  # [r, in]
+    left, right = (
+        q_wide @ u[:, :rank] * s[:rank],
+        v[:rank] @ q_tall.T,
+    )  # [out, r], [r, in]; fewer where the layer is small
     spread = math.sqrt(sum(weight * float(each.double().norm()) ** 2 for each, weight in zip(a, weights, strict=True)))
     scale = max(float(mean.norm()), LEAST_OF_A * spread) / math.sqrt(rank) or 1.0
     p, _, q = torch.linalg.svd(mean @ right.T, full_matrices=False)
-    turn = p @ q  # [r, r]: orthogonal where the change has rank r
+    turn = p @ q  # [r, r], or [r, fewer]: its columns are orthonormal
     return scale * turn @ right, left @ turn.T / scale
 
 

@@ -73,7 +73,7 @@ def _digest(*updates: Tensors) -> str:
     for tensors in updates:
         for name in sorted(tensors):
             found.update(f"{name} {tuple(tensors[name].shape)}".encode())
-            found.update(tensors[name].detach().contiguous().cpu().numpy().tobytes())
+            found.update(tensors[name].contiguous().cpu().numpy().tobytes())
     return found.hexdigest()
 
 

@@ -36,10 +36,10 @@ class Gossip(CombinerPart):
         """The edges of the graph, each once."""
         if self.graph == "edges":
             return {(min(pair), max(pair)) for pair in self.edges}
-        last, after = len(sites) - 1, list(pairwise(sites))
+        after = list(pairwise(sites))
         found = {
             "line": after,
-            "ring": [*after, (sites[last], sites[0])],
+            "ring": [*after, (sites[-1], sites[0])],
             "star": [(sites[0], site) for site in sites[1:]],
             "complete": [(one, other) for at, one in enumerate(sites) for other in sites[at + 1 :]],
         }[self.graph]
