@@ -51,7 +51,7 @@ def rows_of(held: Told) -> dict[str, Row]:
 class TestWhoAnswers:
     def test_it_is_whom_the_organization_names_or_the_last_that_answers(self) -> None:
         assert answering_role(run_of("a", "b")) == "b"
-        assert answering_role(run_of("a", "b", "c", answering="a")) == "c"
+        assert answering_role(run_of("a", "b", "c", answering="a b")) == "c"
         agents = [{"role": role, "policy": "reasoner", "answers": role != "c"} for role in "abc"]
         policies = {"reasoner": {"model": "base"}}
         debate = {"organization": "debate", "judge": "a"}
@@ -168,7 +168,7 @@ class TestBudget:
         rows = rows_of(held)
         assert [*rows] == ["b alone"]
         assert (rows["b alone"].failed, rows["b alone"].tasks) == (2, 0)
-        assert held.expected == {"single b alone": 2}
+        assert (held.expected, held.notes) == ({"single b alone": 2}, [])  # nor is it said to be dear
 
     def test_failures_of_all_attempts_are_counted_beside_what_was_chosen(self) -> None:
         def alone(n: int, task: str) -> Episode:

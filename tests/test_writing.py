@@ -41,6 +41,15 @@ def test_repetition_is_that_of_a_count_by_hand(texts: list[list[int]]) -> None:
     assert found == (pytest.approx(np.mean(shares)) if shares else None)
 
 
+def test_repetition_is_a_mean_over_actions_that_have_four_tokens() -> None:
+    once, often, short = (1, 2, 3, 4, 1, 2, 3, 4), (7, 7, 7, 7, 7, 7), (7, 7, 7)
+    assert repetition([make_action(tokens=once)]) == pytest.approx(1 / 5)  # of 5 grams, the last is the first again
+    assert repetition([make_action(tokens=often)]) == pytest.approx(2 / 3)
+    assert repetition([make_action(tokens=tokens) for tokens in (once, short, often)]) == pytest.approx(13 / 30)
+    assert repetition([make_action(tokens=short)]) is None
+    assert repetition([make_action(tokens=(7, 7, 7, 7))]) == 0.0
+
+
 def test_what_tools_said_is_no_repetition_of_the_agents_own() -> None:
     marks = (Mark.SAMPLED,) * 4 + (Mark.TOOL,) * 8
     assert repetition([make_action(tokens=(1, 2, 3, 4, *[5] * 8), marks=marks)]) == 0.0
@@ -75,6 +84,12 @@ def test_kinds_of_characters_add_up_to_all_of_them(texts: list[str]) -> None:
     assert sum(shares.values()) == pytest.approx(1.0 if any(texts) else 0.0)
 
 
+def test_each_character_is_of_one_kind() -> None:
+    shares = character_shares(["Añж数 12٣", "\n\r\t\u3000 ½!?_\x00"])
+    counts = {kind: round(18 * shares[f"characters/{kind}"]) for kind in KINDS}
+    assert counts == {"letters": 4, "digits": 3, "spaces": 4, "breaks": 2, "marks": 5}
+
+
 def test_what_an_environment_shows_later_counts_where_it_was_shown() -> None:
     steps = (Transition(Observation("Add."), 0.0), Transition(Observation("Теперь"), 0.0))
     first, later = said("пять"), replace(said("пять"), key=said("").key._replace(step=1))
@@ -87,6 +102,13 @@ def test_shares_of_the_teams_tokens_and_nothing_of_an_agent_that_was_silent() ->
     assert [metrics[f"agents/{role}/token_share"] for role in "abc"] == [0.75, 0.25, 0.0]
     assert "agents/c/characters/letters" not in metrics
     assert "agents/a/token_share" not in writing_metrics([episode(said("x"))], ("a",))
+
+
+def test_of_two_agents_both_have_a_share_and_where_nobody_wrote_nobody_has() -> None:
+    tool = make_action("b", tokens=(1, 2, 3, 4), marks=(Mark.SAMPLED, *[Mark.TOOL] * 3), text="y")
+    metrics = writing_metrics([episode(said("x", "a", 2)), episode(said("x", "a", 1), tool)], ("a", "b"))
+    assert [metrics[f"agents/{role}/token_share"] for role in "ab"] == [0.75, 0.25]
+    assert writing_metrics([episode()], ("a", "b")) == writing_metrics([], ("a", "b")) == {}
 
 
 def test_a_declared_format_is_a_share_of_actions_and_one_that_searches_for_ever_does_not_hold(

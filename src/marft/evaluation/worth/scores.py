@@ -24,8 +24,8 @@ class Scores:
     measures: Mapping[Measure, Mapping[str, Ratio]]  # by task; those of which nothing is known are absent
     tokens: Mapping[str, Ratio]
     seconds: Mapping[str, Ratio]
-    failed: int = 0
-    attempts: int = 1  # that were played for one answer
+    failed: int
+    attempts: int  # that were played for one answer
 
 
 @dataclass(frozen=True, slots=True)

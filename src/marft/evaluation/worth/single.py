@@ -61,7 +61,7 @@ def held_against(bench: Bench, player: Player, arm: Arm, name: str, role: str) -
     groups = {task: sorted(some, key=lambda e: e.sample) for task, some in by_task([*few, *late]).items()}
     costs = [[tokens_of(episode) for episode in some] for some in groups.values()]
     count = affordable(costs, budget) if wanted else 0
-    if not count:
+    if cost and not count:
         bench.note(PART, f"one attempt of {name} takes more tokens than the team's: it has one all the same")
     elif paid > wanted:
         bench.note(PART, f"{name}: the team's tokens would pay for {paid} attempts, and it has {wanted} (--attempts)")
