@@ -137,10 +137,10 @@ class TestProcesses:
 @pytest.mark.parametrize("text", ["\\boxed{", "<answer>", "</answer>", "the answer is ", "{", "}", "answer "])
 def test_answers_are_found_in_a_million_characters_at_once(text: str) -> None:
     text *= 1_000_000 // len(text)
-    began = time.perf_counter()
+    began = time.process_time()
     find_answer(text)
     stated_answer(text)
-    assert time.perf_counter() - began < 3.0
+    assert time.process_time() - began < 3.0
 
 
 @given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "x"]), max_size=12).map("".join))

@@ -483,6 +483,11 @@ class TestScores:
         assert known.asked[0].get("response_format") == forced
         assert (known.asked[0]["temperature"], known.asked[0]["max_tokens"]) == (0.0, 512)
 
+    def test_a_judge_keeps_its_own_time_whatever_other_terms_may_take(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        judge = self.opened(monkeypatch, Known({"five": "7"}))
+        made = asyncio.run(RewardComposer((judge,), ROLES, LoopThreadPool(), timeout=0.0)(episode()))
+        assert (made.status, made.transitions[0].reward) == ("terminated", 0.7)
+
     def test_to_open_a_judge_leaves_the_one_of_the_recipe_as_it_is_and_to_close_it_ends_the_connection(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -54,7 +54,7 @@ def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong
 
 
 @pytest.mark.parametrize(("gold", "text", "right"), [
-    ("1,2", "The roots are $1$ and $2$.", True), ("1,2,3", "$1$, $2$ and $3$", True), ("1,2", "From $0$ we get $1$ and $2$", True), ("0,1,2", "From $0$ we get $1$ and $2$", False),
+    ("1,2", "The roots are $1$ and $2$.", True), ("1,2,3", "$1$, $2$ and $3$", True), ("1,2", "$1$,$2$", True), ("2", "$1$, $y$ $2$", True), ("1,2", "From $0$ we get $1$ and $2$", True), ("0,1,2", "From $0$ we get $1$ and $2$", False),
     ("2", "We add $1$ to get $2$", True), ("5", "It is $5$, not 6", True), ("5", "$4$ is wrong, it is $5$", True), ("x", "$x$ is wrong", False),
     ("5", "So **x = 5** it is", True), ("5", "The answer is $5$. Check: $6$.", True), ("6", "The answer is $5$. Check: $6$.", False), ("5", "The answer is 5 apples", True),
     ("5", "So it is **5** dollars", True), ("5", "**Note** that it is 5", True), ("5", "First 4\n5", True), ("4", "First 4\n5", False), ("5", "5\n\n", True), ("5", "5 or 6", False),
@@ -66,6 +66,9 @@ def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong
     ("(1,2)", r"\boxed{1,2}", True), ("(1,2)", r"\boxed{2,1}", False), ("(1,2)", r"\boxed{1}", False), ("(1,2)", r"\boxed{(1,2)}", True), (r"(1,\infty)", r"\boxed{1,\infty}", False),
     ("[[1,2]]", r"\boxed{[[1,2]]}", True), ("(1,2),(3,4)", r"\boxed{(1,2),(3,4)}", True), ("18_2", r"\boxed{18}", True), ("5", r"<think>\boxed{5}</think> \boxed{6}", False),
     (" red ", "The answer is Red.", True), ("1/2", "So it is **1/2** of the 3 parts.", True), ("x", "It is not 5\nx", True), ("5", "5 is not right", False), (r"\emptyset", "", False),
+    (" Tuesday ", "The answer is Tuesday, because it rains.", True), ("5", "Is it **5**? No, $6$", False), ("5", "The answer is 5, because 2 + 3 = 5.", True),
+    ("5", "The answer is 5, since 6 is too large.", True), ("6", "The answer is 5, since 6 is too large.", False), ("5", "The answer is $5$, not $6$.", True),
+    ("6", "The answer is not $5$, but $6$.", True), ("5", "The answer is not $5$, but $6$.", False), ("1,2", "The answer is $1$, $2$, as $3$ is none.", True),
     ("5", "The answer is\n\n5", True), ("5", "The answer is 5. \n", True),
 ])  # fmt: skip
 def test_the_answer_of_a_text_is_the_one_that_it_states(gold: str, text: str, right: bool) -> None:
@@ -73,7 +76,7 @@ def test_the_answer_of_a_text_is_the_one_that_it_states(gold: str, text: str, ri
 
 
 @pytest.mark.parametrize(("gold", "said", "question", "right"), [
-    ("(2,1)", "2,1", "Give the interval.", True), ("(1,2)", "1,2", "Give the interval.", False), ("(1,2)", "1,2", "Which point?", True), ("(1,2)", "1<x<2", "Which point?", False),
+    ("(2,1)", "2,1", "Give the interval.", True), ("(1,2)", "1,2", "Give the interval.", False), ("(1,2)", "1<x<2", "Give the interval.", True), ("(1,2)", "1,2", "Which point?", True), ("(1,2)", "1<x<2", "Which point?", False),
     ("18", "18_2", "Write it in base 2.", True), ("18", "18_2", "How many?", False), ("7", r"7\%", "What percent is it?", True), (r"7\%", "0.07", "What percent is it?", True), ("7", r"7\%", "How many?", False),
 ])  # fmt: skip
 def test_what_was_asked_decides_what_an_answer_means(gold: str, said: str, question: str, right: bool) -> None:

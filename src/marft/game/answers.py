@@ -284,6 +284,15 @@ def denied(text: str, start: int, end: int) -> bool:
     return before is not None or _DENIED_AFTER.match(text, end) is not None
 
 
+def without_aside(sentence: str) -> str:
+    """Return a sentence up to where it goes on with why, or with what the answer is not.
+
+    >>> without_aside("5, because 2 + 3 = 5"), without_aside("1, 2")
+    ('5', '1, 2')
+    """
+    return _ASIDE.split(sentence, maxsplit=1)[0]
+
+
 def wordings(text: str) -> list[str]:
     """Return the answers that a text may be said to state in words, undecorated: what it states, to the end of its line
     or of its sentence; where it marks none, what it sets in bold, its last line, or all of it.
@@ -298,7 +307,7 @@ def wordings(text: str) -> list[str]:
     line = statement_in(text)
     if line is not None:
         sentence = _SENTENCE.split(line, maxsplit=1)[0]
-        given = [line, sentence, _ASIDE.split(sentence, maxsplit=1)[0]]
+        given = [line, sentence, without_aside(sentence)]
     else:
         given = [bold_in(text) or "", text.rstrip().rpartition("\n")[2], text]
     return list(filter(None, dict.fromkeys(map(undecorated, given))))
