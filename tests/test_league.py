@@ -197,7 +197,8 @@ class Matches:
 
     def _episode(self, attempt: Attempt) -> Episode:
         slot = attempt.policies["south"]
-        actions = (make_action("north", policy="player"), make_action("south", policy=slot, index=1))
+        learner = attempt.policies.get("north", "player")
+        actions = (make_action("north", policy=learner), make_action("south", policy=slot, index=1))
         earned = self.earns(slot, attempt)
         return Episode(
             attempt.task, attempt.stream, attempt.sample, actions[:1] if self.silent else actions,

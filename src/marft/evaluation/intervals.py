@@ -138,7 +138,7 @@ def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> tuple[fl
     lost = sum(b > a for b, a in zip(before, after, strict=True))
     up, down, total = gained + 0.5, lost + 0.5, n + 2
     centre = (up - down) / total
-    half = Z95 * math.sqrt(max(0.0, up + down - (up - down) ** 2 / total)) / total
+    half = Z95 * math.sqrt(up + down - (up - down) ** 2 / total) / total
     return (gained - lost) / n, (max(-1.0, centre - half), min(1.0, centre + half))
 
 
