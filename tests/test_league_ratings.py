@@ -150,7 +150,7 @@ def likeliest(players: int, tallies: list[Tally]) -> list[tuple[float, float]]:
         (3, [Tally(0, 1, 3, 0, 1), Tally(2, 0, 1, 2, 4), Tally(1, 2, 2, 1, 0)]), (2, [Tally(0, 1, drawn=5)]),
         (4, [Tally(0, 1, 5, 0, 2), Tally(1, 2), Tally(2, 0, 1, 0, 1)]),  # one has not played at all
         (2, [Tally(0, 1, 100, 1, 100)]),
-        (3, [Tally(0, 1, won=11_336), Tally(0, 2, drawn=5), Tally(1, 2, drawn=11)]),  # whole steps of Newton's lead away
+        (4, [Tally(0, 1, won=11_336), Tally(0, 2, drawn=5), Tally(1, 2, drawn=11)]),  # whole steps of Newton's lead away
     ],
 )  # fmt: skip
 def test_ratings_and_intervals_are_those_of_the_slow_reference(players: int, tallies: list[Tally]) -> None:

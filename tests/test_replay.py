@@ -305,6 +305,12 @@ def test_an_own_critic_is_that_of_the_newest_checkpoint_before_and_of_an_algorit
     other = run.algorithm.model_copy(update={"credit": run.algorithm.credit.model_copy(update={"gamma_step": 0.5})})
     (opinion,) = replay(folder, [other], step=2).opinions
     assert opinion.critic == "fitted to 2 recorded episodes"
+    assert replay(folder, [run.algorithm], step=1).opinions[0].critic == "the run's, of step_000000"
+    weights = folder.checkpoints / "step_000001" / "critic.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-4] + bytes([whole[-4] ^ 1]) + whole[-3:])  # a number that is a little another
+    with pytest.raises(ValueError, match="step_000001"):
+        replay(folder, [run.algorithm], step=2)
 
 
 def test_without_other_steps_a_critic_is_untrained_and_what_ends_unjudged_is_named(tmp_path: Path) -> None:
