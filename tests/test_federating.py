@@ -211,6 +211,45 @@ def test_there_is_one_federation_in_a_folder(tmp_path: Path) -> None:
         federate(settings(steps=9), tmp_path, resume=True)
 
 
+def test_each_site_is_asked_once_in_a_round_and_at_last_given_what_came_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, closed, over = list[tuple[Any, ...]](), list[str](), list[int]()
+
+    class Watched(Learner):
+        def __init__(self, name: str, settings: FederationSettings, id_: str, folder: Path, ledger: Ledger) -> None:
+            super().__init__(name, settings, id_, folder, ledger)
+            made.append((name, settings, id_, folder, ledger.path))
+
+        def close(self) -> None:
+            closed.append(self.name)
+            super().close()
+
+    monkeypatch.setattr(coordinator, "Link", Watched)
+    asked, folder = settings(rounds=2, steps=5, keep_last=1), tmp_path / "not" / "there"
+    rounds = federate(asked, folder, tell=lambda one: over.append(one.round))
+    sites = ["north", "south", "east"]
+    id_ = json.loads((folder / "federation.json").read_text())["id"]
+    assert made == [(site, asked, id_, asked.site_folders(folder)[site], folder / "ledger.jsonl") for site in sites]
+    assert sorted(closed) == sorted(sites)
+    each = [(site, number, steps) for number, steps in ((1, 5), (2, 5), (3, 0)) for site in sorted(sites)]
+    assert Learner.asked[0] == ("north", link.BEGINNING, 0)
+    assert sorted(Learner.asked[1:], key=lambda one: (one[1], one[0])) == each
+    assert over == [1, 2]
+    assert rounds[0] == Round(0, sites, {}, {}, dict.fromkeys(sites, 0), {}, [0.0, 0.0], None, {})
+    assert [(folder / f"rounds/round_00000{number}/given").is_dir() for number in range(3)] == [False, False, True]
+    weights = next((folder / "rounds/round_000002/given/0").rglob(WEIGHTS))
+    weights.write_bytes(b"none")
+    with pytest.raises(ValueError, match=r"round_000002/given/0 is damaged .*; put a copy back"):
+        federate(asked, folder, resume=True)
+
+
+def test_a_federation_of_which_too_few_are_given_the_end_says_so(tmp_path: Path, learners: type[Learner]) -> None:
+    learners.lost, learners.lost_in = {"east": "was killed", "south": "was killed"}, 2
+    with pytest.raises(RunError, match="1 of 3 sites were given what came of the last round"):
+        federate(settings(rounds=1, at_least=2), tmp_path)
+
+
 def test_nobody_elses_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"holds thesis\.txt, which no federation wrote"):
