@@ -93,7 +93,7 @@ def test_an_a_that_only_some_have_is_not_that_of_all() -> None:
 def test_layers_are_averaged_one_by_one_and_named_in_the_order_of_the_first_site(of: str) -> None:
     """Also where the layers before have the same A at all sites."""
     one, other, more = adapter(0), adapter(1), adapter(2)
-    one, other = ({f"first.{name}": tensor for name, tensor in more.items()} | each for each in (one, other))
+    one, other = ({**{f"first.{name}": tensor for name, tensor in more.items()}, **each} for each in (one, other))
     found = mixed([one, dict(reversed(other.items()))], [0.5, 0.5], of)  # type: ignore[arg-type]
     assert list(found) == list(one)
     alone = mixed([adapter(0), adapter(1)], [0.5, 0.5], of)  # type: ignore[arg-type]
