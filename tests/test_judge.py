@@ -478,7 +478,8 @@ class TestScores:
         prompt = "{answer}, {lowest} to {highest}. {format}"
         known = Known({f"five, -1.5 to 20. {asked}": reply})
         judge = self.opened(monkeypatch, known, prompt=prompt, scale=(-1.5, 20.0), **fields)
-        assert asyncio.run(judge.score(episode())) == [TermReward(pytest.approx(5.5 / 21.5))]
+        (paid,) = asyncio.run(judge.score(episode()))
+        assert paid.team == pytest.approx(5.5 / 21.5)
         forced = {"type": "json_object"} if "json_field" in fields else None
         assert known.asked[0].get("response_format") == forced
         assert (known.asked[0]["temperature"], known.asked[0]["max_tokens"]) == (0.0, 512)

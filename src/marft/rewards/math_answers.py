@@ -113,7 +113,7 @@ def _exactly(expected: str, stated: str, question: str = "") -> bool:
 
 def _same(expected: str, stated: str, relations: bool) -> bool:
     parsed, given = _parse(without_words(expected)), _parse(without_words(stated))
-    return verify(parsed, given, allow_set_relation_comp=relations, timeout_seconds=None)
+    return bool(verify(parsed, given, allow_set_relation_comp=relations, timeout_seconds=None))
 
 
 def _union(formula: str) -> Set | None:
