@@ -37,6 +37,7 @@ from tests.episodes import episodes as any_episode
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game
 from tests.helpers import recipe, settings
+from tests.number_teams import Numbers
 
 
 class TestChoosing:
@@ -323,6 +324,8 @@ class TestShares:
         others = {f"other {n}": [self.of("actor", 0.0, 0.0)] for n in range(20)}
         assert shares({**acted, **others}, ["planner"]) == shares(acted, ["planner"])
         assert shares(others, ["planner"]) == []
+        without = {"none": [self.of("planner", 1.0, 0.0)]}
+        assert shares({**acted, **without}, ["planner"])[0].own == shares(acted, ["planner"])[0].own
 
 
 def run_of(policies: Mapping[str, str], answering: str, **changes: Any) -> Any:
@@ -504,6 +507,9 @@ def test_each_agent_is_left_out_that_others_read_and_each_policy_untuned_that_wa
         "writer unheard: it answers all the same, or has a vote",
         "planner and critic share the policy p: untuned together",
     ]
+    other = bench_of(run_of(policies, "writer"), [episode], p="base", i="base", w="step_1")
+    assert [*arms_of(other, leave_out(other.bench))] == ["planner unheard", "writer unheard", "writer untuned"]
+    assert notes_of(other) == notes_of(made)[:3], "it shares its policy with nobody"
     program = bench_of(run_of(policies, "writer", team=PROGRAM), [episode], **weights)
     assert [*arms_of(program, leave_out(program.bench))] == ["planner and critic untuned"]
     assert notes_of(program)[:2] == [
@@ -543,6 +549,12 @@ class TestArms:
         assert Arm({}, samples=2, first=1, alone="a").told(tasks) == {
             "seats": {}, "alone": "a", "unheard": [], "samples": 2, "first": 1, "messages": []
         }  # fmt: skip
+
+
+class Elsewhere(Numbers):
+    """An environment of one's own, with a path among its settings."""
+
+    data: Path
 
 
 class StubRollouts:
@@ -690,7 +702,7 @@ class TestPlayer:
     def test_an_arm_is_another_where_anything_is_that_its_episodes_depend_on(self) -> None:
         mixed = {"reasoner": "a1", "actor": "a1"}
         arm = Arm(mixed, seats={"reasoner": "actor", "actor": "reasoner"})
-        turned = Arm(dict(reversed(mixed.items())), seats=dict(reversed(arm.seats.items())))
+        turned = Arm(dict(reversed([*mixed.items()])), seats=dict(reversed([*arm.seats.items()])))
         assert self.played(arm)
         assert not self.played(arm)
         assert not self.played(turned), "in another order it is the same"
@@ -708,6 +720,12 @@ class TestPlayer:
         assert self.played(arm)
         self.state(path, {**files, "policies/actor/w": "new"}, {"reasoner": "Think.", "actor": "Now act."})
         assert self.played(arm)
+
+    def test_settings_that_json_has_no_word_for_tell_arms_apart_too(self) -> None:
+        first, second = (
+            settings(environment={"name": "tests.test_worth_statistics:Elsewhere", "data": data}) for data in "xy"
+        )
+        assert [self.played(Arm(BASE), run=run) for run in (first, first, second)] == [True, False, True]
 
     def test_other_models_are_played_anew(self) -> None:
         arm = Arm(BASE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -181,13 +182,10 @@ class Player:
         self, arm: Arm, tasks: Sequence[Task], more: Mapping[str, object], play: Callable[[], list[Episode]]
     ) -> list[Episode]:
         path = self._kept / f"{self._digest(arm, tasks, more)}.parquet"
-        if path in self._played_now or (path.is_file() and not self._again):
-            try:
+        if path in self._played_now or not self._again:
+            with suppress(ValueError):  # not there, or damaged: it is played
                 return self._told(read_episodes(path))
-            except ValueError:  # damaged: played again
-                pass
         found = play()
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_episodes(path, found)
         self._played_now.add(path)
         return found
