@@ -17,6 +17,7 @@ from marft.game.agents import Agent
 from marft.game.game import Attempt
 from marft.game.organizations.chain import Chain
 from marft.game.team import Team
+from marft.marks import Grammar
 from marft.types import Episode, Observation, Profile, Sampling, Task, Tool
 from tests.benches import Plays, Told, attempt, run_of, told
 from tests.episodes import make_action
@@ -27,7 +28,7 @@ TEAM = Team(
         Agent(
             Profile(role, f"You are {role}.", guidance="Be short.", tools=(TOOL,)),
             role,
-            Sampling(max_new_tokens=7, stop=("!",)),
+            Sampling(max_new_tokens=7, stop=("!",), grammar=Grammar("regex", "[a-z]+")),
             memory="own",
         )
         for role in "abc"

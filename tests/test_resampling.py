@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from marft.evaluation.worth.arms import Arm
 from marft.evaluation.worth.contributions import Contribution
@@ -27,7 +28,9 @@ class Forks(Plays):
             for action in episode.actions:
                 for reward in self.rewards.get((episode.task.id, action.agent), []):
                     fork = Fork(episode.name, action.id)
-                    failed = {"status": "failed", "error": f"boom of {action.agent}"} if reward is None else {}
+                    failed: dict[str, Any] = (
+                        {"status": "failed", "error": f"boom of {action.agent}"} if reward is None else {}
+                    )
                     found.append(attempt(episode.task.id, reward=reward or 0.0, fork=fork, **failed))
         return found
 
@@ -37,14 +40,14 @@ def bench_of(episodes: Sequence[Episode], rewards: dict[tuple[str, str], list[fl
     return told(run_of("a", "b"), player.of, tasks, samples=2, options=Options(resamples=2), player=player)
 
 
-def both(task: str, reward: float, sample: int = 0, **changes: object) -> Episode:
+def both(task: str, reward: float, sample: int = 0, **changes: Any) -> Episode:
     return attempt(task, reward=reward, sample=sample, roles=("a", "b"), said=("1", "2"), **changes)
 
 
 def test_first_attempts_that_were_scored_are_resampled_and_those_on_which_most_hangs_come_first() -> None:
     first, other, third = both("t", 1.0), both("u", 0.0), both("v", 1.0)
     episodes = [first, both("t", 9.0, sample=1), other, both("w", 5.0, status="failed"), third]
-    rewards = {
+    rewards: dict[tuple[str, str], list[float | None]] = {
         ("t", "a"): [0.5, 0.5], ("t", "b"): [1.0, 1.0],  # 0.5 and 0
         ("u", "a"): [0.0, 0.0], ("u", "b"): [1.0, 1.0],  # 0 and −1
         ("v", "a"): [1.0, None], ("v", "b"): [0.5, 0.0],  # 0 and 0.75

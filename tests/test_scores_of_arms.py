@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from tests.benches import attempt
 from tests.episodes import make_action
 
 
-def timed(task: str, reward: float, success: bool | None, tokens: int, seconds: float, **changes: object) -> Episode:
+def timed(task: str, reward: float, success: bool | None, tokens: int, seconds: float, **changes: Any) -> Episode:
     """An attempt of two actions, each of which reads 3 tokens; the second writes the rest."""
     actions = (
         replace(make_action("a", tokens=(8,)), started=1.0, ended=1.5),
@@ -105,9 +106,11 @@ class TestValues:
     def test_the_team_itself_has_a_mean_and_its_interval(self) -> None:
         found = value_of(outcomes("110"), shares=True)
         assert found is not None
-        assert (found.value, found.difference, found.difference_interval) == (pytest.approx(2 / 3), None, None)
+        assert found.value == pytest.approx(2 / 3)
+        assert (found.difference, found.difference_interval) == (None, None)
         assert found.interval is not None
         assert found.interval[0] < 0.5 < found.interval[1]
+        assert found == value_of(outcomes("110"))  # where tasks differ, an interval of shares is that of any mean
         assert value_of({}) is None
 
     def test_where_all_tasks_are_solved_the_interval_is_wilsons_of_so_many_tasks(self) -> None:
@@ -140,9 +143,15 @@ class TestValues:
         assert found is not None
         assert found.difference_interval == paired_difference([True] * 3, [True] * 3)[1]
 
+    def test_where_some_change_more_than_others_the_interval_is_that_of_any_difference(self) -> None:
+        found = value_of(outcomes("10111"), outcomes("11000"), shares=True)
+        assert found is not None
+        assert found.difference_interval is not None
+        assert found == value_of(outcomes("10111"), outcomes("11000"))
+
     def test_tasks_that_are_solved_half_of_the_time_are_no_outcomes(self) -> None:
-        for team, arm in (("hhh", "111"), ("111", "hhh")):
+        for team, arm, gain in (("hhh", "111", 0.5), ("111", "hhh", -0.5), ("1h1", "1h1", 0.0)):
             found = value_of(outcomes(arm), outcomes(team), shares=True)
             assert found is not None
-            assert found.difference == (0.5 if arm == "111" else -0.5)
+            assert found.difference == gain
             assert found.difference_interval is None

@@ -193,7 +193,7 @@ class TestVote:
         """Only the task's data say that 1/2 and 0.5 are one answer; recorded episodes do not hold them."""
 
         def canonical(task: Task, text: str) -> str:
-            return task.data["same"].get(text, text)
+            return str(task.data["same"].get(text, text))
 
         run = run_of("a", "b").model_copy(update={"environment": SimpleNamespace(canonical=canonical)})
         said = ("7", "1/2", "0.5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ TEAM = Team((Agent(Profile("a", ""), "one"), Agent(Profile("b", ""), "two"), Age
 class Shouting:
     """A channel that shouts, and drops every second message that it is given."""
 
-    def carry(self, messages: list[Message]) -> list[Message | None]:
+    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         return [None if n % 2 else replace(m, text=m.text.upper()) for n, m in enumerate(messages)]
 
 

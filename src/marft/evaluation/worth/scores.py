@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from marft.evaluation.intervals import paired_difference, wilson
@@ -83,7 +83,7 @@ def scores_of_chosen(chosen: Mapping[str, Episode], played: Groups, failed: int,
     """One answer a task, chosen among several attempts, which were all paid for."""
     scores = _scores({task: [episode] for task, episode in chosen.items()}, played, failed, attempts)
     tokens, seconds = ({t: Ratio(r.amount) for t, r in some.items()} for some in (scores.tokens, scores.seconds))
-    return Scores(scores.measures, tokens, seconds, failed, attempts)
+    return replace(scores, tokens=tokens, seconds=seconds)
 
 
 def _scores(answers: Groups, played: Groups, failed: int, attempts: int) -> Scores:
