@@ -156,6 +156,22 @@ class TestOrganization:
         assert [action.agent for action in episode.actions] == ["a", "r"]
         assert "You may go on with:\nb: Compute it." in engine.asked[-1][1].replace("\\n", "\n")
 
+    def test_a_router_is_told_80_characters_of_each_node(self, tmp_path: Path) -> None:
+        ends = network("source a 1", "a b 2", "a sink 1", "b sink 1")
+        for length, shown in ((80, "x" * 80), (81, "x" * 80 + " ")):
+            long = replace(ends, nodes=(ends.nodes[0], replace(ends.nodes[1], example="x" * length)))
+            _, engine = played(flow(tmp_path, long, router="r"), "r", "a", "b", chosen="stop")
+            assert f"b: {shown}" in engine.asked[-1][1]
+
+    def test_a_path_is_of_8_nodes_at_most_and_drawn_by_the_networks_own_odds_unless_told_otherwise(
+        self, tmp_path: Path
+    ) -> None:
+        names = [f"n{number}" for number in range(10)]
+        line = network(*(f"{a} {b} 1" for a, b in zip([SOURCE, *names], [*names, SINK], strict=True)))
+        episode, _ = played(flow(tmp_path, line), *names)
+        assert [action.agent for action in episode.actions] == names[:8]
+        assert flow(tmp_path, FORK).temperature == 1.0
+
     def test_a_router_is_not_asked_where_one_node_alone_may_come_next(self, tmp_path: Path) -> None:
         back = network("source a 1", "a c 1", "c a 1", "c sink 1")  # and a was here already
         episode, _ = played(flow(tmp_path, back, router="r"), "r", "a", "c")

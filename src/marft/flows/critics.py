@@ -42,7 +42,7 @@ class PolicyCritic:
 
     rollouts: LocalRollouts
     policy: str
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7, max_new_tokens=512))
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
     note: Callable[[str], None] = lambda _: None  # told why a node has no proposal
     asked: int = 0
     silent: int = 0  # of those, replies in which no instructions stood between their tags

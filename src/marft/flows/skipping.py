@@ -13,7 +13,7 @@ from marft.flows.improving import Tell
 from marft.flows.network import Change, FlowNetwork
 
 
-def skipped(board: Board, network: FlowNetwork, tolerance: float = 0.01, tell: Tell = lambda *_: None) -> FlowNetwork:
+def skipped(board: Board, network: FlowNetwork, tolerance: float, tell: Tell = lambda *_: None) -> FlowNetwork:
     """The network that passes by what its contexts do without, and all tries in its lineage.
 
     Each node of a context's likeliest path is left out once, beside those that have gone before; it stays out where the
