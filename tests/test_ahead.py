@@ -409,6 +409,17 @@ def test_idle_time_is_that_in_which_nothing_is_played() -> None:
     assert clock.idle() == 2.0 + 7.0 - 3.0
 
 
+def test_time_is_idle_before_anything_is_played_and_not_while_something_is() -> None:
+    times = iter([10.0, 12.0, 15.0, 20.0, 31.0])
+    clock = Clock(lambda: next(times))
+    clock.began()  # at 12
+    assert clock.idle() == 2.0
+    clock.ended()  # at 15
+    assert clock.idle() == 2.0 + 20.0 - 15.0
+    clock.began()  # at 31
+    assert clock.idle() == 2.0 + 31.0 - 15.0
+
+
 def test_the_oldest_token_of_a_policy_in_training_counts() -> None:
     old = replace(make_action("a", policy="frozen"), versions=Versions(0, 0))
     new = replace(make_action("b", policy="trained"), versions=Versions(4, 6))
