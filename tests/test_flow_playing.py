@@ -535,7 +535,7 @@ class TestTuning:
         line = network("source a 1", "a b 1", "b sink 1")
         made = board(tmp_path, line, lambda nodes, task: None, TASKS[:5])  # type: ignore[arg-type, return-value]
         with pytest.raises(ValueError, match="of none is it known whether it was solved"):
-            skipped(made, line)
+            skipped(made, line, 0.01)
 
 
 def test_a_network_is_grown_and_shown_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ class Functions:
         self.found: defaultdict[Place, list[FunctionType]] = defaultdict(list)
         gc.unfreeze()  # what is frozen is not among the objects
         for thing in gc.get_objects():
-            if isinstance(thing, FunctionType) and thing.__code__.co_filename in wanted:
+            if type(thing) is FunctionType and thing.__code__.co_filename in wanted:
                 self.found[_place(thing.__code__)].append(thing)
 
     def plant(self, mutant: Mutant) -> bool:
