@@ -426,7 +426,7 @@ class TestPlayer:
 
     def test_settings_that_json_has_no_word_for_tell_arms_apart_too(self) -> None:
         first, second = (
-            settings(environment={"name": "tests.test_worth_statistics:Elsewhere", "data": data}) for data in "xy"
+            settings(environment={"name": "tests.test_worth_parts:Elsewhere", "data": data}) for data in "xy"
         )
         assert [self.played(Arm(BASE), run=run) for run in (first, first, second)] == [True, False, True]
 
