@@ -11,11 +11,11 @@ from pathlib import Path
 from marft import atomic
 from marft.config.run import CheckpointSettings
 from marft.federated.parcels import write_folder
+from marft.federated.recipes import RUN
 from marft.runs.checkpoints import Checkpoints, Record, name_of
 from marft.runs.folder import RunFolder
 from marft.runs.receiving import make_whole, receive
 
-RUN = "run"  # the name of its run, whose folder is in the site's
 KEY_BYTES = 32
 
 
