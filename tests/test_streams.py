@@ -86,8 +86,10 @@ def test_a_command_whose_product_is_what_it_prints_fails_where_that_is_not_whole
     "redirected",
     [
         "| head -1",
-        ">&- 2>&-",
-        *(pytest.param(one, marks=BY_NIGHT) for one in ("> /dev/full", "2>/dev/full", "--json > /dev/full")),
+        *(
+            pytest.param(one, marks=BY_NIGHT)
+            for one in (">&- 2>&-", "> /dev/full", "2>/dev/full", "--json > /dev/full")
+        ),
     ],
 )
 def test_a_run_goes_on_to_its_end_and_says_once_what_is_lost(redirected: str, tmp_path: Path) -> None:
