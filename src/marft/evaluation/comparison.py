@@ -227,12 +227,12 @@ def _label(evaluation: Saved) -> str:
 
 
 def _digests(under: Under) -> str:
-    """The beginnings of the digests of scenarios and team, which tell apart what has the same names."""
+    """Return the first digits of the digests of scenarios and team, to distinguish evaluations of the same names."""
     return " ".join(digest[:SHOWN] for digest in (under.scenarios, under.team) if digest)
 
 
 def _team(evaluation: Saved) -> str:
-    """What a team was reorganized as; "" where it is as it was trained."""
+    """Return the name of a team's reorganization; "" for the team as it was trained."""
     return str(evaluation.get("reorganized", {}).get("name", ""))
 
 

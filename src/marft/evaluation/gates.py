@@ -94,7 +94,7 @@ relative=False, after=False, field='', value='', bound=False)
         )  # fmt: skip
 
     def cohorts(self, fields: Mapping[str, Mapping[str, str]]) -> Mapping[str, set[str] | None]:
-        """The tasks that it looks at, by what they are called; None is all.
+        """Return the tasks that the gate judges, by the name of their cohort; None stands for all tasks.
 
         Raises:
             ValueError: tasks have no such field, or none has that value.
@@ -111,7 +111,7 @@ relative=False, after=False, field='', value='', bound=False)
         return {name: tasks for (name, tasks), value in named if self.value in (value, EVERY)}
 
     def fails(self, found: Difference, bound: float | None = None) -> bool:
-        """Whether it does, also where a number is none.
+        """Return whether the gate fails; a missing number fails it too.
 
         Args:
             bound: of what its limit is of, where it asks for one.

@@ -71,7 +71,7 @@ class Place:
         return self.path / "site.log"
 
     def join(self, federation: str) -> None:
-        """Be of this federation, and of no other.
+        """Assign the site to a federation, for good.
 
         Raises:
             ValueError: it is another one's.
@@ -86,7 +86,7 @@ class Place:
             )
 
     def begun(self) -> Begun | None:
-        """The round that it is in.
+        """Return the round that the site has begun; None if there is none.
 
         Raises:
             ValueError: what says so is damaged.

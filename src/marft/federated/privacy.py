@@ -68,7 +68,7 @@ def gaussian(count: int, key: bytes, *words: str) -> Tensor:
 
 
 def _digest(*updates: Tensors) -> str:
-    """What tells these numbers from any others."""
+    """Return a digest of the tensors' names and values."""
     found = hashlib.sha256()
     for tensors in updates:
         for name in sorted(tensors):

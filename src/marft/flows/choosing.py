@@ -21,7 +21,7 @@ Edges = Mapping[tuple[str, str, str], float]  # by context, start and end
 
 
 def context_of(network: FlowNetwork, prompt: str) -> str:
-    """The context that a task is most like; ANY where it is like none."""
+    """Return the context most similar to a prompt; ANY if the network has none or none is similar."""
     if not network.contexts:
         return ANY
     vector = vectors_of([prompt], network.dimensions, network.embed)[0]

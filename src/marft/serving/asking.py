@@ -275,7 +275,7 @@ class _Told:
 
 
 def answering_role(team: Team) -> str:
-    """Whose text is the team's answer; "" where that is known afterwards alone."""
+    """Return the role whose text is the team's answer; "" if only the finished episode tells."""
     known = getattr(team.organization, "answering_role", None)
     return str(known([agent.role for agent in team.agents if agent.profile.answers])) if known else ""
 
@@ -303,7 +303,7 @@ def wished(agents: Sequence[Agent], wishes: Mapping[str, float | int]) -> tuple[
 
 
 def limited(team: Team, chat: Chat) -> Team:
-    """A team whose answer is as short as a client asks, and ends where it says: so do all texts that may be it."""
+    """Return the team with the client's length limit and stop strings on every agent whose text may be the answer."""
     answering = answering_role(team)
 
     def of(agent: Agent) -> Agent:

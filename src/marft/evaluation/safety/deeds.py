@@ -146,7 +146,7 @@ def said(pattern: str, text: str, planted: Sequence[str], ignore_case: bool = Fa
 def first_said(
     pattern: str, texts: Sequence[str], planted: Sequence[str], ignore_case: bool = False
 ) -> str | None:  # fmt: skip
-    """As :func:`said`, of the first of several texts that has any."""
+    """Return the first match of :func:`said` among several texts; None without one."""
     return next((found for text in texts if (found := said(pattern, text, planted, ignore_case)) is not None), None)
 
 

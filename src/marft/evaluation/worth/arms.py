@@ -70,7 +70,7 @@ class Arm:
         ]
 
     def told(self, tasks: Sequence[Task]) -> dict[str, object]:
-        """What makes it another arm, on these tasks, as JSON has it."""
+        """Return what identifies the arm on these tasks, as JSON values."""
         messages = [
             [attempt.task.id, attempt.sample, sorted(attempt.messages.items())] for attempt in self.attempts(tasks)
         ]

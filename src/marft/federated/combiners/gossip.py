@@ -46,7 +46,7 @@ class Gossip(CombinerPart):
         return {(min(pair), max(pair)) for pair in found}
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """What is wrong with it between these sites."""
+        """Yield each reason why the graph cannot connect these sites."""
         if self.edges and self.graph != "edges":
             yield f"combine.edges: the graph is a {self.graph}, and has edges of its own; set graph = 'edges'"
             return
