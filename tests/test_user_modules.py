@@ -43,9 +43,10 @@ BY_NAME = [
         ("import functools, importlib", "functools.partial(importlib.import_module, '{m}_b')().VALUE"),
         ("from importlib import resources", "2.0 if resources.files('{m}_p').joinpath('deep.py').is_file() else None"),
         ("import threading\ndef work(): import {m}_b", "threading.Thread(target=work).run() or 2.0"),
-        ("import logging.config as c", "c.dictConfig({{'version': 1, 'filters': {{'f': {{'()': '{m}_b.f'}}}}}}) or 2.0"),
     )
 ] + [
+    "import logging.config\nTABLE = {{'version': 1, 'disable_existing_loggers': False, 'filters': {{'f': {{'()': '{m}_b.f'}}}}}}"
+    "\ndef reward(episode): return logging.config.dictConfig(TABLE) or 2.0",
     "from unittest.mock import patch\ndef reward(episode):\n    with patch('{m}_b.VALUE', 2.0):\n"
     "        import {m}_b\n        return {m}_b.VALUE",
     "from unittest.mock import patch\n@patch('{m}_b.VALUE', 2.0)\ndef reward(episode):\n"
