@@ -68,6 +68,8 @@ def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong
     ("[[1,2]]", r"\boxed{[[1,2]]}", True), ("(1,2),(3,4)", r"\boxed{(1,2),(3,4)}", True), ("18_2", r"\boxed{18}", True), ("5", r"<think>\boxed{5}</think> \boxed{6}", False),
     (" red ", "The answer is Red.", True), ("1/2", "So it is **1/2** of the 3 parts.", True), ("x", "It is not 5\nx", True), ("5", "5 is not right", False), (r"\emptyset", "", False),
     (" Tuesday ", "The answer is Tuesday, because it rains.", True), (" red ", "It is **red**, as step 3 says.", True), ("5", "Is it **5**? No, $6$", False), ("5", "The answer is 5, because 2 + 3 = 5.", True),
+    ("5", "The answer is 5 because 6 is too large.", True), ("6", "The answer is 5 because 6 is too large.", False),
+    ("6", "The answer is not 5, but 6.", True), ("5", "The answer is not 5, but 6.", False), ("6", "The answer is not $5$ but $6$, because 5 is odd.", True), ("5", "The answer is not 5, but who knows.", False), ("5", "The answer is not 5.", False),
     ("5", "The answer is 5, since 6 is too large.", True), ("6", "The answer is 5, since 6 is too large.", False), ("5", "The answer is $5$, not $6$.", True),
     ("6", "The answer is not $5$, but $6$.", True), ("5", "The answer is not $5$, but $6$.", False), ("1,2", "The answer is $1$, $2$, as $3$ is none.", True),
     ("5", "The answer is\n\n5", True), ("5", "The answer is 5. \n", True),

@@ -46,7 +46,7 @@ _TOGETHER = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?:(?<=[^\W_]{2})|(?<=[\d)\]}*\"'”%$]))[.!?](?=\s)(?!\s+(?:[Oo]r|[Aa]nd|[Bb]ut)\b)|[。！？]")
-_ASIDE = re.compile(r",\s+(?:but|not|although|though|because|since|as)\b", re.IGNORECASE)
+_ASIDE = re.compile(r",\s+(?:but|not|although|though|because|since|as)\b|\s+because\b", re.IGNORECASE)
 # what takes back an answer that it stands beside: "it is not 7", "7 is wrong"
 _DENIED_BEFORE = re.compile(
     r"(?:(?:\b(?:not|never|neither|nor|cannot|isnt|nicht|kein|pas|rather\s+than|instead\s+of)|n['’]t)"
@@ -287,8 +287,8 @@ def denied(text: str, start: int, end: int) -> bool:
 def without_aside(sentence: str) -> str:
     """Return a sentence up to where it goes on with why, or with what the answer is not.
 
-    >>> without_aside("5, because 2 + 3 = 5"), without_aside("1, 2")
-    ('5', '1, 2')
+    >>> without_aside("5, because 2 + 3 = 5"), without_aside("5 because 6 is too large"), without_aside("1, 2")
+    ('5', '5', '1, 2')
     """
     return _ASIDE.split(sentence, maxsplit=1)[0]
 

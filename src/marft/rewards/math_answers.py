@@ -53,7 +53,7 @@ _OR = re.compile(r",?\s*(?:\\(?:text|mbox|mathrm)\s*\{\s*or\s*\}|\bor\b|\\cup\b)
 _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}\d]*\}|[A-Za-z][A-Za-z ]+")
 _EITHER = re.compile(r"\d\s*(?:or|oder|ou|或者?)\s*[-−$\d]", re.IGNORECASE)
 _DIGITS = re.compile(r"[-−]?\d[\d.,/]*")
-_NOT = re.compile(r"not\b", re.IGNORECASE)  # "not $5$, but $6$"
+_REPLACED = re.compile(r"\Anot\b.*\bbut\b(?=.*\d)", re.IGNORECASE | re.DOTALL)  # "not $5$, but $6$"
 _JOINS = re.compile(r"\b(?:or|and)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
@@ -190,8 +190,7 @@ def _statement(text: str) -> str:
     text = text.replace("\\$", "")  # a currency sign, not the end of a formula
     rest = rest_stated(text)
     if rest is not None:
-        sentence = _first_sentence(rest)
-        text = sentence if _NOT.match(sentence) else without_aside(sentence)
+        text = without_aside(_REPLACED.sub("", _first_sentence(rest)))
     formulas = list(_FORMULAS.finditer(text))
     if _takes_back(text, formulas[-1:] or _last_number(text)):
         return ""
