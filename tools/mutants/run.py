@@ -41,6 +41,7 @@ from ledger import (
 from mutation import Mutant
 from warm import Limits, Seen, look, meet_in_place, meet_on_import, warm_up
 
+OWN_AT_A_TIME = 8  # tests called as the file is, to one of each other kind: they are cheap, and written for it
 TRACED = 4.0  # how many times as long a test may take whose lines are looked at
 
 
@@ -76,9 +77,9 @@ class Selection:
         called = f"test_{Path(mutant.file).stem}"
         own = [test for test in by_price if Path(test.partition("::")[0]).name.startswith(called)]
         broad = sorted(by_price, key=lambda test: -len(self.seen[test].lines.get(mutant.file, ())))
-        for some in (others, own, broad):
+        for some, at_a_time in ((others, 1), (own, OWN_AT_A_TIME), (broad, 1)):
             for rank, test in enumerate(some):
-                turn[test] = min(turn[test], rank)
+                turn[test] = min(turn[test], rank // at_a_time)
         chosen: list[str] = []
         total = 0.0
         for test in sorted(by_price, key=lambda test: (-kills[test], turn[test])):
