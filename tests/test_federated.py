@@ -188,6 +188,13 @@ def test_metropolis_weights_of_a_line_are_those_known_by_hand() -> None:
     assert np.allclose(rows, [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
 
 
+def test_a_ring_of_four_is_closed_between_the_last_and_the_first() -> None:
+    rows = Gossip(graph="ring").mixing(("a", "b", "c", "d"), [1, 1, 1, 1])
+    third = 1 / 3
+    wanted = [[third, third, 0, third], [third, third, third, 0], [0, third, third, third], [third, 0, third, third]]
+    assert np.allclose(rows, wanted)
+
+
 def test_edges_may_be_named_either_way_round() -> None:
     rows = Gossip(graph="edges", edges=(("c", "a"), ("a", "b"))).mixing(("a", "b", "c"), [1, 1, 1])
     assert np.allclose(rows, [[1 / 3, 1 / 3, 1 / 3], [1 / 3, 2 / 3, 0], [1 / 3, 0, 2 / 3]])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,20 +23,26 @@ import torch
 from torch import Tensor
 
 import marft.federated.place as place_module
+import marft.federated.site as site_module
+from marft.config.run import RunSettings
+from marft.errors import RunError
 from marft.federated.mixing import Adapter
 from marft.federated.parcels import files_with, opened, write_folder
 from marft.federated.place import Begun, Place
 from marft.federated.privacy import norm_of
-from marft.federated.site import Site
-from marft.federated.words import About, Asked, Update, data_of, files_of
-from marft.models.adapters import CONFIG
+from marft.federated.site import Site, Until
+from marft.federated.words import About, Asked, Failed, Update, data_of, files_of, send
+from marft.federated.words import receive as next_message
+from marft.models.adapters import CONFIG, WEIGHTS
 from marft.rollouts import LocalRollouts
+from marft.runs import lock
 from marft.runs.checkpoints import Checkpoints, Record, name_of, read_record
+from marft.runs.folder import RunFolder
 from marft.runs.receiving import make_whole, receive
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT, some
 from tests.runs import contents, finished
-from tests.test_federated import CONFIGURATION, adapter
+from tests.test_federated import CONFIGURATION, adapter, folder_of
 
 RECIPE = """
 name = "own"
@@ -310,6 +320,224 @@ def test_each_site_draws_with_a_seed_of_its_own(tmp_path: Path) -> None:
     recipe = site_in(tmp_path / "one", tmp_path.name) / "recipe.toml"
     seeds = [site(tmp_path, recipe, name, seed=seed).recipe().seed for name in ("north", "south") for seed in (0, 1)]
     assert len(set(seeds)) == 4
+
+
+def in_a_fork(do: Callable[[], None]) -> int:
+    """A process that does it, and is killed after 20 s."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        with open(2, "w", buffering=1, closefd=False) as sys.stderr:
+            do()
+        status = 0
+    finally:
+        if status:
+            os.write(2, traceback.format_exc().encode())
+        os._exit(status)
+
+
+def answers_of(folder: Path, *questions: Asked, federation: str = "0123") -> tuple[int, list[Any]]:
+    """What the process of a site answers until it is left, or leaves → its exit status, and that."""
+    here, there = socket.socketpair()
+
+    def serve() -> None:
+        here.close()
+        site_module.main(there.detach())
+
+    child, answers = in_a_fork(serve), list[Any]()
+    there.close()
+    here.settimeout(20)
+    own = {"name": "north", "folder": str(folder), "recipe": str(folder / "none.toml"), "changes": {}}
+    with here, suppress(OSError, EOFError):
+        send(here, About(own, {"id": federation, "seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": False}))
+        for question in questions:
+            send(here, question)
+            answers.append(next_message(here))
+    return os.waitpid(child, 0)[1], answers
+
+
+GIVEN = files_with({"actor": adapter(0)}, {f"actor/{CONFIG}": json.dumps(CONFIGURATION).encode()})
+
+
+class TestTheProcessOfASite:
+    def test_answers_until_its_coordinator_has_gone(self, tmp_path: Path) -> None:
+        folder = tmp_path / "not" / "there"
+        status, answers = answers_of(folder, *(Asked(round_, 0, *data_of(GIVEN)) for round_ in (1, 2)))
+        assert status == 0
+        assert [(type(one), one.round, files_of(one)) for one in answers] == [(Update, 1, {}), (Update, 2, {})]
+        assert contents(folder / "given") == GIVEN
+        rows = [json.loads(line) for line in (folder / "sent.jsonl").read_text().splitlines()]
+        assert [(row["round"], row["file"]) for row in rows] == [(1, "about"), (2, "about")]
+
+    def test_that_cannot_says_why_in_a_log_of_its_own(self, tmp_path: Path) -> None:
+        status, answers = answers_of(
+            tmp_path, Asked(1, 2, *data_of({"actor/words": b"1"})), Asked(0, 0, *data_of({})),
+        )  # fmt: skip
+        assert status == 0
+        assert [(type(one), one.round) for one in answers] == [(Failed, 1), (Failed, 0)]
+        said = (tmp_path / "site.log").read_text()
+        assert "a file that is no adapter's: 'actor/words'" in said
+        assert "none.toml" in said
+        assert not (tmp_path / "sent.jsonl").exists()
+
+    def test_is_of_one_federation(self, tmp_path: Path) -> None:
+        question = Asked(1, 0, *data_of(GIVEN))
+        assert [type(one) for one in answers_of(tmp_path, question)[1]] == [Update]
+        assert [type(one) for one in answers_of(tmp_path, question, federation="4567")[1]] == [Failed]
+        assert "is of another federation" in (tmp_path / "site.log").read_text()
+
+    def test_begins_without_what_a_crash_left(self, tmp_path: Path) -> None:
+        (tmp_path / ".unfinished-0123456789abcdef").mkdir()
+        assert answers_of(tmp_path) == (0, [])
+        assert not [*tmp_path.glob(".unfinished*")]
+
+    def test_is_the_only_one_of_its_folder(self, tmp_path: Path) -> None:
+        with lock.folder_held(tmp_path / "site.lock"):
+            status, answers = answers_of(tmp_path, Asked(1, 0, *data_of(GIVEN)))
+        assert (status != 0, answers) == (True, [])
+        assert "or give the site another folder" in (tmp_path / "site.log").read_text()
+
+    def test_adds_all_that_it_says_to_its_log(self, tmp_path: Path) -> None:
+        log = tmp_path / "site.log"
+        log.write_text("before\n")
+
+        def speak() -> None:
+            free = os.dup(0)
+            os.close(free)
+            site_module._speak_to(log)
+            os.write(1, b"said\n")
+            os.write(2, b"complained\n")
+            assert os.dup(0) == free  # the log is open as these two alone
+
+        assert os.waitpid(in_a_fork(speak), 0)[1] == 0
+        assert log.read_text() == "before\nsaid\ncomplained\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("a canary"), RunError("a canary"), OSError("a canary")])
+def test_why_a_site_cannot_stays_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def learned(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Site, "learned", learned)
+    about = About({}, {"id": "0123"})
+    assert site_module._answer(about, asked(3, {"actor/words": b"1"}), Place(tmp_path)).round == 3
+    assert "a canary" in capsys.readouterr().err
+
+
+def test_what_leaves_a_site_has_a_line_as_in_the_ledger(tmp_path: Path) -> None:
+    """Keys are in the order of their names there; and a line that was cut short takes no other with it."""
+    place = Place(tmp_path)
+    place.sent.write_text('{"round": 1}\n{"round": 2, "fi')
+    site_module._note_sent(place, Update(2, {"norm": 1.0, "models": {}}, *data_of({f"actor/{WEIGHTS}": b"123"})))
+    assert place.sent.read_text().endswith("}\n")
+    assert [json.loads(line) for line in place.sent.read_text().splitlines()] == [
+        {"round": 1},
+        {"round": 2, "file": f"actor/{WEIGHTS}", "bytes": 3, "digest": hashlib.sha256(b"123").hexdigest()},
+        {
+            "round": 2, "file": "about", "bytes": 27,
+            "digest": hashlib.sha256(b'{"models": {}, "norm": 1.0}').hexdigest(),
+        },
+    ]  # fmt: skip
+
+
+def test_training_stops_at_the_end_of_a_round_and_says_at_once_how_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(log, encoding="utf-8"))
+    until = Until(1)
+    assert not until.wants_stop()
+    until.began(1, 4)
+    assert until.wants_stop()
+    until = Until(3)
+    until.began(1, 4)
+    until.step(2, {"reward": 0.25})
+    assert not until.wants_stop()
+    assert log.getvalue().decode().endswith(" step 2: reward 0.2500\n")
+    until.step(3, {})
+    assert until.wants_stop()
+    assert log.getvalue().decode().endswith(" step 3: reward nan\n")
+
+
+def test_a_site_begins_with_the_adapters_of_its_recipe_and_its_run_with_those_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Models:
+        def __init__(self, run: RunSettings) -> None:
+            assert run.policies["actor"].adapter == ""
+
+        def save_policy(self, policy: str, folder: Path) -> None:
+            (folder_of(folder.with_name("all"), adapter(3)) / policy).rename(folder)
+            folder.with_name("all").rmdir()
+
+    monkeypatch.setattr("marft.models.pool.Models", Models)
+    one = site(tmp_path / "own", site_in(tmp_path / "one", tmp_path.name) / "recipe.toml")
+    update = one.beginning()
+    adapters, configs = opened(files_of(update))
+    assert (update.round, update.about, list(adapters), list(configs)) == (0, {}, ["actor"], [f"actor/{CONFIG}"])
+    assert all(torch.equal(adapters["actor"][name], tensor) for name, tensor in adapter(3).items())
+    assert [path.name for path in one.place.path.iterdir()] == ["beginning"]
+    write_folder(one.place.start, files_of(update))
+    assert one.recipe().policies["actor"].adapter == str(tmp_path / "own" / "start" / "actor")
+
+
+class TestARound:
+    """Of a site whose training is a count of steps."""
+
+    at = 0  # the step of its newest checkpoint
+    does = 9  # steps that training does, at most
+    trained: list[tuple[Any, ...]] = []
+
+    @pytest.fixture
+    def one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+        self.trained = []
+
+        def newest(_: Place) -> Any:
+            return SimpleNamespace(state=SimpleNamespace(step=self.at)) if self.at else None
+
+        def train(run: RunSettings, folder: RunFolder, *, resume: bool, overwrite: bool, observer: Until) -> None:
+            self.trained.append((run.training.steps, folder.path, resume, overwrite, observer.at))
+            for _ in range(self.does):
+                if not observer.wants_stop():
+                    self.at += 1
+                    observer.step(self.at, {})
+
+        def sent(_: Site, asked: Asked, newest: Record, begun: Begun) -> Update:
+            return Update(asked.round, {"step": newest.state.step, "begun": begun}, *data_of(files_of(asked)))
+
+        monkeypatch.setattr(Place, "newest", newest)
+        monkeypatch.setattr(place_module, "receive", lambda *_: None)
+        monkeypatch.setattr(site_module, "resumed_or_started", lambda *_: (self.at > 0, None, self.at == 0))
+        monkeypatch.setattr("marft.training.train", train)
+        monkeypatch.setattr(Site, "_sent", sent)
+        return site(tmp_path / "own", site_in(tmp_path / "one", tmp_path.name) / "recipe.toml")
+
+    def test_goes_on_where_the_one_before_ended_and_is_learned_in_once(self, one: Site) -> None:
+        first, second, again = (one.learned(asked(round_, GIVEN)) for round_ in (1, 2, 2))
+        assert first.about == {"step": 2, "begun": Begun(1, 0, 2)}
+        assert second.about == again.about == {"step": 4, "begun": Begun(2, 2, 4)}
+        assert (first.round, files_of(first)) == (1, GIVEN)
+        assert self.trained == [(4, one.place.run.path, False, True, 0), (4, one.place.run.path, True, False, 2)]
+
+    def test_of_no_steps_puts_in_place_what_is_given_and_sends_nothing(self, one: Site) -> None:
+        update = one.learned(Asked(3, 0, *data_of(GIVEN)))
+        assert (update.round, update.about, files_of(update), self.trained) == (3, {}, {}, [])
+        assert contents(one.place.given) == GIVEN
+
+    @pytest.mark.parametrize(("does", "said"), [(0, "is without a checkpoint"), (1, "is at step 1")])
+    def test_that_ends_too_early_is_none(self, one: Site, does: int, said: str) -> None:
+        self.does = does
+        with pytest.raises(ValueError, match=f"run {said}, where round 1 ends at step 2"):
+            one.learned(asked(1, GIVEN))
+
+    def test_begins_with_adapters_alone(self, one: Site) -> None:
+        with pytest.raises(ValueError, match="a file that is no adapter's"):
+            one.learned(asked(1, {**GIVEN, "actor/words": b"1"}))
+        assert not one.place.given.exists()
 
 
 class TestWhatLeaves:

@@ -7,8 +7,9 @@ import json
 import math
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 from marft.config.bundled import bundled
 from marft.config.federation import FederationSettings, parse_federation
+from marft.config.parts import CombinerPart
 from marft.errors import RunError
 from marft.federated import coordinator, link
 from marft.federated.coordinator import federate
@@ -55,6 +57,8 @@ class Learner:
 
     def ask(self, round_: int, steps: int, files: Mapping[str, bytes]) -> Update:
         self.asked.append((self.name, round_, steps))
+        if self.ended.is_set():
+            raise SiteLostError("was ended")
         if self.name in self.silent and round_ == 2:
             self.ended.wait()
             raise SiteLostError("was ended")
@@ -143,6 +147,23 @@ def test_a_site_that_does_not_answer_is_named_and_left_out_and_comes_back(
     assert list(rounds[3].took_part) == ["north", "south", "east"]
 
 
+def test_all_sites_together_have_the_patience_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three answers 7 s after the one before, and whoever has answered when 10 s are over is heard."""
+    now, waited = [0.0], list[float | None]()
+
+    def wait(open_: set[Any], seconds: float | None, until: str) -> tuple[set[Any], set[Any]]:
+        first = min(open_, key=id)
+        assert wait_for([first], 20).done
+        waited.append(seconds)
+        now[0] += 7
+        return {first}, open_ - {first}
+
+    monkeypatch.setattr(coordinator, "monotonic", lambda: now[0])
+    monkeypatch.setattr(coordinator, "wait", wait)
+    federate(settings(rounds=1, patience_seconds=10), tmp_path)
+    assert waited == [10, 3, 0, 10, 3, 0]  # of the only round, and of the end
+
+
 def test_gossip_goes_on_around_a_site_that_is_lost(tmp_path: Path, learners: type[Learner]) -> None:
     learners.lost = {"south": "was killed"}
     rounds = federate(settings(at_least=2, combine={"name": "gossip", "graph": "line"}), tmp_path)
@@ -173,6 +194,41 @@ def test_what_cannot_be_averaged_is_refused_by_the_sites_name(
     learners.other = other
     with pytest.raises(ValueError, match=said):
         federate(settings(combine={"name": "average", "weight": "episodes"}), tmp_path)
+
+
+def test_all_sites_stay_on_the_base_models_of_the_rounds_before(tmp_path: Path, learners: type[Learner]) -> None:
+    """Also where nobody on those takes part any more."""
+    with pytest.raises(KeyboardInterrupt):
+        federate(settings(at_least=1), tmp_path, tell=stopping_after(1))
+    learners.lost, learners.other = {"north": "was killed", "east": "was killed"}, {"models": {"actor": "another"}}
+    with pytest.raises(ValueError, match="'south' learns on other base models"):
+        federate(settings(at_least=1), tmp_path, resume=True)
+
+
+def test_a_norm_is_known_of_those_that_tell_it(
+    tmp_path: Path, learners: type[Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = learners.ask
+
+    def ask(one: Learner, round_: int, steps: int, files: Mapping[str, bytes]) -> Update:
+        update = real(one, round_, steps, files)
+        about = {key: value for key, value in update.about.items() if (one.name, key) != ("south", "norm")}
+        return dataclasses.replace(update, about=about)
+
+    monkeypatch.setattr(learners, "ask", ask)
+    rounds = federate(settings(rounds=1), tmp_path)
+    assert rounds[-1].norms == {"north": 1.0, "east": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("combine", "given"),
+    [("average", {"north": 0, "south": 0, "east": 0}), ("alone", {"north": 0, "south": 1, "east": 2})],
+)
+def test_what_several_sites_go_on_from_is_kept_once(tmp_path: Path, combine: str, given: dict[str, int]) -> None:
+    rounds = federate(settings(rounds=1, combine={"name": combine}), tmp_path)
+    assert rounds[-1].given == given
+    kept = {int(folder.name) for folder in (History(tmp_path).folder(1) / "given").iterdir()}
+    assert kept == set(given.values())
 
 
 def test_what_all_begin_with_is_looked_at(
@@ -413,6 +469,33 @@ def test_the_mark_of_a_federation_keeps_its_id_and_its_settings_can_be_read(tmp_
     table = tomllib.loads((tmp_path / "federation.toml").read_text(encoding="utf-8"))
     assert table == json.loads(text)["settings"]
     assert begun(tmp_path, resume=True, **edges).id == first.id == json.loads(text)["id"]
+
+
+class Bounded(CombinerPart):
+    """Of one's own, with a key that may be left out."""
+
+    bound: float | None = None
+
+    def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
+        return [[1 / len(sites)] * len(sites)] * len(sites)
+
+
+def test_a_key_without_a_value_is_not_among_the_settings_that_are_kept(tmp_path: Path) -> None:
+    """TOML has no word for that."""
+    named = {"name": f"{__name__}:Bounded"}
+    begun(tmp_path, combine=named)
+    assert tomllib.loads((tmp_path / "federation.toml").read_text(encoding="utf-8"))["combine"] == {
+        **named, "of": "products",
+    }  # fmt: skip
+    begun(tmp_path, resume=True, combine=named)
+
+
+def test_files_are_given_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """Of whatever file system; so are the lines of the ledger."""
+    history, names = History(tmp_path), [f"policy{at * 7 % 20:02}/{CONFIG}" for at in range(20)]
+    one = Round(1, ["north"], {}, {}, {"north": 0}, {}, [0.0, 0.0], None, {})
+    history.write(one, {}, [{name: name.encode() for name in names}])
+    assert list(history.given(one)["north"].items()) == [(name, name.encode()) for name in sorted(names)]
 
 
 def test_what_a_crash_left_is_nobodys_and_goes(tmp_path: Path) -> None:

@@ -42,6 +42,13 @@ def test_who_does_not_say_how_much_it_has_played_is_left_out(
     assert rounds[-1].mixing["north"] == [5 / 9, 0.0, 4 / 9]
 
 
+@pytest.mark.parametrize("count", [1e-3, 1, 1e15])
+def test_who_says_how_much_it_has_played_weighs_by_it(tmp_path: Path, learners: type[Learner], count: float) -> None:
+    learners.other = {"episodes": count}
+    rounds = federate(settings(rounds=1, combine={"name": "average", "weight": "episodes"}), tmp_path)
+    assert rounds[-1].mixing["north"] == [share / (5 + count + 4) for share in (5, count, 4)]
+
+
 @pytest.mark.parametrize("number", [10**400, "1", True, [], float("nan")])
 def test_what_is_no_number_is_none(number: Any) -> None:
     with pytest.raises(ValueError, match="a norm of"):
@@ -121,6 +128,19 @@ def test_what_was_given_is_looked_at_before_anybody_is_asked(tmp_path: Path, lea
     learners.asked = []
     with pytest.raises(ValueError, match=r"given/0 is damaged"):
         federate(settings(), tmp_path, resume=True)
+    assert learners.asked == []
+
+
+def test_each_adapter_that_was_given_is_looked_at(tmp_path: Path, learners: type[Learner]) -> None:
+    """Where each site has gone on from one of its own."""
+    alone = settings(combine={"name": "alone"})
+    with pytest.raises(KeyboardInterrupt):
+        federate(alone, tmp_path, tell=stopping_after(2))
+    file = next((History(tmp_path).folder(2) / "given" / "1").rglob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-9])
+    learners.asked = []
+    with pytest.raises(ValueError, match=r"given/1 is damaged"):
+        federate(alone, tmp_path, resume=True)
     assert learners.asked == []
 
 

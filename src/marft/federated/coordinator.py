@@ -106,14 +106,13 @@ def _given(history: History, one: Round) -> dict[str, dict[str, bytes]]:
     Raises:
         ValueError: it is damaged.
     """
-    found, looked_at = history.given(one), set[int]()
-    for site, number in one.given.items():
+    found = history.given(one)
+    one_of_each = {number: site for site, number in one.given.items()}
+    for number, site in one_of_each.items():
         try:
-            if number not in looked_at:
-                opened(found[site])
+            opened(found[site])
         except ValueError as error:
             raise ValueError(damaged(history.folder(one.round) / "given" / str(number), str(error))) from None
-        looked_at.add(number)
     return found
 
 
@@ -201,18 +200,11 @@ def _held_together(
     Raises:
         ValueError: a site sent what cannot be combined with the others'; the message names it.
     """
-    found, configs = dict[str, Adapters](), None
-    first = None
-    for site, before in given.items():
-        try:
-            adapters, theirs = opened(sent.get(site, before))
-        except ValueError as error:
-            raise ValueError(f"site {site!r} sent {error}") from None
-        if first is None or configs is None:
-            first, configs = adapters, theirs
+    found = {site: opened(sent.get(site, before)) for site, before in given.items()}
+    first, configs = next(iter(found.values()))
+    for site, (adapters, theirs) in found.items():
         for difference in differences(configs, first, theirs, adapters):
             raise ValueError(f"site {site!r} {difference}")
-        found[site] = adapters
     for site, update in heard.updates.items():
         here = update.about.get("models", {})
         bases = bases or here
@@ -221,8 +213,7 @@ def _held_together(
                 f"site {site!r} learns on other base models, tokenizers or chat templates than the others: adapters of "
                 "different ones mean nothing together; give it the same"
             )
-    assert configs is not None
-    return found, configs, bases
+    return {site: adapters for site, (adapters, _) in found.items()}, configs, bases
 
 
 def _check_count(settings: FederationSettings, update: Update) -> None:
@@ -231,8 +222,8 @@ def _check_count(settings: FederationSettings, update: Update) -> None:
         ValueError: a site does not say how much it has played, where that is what it weighs by.
     """
     counted = settings.combine.counted
-    count: Any = update.about.get(counted) if counted else 1
-    if not is_finite(count) or not 0 < count <= MOST_PLAYED:
+    count: Any = update.about.get(counted)
+    if counted and not (is_finite(count) and 0 < count <= MOST_PLAYED):
         raise ValueError(f"{count!r:.40} where its {counted} are asked for")
 
 
@@ -243,9 +234,7 @@ def _count(settings: FederationSettings, update: Update | None) -> float:
 
 
 def _combined(settings: FederationSettings, adapters: Sequence[Adapters], row: Sequence[float]) -> Adapters:
-    return {
-        policy: mixed([each[policy] for each in adapters], row, settings.combine.of) for policy in sorted(adapters[0])
-    }
+    return {policy: mixed([each[policy] for each in adapters], row, settings.combine.of) for policy in adapters[0]}
 
 
 def _apart(sites: Sequence[Adapters]) -> float:

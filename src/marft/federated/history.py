@@ -64,7 +64,7 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.id = ""  # of the federation, once it has begun: no other has it
+        self.id: str  # of the federation, once it has begun: no other has it
         self.sites: frozenset[str] = frozenset()
 
     @property

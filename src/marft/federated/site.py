@@ -62,7 +62,6 @@ def _answer(about: About, asked: Asked, place: Place) -> Update | Failed:
         answer = site.learned(asked) if asked.files else site.beginning()
     except (ValueError, RunError, OSError):
         traceback.print_exc()
-        sys.stderr.flush()
         return Failed(asked.round)
     _note_sent(place, answer)
     return answer
