@@ -29,7 +29,7 @@ from marft.errors import RunError
 from marft.federated.mixing import Adapter
 from marft.federated.parcels import files_with, opened, write_folder
 from marft.federated.place import Begun, Place
-from marft.federated.privacy import norm_of
+from marft.federated.privacy import hidden, norm_of
 from marft.federated.site import Site, Until
 from marft.federated.words import About, Asked, Failed, Update, data_of, files_of, send
 from marft.federated.words import receive as next_message
@@ -335,12 +335,12 @@ def in_a_fork(do: Callable[[], None]) -> int:
             do()
         status = 0
     finally:
-        if status:
-            os.write(2, traceback.format_exc().encode())
+        with suppress(OSError):
+            os.write(2, traceback.format_exc().encode() if status else b"")
         os._exit(status)
 
 
-def answers_of(folder: Path, *questions: Asked, federation: str = "0123") -> tuple[int, list[Any]]:
+def answers_of(folder: Path, *questions: Asked) -> tuple[int, list[Any]]:
     """What the process of a site answers until it is left, or leaves → its exit status, and that."""
     here, there = socket.socketpair()
 
@@ -353,7 +353,7 @@ def answers_of(folder: Path, *questions: Asked, federation: str = "0123") -> tup
     here.settimeout(20)
     own = {"name": "north", "folder": str(folder), "recipe": str(folder / "none.toml"), "changes": {}}
     with here, suppress(OSError, EOFError):
-        send(here, About(own, {"id": federation, "seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": False}))
+        send(here, About(own, {"id": "0123", "seed": 0, "steps": 4, "clip": 0.0, "noise": 0.0, "counts": False}))
         for question in questions:
             send(here, question)
             answers.append(next_message(here))
@@ -384,12 +384,6 @@ class TestTheProcessOfASite:
         assert "none.toml" in said
         assert not (tmp_path / "sent.jsonl").exists()
 
-    def test_is_of_one_federation(self, tmp_path: Path) -> None:
-        question = Asked(1, 0, *data_of(GIVEN))
-        assert [type(one) for one in answers_of(tmp_path, question)[1]] == [Update]
-        assert [type(one) for one in answers_of(tmp_path, question, federation="4567")[1]] == [Failed]
-        assert "is of another federation" in (tmp_path / "site.log").read_text()
-
     def test_begins_without_what_a_crash_left(self, tmp_path: Path) -> None:
         (tmp_path / ".unfinished-0123456789abcdef").mkdir()
         assert answers_of(tmp_path) == (0, [])
@@ -415,6 +409,18 @@ class TestTheProcessOfASite:
 
         assert os.waitpid(in_a_fork(speak), 0)[1] == 0
         assert log.read_text() == "before\nsaid\ncomplained\n"
+
+    def test_has_a_log_that_nobody_else_may_read(self, tmp_path: Path) -> None:
+        assert answers_of(tmp_path)[0] == 0
+        assert (tmp_path / "site.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_site_answers_the_federation_that_it_is_in_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = Asked(1, 0, *data_of(GIVEN))
+    answers = [site_module._answer(About({}, {"id": id_}), question, Place(tmp_path)) for id_ in ("0123", "4567")]
+    assert [type(one) for one in answers] == [Update, Failed]
+    assert [json.loads(line)["file"] for line in Place(tmp_path).sent.read_text().splitlines()] == ["about"]
+    assert "is of another federation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [ValueError("a canary"), RunError("a canary"), OSError("a canary")])
@@ -574,6 +580,29 @@ class TestWhatLeaves:
     def test_its_length_stays_where_noise_hides_it(self, sent: Any) -> None:
         about, _ = sent(adapter(0), adapter(1), clip=1.0, noise=1.0, counts=False)
         assert about.keys() == {"models"}
+
+    def test_its_noise_is_drawn_with_a_key_of_its_own(self, sent: Any, tmp_path: Path) -> None:
+        given, trained = ({f"actor/{name}": each for name, each in adapter(seed).items()} for seed in (0, 1))
+        _, left = sent(adapter(0), adapter(1), clip=2.0, noise=0.5)
+        wanted, _ = hidden(given, trained, 2.0, 0.5, (tmp_path / "own" / "noise.key").read_bytes(), "1")
+        assert all(torch.equal(left[name], wanted[f"actor/{name}"]) for name in left)
+
+    def test_without_noise_there_is_no_key(self, sent: Any, tmp_path: Path) -> None:
+        sent(adapter(0), adapter(1), clip=2.0)
+        assert not (tmp_path / "own" / "noise.key").exists()
+
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_its_norm_is_the_same_in_whatever_order_its_numbers_are_read(
+        self, sent: Any, monkeypatch: pytest.MonkeyPatch, order: int
+    ) -> None:
+        """The squares of twenty small numbers are lost one by one beside a large one, and not all together."""
+        layers = [f"base_model.model.layers.{number:02}.lora_B.weight" for number in range(21)]
+        given = {name: torch.zeros(1, 1) for name in layers}
+        trained = {name: torch.full((1, 1), 0.8e-8) for name in layers} | {layers[0]: torch.ones(1, 1)}
+        configs = {f"actor/{CONFIG}": json.dumps(CONFIGURATION).encode()}
+        read = {name: trained[name] for name in layers[::order]}
+        monkeypatch.setattr(site_module, "read_folder", lambda _: ({"actor": read}, configs))
+        assert sent(given, trained)[0]["norm"] == 1.0
 
     def test_what_does_not_learn_leaves_as_it_was_given(self, sent: Any) -> None:
         _, left = sent(adapter(0), adapter(1), trains="B", clip=1.0, noise=1.0)

@@ -199,10 +199,10 @@ def test_what_cannot_be_averaged_is_refused_by_the_sites_name(
 def test_all_sites_stay_on_the_base_models_of_the_rounds_before(tmp_path: Path, learners: type[Learner]) -> None:
     """Also where nobody on those takes part any more."""
     with pytest.raises(KeyboardInterrupt):
-        federate(settings(at_least=1), tmp_path, tell=stopping_after(1))
+        federate(settings(rounds=2, at_least=1), tmp_path, tell=stopping_after(1))
     learners.lost, learners.other = {"north": "was killed", "east": "was killed"}, {"models": {"actor": "another"}}
     with pytest.raises(ValueError, match="'south' learns on other base models"):
-        federate(settings(at_least=1), tmp_path, resume=True)
+        federate(settings(rounds=2, at_least=1), tmp_path, resume=True)
 
 
 def test_a_norm_is_known_of_those_that_tell_it(

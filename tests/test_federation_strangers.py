@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 
 from marft.config.federation import parse_federation
 from marft.engines.apart.frames import LENGTHS, packed, unpacked
-from marft.federated import site
 from marft.federated.coordinator import federate
 from marft.federated.history import History
 from marft.federated.ledger import Ledger
@@ -206,12 +204,6 @@ def test_what_received_others_weights_is_not_the_best_any_more(tmp_path: Path) -
         receive(record, {})
         after = json.loads((folder / "state.json").read_text())
         assert (after["best_step"], after["best_score"]) == left
-
-
-def test_what_a_site_says_is_nobody_elses_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "dup2", lambda *_: None)
-    site._speak_to(tmp_path / "site.log")
-    assert (tmp_path / "site.log").stat().st_mode & 0o77 == 0
 
 
 def test_a_recipe_that_cannot_be_used_leaves_no_folder_in_the_way(
