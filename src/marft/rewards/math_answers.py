@@ -53,7 +53,7 @@ _OR = re.compile(r",?\s*(?:\\(?:text|mbox|mathrm)\s*\{\s*or\s*\}|\bor\b|\\cup\b)
 _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}\d]*\}|[A-Za-z][A-Za-z ]+")
 _EITHER = re.compile(r"\d\s*(?:or|oder|ou|或者?)\s*[-−$\d]", re.IGNORECASE)
 _DIGITS = re.compile(r"[-−]?\d[\d.,/]*")
-_REPLACED = re.compile(r"\Anot\b.*\bbut\b(?=.*\d)", re.IGNORECASE | re.DOTALL)  # "not $5$, but $6$"
+_REPLACED = re.compile(r"\Anot\b.*\bbut\b(?=.*\d)", re.IGNORECASE)  # "not $5$, but $6$"
 _JOINS = re.compile(r"\b(?:or|and)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
@@ -121,7 +121,7 @@ def _union(formula: str) -> Set | None:
     anything else."""
     if not _OF_SETS.search(formula):
         return None
-    parts = [part for part in _OR.split(formula.strip("$")) if part.strip()]
+    parts = filter(str.strip, _OR.split(formula.strip("$")))
     found = list[Set]()
     for part in parts:
         parsed = _parse(f"${part}$")
