@@ -3,9 +3,10 @@ all, and 20,000 of them by hand.
 
 python -m tests.fuzzing_requests              # 20,000 to a served team; or a number, and a first seed
 python -m tests.fuzzing_requests --gateway    # 20,000 to the gateway; or a number, and a first seed
+python -m tests.fuzzing_requests --calls      # 20,000 calls of A2A and MCP alone to a served team
 
 After any of them, a plain request is answered as before: the demo's team on the bundled model that uses tools, sampled by
-the engine in this process. About a third of the requests are sampled.
+the engine in this process. About a third of the requests are sampled. A2A and MCP are drawn for a served team alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from marft.config import parse_recipe
 from marft.config.bundled import bundled
@@ -30,9 +32,11 @@ from marft.gateway.client import Client
 from marft.gateway.listening import Listener
 from marft.gateway.program import Program
 from marft.rollouts import LocalRollouts
+from marft.serving.a2a import agent_routes
 from marft.serving.app import App, Limits
 from marft.serving.asking import Asking
 from marft.serving.loading import loaded
+from marft.serving.mcp import beside, team_server
 from marft.serving.settings import Served, served_table
 from marft.types import Task
 from tests.gateways import Response, send
@@ -78,6 +82,59 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 WHOLE["messages/count_tokens"] = {key: WHOLE["messages"][key] for key in ("messages", "system", "tools")}
+KNOWN = "the-task-that-is-known"  # stands for the id of an A2A task that has ended
+MESSAGE = {
+    "messageId": "m", "contextId": "c", "role": "ROLE_USER", "metadata": {"a": 1}, "extensions": ["x"],
+    "parts": [{"text": "2 + 3 =", "mediaType": "text/plain", "metadata": {"a": 1}}, {"text": "?"}],
+}  # fmt: skip
+SENT = {
+    "message": MESSAGE, "metadata": {"a": 1}, "tenant": "",
+    "configuration": {"acceptedOutputModes": ["text/plain"], "historyLength": 2, "returnImmediately": False},
+}  # fmt: skip
+BEFORE = {
+    "message": {"kind": "message", "messageId": "m", "contextId": "c", "role": "user", "metadata": {"a": 1},
+                "parts": [{"kind": "text", "text": "2 + 3 =", "metadata": {"a": 1}}]},
+    "configuration": {"acceptedOutputModes": ["text/plain"], "historyLength": 2, "blocking": True}, "metadata": {"a": 1},
+}  # fmt: skip
+PUSHED = {
+    "taskId": KNOWN,
+    "id": "p",
+    "url": "https://example.org",
+    "token": "x",
+    "authentication": {"scheme": "Bearer"},
+}
+ABOUT = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"}, "progressToken": 1,
+}  # fmt: skip
+CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "a2a": [
+        *[("SendMessage", SENT), ("SendStreamingMessage", SENT), ("message/send", BEFORE), ("message/stream", BEFORE)] * 3,
+        ("GetTask", {"id": KNOWN, "historyLength": 2, "tenant": ""}), ("tasks/get", {"id": KNOWN, "historyLength": 2}),
+        ("ListTasks", {"contextId": "c", "status": "TASK_STATE_COMPLETED", "pageSize": 5, "pageToken": "", "historyLength": 2,
+                       "statusTimestampAfter": "2026-01-01T00:00:00Z", "includeArtifacts": True}),
+        ("CancelTask", {"id": KNOWN, "metadata": {"a": 1}}), ("tasks/cancel", {"id": KNOWN, "metadata": {"a": 1}}),
+        ("SubscribeToTask", {"id": KNOWN}), ("tasks/resubscribe", {"id": KNOWN}), ("GetExtendedAgentCard", {"tenant": ""}),
+        ("agent/getAuthenticatedExtendedCard", {}), ("CreateTaskPushNotificationConfig", PUSHED),
+        ("GetTaskPushNotificationConfig", {"taskId": KNOWN, "id": "p"}), ("ListTaskPushNotificationConfigs", {"taskId": KNOWN}),
+        ("DeleteTaskPushNotificationConfig", {"taskId": KNOWN, "id": "p"}), ("tasks/pushNotificationConfig/get", {"id": KNOWN}),
+        ("tasks/pushNotificationConfig/set", {"taskId": KNOWN, "pushNotificationConfig": {"url": "https://example.org"}}),
+    ],
+    "mcp": [
+        *[("tools/call", {"name": "ask_team", "arguments": {"task": "2 + 3 ="}, "_meta": ABOUT})] * 4,
+        ("tools/list", {"cursor": "x", "_meta": ABOUT}), ("ping", {"_meta": ABOUT}), ("server/discover", {"_meta": ABOUT}),
+        ("initialize", {"protocolVersion": "2025-06-18", "capabilities": {"roots": {"listChanged": True}},
+                        "clientInfo": {"name": "x", "version": "1"}}),
+        ("resources/list", {"_meta": ABOUT}), ("resources/read", {"uri": "file:///x"}), ("prompts/list", {"cursor": "x"}),
+        ("prompts/get", {"name": "x", "arguments": {"a": "b"}}), ("logging/setLevel", {"level": "info"}),
+        ("completion/complete", {"ref": {"type": "ref/prompt", "name": "x"}, "argument": {"name": "a", "value": "b"}}),
+        ("notifications/initialized", {}), ("notifications/cancelled", {"requestId": 1, "reason": "x"}),
+        ("notifications/progress", {"progressToken": 1, "progress": 0.5, "total": 1}),
+    ],
+}  # fmt: skip
+STATUSES = (200, 400, 404, 413)
+MCP_STATUSES = (202, *STATUSES, 406)
+INTERNAL = -32603  # JSON-RPC's 500
 SPARE = (
     "tools",
     "tool_choice",
@@ -153,10 +210,24 @@ def _vary(table: dict[str, Any], chance: random.Random) -> None:
             table[name] = chance.choice((1, 2, 4, 30))
 
 
-def one(seed: int) -> tuple[str, bytes]:
-    """The request of a seed: where it goes, and its body."""
+class Mutated(NamedTuple):
+    """A request: where it goes, and what it is."""
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+def one(seed: int, paths: Sequence[str] = tuple(WHOLE)) -> Mutated:
+    """Return the request of a seed.
+
+    Args:
+        paths: of which it is one: requests of ``WHOLE``, and calls of ``CALLS``.
+    """
     chance = random.Random(seed)
-    path = chance.choice(list(WHOLE))
+    path = chance.choice(list(paths))
+    if path in CALLS:
+        return _call(path, chance)
     table = copy.deepcopy(WHOLE[path])
     for name in SPARE:
         if name in table and name not in ("messages", "input") and chance.random() < 0.5:
@@ -172,22 +243,65 @@ def one(seed: int) -> tuple[str, bytes]:
         changes = chance.choice((1, 1, 1, 2, 3))
     for _ in range(changes):
         _change(table, chance)
+    return Mutated(path, _perhaps_cut(json.dumps(table).encode(), chance), {})
+
+
+def _perhaps_cut(body: bytes, chance: random.Random) -> bytes:
+    return body[: chance.randrange(len(body))] if chance.random() < 0.03 else body
+
+
+def _call(path: str, chance: random.Random) -> Mutated:
+    """A call of A2A or MCP: of JSON-RPC's shape, or of none."""
+    method, params = chance.choice(CALLS[path])
+    table: Any = {
+        "jsonrpc": "2.0",
+        "id": chance.choice((1, "1", 2**53)),
+        "method": method,
+        "params": copy.deepcopy(params),
+    }
+    if method.startswith("notifications/"):
+        del table["id"]
+    for _ in range(chance.choice((0, 0, 1, 1, 2, 3))):
+        _change(table, chance)
+    if chance.random() < 0.05:
+        table = chance.choice(
+            ([table], [table, table], [], [[table]], "x", 3, None, {}, {"result": 1, "id": 1, "jsonrpc": "2.0"})
+        )
     body = json.dumps(table).encode()
-    if chance.random() < 0.03:
-        body = body[: chance.randrange(len(body))]
-    return path, body
+    if chance.random() < 0.05:
+        body = body.replace(b": 1", b": " + chance.choice((b"9" * 5000, b"1e999", b"-0", b"[" * 3000 + b"]" * 3000)), 1)
+    headers = {"content-type": "application/json", "accept": "application/json"}
+    if path == "mcp":
+        headers |= {"mcp-method": method, "mcp-name": "ask_team"} if chance.random() < 0.5 else {}
+        headers["mcp-protocol-version"] = chance.choice(("2025-03-26", "2025-06-18", "2026-07-28", "2026-07-28", "x"))
+    elif method[0].isupper():
+        headers["a2a-version"] = chance.choice(("1.0", "1.0", "1.0", "0.3", "x"))
+    for name in list(headers):
+        if chance.random() < 0.02:
+            headers[name] = chance.choice(("", "x", "*/*", "text/plain", "9" * 1000, "é"))
+    return Mutated(path, _perhaps_cut(body, chance), headers)
 
 
 class Pestered:
     """A team that is asked at an address, and what a plain request was answered at first.
 
     Args:
+        url: where its agents are asked.
         plain: the fields of a plain request, beside its model and messages.
+        root: where it takes calls of A2A and MCP too; "" for a team that takes none.
+        paths: to which requests go; all that it takes by default.
     """
 
-    def __init__(self, url: str, plain: Mapping[str, object]) -> None:
-        self.url, self.fields = url, plain
+    def __init__(self, url: str, plain: Mapping[str, object], root: str = "", paths: Sequence[str] = ()) -> None:
+        self.url, self.fields, self.root = url, plain, root
+        self.paths = paths or (*WHOLE, *(CALLS if root else ()))
         self.first = self.plain()
+        self.known = self._task() if root else ""
+
+    def _task(self) -> str:
+        """The id of an A2A task that has ended."""
+        call = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": SENT}
+        return str(send(f"{self.root}/a2a", call, {"a2a-version": "1.0"}, timeout=60).table["result"]["task"]["id"])
 
     def plain(self) -> str:
         """What a plain request is answered."""
@@ -201,12 +315,47 @@ class Pestered:
         Raises:
             AssertionError: it is none of a good server, or the next plain request is answered otherwise.
         """
-        path, body = one(seed)
-        answer = send(f"{self.url}/{path}", body, timeout=60)
-        assert answer.status in (200, 400, 404, 413), answer.body[:500]
-        _check(answer, path)
+        path, body, headers = one(seed, self.paths)
+        if path in CALLS:
+            body = body.replace(KNOWN.encode(), self.known.encode())
+            answer = send(f"{self.root}/{path}", body, headers, timeout=60)
+            assert answer.status in (MCP_STATUSES if path == "mcp" else STATUSES), (answer.status, answer.body[:500])
+            status = _judge_call(answer)
+        else:
+            answer = send(f"{self.url}/{path}", body, headers, timeout=60)
+            assert answer.status in STATUSES, answer.body[:500]
+            _check(answer, path)
+            status = answer.status
         assert self.plain() == self.first, "a plain request is answered otherwise"
-        return answer.status
+        return status
+
+
+def _judge_call(answer: Response) -> int:
+    """See that what came back is JSON-RPC's → 200 where the call was answered, 202 where it asks for no answer, else 400."""
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        lines = [line[5:] for line in answer.body.splitlines() if line.startswith(b"data:")]
+    else:
+        lines = [answer.body]
+    if answer.status == 400 and "json" not in answer.headers.get("content-type", ""):
+        assert answer.body.strip()
+        return 400
+    if not b"".join(lines).strip():
+        assert answer.status in (202, 406), answer.status
+        return 202 if answer.status == 202 else 400
+    if answer.status == 202:
+        assert json.loads(lines[0]) is None
+        return 202
+    good = answer.status == 200
+    for said in map(json.loads, lines):
+        if "error" not in said:
+            assert answer.status == 200, said
+            assert "result" in said, said
+            good &= not (isinstance(said["result"], dict) and said["result"].get("isError"))
+            continue
+        assert said["error"].get("code") != INTERNAL, said
+        assert said["error"]["message"].strip(), said
+        good = False
+    return 200 if good else 400
 
 
 def _check(answer: Response, path: str) -> None:
@@ -228,16 +377,18 @@ def _recipe() -> dict[str, Any]:
     return table
 
 
-def with_team(work: Callable[[Pestered], T]) -> T:
-    """Do something with the demo's team, untrained, behind a server in this process."""
-    table = _recipe()
-    with loaded(Served(parse_recipe(served_table(table), ["--threads", "1"]))) as rollouts:
+def with_team(work: Callable[[Pestered], T], paths: Sequence[str] = ()) -> T:
+    """Do something with the demo's team, untrained, behind a server in this process: an agent of A2A, a tool of MCP."""
+    served = Served(parse_recipe(served_table(_recipe()), ["--threads", "1"]))
+    with loaded(served) as rollouts:
 
         async def serve() -> T:
             app = App(Asking(rollouts.game, "demo"), asyncio.get_running_loop(), "", Limits())
-            listener = Listener(app.asgi, "127.0.0.1", 0, "the test", 5)
+            app.asgi.routes.extend(agent_routes(app, served))
+            listener = Listener(beside(app, team_server(app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
+            url = listener.address
             try:
-                return await asyncio.to_thread(lambda: work(Pestered(f"{listener.address}/v1", GREEDY)))
+                return await asyncio.to_thread(lambda: work(Pestered(f"{url}/v1", GREEDY, url, paths)))
             finally:
                 listener.close()
 
@@ -281,8 +432,12 @@ def pester(team: Pestered, seeds: Sequence[int], each: Callable[[int, BaseExcept
 
 
 def main() -> None:
-    words = [int(word) for word in sys.argv[1:] if word != "--gateway"]
-    served = with_gateway if "--gateway" in sys.argv else with_team
+    words = [int(word) for word in sys.argv[1:] if not word.startswith("--")]
+    served: Callable[[Callable[[Pestered], Counter[int]]], Counter[int]] = (
+        with_gateway if "--gateway" in sys.argv else with_team
+    )
+    if "--calls" in sys.argv:
+        served = partial(with_team, paths=tuple(CALLS))
     count, first = (*words, *(20_000, 0)[len(words) :])[:2]
     faults, began = Counter[str](), time.perf_counter()
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
+pytest.importorskip("a2a", reason="needs A2A: pip install 'marft[a2a]'")
+pytest.importorskip("mcp", reason="needs MCP: pip install 'marft[mcp]'")
 
-from tests.fuzzing_requests import Pestered, one, pester, with_gateway, with_team
+from tests.fuzzing_requests import CALLS, WHOLE, Pestered, one, pester, with_gateway, with_team
 
 Asked = Callable[[Callable[[Pestered], Counter[int]]], Counter[int]]
 COUNT = int(os.environ.get("MARFT_FUZZ", "120"))
@@ -32,6 +34,7 @@ def test_after_any_request_a_plain_one_is_answered_as_before(asked: Asked, count
     assert statuses[400] > statuses[200] > count // 50
 
 
-def test_the_same_seed_is_the_same_request() -> None:
-    assert one(7) == one(7)
-    assert len({one(seed) for seed in range(50)}) > 45
+@pytest.mark.parametrize("paths", [WHOLE, CALLS])
+def test_the_same_seed_is_the_same_request(paths: Mapping[str, object]) -> None:
+    assert one(7, tuple(paths)) == one(7, tuple(paths))
+    assert len({one(seed, tuple(paths)).body for seed in range(50)}) > 35

@@ -45,6 +45,7 @@ from marft.serving.admission import BusyError
 from marft.serving.agent_card import agent_card
 from marft.serving.app import App, OneRequest, headers_of
 from marft.serving.asking import Answered
+from marft.serving.calls import refusal_of
 from marft.serving.measuring import NOBODY
 from marft.serving.offering import A2A_PATH
 from marft.serving.settings import Served
@@ -55,7 +56,10 @@ ENDED = (
 )  # fmt: skip
 TEXT = ("text/plain", "text/*", "*/*", "text")  # what answers are, as clients may name it
 KEPT, KEPT_BYTES = 1000, 64 * 2**20  # of tasks that have ended
-QUIET = ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter")  # log what clients do wrong
+QUIET = (  # log what clients do wrong
+    "a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter",
+    "a2a.server.request_handlers.request_handler",
+)  # fmt: skip
 
 
 def agent_routes(app: App, served: Served, address: str = "") -> list[Route]:
@@ -93,6 +97,8 @@ def _guarded(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callabl
         except RequestError as error:
             app.measured.requests.labels(NOBODY, error.status).inc()
             return JSONResponse(ChatCompletions().error(error), error.status, headers_of(error))
+        if refusal := await refusal_of(body):
+            return JSONResponse(refusal)
 
         async def receive() -> Received:
             return {"type": "http.request", "body": body, "more_body": False}

@@ -9,6 +9,8 @@ from typing import Any
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from mcp.types import INVALID_PARAMS
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -22,6 +24,7 @@ from marft.gateway.protocol.exchange import Asked
 from marft.gateway.refusals import RequestError
 from marft.serving.admission import BusyError
 from marft.serving.app import App, Guarded, OneRequest, headers_of
+from marft.serving.calls import refusal_of
 from marft.serving.measuring import NOBODY
 from marft.serving.offering import MCP_PATH, TOOL
 
@@ -39,6 +42,14 @@ class TeamServer(MCPServer[Any]):
         if name == TOOL and not (isinstance(task, str) and task.strip()):
             raise ToolError(f'{TOOL} needs a task in words: {{"task": "…"}}')
         return await super().call_tool(name, arguments, *context, **named)
+
+    async def get_prompt(self, name: str, *arguments: Any, **named: Any) -> Any:  # noqa: ARG002
+        """Refuse: a team has no prompts.
+
+        Raises:
+            MCPError: always; any other error would be logged as a fault of the server.
+        """
+        raise MCPError(INVALID_PARAMS, f"there is no such prompt: a team has one tool, {TOOL}")
 
 
 def team_server(app: App) -> MCPServer[Any]:
@@ -83,6 +94,9 @@ def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
         except RequestError as error:
             app.measured.requests.labels(NOBODY, error.status).inc()
             await JSONResponse(ChatCompletions().error(error), error.status, headers_of(error))(scope, receive, send)
+            return
+        if refusal := await refusal_of(body):
+            await JSONResponse(refusal, 400)(scope, receive, send)
             return
         await inner(scope, _replayed(body, receive), send)
 

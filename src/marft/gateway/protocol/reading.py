@@ -48,7 +48,7 @@ def read(kind: type[Read], body: bytes) -> Read:
     Raises:
         RequestError: it is none; the message says where and why.
     """
-    _check_size(body)
+    check_size(body)
     try:
         table = kind.model_validate_json(body)
     except ValidationError as error:
@@ -56,24 +56,38 @@ def read(kind: type[Read], body: bytes) -> Read:
         where = ".".join(map(str, first["loc"]))[:200]
         message = storable(f"{where + ': ' if where else ''}{first['msg']}")
         raise RequestError(400, "invalid_value", message, where or None) from None
-    try:
-        json.loads(body, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
-    except ValueError as error:
-        raise RequestError(400, "invalid_value", str(error)) from None
+    read_json(body)
     return table
 
 
-def _check_size(body: bytes) -> None:
+def read_json(body: bytes) -> Any:
+    """Return what a body says, its numbers bounded.
+
+    Raises:
+        RequestError: it is no JSON, or a number is none that a response could say.
+    """
+    try:
+        return json.loads(body, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+    except ValueError as error:
+        raise RequestError(400, "invalid_value", str(error)) from None
+    except RecursionError:
+        raise RequestError(400, "invalid_value", "tables and lists nest too deep") from None
+
+
+def check_size(body: bytes, most_tables: int = MOST_TABLES, most_values: int = MOST_VALUES) -> None:
     """See that a body is not made of so many parts that to read it would hold up everybody else.
+
+    Args:
+        most_tables: and lists, together.
 
     Raises:
         RequestError: it is.
     """
-    if body.count(b"{") + body.count(b"[") <= MOST_TABLES and body.count(b",") <= MOST_VALUES:
+    if body.count(b"{") + body.count(b"[") <= most_tables and body.count(b",") <= most_values:
         return
     bare = STRING.sub(b"", body)  # texts may hold as many
     tables = bare.count(b"{") + bare.count(b"[")
-    for count, most, what in ((tables, MOST_TABLES, "tables and lists"), (bare.count(b","), MOST_VALUES, "values")):
+    for count, most, what in ((tables, most_tables, "tables and lists"), (bare.count(b","), most_values, "values")):
         if count > most:
             raise RequestError(400, "invalid_value", f"a request has at most {most} {what}, and this one has {count}")
 
