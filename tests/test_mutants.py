@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -342,6 +343,40 @@ def test_functions_are_found_that_the_garbage_collector_has_frozen(
     assert functions.plant(mutant)
     assert sums.countdown(3) is None
     del sys.modules["sums"]
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(DRIVER.parent))
+    import warm
+
+    before = sys.gettrace()
+    yield warm.Traces
+    sys.settrace(before)
+
+
+def test_lines_are_seen_that_a_test_runs_after_seconds_of_other_work(
+    tmp_path: Path, traces: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.process_time", lambda: now)
+
+    def read_a_part() -> None:
+        nonlocal now
+        now += 1.0
+
+    def load_a_model() -> None:
+        for _ in range(6):
+            read_a_part()
+
+    path = tmp_path / "late.py"
+    text = "def late(load):\n    load()\n    return after()\n\n\ndef after():\n    return 1\n"
+    module: dict[str, Any] = {}
+    exec(compile(text, str(path), "exec"), module)
+    found = traces({str(path): "late.py"})
+    with found:
+        module["late"](load_a_model)
+    assert found.lines() == {"late.py": [1, 2, 3, 6, 7]}
 
 
 def test_an_area_that_is_not_there_is_refused(project: Path) -> None:

@@ -24,7 +24,7 @@ from planting import Functions, come_first, plant_on_import
 
 OPTIONS = ["-q", "-s", "--tb=native", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-W", "ignore"]
 SLOWER = 5.0  # how many times as much processor time a test may take as without a mutant, beside what is spare
-NOTHING_NEW = 1.0  # seconds of processor time
+NOTHING_NEW = 10.0  # seconds of processor time: loading a model for the first time takes a few, traced
 ELSEWHERE = "elsewhere"
 Pulse = Callable[[], None]
 
@@ -143,7 +143,7 @@ class Traces:
 
     def __enter__(self) -> None:
         self.ran = set()
-        self._until = time.process_time() + 5 * NOTHING_NEW
+        self._until = time.process_time() + NOTHING_NEW
         if self.files:
             threading.settrace(self._trace)
             sys.settrace(self._trace)
