@@ -69,6 +69,7 @@ def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong
     (" red ", "The answer is Red.", True), ("1/2", "So it is **1/2** of the 3 parts.", True), ("x", "It is not 5\nx", True), ("5", "5 is not right", False), (r"\emptyset", "", False),
     (" Tuesday ", "The answer is Tuesday, because it rains.", True), (" red ", "It is **red**, as step 3 says.", True), ("5", "Is it **5**? No, $6$", False), ("5", "The answer is 5, because 2 + 3 = 5.", True),
     ("[1,2)", r"The answer is $1 \le x < 2$.", True), (r"\{1,2\}", r"The answer is $1 < x < 2$.", False), ("1,2", r"The answer is $1 < x < 2$.", False),
+    ("x<1", "The answer is $y<1$.", False), ("x<1", "The answer is $1>x$.", True), (r"(-\infty,1)", "The answer is $y<1$.", True), ("x<1 or x>3", "The answer is $x<1$ or $y>3$.", False),
     ("x<-2 or x>2", "The answer is $x^2 > 4$.", True), ("x<1 or x>3", "The answer is $x < 1$ or, $x > 3$.", True), ("x<1 or x>3", "The answer is x<1 or , x>3", True),
     ("5", "The answer is 5 because 6 is too large.", True), ("6", "The answer is 5 because 6 is too large.", False),
     ("6", "The answer is not 5, but 6.", True), ("6", "The answer is Not 5, But 6.", True), ("5", "The answer is not 5, but 6.", False), ("6", "The answer is not $5$ but $6$, because 5 is odd.", True), ("5", "The answer is not 5, but who knows.", False), ("5", "The answer is not 5.", False),

@@ -88,9 +88,10 @@ def _exactly(expected: str, stated: str, question: str = "") -> bool:
     nothing = same_nothing(expected, stated)
     if nothing is not None:
         return nothing
-    united = [_union(formula) for formula in (expected, stated)]
-    if united[0] is not None and united[1] is not None:
-        return bool(united[0] == united[1])
+    gold, said = _union(expected), _union(stated)
+    if gold is not None and said is not None:
+        variables = gold[1], said[1]
+        return bool(gold[0] == said[0]) and (variables[0] == variables[1] or not all(variables))
     if brackets(expected) == "(" and not brackets(stated) and len(elements(stated)) > 1:
         if is_interval(expected) or (is_open_interval(expected) and asks_for_interval(question)):
             return False
@@ -116,22 +117,23 @@ def _same(expected: str, stated: str, relations: bool) -> bool:
     return bool(verify(parsed, given, allow_set_relation_comp=relations, timeout_seconds=None))
 
 
-def _union(formula: str) -> Set | None:
-    """Return the real numbers that an interval, inequalities joined by "or", or a union of them stand for; None for
-    anything else."""
+def _union(formula: str) -> tuple[Set, set[Basic]] | None:
+    """Return the real numbers that an interval, inequalities joined by "or", or a union of them stand for, and the
+    variables in them; None for anything else."""
     if not _OF_SETS.search(formula):
         return None
     parts = filter(str.strip, _OR.split(formula.strip("$")))
-    found = list[Set]()
+    found, variables = list[Set](), set[Basic]()
     for part in parts:
         parsed = _parse(f"${part}$")
         one = parsed[0] if parsed else None
         if isinstance(one, Relational | And) and len(one.free_symbols) == 1:
+            variables |= one.free_symbols
             one = one.as_set()
         if not isinstance(one, Interval | Union):
             return None
         found.append(one)
-    return Union(*found) if found else None
+    return (Union(*found), variables) if found else None
 
 
 def _last_side(stated: str, expected: str) -> str:
