@@ -90,8 +90,8 @@ def line_style(number: int) -> tuple[str, str]:
     """The colour and the dashes of a line: no two have the same, however many there are. After ten, hues go round by
     the golden angle, and dashes change every ten lines.
 
-    >>> line_style(0), line_style(12)
-    (('#1f77b4', '-'), ('#2ba668', '--'))
+    >>> line_style(0), line_style(9), line_style(12)
+    (('#1f77b4', '-'), ('#17becf', '-'), ('#2ba668', '--'))
     """
     if number < len(FIRST_COLOURS):
         return FIRST_COLOURS[number], "-"

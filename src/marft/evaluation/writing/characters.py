@@ -14,8 +14,13 @@ from marft.types import Episode
 def character_shares(texts: Sequence[str]) -> dict[str, float]:
     """Share of each kind among all characters; empty without any. The shares add up to 1.
 
-    >>> character_shares(["a 12", "b:"])["characters/digits"]
-    0.3333333333333333
+    >>> for kind, share in character_shares(["a 12", "b: 345"]).items():
+    ...     print(kind, share)
+    characters/letters 0.2
+    characters/digits 0.5
+    characters/spaces 0.2
+    characters/breaks 0.0
+    characters/marks 0.1
     """
     counts: Counter[str] = Counter()
     for character, count in Counter("".join(texts)).items():
