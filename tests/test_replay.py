@@ -188,6 +188,46 @@ def test_what_algorithms_make_of_recorded_episodes_is_as_it_is_worked_out_by_han
     assert list(first[0]["advantages"].values()) == [[x] for x in twice[:10]]
 
 
+@pytest.mark.parametrize(("denominator", "reasoner"), [("policy", (6 / 5) / (6 / 5 + 18 / 3)), ("pooled", 6 / 24)])
+def test_shares_of_the_gradient_are_by_each_policy_s_actions_or_by_all_and_however_it_is_cut(
+    denominator: str, reasoner: float, tmp_path: Path
+) -> None:
+    """The reasoner acts five times, the actor three times. Of the advantages -1.5, 1.5 and 0, the reasoner has 2, 2 and
+    4 tokens, and the actor 6, 6 and 2."""
+    batch = [*BATCH[:3], *(replace(episode, actions=episode.actions[:1]) for episode in BATCH[3:])]
+    for tokens in (10, 8192):
+        folder = recorded(tmp_path / str(tokens), batch, training={"tokens_per_micro_batch": tokens})
+        (opinion,) = replay(folder, [preset("rloo", denominator=denominator)]).opinions
+        assert opinion.gradient_share == pytest.approx({"reasoner": reasoner, "actor": 1 - reasoner})
+
+
+def test_agreement_is_of_an_action_s_mean_over_its_tokens_and_of_small_advantages_too(tmp_path: Path) -> None:
+    """By sums over tokens the first action would rank before the second: 0.125 · 9 and 0.375 · 2."""
+    batch = [
+        replace(acted("t0", n, reward, (tokens, 1)), success=True)
+        for n, (reward, tokens) in enumerate([(0.125, 9), (0.375, 2), (0.25, 1)])
+    ]
+    batch = [replace(episode, actions=episode.actions[:1]) for episode in batch]
+    names = ["coma", "reinforce", "rloo"]  # coma: there are no forks, so that all advantages are 0
+    found = replay(recorded(tmp_path, batch), [preset(names[0]), preset("reinforce", level="token"), preset("rloo")])
+    assert found.rank_agreement["reinforce", "rloo"] == pytest.approx(1.0)
+    assert found.sign_agreement["reinforce", "rloo"] == 0.5
+    for name in names[1:]:
+        assert math.isnan(found.rank_agreement["coma", name])
+        assert math.isnan(found.sign_agreement["coma", name])
+
+
+def test_algorithms_agree_or_not_on_the_actions_that_both_train(tmp_path: Path) -> None:
+    """``rft`` repeats the actions of the attempts that solved their task, and trains no others."""
+    batch = [replace(acted(f"t{n}", 0, reward), success=reward != 2.0) for n, reward in enumerate((1.0, -1.0, 2.0))]
+    found = replay(recorded(tmp_path, batch), [preset("reinforce"), preset("rft"), preset("rloo")])
+    repeated = found.opinions[1].advantages
+    assert [None if a is None else float(a.mean()) for a in repeated] == [1.0] * 4 + [None] * 2
+    assert found.sign_agreement["reinforce", "rft"] == 0.5
+    assert math.isnan(found.sign_agreement["rft", "rloo"])  # groups of one: no action is pushed
+    assert math.isnan(found.rank_agreement["reinforce", "rft"])
+
+
 def test_actions_of_frozen_policies_have_no_advantage_and_count_for_no_agreement(tmp_path: Path) -> None:
     frozen = {"reasoner": {"model": "base", "train": "frozen"}, "actor": {"model": "base"}}
     two = [acted("t0", 0, 1.0), acted("t0", 1, 3.0)]
@@ -258,24 +298,41 @@ def credited_by(learner: Learner, batch: list[Episode]) -> tuple[list[float], fl
     return [float(s.advantages.mean()) for s in credited.samples], 1 - float((returns - values).var() / returns.var())
 
 
+def seen_as(episode: Episode, *prompt: int) -> Episode:
+    """The episode, in which every agent saw this prompt."""
+    return replace(
+        episode, actions=tuple(replace(action, prompt=np.array(prompt, np.int32)) for action in episode.actions)
+    )
+
+
 def test_a_critic_is_fitted_to_the_nearest_other_steps_in_25_passes(tmp_path: Path) -> None:
-    """Of ten steps the fifth is credited, and the tenth is the farthest: it is left out."""
-    earned = [[float(n)] for n in range(1, 10)] + [[50.0, 60.0]]
-    earned[4] = [0.0, 1.0, 3.0]
-    steps = [[replace(e, actions=e.actions[:1]) for e in alone(*rewards)] for rewards in earned]
-    folder = recorded(tmp_path, *steps, algorithm={"critic": {"epochs": 1}})
-    own = folder.settings().algorithm
-    (opinion,) = replay(folder, [own], step=5).opinions
-    learner = Learner(folder.settings(), Models(folder.settings()))
+    """Of ten steps the ninth is credited, and the first is the farthest: it is left out. Values may move in a pass by
+    0.2 (``value_clip``); in 25 passes they move further."""
+    earned = [[50.0, 60.0]] + [[float(n)] for n in range(2, 11)]
+    earned[8] = [0.0, 1.0, 3.0]
+    steps = [
+        [seen_as(replace(e, actions=e.actions[:1]), 5, 6 + round(reward)) for e, reward in zip(alone(*rewards), rewards, strict=True)]
+        for rewards in earned
+    ]  # fmt: skip
+    folder = recorded(tmp_path, *steps, algorithm={"critic": {"epochs": 1}, "normalise_advantages": False})
+    run = folder.settings()
+    (opinion,) = replay(folder, [run.algorithm], step=9).opinions
+    unclipped = run.algorithm.critic.model_copy(update={"value_clip": 0.0})
+    learner = Learner(
+        run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"critic": unclipped})}), Models(run)
+    )
     assert learner.critic is not None
-    near = [episode for n in (4, 6, 3, 7, 2, 8, 1, 9) for episode in steps[n - 1]]
+    near = [episode for n in (8, 10, 7, 6, 5, 4, 3, 2) for episode in steps[n - 1]]
     credited = learner.assign_credit(near, FixedLogProbs())
     assert credited.inputs.values is not None
     for number in range(25):
         learner.critic.update(credited.inputs.values, credited.credits.monte_carlo, number)
-    expected, explained = credited_by(learner, steps[4])
-    found = [float(a.mean()) for a in opinion.advantages if a is not None]
-    assert found == pytest.approx(expected, abs=1e-5)
+    values = np.concatenate(learner.critic.evaluate(steps[8]).actions)
+    assert values.min() > 1.2
+    found = np.concatenate([a for a in opinion.advantages if a is not None])
+    assert found == pytest.approx(np.array([0.0, 1.0, 3.0]) - values, abs=1e-5)
+    _, explained = credited_by(learner, steps[8])
+    assert abs(explained) > 0.001
     assert opinion.explained_variance == pytest.approx(explained, abs=1e-5)
     assert opinion.critic == "fitted to 8 recorded episodes"
     assert opinion.notes == []

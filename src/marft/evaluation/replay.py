@@ -120,7 +120,7 @@ class _Judge:
         step: int,
     ) -> None:  # fmt: skip
         self.folder, self.run, self.settings, self.step = folder, run, settings, step
-        self.learner = Learner(run.model_copy(update={"algorithm": settings}), models)
+        self.learner = Learner(run.model_copy(update={"algorithm": _unclipped(settings)}), models)
         self.notes: list[str] = []
         self.critic = self._prepare_critic(files) if self.learner.critic else ""
         if isinstance(self.learner.credit, Stateful):
@@ -215,6 +215,12 @@ def _agreement(opinions: Sequence[Opinion]) -> tuple[dict[tuple[str, str], float
 
 def _scored(path: Path) -> list[Episode]:
     return [episode for episode in read_episodes(path) if episode.scored and episode.actions]
+
+
+def _unclipped(algorithm: AlgorithmSettings) -> AlgorithmSettings:
+    """Let the passes that fit a critic move its values as far as the returns are. A clip would hold the values of all
+    passes near those before the first."""
+    return algorithm.model_copy(update={"critic": algorithm.critic.model_copy(update={"value_clip": 0.0})})
 
 
 def _what_values_mean(algorithm: AlgorithmSettings) -> list[object]:
