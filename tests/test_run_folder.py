@@ -18,6 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from marft import atomic, load_run
 from marft.atomic import new_folder
+from marft.cli.evaluating import Asked, evaluate
+from marft.cli.shipping import export
 from marft.config import RunSettings, parse_recipe
 from marft.errors import RunError
 from marft.evaluation.session import find_checkpoint
@@ -378,7 +380,7 @@ class TestWhatIsGone:
             with pytest.raises(ValueError, match=r"the best checkpoint, is gone .*last, step_000002"):
                 checkpoints.find("best")
 
-    @pytest.mark.parametrize("find", ["eval", "export", "serve", "python"])
+    @pytest.mark.parametrize("find", ["eval", "export", "serve", "python", "marft eval", "marft export"])
     def test_where_no_step_was_rated_none_is_the_best(
         self, find: str, mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -389,9 +391,14 @@ class TestWhatIsGone:
             "export": lambda: export_run(folder, "best", tmp_path / "team"),
             "serve": lambda: served(folder.path, "best"),
             "python": lambda: load_run(folder.path).checkpoint("best"),
+            "marft eval": lambda: evaluate([folder.path], [], Asked(checkpoints=("best",), tasks=1)),
+            "marft export": lambda: export(
+                folder.path, "best", tmp_path / "team", merged=False, force=False, organized=None
+            ),
         }
         with pytest.raises(ValueError, match=r"no best checkpoint: .*validated or rated .*: last, step_00000"):
             ways[find]()
+        assert not (tmp_path / "team").exists()
 
     def test_a_policy_that_a_checkpoint_lacks_is_named(self, source: Path) -> None:
         models = Models(settings())
