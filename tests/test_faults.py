@@ -237,6 +237,21 @@ class TestFaults:
         assert "Traceback (most recent call last)" in kept
         assert "return 1 / 0" in kept
 
+    @pytest.mark.parametrize("folder", ["", "run"])
+    def test_a_traceback_may_hold_a_secret_and_is_its_owners_alone(
+        self, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(name: str) -> None:
+            if folder:
+                errors.beside(tmp_path / folder)
+            raise AssertionError(name)
+
+        (tmp_path / "run").mkdir()
+        monkeypatch.setattr("marft.cli.listings.algorithms", broken)
+        assert marft(capsys, "algorithms")[0] == 1
+        kept = tmp_path / "run" / "error.txt" if folder else Path("marft-error.txt")
+        assert kept.stat().st_mode & 0o777 == 0o600
+
     def test_debug_prints_the_traceback_wherever_it_stands(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -88,7 +88,7 @@ def test_a_command_whose_product_is_what_it_prints_fails_where_that_is_not_whole
         "| head -1",
         *(
             pytest.param(one, marks=BY_NIGHT)
-            for one in (">&- 2>&-", "> /dev/full", "2>/dev/full", "--json > /dev/full")
+            for one in (">&-", ">&- 2>&-", "> /dev/full", "2>/dev/full", "--json > /dev/full")
         ),
     ],
 )
