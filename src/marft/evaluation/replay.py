@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -63,8 +63,8 @@ class Audit:
     episodes: Sequence[Episode]
     words: Sequence[Sequence[str]]  # of each action of all episodes, the text of every sampled token
     opinions: Sequence[Opinion]
-    rank_agreement: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    sign_agreement: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    rank_agreement: Mapping[tuple[str, str], float]
+    sign_agreement: Mapping[tuple[str, str], float]
 
     def as_json(self) -> dict[str, object]:
         """Everything but the episodes' texts, for other programs."""
