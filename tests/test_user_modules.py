@@ -9,7 +9,7 @@ import os
 import py_compile
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import pytest
 import tomli_w
 
 from marft import user_modules
+from marft.cli import search_path, shadowing
+from marft.cli.commands import compare
 from marft.config import load_recipe, parse_recipe
 from marft.config.models import ModelSettings
 from marft.config.plugins import import_path
@@ -26,9 +28,12 @@ from marft.export.manifest import load_export
 from marft.models.adapters import read_lora_settings
 from marft.models.formats import load_config
 from marft.processes.python_here import python_here
+from marft.serving.loading import loaded
+from marft.serving.settings import served
 from tests.helpers import recipe
-from tests.nights import BY_NIGHT
+from tests.nights import BY_NIGHT, NIGHT
 from tests.test_export_hostile import HOLDS, written
+from tests.test_gates import runs as evaluated_runs
 
 # Ways in which a module imports another by its name: what a reward function returns.
 BY_NAME = [
@@ -404,6 +409,72 @@ class TestProcesses:
         )  # fmt: skip
         assert "was not written with it" in done.stderr
         assert not said.exists()
+
+
+SERVED = {key: value for key, value in recipe().items() if key in ("name", "models", "policies", "agents")}
+SAYS = "raise SystemExit(__name__)"  # a module that is run ends the test
+
+
+def teams(planted: Path, work: Path) -> dict[str, Callable[[], object]]:
+    """How commands load the team of a folder: ``marft serve``, and ``marft shadow`` as the second one."""
+    asked = shadowing.asked_of(planted, "best", (), False, work, None, None, None, False)
+    return {"serve": lambda: served(planted, "best"), "shadow": asked.served}
+
+
+class TestOfCommands:
+    @pytest.fixture(params=["serve", "shadow"])
+    def command(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    def test_a_module_in_the_root_of_an_export_is_refused_where_it_is_not_listed(
+        self, command: str, tmp_path: Path
+    ) -> None:
+        export = export_with(tmp_path / "theirs", {}, **SERVED)
+        put(export, {"brotli.py": SAYS})
+        with pytest.raises(ValueError, match=r"brotli.py was not written with it"):
+            teams(export, tmp_path)[command]()
+
+    def test_and_never_found_by_a_library_where_it_is(
+        self, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever makes an export writes its manifest too."""
+        names = (*PLANTED, f"{MINE}_planted")
+        export = export_with(tmp_path / "theirs", {f"{name}.py": SAYS for name in names}, **SERVED)
+        monkeypatch.chdir(export)
+        team = teams(Path(), tmp_path)[command]()
+        with loaded(team):  # type: ignore[arg-type]
+            found = {name: importlib.util.find_spec(name) for name in names if name not in sys.modules}
+            with pytest.raises(ModuleNotFoundError):
+                importlib.import_module(f"{MINE}_planted")
+        assert not [spec for spec in found.values() if spec and str(export) in str(spec.origin)]
+        assert str(export) not in sys.path
+
+    def test_nor_in_a_run_that_is_compared_and_the_working_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs = list(map(Path, evaluated_runs(tmp_path)))
+        for run in runs:
+            put(run, {f"{name}.py": SAYS for name in (*PLANTED, f"{MINE}_planted")})
+        monkeypatch.chdir(runs[0])
+        with monkeypatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep)
+            patch.setattr(sys, "path", [str(runs[0]), "", *sys.path])
+            search_path.clean()
+            assert compare([Path(), runs[1]], ["accuracy < -50%"])
+            with pytest.raises(ModuleNotFoundError):
+                importlib.import_module(f"{MINE}_planted")
+            assert not {str(runs[0]), str(runs[1]), ""} & set(sys.path)
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(not NIGHT, reason="the same without a process by day: make nightly")
+    def test_nor_by_the_command_itself(self, tmp_path: Path) -> None:
+        run, other = map(Path, evaluated_runs(tmp_path))
+        put(run, {f"{name}.py": SAYS for name in (*PLANTED, "typer", "click", "pydantic", "rich", "numpy")})
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "marft"), "compare", ".", str(other)], cwd=run, capture_output=True, text=True,
+            check=False, env={**os.environ, "PYTHONPATH": ":"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_manifest_of_an_export_is_the_one_that_is_known_by(tmp_path: Path) -> None:
