@@ -134,6 +134,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }  # fmt: skip
 STATUSES = (200, 400, 404, 413)
 MCP_STATUSES = (202, *STATUSES, 406)
+EPISODE = 500  # requests behind the gateway
 INTERNAL = -32603  # JSON-RPC's 500
 SPARE = (
     "tools",
@@ -422,12 +423,25 @@ def pester(team: Pestered, seeds: Sequence[int], each: Callable[[int, BaseExcept
     """
     statuses = Counter[int]()
     for seed in seeds:
-        if seed % 500 == 499:
+        if seed % EPISODE == EPISODE - 1:
             print(f"seed {seed}: {dict(statuses)}", flush=True)
         try:
             statuses[team.judged(seed)] += 1
         except Exception as error:
             each(seed, error)
+    return statuses
+
+
+def pester_anew(
+    served: Callable[[Callable[[Pestered], Counter[int]]], Counter[int]], seeds: range,
+    each: Callable[[int, BaseException], None],
+) -> Counter[int]:  # fmt: skip
+    """The same; behind the gateway in one episode after another, for in a long one each request takes longer."""
+    statuses = Counter[int]()
+    size = EPISODE if served is with_gateway else max(1, len(seeds))
+    for first in seeds[::size]:
+        part = range(first, min(first + size, seeds.stop))
+        statuses += served(lambda team, part=part: pester(team, part, each))  # type: ignore[misc]
     return statuses
 
 
@@ -447,7 +461,7 @@ def main() -> None:
         if faults[kind[:60]] <= 3:
             print(f"seed {seed}: {kind}", flush=True)
 
-    statuses = served(lambda team: pester(team, range(first, first + count), say))
+    statuses = pester_anew(served, range(first, first + count), say)
     print(dict(statuses), f"in {time.perf_counter() - began:.0f} s; {sum(faults.values())} faults")
     for kind, number in faults.most_common(30):
         print(number, kind)

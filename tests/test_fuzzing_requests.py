@@ -15,7 +15,7 @@ pytest.importorskip("prometheus_client", reason="needs a server: pip install 'ma
 pytest.importorskip("a2a", reason="needs A2A: pip install 'marft[a2a]'")
 pytest.importorskip("mcp", reason="needs MCP: pip install 'marft[mcp]'")
 
-from tests.fuzzing_requests import CALLS, WHOLE, Pestered, one, pester, with_gateway, with_team
+from tests.fuzzing_requests import CALLS, WHOLE, Pestered, one, pester_anew, with_gateway, with_team
 
 Asked = Callable[[Callable[[Pestered], Counter[int]]], Counter[int]]
 COUNT = int(os.environ.get("MARFT_FUZZ", "120"))
@@ -29,7 +29,7 @@ def test_after_any_request_a_plain_one_is_answered_as_before(asked: Asked, count
     def note(seed: int, error: BaseException) -> None:
         faults[f"python -m tests.fuzzing_requests 1 {seed}"] = f"{type(error).__name__}: {str(error)[:300]}"
 
-    statuses = asked(lambda team: pester(team, range(count), note))
+    statuses = pester_anew(asked, range(count), note)
     assert not faults
     assert statuses[400] > statuses[200] > count // 50
 
