@@ -100,3 +100,11 @@ def test_what_a_client_does_wrong_fills_no_log(url: str, caplog: pytest.LogCaptu
         ]  # fmt: skip
     assert -32603 not in codes
     assert not caplog.records
+
+
+def test_a_team_as_a_tool_leaves_the_logging_of_the_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    level = logging.root.level
+    with agent() as s:
+        team_server(s.app)
+    assert (logging.root.level, logging.root.handlers) == (level, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -55,7 +56,13 @@ class TeamServer(MCPServer[Any]):
 def team_server(app: App) -> MCPServer[Any]:
     """A server with one tool: a task in, the team's answer out. Its calls take places of the same queue as requests."""
     name = app.asking.teams[0]
-    server = TeamServer(name, version=__version__, log_level="ERROR")
+    nothing = logging.NullHandler()
+    logging.root.addHandler(nothing)  # where there is a handler, the library leaves the root's level and handlers alone
+    try:
+        server = TeamServer(name, version=__version__)
+    finally:
+        logging.root.removeHandler(nothing)
+    logging.getLogger("mcp").setLevel(logging.ERROR)
 
     async def ask_team(task: str) -> str:
         asked = Asked(Chat(messages=({"role": "user", "content": task},)))
