@@ -251,9 +251,11 @@ class TestRefusals:
                 found[0] = 0
             return found
 
-        monkeypatch.setattr(Grammars, "next_tokens", next_tokens)
         batch = batch_of(shared, tiny_tokenizer)
         rows = [row(1, Grammar("regex", "[a-z]{20}")), row(2, Grammar("regex", "[a-z]{5}"))]
+        for one in rows:
+            Grammars.of(tiny_tokenizer, (END,)).check(one.sampling.grammar)  # which looks at the first tokens, once
+        monkeypatch.setattr(Grammars, "next_tokens", next_tokens)
         first, second = sampled(batch, rows)
         assert (first.problem, len(first.tokens)) == ("its grammar allows for no token", 2)
         assert np.isfinite(first.log_probs).all()
