@@ -1,0 +1,235 @@
+"""Train the same runs with a reference commit and the present tree, and compare all weights and metrics bit by bit.
+
+    python tools/golden/run.py            # whole runs: about half an hour on two cores
+    python tools/golden/run.py --short    # a few steps of each, as in CI
+
+Bits depend on the processor, so nothing is recorded: both trees train on this machine. The reference commit, times
+(which are not compared) and names that have changed since are in reference.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "golden"
+GATEWAY = "{ organization = 'program', call = 'marft.examples.openai_team:solve' }"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run in the reference's words.
+
+    Attributes:
+        recipe: a bundled recipe.
+        changes: settings of the recipe, by dotted key.
+        steps: of the whole form.
+    """
+
+    recipe: str
+    changes: Mapping[str, str] = field(default_factory=dict)
+    steps: int = 30
+
+
+RUNS = {
+    "demo": Run("demo"),
+    "demo_only_reasoner": Run("demo", {"policies.actor.train": "frozen"}),
+    "demo_only_actor": Run("demo", {"policies.reasoner.train": "frozen"}),
+    "token_level": Run("demo_token", steps=10),
+    "workers": Run("demo", {"rollout.processes": "2"}, steps=10),
+    "ranks": Run("demo", {"training.ranks": "2"}, steps=10),
+    "gateway": Run("demo", {"team": GATEWAY}, steps=10),
+}
+SHORT = {"training.steps": "2", "rollout.tasks_per_step": "4", "rollout.samples_per_task": "4"}
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of the reference that have changed, and metrics that are times."""
+
+    commit: str
+    times: Sequence[str]
+    metrics: Mapping[str, str]
+    keys: Mapping[str, str]
+    files: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> Names:
+        return cls(**tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def renamed(name: str, table: Mapping[str, str]) -> str:
+    """Return the present name; "" where the table says that there is none any more.
+
+    >>> renamed("agents/a/reward", {"agents/*": "agent/*", "reward": "return"})
+    'agent/a/reward'
+    """
+    if name in table:
+        return table[name]
+    for old, new in table.items():
+        if old.endswith("*") and name.startswith(old[:-1]):
+            return new[:-1] + name[len(old) - 1 :] if new else ""
+    return name
+
+
+def command(run: Run, name: str, output: Path, *, short: bool, keys: Mapping[str, str]) -> list[str]:
+    """Return the arguments of ``marft`` that train a run, with keys renamed."""
+    changes = {"training.steps": str(run.steps), "evaluation.every": "0", **run.changes, **(SHORT if short else {})}
+    options = [word for key, value in changes.items() for word in (f"--{renamed(key, keys)}", value)]
+    return ["train", run.recipe, "--overwrite", "--output", str(output), "--name", name, *options]
+
+
+def reference_tree(commit: str) -> Path:
+    """Return a worktree of the commit with a virtual environment of its own, made where it is missing.
+
+    The environment takes other packages from the present one where both trees are constrained to the same.
+
+    Raises:
+        SystemExit: the commit is not in this clone.
+    """
+    tree = BUILD / commit
+    if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, check=False).returncode:
+        raise SystemExit(f"the reference commit {commit} is not in this clone; git fetch --unshallow brings it")
+    if not (tree / "pyproject.toml").exists():
+        subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], cwd=ROOT, check=True)
+    if not (tree / ".venv").exists():
+        _install(tree)
+    return tree
+
+
+def _install(tree: Path) -> None:
+    """Make ``.venv`` in a worktree, which runs the project that is there."""
+    same = (tree / "constraints.txt").read_bytes() == (ROOT / "constraints.txt").read_bytes()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tree / ".venv")], check=True)
+    python = tree / ".venv" / "bin" / "python"
+    if same:
+        site = next((tree / ".venv" / "lib").glob("python*/site-packages"))
+        present = [path for path in sys.path if path.endswith("site-packages")]
+        (site / "paths.pth").write_text("\n".join([str(tree / "src"), *present, ""]), encoding="utf-8")
+    else:
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
+        constraints = ["--constraint", str(tree / "constraints.txt")]
+        subprocess.run([*pip, *constraints, "--editable", str(tree)], check=True)
+    where = "import marft; print(marft.__file__)"
+    found = subprocess.run([str(python), "-c", where], capture_output=True, text=True, check=True, cwd=tree).stdout
+    if not Path(found.strip()).is_relative_to(tree):
+        raise SystemExit(f"{python} runs {found.strip()}, not what is in {tree}")
+
+
+def train(python: Path, arguments: Sequence[str], output: Path) -> None:
+    """Train a run with the tree that an interpreter belongs to.
+
+    Raises:
+        SystemExit: the command fails; the message holds the end of what it printed.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    output.mkdir(parents=True, exist_ok=True)
+    words = [str(python), "-m", "marft", *arguments]
+    done = subprocess.run(
+        words, cwd=output, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{done.stdout[-3000:]}\nended with status {done.returncode}")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a run's last checkpoint by "file: tensor"."""
+    last = max(folder.glob("checkpoints/step_*"))
+    files = sorted(last.rglob("*.safetensors"))
+    return {
+        f"{file.relative_to(last)}: {name}": tensor for file in files for name, tensor in load_file(file).items()
+    }  # fmt: skip
+
+
+def metrics(folder: Path, times: Sequence[str]) -> dict[str, Any]:
+    """Return every logged number that is not a time, by "step: metric"."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {
+        f"{line['step']}: {name}": value
+        for line in lines
+        for name, value in line.items()
+        if name != "step" and not any(fnmatch.fnmatchcase(name, time) for time in times)
+    }
+
+
+def differences(reference: Path, present: Path, names: Names) -> Iterator[str]:
+    """Yield a line for each weight and metric that is not the same, bit by bit, in two folders of the same run."""
+    was, has = weights(reference), weights(present)
+    was = _by_present_names(was, names.files)
+    for name in sorted(was.keys() | has.keys()):
+        if name not in was or name not in has:
+            yield f"{name}: only the {'present tree' if name in has else 'reference'} has it"
+        elif was[name].dtype != has[name].dtype or was[name].shape != has[name].shape:
+            yield f"{name}: {was[name].dtype} {tuple(was[name].shape)} → {has[name].dtype} {tuple(has[name].shape)}"
+        elif not torch.equal(was[name].flatten().view(torch.uint8), has[name].flatten().view(torch.uint8)):
+            yield f"{name}: differs by up to {(was[name].double() - has[name].double()).abs().max():.3g}"
+    before, now = metrics(reference, names.times), metrics(present, names.times)
+    before = {
+        f"{step}: {new}": value
+        for (step, name), value in ((key.split(": ", 1), value) for key, value in before.items())
+        if (new := renamed(name, names.metrics))
+    }
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name, "missing"), now.get(name, "missing")
+        if repr(old) != repr(new):
+            yield f"{name}: {old!r} → {new!r}"
+
+
+def _by_present_names(tensors: Mapping[str, torch.Tensor], files: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    parts = ((*key.split(": ", 1), tensor) for key, tensor in tensors.items())
+    return {f"{new}: {name}": tensor for file, name, tensor in parts if (new := renamed(file, files))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="a few steps of each run")
+    parser.add_argument("--only", action="append", choices=list(RUNS), help="this run; may be repeated")
+    options = parser.parse_args()
+    names = Names.read(Path(__file__).parent / "reference.toml")
+    tree = reference_tree(names.commit)
+    output = BUILD / ("short" if options.short else "whole")
+    shutil.rmtree(output, ignore_errors=True)
+    pythons = {"reference": tree / ".venv" / "bin" / "python", "present": Path(sys.executable)}
+    different = 0
+    for name in options.only or RUNS:
+        with ThreadPoolExecutor() as both:
+            trainings = [
+                both.submit(
+                    train, python,
+                    command(RUNS[name], name, output / side, short=options.short,
+                            keys=names.keys if side == "present" else {}),
+                    output / side,
+                )
+                for side, python in pythons.items()
+            ]  # fmt: skip
+            for training in trainings:
+                training.result()
+        found = list(differences(output / "reference" / name, output / "present" / name, names))
+        count = len(weights(output / "present" / name)), len(metrics(output / "present" / name, names.times))
+        print(f"{name:20} {count[0]} tensors, {count[1]} numbers: {f'{len(found)} differ' if found else 'the same'}",
+              flush=True)  # fmt: skip
+        for line in found[:20]:
+            print(f"    {line}")
+        different += bool(found)
+    sys.exit(1 if different else 0)
+
+
+if __name__ == "__main__":
+    main()
