@@ -10,6 +10,8 @@
 # make mutants  plant small faults in code that computes numbers, one at a time, and list those that no test notices: a
 #               night, resumes where it stopped; MUTANTS="--area flows" or MUTANTS="--only learning/credit" for some
 # make mutants-sample  a fixed sample of them, in a minute or two
+# make golden  train the same runs with a reference commit and this tree, and compare all weights and metrics bit by bit
+# make golden-short  a few steps of each, as CI does
 # make nightly  everything, with a thousand examples a property and 10,000 recipes, all mutants, all studies: a night
 
 PYTHON ?= python3
@@ -18,7 +20,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile what they import, each for itself
 
-.PHONY: demo demo-quick real test test-slow test-vllm gpu docs mutants mutants-sample nightly check lint types format install clean
+.PHONY: demo demo-quick real test test-slow test-vllm gpu docs mutants mutants-sample golden golden-short nightly check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -63,6 +65,12 @@ mutants: install
 
 mutants-sample: install
 	$(BIN)/python tools/mutants/run.py --sample
+
+golden: install
+	$(BIN)/python tools/golden/run.py
+
+golden-short: install
+	$(BIN)/python tools/golden/run.py --short
 
 nightly: install
 	HYPOTHESIS_PROFILE=nightly MARFT_FUZZ=10000 $(BIN)/pytest --numprocesses auto
