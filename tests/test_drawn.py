@@ -8,6 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.config.plugins import BUILT_IN, find_plugin
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.splits import part_of, split_of
 
@@ -70,3 +71,24 @@ def test_demonstrations_are_a_fifth_taken_from_training() -> None:
     assert all(part == split_of(text) for part, text in zip(parts, texts, strict=True) if part != "demonstrations")
     assert 0.18 < parts.count("demonstrations") / len(parts) < 0.22
     assert 0.57 < parts.count("train") / len(parts) < 0.63
+
+
+def test_the_name_of_a_stream_decides_what_is_drawn_and_the_name_of_the_class_only_without_one() -> None:
+    class Renamed(Sums):
+        stream = "Sums"
+
+    class Other(Sums): ...
+
+    here = [task.prompt for task in Sums(train_tasks=20).tasks("train")]
+    assert [task.prompt for task in Renamed(train_tasks=20).tasks("train")] == here
+    assert [task.prompt for task in Other(train_tasks=20).tasks("train")] != here
+
+
+def test_built_in_worlds_draw_from_streams_whose_names_never_change() -> None:
+    classes = {name: find_plugin("environments", name) for name in BUILT_IN["environments"]}
+    found = {name: world.stream for name, world in classes.items() if issubclass(world, Drawn)}
+    assert found == {
+        "code": "Code", "gaia": "Gaia", "instructions": "Instructions", "memory": "Memory", "mle": "Mle",
+        "plan_path": "PlanPath", "relay": "Relay", "rooms": "Rooms", "shop": "Shop", "sokoban": "Sokoban",
+        "sudoku": "Sudoku", "textarena": "TextArena", "tool_use": "ToolUse",
+    }  # fmt: skip

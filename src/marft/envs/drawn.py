@@ -38,6 +38,7 @@ class Drawn(EnvironmentPart):
     """Base of worlds whose tasks are drawn from seeds. Each task's content says which part it belongs to: a tenth is
     for validation, a tenth for the test, a fifth for demonstrations, the rest for training. No content comes twice."""
 
+    stream: ClassVar[str] = ""  # names the random stream of its tasks; "": the class's name, so a new name draws others
     most_idle: ClassVar[int] = 20_000  # draws without a new task before the world counts as exhausted
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the tasks
@@ -85,7 +86,7 @@ class Drawn(EnvironmentPart):
         taken = {task.id for task in tested_on} | {bare(task.prompt) for task in tested_on}
         index = idle = 0
         while idle < self.most_idle:
-            drawing = self.draw(Random(derive_seed(self.seed, type(self).__name__, which, index)))
+            drawing = self.draw(Random(derive_seed(self.seed, self.stream or type(self).__name__, which, index)))
             idle += 1
             if drawing.content not in seen:
                 seen.add(drawing.content)

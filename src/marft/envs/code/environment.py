@@ -37,6 +37,7 @@ class Code(Drawn):
     again.
     """
 
+    stream: ClassVar[str] = "Code"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     path: TablePath = ""  # a table of problems, or an id on the hub; "": they are drawn

@@ -35,6 +35,7 @@ class Gaia(Drawn):
     nobody's training: as ``test_path`` alone they are all the test, and drawn ones are learned from.
     """
 
+    stream: ClassVar[str] = "Gaia"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     session: ClassVar[type] = GaiaSession
 

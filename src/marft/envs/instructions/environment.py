@@ -37,6 +37,7 @@ class Instructions(Drawn):
     followed, or the share that is.
     """
 
+    stream: ClassVar[str] = "Instructions"
     one_step: ClassVar[bool] = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 

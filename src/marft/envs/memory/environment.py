@@ -42,6 +42,7 @@ class Memory(Drawn):
     or of all, and the retriever the share of those needed that it picks, as in CoMAM.
     """
 
+    stream: ClassVar[str] = "Memory"
     carries_words: ClassVar[bool] = True
     says_whose_turn: ClassVar[bool] = True
     path: Annotated[str, AfterValidator(_file)] = ""  # conversations of a file, in place of invented ones

@@ -38,6 +38,7 @@ class Mle(Drawn):
     the leaderboard that it beats. A medal solves the task.
     """
 
+    stream: ClassVar[str] = "Mle"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     path: Place = ""  # of a competition, or of several; "": they are drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ TRIES = 2000  # maps that are drawn for one task
 class PlanPath(MovesWorld):
     """Ways from a start to a goal through a grid with walls, in one move a step or in lists of moves."""
 
+    stream: ClassVar[str] = "PlanPath"
     size: Annotated[int, Field(ge=2, le=30)] = 10  # rows and columns of the grid
     walls: Annotated[float, Field(ge=0, le=0.6)] = 0.22  # share of its cells
     distances_for: Names = ()  # roles that are told how far the goal is, and which cells around are nearer to it

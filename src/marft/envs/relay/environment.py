@@ -31,6 +31,7 @@ class Relay(Drawn):
     the others its keys; of ``sum`` every sum is as likely without any one part.
     """
 
+    stream: ClassVar[str] = "Relay"
     carries_words: ClassVar[bool] = True
     says_whose_turn: ClassVar[bool] = True
     speakers: Names = ("north",)  # roles that hold a part and may tell it

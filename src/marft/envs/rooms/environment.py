@@ -29,6 +29,7 @@ class Rooms(Drawn):
     Every kitchen has been run in time by players who see no more than that, so that all can be.
     """
 
+    stream: ClassVar[str] = "Rooms"
     carries_words: ClassVar[bool] = True
     says_whose_turn: ClassVar[bool] = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -32,6 +32,7 @@ class Shop(Drawn):
     Splits share the catalogue and no goal: a product with its options and bound is wanted in one part alone.
     """
 
+    stream: ClassVar[str] = "Shop"
     catalogue_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the products
     products: Annotated[int, Field(ge=10, le=MOST_PRODUCTS)] = 5000  # in the catalogue
     style: Style = "full"  # "plain": short names that say all, products clicked by their row: for tiny models

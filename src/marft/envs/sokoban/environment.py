@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -31,6 +31,7 @@ class Sokoban(MovesWorld):
     """Boxes that are pushed onto goals, in one move a step or in lists of moves. Every room can be solved; an episode
     ends where everybody can see that it cannot any more."""
 
+    stream: ClassVar[str] = "Sokoban"
     size: Annotated[int, Field(ge=4, le=20)] = 6  # rows and columns, the walls around included
     boxes: Annotated[int, Field(ge=1, le=6)] = 1  # and goals
     nearest: Annotated[int, Field(ge=1, le=900)] = 3  # moves that a room takes, at least

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -30,6 +30,7 @@ class Sudoku(Drawn):
     what the row, the column and the box of each blank hold.
     """
 
+    stream: ClassVar[str] = "Sudoku"
     size: Literal[4, 6, 9] = 4  # rows and columns; boxes have 2 × 2, 2 × 3 and 3 × 3 cells
     blanks: Annotated[int, Field(ge=1, le=64)] = 8  # cells that are to be filled
     least_blanks: CountOrNone = 0  # where that varies: so many at least; 0: always as many as blanks

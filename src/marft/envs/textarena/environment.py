@@ -32,6 +32,7 @@ class TextArena(Drawn):
     Which side begins alternates from task to task, so that all attempts at a task are played from the same seat.
     """
 
+    stream: ClassVar[str] = "TextArena"
     says_whose_turn: ClassVar[bool] = True
     game: Filled = "kuhn"  # hints, kuhn, nim, or an id of TextArena's, such as ConnectFour-v0
     params: Plain = {}  # of the game

@@ -101,6 +101,7 @@ class ToolUse(Drawn):
     the next observation. It is over once the user ends it.
     """
 
+    stream: ClassVar[str] = "ToolUse"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     world: Literal["shop", "retail", "airline"] = "shop"  # shop: retail with three tools and short words
