@@ -132,21 +132,39 @@ def _install(tree: Path) -> None:
         raise SystemExit(f"{python} runs {found.strip()}, not what is in {tree}")
 
 
-def train(python: Path, arguments: Sequence[str], output: Path) -> None:
-    """Train a run with the tree that an interpreter belongs to.
+# What a tree's interpreter runs: every training in a fork of one process, so that libraries are imported once.
+TRAININGS = """
+import os, runpy, sys
+import reasoning_gym, torch, transformers.models.qwen2.modeling_qwen2
+for line in sys.stdin:
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        sys.argv = ["marft", *line.rstrip("\\n").split("\\t")]
+        runpy.run_module("marft", run_name="__main__", alter_sys=True)
+    if os.waitpid(process, 0)[1]:
+        sys.exit(1)
+"""
+
+
+def train(python: Path, trainings: Sequence[Sequence[str]], output: Path) -> None:
+    """Train runs, one after another, with the tree that an interpreter belongs to.
+
+    Args:
+        trainings: the arguments of ``marft`` for each run.
 
     Raises:
-        SystemExit: the command fails; the message holds the end of what it printed.
+        SystemExit: a command fails; the message holds the end of what was printed.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
     output.mkdir(parents=True, exist_ok=True)
-    words = [str(python), "-m", "marft", *arguments]
     done = subprocess.run(
-        words, cwd=output, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+        [str(python), "-c", TRAININGS], input="".join("\t".join(each) + "\n" for each in trainings), cwd=output.parent,
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
     if done.returncode:
-        raise SystemExit(f"{' '.join(words)}\n{done.stdout[-3000:]}\nended with status {done.returncode}")
+        raise SystemExit(f"{done.stdout[-3000:]}\n{python}: training ended with status {done.returncode}")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -207,20 +225,21 @@ def main() -> None:
     output = BUILD / ("short" if options.short else "whole")
     shutil.rmtree(output, ignore_errors=True)
     pythons = {"reference": tree / ".venv" / "bin" / "python", "present": Path(sys.executable)}
+    runs = options.only or list(RUNS)
+    changed = {"reference": {}, "present": names.keys}
+    with ThreadPoolExecutor() as both:
+        sides = [
+            both.submit(
+                train, python,
+                [command(RUNS[run], run, output / side, short=options.short, keys=changed[side]) for run in runs],
+                output / side,
+            )
+            for side, python in pythons.items()
+        ]  # fmt: skip
+        for side in sides:
+            side.result()
     different = 0
-    for name in options.only or RUNS:
-        with ThreadPoolExecutor() as both:
-            trainings = [
-                both.submit(
-                    train, python,
-                    command(RUNS[name], name, output / side, short=options.short,
-                            keys=names.keys if side == "present" else {}),
-                    output / side,
-                )
-                for side, python in pythons.items()
-            ]  # fmt: skip
-            for training in trainings:
-                training.result()
+    for name in runs:
         found = list(differences(output / "reference" / name, output / "present" / name, names))
         count = len(weights(output / "present" / name)), len(metrics(output / "present" / name, names.times))
         print(f"{name:20} {count[0]} tensors, {count[1]} numbers: {f'{len(found)} differ' if found else 'the same'}",
