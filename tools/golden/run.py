@@ -211,8 +211,12 @@ def differences(reference: Path, present: Path, names: Names) -> Iterator[str]:
 
 
 def _by_present_names(tensors: Mapping[str, torch.Tensor], files: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    parts = ((*key.split(": ", 1), tensor) for key, tensor in tensors.items())
-    return {f"{new}: {name}": tensor for file, name, tensor in parts if (new := renamed(file, files))}
+    found = {}
+    for key, tensor in tensors.items():
+        file, name = key.split(": ", 1)
+        if new := renamed(file, files):
+            found[f"{new}: {name}"] = tensor
+    return found
 
 
 def main() -> None:
