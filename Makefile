@@ -11,7 +11,7 @@
 #               night, resumes where it stopped; MUTANTS="--area flows" or MUTANTS="--only learning/credit" for some
 # make mutants-sample  a fixed sample of them, in a minute or two
 # make golden  train the same runs with a reference commit and this tree, and compare all weights and metrics bit by bit
-# make golden-short  a few steps of each, as CI does
+# make golden-short  a few steps of each, in a few minutes
 # make nightly  everything, with a thousand examples a property and 10,000 recipes, all mutants, all studies: a night
 
 PYTHON ?= python3
