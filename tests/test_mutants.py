@@ -223,7 +223,24 @@ def test_what_runs_on_import_is_mutated_where_pytest_imports_a_module_for_its_ex
     assert "2 killed" in printed
 
 
-@pytest.mark.skipif(not NIGHT, reason="a tenth of a minute, and make mutants-sample is one: make nightly")
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
+def test_a_part_of_the_faults_that_is_run_leaves_the_hints_that_the_sample_needs(tmp_path: Path) -> None:
+    project = planted(tmp_path)
+    (project / "src/sums.py").write_text(
+        "def tenfold(n):\n    return [10, 20, 30, 40, 50, 60][n]\n\n\ndef one():\n    return 1\n"
+    )
+    tests = [f"def test_{n}():\n    assert tenfold({n}) == {10 * n + 10}\n" for n in range(6)]
+    text = "\n\n".join(["from sums import one, tenfold\n", *tests, "def test_one():\n    assert one() == 1\n"])
+    (project / "tests/test_sums.py").write_text(text)
+    (project / "mutants.toml").write_text(SETTINGS.replace("sample = 12", "sample = 1000"))
+    assert run(project, "--remember")[0] == 0
+    hints = (project / "killers.json").read_text()
+    assert all(f"::test_{n}" in hints for n in range(6))
+    assert run(project, "--only", "one", "--remember")[0] == 0
+    assert (project / "killers.json").read_text() == hints
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list(done: Path) -> None:

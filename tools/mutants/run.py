@@ -225,10 +225,12 @@ def run_all(project: Project, wanted: list[Mutant], survivors: Survivors, option
                 select = looked_at(project, area, results, killers, options.jobs)
                 meet(project, [*project.options, *area.options], mine, select, results, options.jobs)
     if options.remember:
-        killed = {mutant.name: found for mutant in wanted if (found := results.known(mutant)) and found.by}
-        needed = [killed[mutant.name] for mutant in sample_of(project, wanted, survivors) if mutant.name in killed]
-        functions = {function_of(mutant) for mutant in project.mutants()}
-        write_killers(project.home / "killers.json", results.killers(), functions, needed)
+        everything, killers = project.mutants(), results.killers()
+        known = killers.keys() | read_killers(project.home / "killers.json").keys()
+        sample = sample_of(project, (mutant for mutant in everything if function_of(mutant) in known), survivors)
+        needed = [found for mutant in sample if (found := results.known(mutant)) and found.by]
+        functions = {function_of(mutant) for mutant in everything}
+        write_killers(project.home / "killers.json", killers, functions, needed)
     return results
 
 
