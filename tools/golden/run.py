@@ -1,6 +1,6 @@
 """Train the same runs with a reference commit and the present tree, and compare all weights and metrics bit by bit.
 
-    python tools/golden/run.py            # whole runs: about half an hour on two cores
+    python tools/golden/run.py            # whole runs
     python tools/golden/run.py --short    # a few steps of each, as in CI
 
 Bits depend on the processor, so nothing is recorded: both trees train on this machine. The reference commit, times

@@ -20,7 +20,7 @@ MOST_TASKS = 1_000_000
 
 
 class Drawing(NamedTuple):
-    """One task as it was drawn.
+    """A drawn task.
 
     Args:
         content: what makes it the task that it is, in words that stay the same where only names, colours or the side
@@ -50,8 +50,10 @@ class Drawn(EnvironmentPart):
         """A task of any part."""
 
     def tested_on(self) -> Sequence[Task]:
-        """The test, where it is of another source; none: it is drawn as well. Nothing that is drawn has a prompt of
-        it, but for case and spacing, or a name."""
+        """Return the tasks of the test split, if they come from another source; empty: they are drawn too.
+
+        No drawn task repeats the name of one of them, or the prompt, up to case and spacing.
+        """
         return ()
 
     def tasks(self, split: Split) -> Sequence[Task]:

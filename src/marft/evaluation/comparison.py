@@ -149,7 +149,7 @@ def _under(evaluation: Saved) -> Under:
 
 
 def _known_as(evaluations: Sequence[Saved], name: str, run: str) -> list[Saved]:
-    """Those of a team that was reorganized as ``name``, to be held against others.
+    """Return the evaluations of the team reorganized as ``name``, for a comparison with others.
 
     Raises:
         ValueError: there are none.

@@ -166,7 +166,7 @@ def _table(file: Path, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def damaged(place: Path, why: str) -> str:
-    """What whoever goes on is told."""
+    """Return the error message for a damaged file or folder of a federation that is resumed."""
     return f"{place} is damaged ({why}); put a copy back, or begin another federation (name, output)"
 
 

@@ -109,10 +109,10 @@ def _guarded(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callabl
 
 
 class Updater(TaskUpdater):
-    """Says what becomes of a task, until it has ended: cancelled while it is answered, it is one of both."""
+    """Publishes the status of a task until a final one, also if it is canceled while it is answered."""
 
     async def update_status(self, *arguments: Any, **named: Any) -> None:
-        """Say what has become of the task; nothing once it has ended."""
+        """Publish a status; do nothing after a final one."""
         with suppress(RuntimeError):  # which says that it has
             await super().update_status(*arguments, **named)
 

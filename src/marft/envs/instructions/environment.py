@@ -117,7 +117,7 @@ class Instructions(Drawn):
         return Drawing(content, prompt, {"topic": topic.name, "instructions": told, "fewest_steps": 1})
 
     def _together(self, random: Random, topic: Topic) -> list[Instruction]:
-        """Instructions of different groups; one that stands alone has no other beside it."""
+        """Draw instructions of different groups. An instruction that must stand alone is the only one."""
         wanted, found, groups = random.randint(self.least, self.most), list[Instruction](), set[str]()
         for name in random.sample(self.kinds, len(self.kinds)):
             kind = KINDS[name]

@@ -133,7 +133,7 @@ class Memory(Drawn):
         return iter(()) if self.path else super().demonstrations()
 
     def draw(self, random: Random) -> Drawing:
-        """An invented conversation: what it says and what is asked make it the one that it is."""
+        """Draw an invented conversation. Its text and its questions are its content."""
         shape = Shape(
             style=self.style, people=self.people, days=self.days, facts=self.facts, talk=self.talk,
             questions=self.questions, kinds=tuple(kind for kind in KINDS if kind in self.kinds),

@@ -85,7 +85,7 @@ class PlanPath(MovesWorld):
         return self.observation(near, self._charted(walk), _measured(walk), walk.legal)
 
     def _charted(self, walk: Walk) -> Iterable[str]:
-        """What is known of the map beside where one stands."""
+        """Yield the lines about the whole map: the grid or the walls, as ``view`` has it, and the goals."""
         if self.view in ("grid", "both"):
             yield from drawn(walk)
         yield f"Goal {named(walk.maze.goal)}."

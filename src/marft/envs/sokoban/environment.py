@@ -96,7 +96,7 @@ class Sokoban(MovesWorld):
         return self.observation(near, self._charted(yard), self._measured(yard), yard.legal)
 
     def _charted(self, yard: Yard) -> Iterable[str]:
-        """What is known of the map beside what is near."""
+        """Yield the lines about the whole map: the grid or the walls, as ``view`` has it, and the goals."""
         if self.view in ("grid", "both"):
             yield from drawn(yard)
         yield f"Goal{'' if self.boxes == 1 else 's'} {listed(yard.room.goals)}."

@@ -244,7 +244,7 @@ class ToolUse(Drawn):
         return found
 
     def _check_calls(self, tasks: Iterable[Task]) -> None:
-        """See that reference calls are of tools that there are: others would count as nothing to be done.
+        """Check that all reference calls name existing tools: the grader would ignore calls of unknown ones.
 
         Raises:
             ValueError: one is not.

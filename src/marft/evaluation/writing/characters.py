@@ -1,4 +1,4 @@
-"""What agents' texts look like: which kinds of characters they are made of, and whether they hold what they must."""
+"""Shares of kinds of characters in agents' texts, and rates of texts that match required formats."""
 
 from __future__ import annotations
 
