@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'")
 
 from openai import APIError, OpenAI
+from starlette.types import Message
 
 from marft.errors import EpisodeFailedError
 from marft.game.organizations.chain import Chain
@@ -32,6 +33,8 @@ from marft.game.organizations.orchestrated import Orchestrated
 from marft.game.organizations.parallel import Parallel
 from marft.game.organizations.reflective import Reflective
 from marft.gateway.client import Client
+from marft.gateway.http import EventStream
+from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.rollouts import LocalRollouts
 from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
 from tests.fakes import FakeEngine
@@ -350,3 +353,35 @@ def test_an_engine_tells_its_tokens_and_samples_the_same(random_model: Path) -> 
         assert one.tokens.tolist() == other.tokens.tolist()
         assert one.log_probs.tobytes() == other.log_probs.tobytes()
     assert heard == {number: listened[number].tokens.tolist() for number in (1, 3, 5)}
+
+
+class TestEventStreams:
+    @pytest.mark.parametrize("started", [True, False])
+    def test_what_was_begun_ends_as_soon_as_the_client_has_gone(self, started: bool) -> None:
+        """The client leaves while a text is sent, when no generator runs, or before the first one."""
+        ends = list[str]()
+
+        async def texts() -> AsyncGenerator[str]:
+            try:
+                for number in range(9):
+                    yield str(number)
+            finally:
+                ends.append("texts")
+
+        async def answer() -> list[str]:
+            leaves = asyncio.Event()
+
+            async def receive() -> Message:
+                await leaves.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Message) -> None:
+                if started == bool(message.get("body")):
+                    leaves.set()
+                    await asyncio.sleep(60)
+
+            stream = EventStream(ChatCompletions(), texts(), {}, ended=lambda: ends.append("ended"))
+            await asyncio.wait_for(stream({"type": "http"}, receive, send), 20)
+            return [*ends]  # while the stream holds its generators: none is garbage
+
+        assert asyncio.run(answer()) == (["ended", "texts"] if started else ["ended"])

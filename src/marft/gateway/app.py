@@ -22,14 +22,13 @@ from marft.gateway.hearing import Hearing, Telling
 from marft.gateway.http import (
     METHODS,
     Bounds,
-    after,
+    EventStream,
     asked_by,
     body_of,
     in_words,
     no_address,
     not_served,
     protocol_at,
-    streaming,
     unless_gone,
     written,
 )
@@ -202,7 +201,7 @@ async def _streamed(
     if first is None:
         answering.cancel()
         return Response(status_code=499)  # which nobody reads
-    return streaming(protocol, after(first, texts), _headers(actions))
+    return EventStream(protocol, texts, _headers(actions), first)
 
 
 def _about(asked: Asked, actions: Sequence[Begun]) -> dict[str, Any]:

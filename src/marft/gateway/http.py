@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
@@ -145,26 +146,43 @@ async def unless_gone(request: Request, answer: Awaitable[T]) -> T | None:
         await asyncio.gather(answering, watching, return_exceptions=True)
 
 
-def streaming(protocol: Protocol, texts: AsyncIterator[str], headers: Mapping[str, str]) -> Response:
-    """A response that is told text by text. An error in the midst is told as the protocol has it."""
+class EventStream(StreamingResponse):
+    """A response that is sent text by text. When it ends, or its client leaves, the generator of the texts is closed.
 
-    async def told() -> AsyncIterator[str]:
+    An error between two texts is sent as the protocol has it.
+
+    Args:
+        first: a text that was taken from the generator already.
+        ended: is called at the end. A generator that was never started knows nothing of it.
+    """
+
+    def __init__(
+        self, protocol: Protocol, texts: AsyncGenerator[str], headers: Mapping[str, str], first: str = "",
+        ended: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._texts, self._ended = texts, ended
+        self._sent = self._with_errors(protocol, first)
+        super().__init__(self._sent, headers=headers, media_type="text/event-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the texts. A client may leave while one is sent: then nothing but this closes the generators."""
         try:
-            async for text in texts:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+            await self._sent.aclose()
+            await self._texts.aclose()
+
+    async def _with_errors(self, protocol: Protocol, first: str) -> AsyncGenerator[str]:
+        try:
+            if first:
+                yield first
+            async for text in self._texts:
                 yield text
                 await asyncio.sleep(0)  # a look at everything else
         except Exception as error:  # noqa: BLE001  of ours, where it is no refusal
             refusal = error if isinstance(error, RequestError) else unexpected(error)
             yield written(("" if isinstance(protocol, ChatCompletions) else "error", protocol.error(refusal)))
-
-    return StreamingResponse(told(), headers=headers, media_type="text/event-stream")
-
-
-async def after(first: str, texts: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Texts, after one that came already."""
-    yield first
-    async for text in texts:
-        yield text
 
 
 def no_address(unknown: Callable[[], RequestError]) -> Callable[[Request, Exception], Awaitable[Response]]:

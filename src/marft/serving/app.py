@@ -7,6 +7,7 @@ import hmac
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -25,13 +26,12 @@ from marft.gateway.hearing import Hearing, Telling
 from marft.gateway.hosts import is_our_origin, is_ours
 from marft.gateway.http import (
     Bounds,
-    after,
+    EventStream,
     asked_by,
     body_of,
     in_words,
     no_address,
     protocol_at,
-    streaming,
     unexpected,
     unless_gone,
     written,
@@ -156,10 +156,10 @@ class App:
         uncounted.clear()
         headers = {"x-request-id": one.name}
         if asked.stream and model in self.asking.teams:
-            return streaming(protocol, one.live(), headers)
+            return EventStream(protocol, one.live(), headers, ended=one.end)
         if asked.stream:
             first = await one.unless_gone(request, anext(texts := one.live()))
-            return streaming(protocol, after(first, texts), headers) if first else NOBODY_READS
+            return EventStream(protocol, texts, headers, first) if first else NOBODY_READS
         answered = await one.unless_gone(request, one.answer())
         return JSONResponse(one.body(answered), headers=headers) if answered else NOBODY_READS
 
@@ -290,6 +290,10 @@ class OneRequest:
             self._task.cancel()
         return found
 
+    def end(self) -> None:
+        """Cancel what was begun, unless it has ended."""
+        self._task.cancel()
+
     async def live(self) -> AsyncGenerator[str]:
         """A stream: of a team who is asked and what they have said, and the answer while it comes about. Who stops
         listening ends what was begun.
@@ -304,8 +308,9 @@ class OneRequest:
         self._hearing.hear(self._lives)
         telling = Telling(self.protocol, self.asked, self._hearing, self._about, self._written, self._progress)
         try:
-            async for text in telling.texts(asyncio.ensure_future(replies())):
-                yield text
+            async with aclosing(telling.texts(asyncio.ensure_future(replies()))) as texts:
+                async for text in texts:
+                    yield text
         finally:
             self._task.cancel()
 
