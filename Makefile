@@ -67,15 +67,15 @@ mutants-sample: install
 	$(BIN)/python tools/mutants/run.py --sample
 
 golden: install
-	$(BIN)/python tools/golden/run.py
+	$(BIN)/python tools/golden/golden.py
 
 golden-short: install
-	$(BIN)/python tools/golden/run.py --short
+	$(BIN)/python tools/golden/golden.py --short
 
 nightly: install
 	HYPOTHESIS_PROFILE=nightly MARFT_FUZZ=10000 $(BIN)/pytest --numprocesses auto
 	$(BIN)/python tools/mutants/run.py --remember
-	$(BIN)/python tools/golden/run.py
+	$(BIN)/python tools/golden/golden.py
 	for study in throughput concurrency chains algorithms paper large_teams team_game organizations tools environments \
 		self_play world_ablations harder environment_steps long_episodes; do \
 		$(BIN)/python benchmarks/$$study.py || exit 1; \

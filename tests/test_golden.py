@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-DRIVER = Path(__file__).parents[1] / "tools" / "golden" / "run.py"
+DRIVER = Path(__file__).parents[1] / "tools" / "golden" / "golden.py"
 
 
 @pytest.fixture(scope="module")
 def golden() -> Any:
-    spec = importlib.util.spec_from_file_location("golden_run", DRIVER)
+    spec = importlib.util.spec_from_file_location("golden_driver", DRIVER)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -34,10 +34,12 @@ def leaving() -> Iterator[None]:
 
 def _end(status: int) -> None:
     time.sleep(PATIENCE)
-    for child in multiprocessing.active_children():
-        with suppress(OSError, ValueError):  # it has just ended
-            child.kill()
+    # Before the children are killed: a main thread that waits for them ends the interpreter then, which must not stop
+    # this thread while it holds a stream's lock.
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # nobody reads it any more, or it is no stream
             stream.flush()
+    for child in multiprocessing.active_children():
+        with suppress(OSError, ValueError):  # it has just ended
+            child.kill()
     os._exit(status)

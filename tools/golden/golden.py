@@ -1,7 +1,7 @@
 """Train the same runs with a reference commit and the present tree, and compare all weights and metrics bit by bit.
 
-    python tools/golden/run.py            # whole runs
-    python tools/golden/run.py --short    # a few steps of each, as in CI
+    python tools/golden/golden.py            # whole runs
+    python tools/golden/golden.py --short    # a few steps of each, as in CI
 
 Bits depend on the processor, so nothing is recorded: both trees train on this machine. The reference commit, times
 (which are not compared) and names that have changed since are in reference.toml.
