@@ -1,0 +1,35 @@
+"""The planned layout: no import points the wrong way but for those that are still listed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOL = Path(__file__).parents[1] / "tools" / "layout" / "layout.py"
+
+
+@pytest.fixture(scope="module")
+def layout() -> Any:
+    spec = importlib.util.spec_from_file_location("layout_tool", TOOL)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_import_points_the_wrong_way_but_those_that_are_listed(layout: Any) -> None:
+    found = [str(wrong) for wrong in layout.Layout.read().wrong_way()]
+    assert found == layout.KNOWN.read_text(encoding="utf-8").splitlines(), "python tools/layout/layout.py --remember"
+
+
+def test_every_entry_of_the_table_is_a_module_that_exists(layout: Any) -> None:
+    read = layout.Layout.read()
+    named = [name for table in (read.core, read.satellites) for names in table.values() for name in names]
+    assert sorted(named) == sorted(set(named))
+    assert not [name for name in named if f"marft.{name}".rstrip(".") not in layout.modules()]

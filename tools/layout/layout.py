@@ -1,0 +1,214 @@
+"""Hold the code to the layout that ``rooms.toml`` plans.
+
+::
+
+    python tools/layout/layout.py            # lines of each room, and the imports that point the wrong way
+    python tools/layout/layout.py --closure  # modules and lines that the training loop imports
+    python tools/layout/layout.py --remember # write wrong_way.txt, which may only get shorter
+
+An import counts wherever it stands: at the top of a module, in a function, or under ``TYPE_CHECKING``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import tokenize
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "marft"
+LOOP = "marft.training"
+KNOWN = Path(__file__).parent / "wrong_way.txt"  # imports that still point the wrong way
+TEXT = re.compile(r"[\"'](marft\.[\w.]+(?::\w+)?)[\"']")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Import:
+    """One name that a module imports from another module of the project.
+
+    Args:
+        typing_only: the import stands under ``TYPE_CHECKING``.
+        text: the name is only in a string, such as the import path of a plugin.
+    """
+
+    importer: str
+    imported: str
+    name: str
+    typing_only: bool = False
+    text: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.importer} → {self.imported}: {self.name}"
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    """Return the file of each module, by its name."""
+    paths = {file: file.relative_to(SOURCE.parent).with_suffix("").parts for file in SOURCE.rglob("*.py")}
+    return {".".join(parts).removesuffix(".__init__"): file for file, parts in paths.items()}
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _module_of(name: str) -> str:
+    """Return the module that a dotted name is, or is in; "" for a name of another package."""
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    """Return every import between modules of the project."""
+    return tuple(sorted({found for name, file in modules().items() for found in _imports_of(name, file)}))
+
+
+def _imports_of(importer: str, file: Path) -> Iterator[Import]:
+    for node, typing_only in _statements(tree_of(file)):
+        for imported, name in _names_in(node):
+            if imported and imported != importer:
+                yield Import(importer, imported, name, typing_only)
+    for name in TEXT.findall(file.read_text(encoding="utf-8")):
+        module = name.partition(":")[0]
+        if ":" in name or module in modules():
+            yield Import(importer, _module_of(module), name, text=True)
+
+
+def _statements(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield each statement, and whether it stands under ``TYPE_CHECKING``. Expressions hold no statements."""
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while waiting:
+        node, typing_only = waiting.pop()
+        yield node, typing_only
+        typing_only = typing_only or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        parts = ("body", "handlers", "cases", "orelse", "finalbody")
+        waiting += [(child, typing_only) for part in parts for child in getattr(node, part, ())]
+
+
+def _names_in(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the module and the name of each import in a statement."""
+    if isinstance(node, ast.ImportFrom) and node.module:
+        for alias in node.names:
+            yield _module_of(f"{node.module}.{alias.name}"), alias.name
+    elif isinstance(node, ast.Import):
+        for alias in node.names:
+            yield _module_of(alias.name), alias.name
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rooms of the core in their order, then satellites, each with the modules that go there."""
+
+    core: Mapping[str, list[str]]
+    satellites: Mapping[str, list[str]]
+
+    @classmethod
+    def read(cls) -> Layout:
+        table = tomllib.loads((Path(__file__).parent / "rooms.toml").read_text(encoding="utf-8"))
+        return cls(table["core"], table["satellites"])
+
+    @property
+    def order(self) -> list[str]:
+        return [*self.core, *self.satellites]
+
+    def place(self, module: str) -> str:
+        """Return the room or satellite of a module.
+
+        Raises:
+            KeyError: the table has no place for it.
+        """
+        places = {
+            name: place for table in (self.core, self.satellites) for place, names in table.items() for name in names
+        }
+        name = module.removeprefix("marft").removeprefix(".")
+        while name not in places:
+            if not name.rpartition(".")[0]:
+                raise KeyError(f"tools/layout/rooms.toml has no room for {module}")
+            name = name.rpartition(".")[0]
+        return places[name]
+
+    def wrong_way(self) -> list[Import]:
+        """Return the imports from a room to one after it. Plugins are named in strings, which do not count."""
+        height = {place: number for number, place in enumerate(self.order)}
+        return [
+            found
+            for found in imports()
+            if not found.text and height[self.place(found.imported)] > height[self.place(found.importer)]
+        ]
+
+
+def code_lines(file: Path) -> int:
+    """Return the number of lines that hold code: no blanks, comments or docstrings."""
+    text = file.read_text(encoding="utf-8")
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(lines)
+
+
+def closure(module: str = LOOP) -> set[str]:
+    """Return every module that one imports when it runs: in functions and by string too, for typing alone not."""
+    direct: dict[str, set[str]] = {}
+    for found in imports():
+        if not found.typing_only:
+            direct.setdefault(found.importer, set()).add(found.imported)
+    reached, waiting = set[str](), [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += direct.get(name, ())
+    return reached
+
+
+def main() -> None:
+    """Print what the layout comes to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--closure", action="store_true", help="what the training loop imports")
+    parser.add_argument("--remember", action="store_true", help="write the imports that point the wrong way")
+    asked = parser.parse_args()
+    if asked.closure:
+        reached = closure()
+        lines = sum(len(modules()[name].read_text(encoding="utf-8").splitlines()) for name in reached)
+        print(f"{LOOP} imports {len(reached)} modules of {lines:,} lines")
+        return
+    layout = Layout.read()
+    wrong = layout.wrong_way()
+    if asked.remember:
+        KNOWN.write_text("".join(f"{found}\n" for found in wrong), encoding="utf-8")
+        return
+    counts: Counter[str] = Counter()
+    for name, file in modules().items():
+        counts[layout.place(name)] += code_lines(file)
+    for place in layout.order:
+        print(f"{place:12} {counts[place]:7,} lines of code")
+    print(f"{'the core':12} {sum(counts[place] for place in layout.core):7,}")
+    print(f"\n{len(wrong)} imports point the wrong way")
+    for found in wrong:
+        print(f"  {layout.place(found.importer)} → {layout.place(found.imported)}: {found}")
+
+
+if __name__ == "__main__":
+    main()
