@@ -129,7 +129,7 @@ class TestWorkers:
 
 
 def _version() -> str:
-    from marft import __version__
+    from marft.version import __version__
 
     return __version__
 

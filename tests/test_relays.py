@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import pytest
 
-from marft import __version__
 from marft.cluster.opening import open_starter
 from marft.cluster.relay import LARGEST, Drawn, Relay
 from marft.processes import handover
 from marft.processes.starting import LocalStarter, Started, start_all
+from marft.version import __version__
 from tests.helpers import settings
 
 ECHO = """

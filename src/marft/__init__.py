@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from marft.pools import wait_briefly
+from marft.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart, SchedulePart
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 wait_briefly(os.environ)  # before torch is imported
 
-__version__ = "0.1.0"
 __all__ = [
     "Action", "Agents", "Comparison", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "Gateway",
     "JointAction", "ObjectivePart", "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError",

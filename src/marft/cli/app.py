@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from marft import __version__
+from marft.version import __version__
 
 app = typer.Typer(
     name="marft",

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from marft import __version__
 from marft.processes.child import Child, Command
 from marft.processes.handover import SharedFolder
+from marft.version import __version__
 
 PIECE = 2**18  # bytes that are read at a time
 LARGEST = 4 * 2**20  # bytes that wait to be drawn; what says more waits

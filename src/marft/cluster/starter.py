@@ -14,7 +14,6 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from marft import __version__
 from marft.cluster.child import RelayedChild
 from marft.cluster.joining import join, leave
 from marft.cluster.opening import Kind
@@ -26,6 +25,7 @@ from marft.processes.child import Command
 from marft.processes.python_here import module_path
 from marft.processes.starting import NoRoomError
 from marft.texts import one_line
+from marft.version import __version__
 
 UNITS = {"memory": 2**30}  # GiB of bytes
 AGAIN_SECONDS = 1.0  # after which a process is started again whose node was lost

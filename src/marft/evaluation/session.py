@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft import __version__
 from marft.config.consulting import without_helpers
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_of, tasks_of
@@ -25,6 +24,7 @@ from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
 from marft.runs.stated import STATE, told_at
 from marft.types import Episode, Task
+from marft.version import __version__
 
 if TYPE_CHECKING:
     from marft.rollouts import LocalRollouts

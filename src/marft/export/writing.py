@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from marft import __version__, atomic
+from marft import atomic
 from marft.config.given import NotGivenError
 from marft.config.load import to_toml
 from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
@@ -25,6 +25,7 @@ from marft.runs.checkpoints import Checkpoints, Record, read_record
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.user_modules import is_export
+from marft.version import __version__
 
 EVALUATED = (
     "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval", "reward",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from safetensors import SafetensorError
 
-from marft import __version__, atomic
+from marft import atomic
 from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.curriculum import Standing
@@ -27,6 +27,7 @@ from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
 from marft.runs.stated import STATE, Written
+from marft.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from a2a.types import AgentCapabilities, AgentCard, AgentSkill
 
-from marft import __version__
 from marft.serving.asking import TEAM, Asking
 from marft.serving.settings import Served
+from marft.version import __version__
 
 VERSIONS = ("1.0", "0.3")  # of the protocol, the one that is preferred first
 MODES = ("text/plain",)

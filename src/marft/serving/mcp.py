@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from marft import __version__
 from marft.game.chat import Chat
 from marft.gateway.http import body_of
 from marft.gateway.protocol.chat_completions import ChatCompletions
@@ -28,6 +27,7 @@ from marft.serving.app import App, Guarded, OneRequest, headers_of
 from marft.serving.calls import refusal_of
 from marft.serving.measuring import NOBODY
 from marft.serving.offering import MCP_PATH, TOOL
+from marft.version import __version__
 
 
 class TeamServer(MCPServer[Any]):

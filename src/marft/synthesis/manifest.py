@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from marft import __version__, atomic
+from marft import atomic
 from marft.config.parts import FilterPart
 from marft.config.run import RunSettings
 from marft.synthesis.sifting import Passage
 from marft.traces.rows import MANIFEST, ROWS
+from marft.version import __version__
 
 FORMAT = "rows of MARFT, 1"
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft import __version__
 from marft.config.consulting import without_helpers
 from marft.config.load import load_recipe, parse_recipe
 from marft.config.run import RunSettings
@@ -27,6 +26,7 @@ from marft.runs.stated import STATE, told_at
 from marft.synthesis.asked import SCRIPTS, check_teacher
 from marft.types import Episode
 from marft.user_modules import TEAM, is_export
+from marft.version import __version__
 
 if TYPE_CHECKING:
     from marft.models.pool import Models

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from marft import __version__
 from marft.tracing.episode import Tracer
 from marft.tracing.span import Span, Value
 from marft.types import Episode
+from marft.version import __version__
 
 MOST_SPANS, MOST_TEXT = 512, 2**20  # of a request; characters. OpenTelemetry's own exporters send 512
 

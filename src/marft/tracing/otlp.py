@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from marft import __version__
 from marft.tracing.span import Link, Span, Value
+from marft.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.proto.common.v1.common_pb2 import KeyValue

@@ -23,12 +23,12 @@ from ssl import SSLCertVerificationError
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from marft import __version__
 from marft.config.endpoint import names_server
 from marft.config.keys import masked
 from marft.errors import RunError
 from marft.texts import one_line
 from marft.tracing.patience import Timed, TimedSecure
+from marft.version import __version__
 
 PATH = "/v1/traces"
 HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from marft import __version__
 from marft.config.models import ModelSettings
 from marft.engines.apart.frames import Connection
 from marft.engines.apart.words import (
@@ -62,6 +61,7 @@ from marft.models.held_in_half import hold_in_half
 from marft.models.loading import load_backbone, load_weights, pick_device, pick_dtype
 from marft.models.memory import keep_freed_memory
 from marft.types import ActionKey, Completion, Option, Sampling
+from marft.version import __version__
 
 ANY = "any"  # policy: which adapter a row is sampled with, it says itself
 PROBLEMS = (ValueError, TypeError, RuntimeError, OSError, ImportError)

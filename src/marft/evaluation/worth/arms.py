@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from marft import __version__, atomic
+from marft import atomic
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_of
 from marft.evaluation.evaluate import Advance
@@ -26,6 +26,7 @@ from marft.runs.code import digests_of_code
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.stated import told_at
 from marft.types import Episode, Task
+from marft.version import __version__
 from marft.workers.rollouts import WorkerRollouts
 
 BASE = "base"

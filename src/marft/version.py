@@ -1,0 +1,3 @@
+"""Version of MARFT."""
+
+__version__ = "0.1.0"
