@@ -10,11 +10,11 @@ import pytest
 from marft.config import RunSettings
 from marft.errors import RunError
 from marft.game.game import Attempt
-from marft.playing import RESTARTS
 from marft.rollouts import LocalRollouts, open_rollouts
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode
+from marft.usage import RESTARTS
 from tests.crews import crew, told
 from tests.engine_process import Elsewhere
 from tests.helpers import settings

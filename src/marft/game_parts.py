@@ -17,10 +17,10 @@ from marft.game.game import Game
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.team import Team
 from marft.marks import Grammar
-from marft.playing import added
 from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import Term
 from marft.tools.toolkit import Toolkit
+from marft.usage import added
 
 SOME_MODEL = "models.…"  # in the remedies of chat templates
 

@@ -10,8 +10,7 @@ from marft.config.run import RunSettings
 from marft.game.game import Attempt
 from marft.game.team import Team
 from marft.types import Episode
-
-RESTARTS = "engine_restarts"  # in what sampling has taken: how often an engine apart was started again
+from marft.usage import RESTARTS
 
 LOST = (RESTARTS, "workers_lost", "episodes_played_again", "tasks_set_aside")  # with processes
 
@@ -90,16 +89,3 @@ class Rollouts(Protocol):
     def close(self) -> None:
         """End whatever was started."""
         ...
-
-
-def added(*counts: Mapping[str, float]) -> dict[str, float]:
-    """Counts from several places, by name.
-
-    >>> added({"a": 1.0}, {"a": 2.0, "b": 0.0})
-    {'a': 3.0, 'b': 0.0}
-    """
-    total: dict[str, float] = {}
-    for each in counts:
-        for name, count in each.items():
-            total[name] = total.get(name, 0.0) + count
-    return total

@@ -17,10 +17,11 @@ from marft.game.rollout import as_it_is, play_all
 from marft.game.team import Team
 from marft.game_parts import GameParts, open_terms
 from marft.lineage import Version
-from marft.playing import Begun, added, nobody
+from marft.playing import Begun, nobody
 from marft.samplers import Samplers
 from marft.sandbox.runner import end_all
 from marft.types import ActionKey, Episode, Sampling, TokenIds
+from marft.usage import added
 from marft.workers.rollouts import WorkerRollouts
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from marft.config.plugins import BUILT_IN
 from marft.config.references import cannot_hold
 from marft.config.run import RunSettings, check_room
 from marft.endpoints.client import Endpoint
-from marft.engines.caller_thread import Background, CallerThreadExecutor
+from marft.engines.caller_thread import Background, CallerThreadExecutor, Cancellable
 from marft.engines.foreign import ForeignEngine
 from marft.engines.remote import RemoteEngine, RemotePolicy
 from marft.engines.renderer import ChatFormat, ChatRenderer
@@ -18,7 +18,6 @@ from marft.engines.router import Router
 from marft.game.engine import Engine
 from marft.game.rendering import Cut
 from marft.models.pool import Models
-from marft.playing import Begun
 from marft.types import ActionKey, Profile, Sampling, TokenIds
 
 T = TypeVar("T")
@@ -109,7 +108,7 @@ class Samplers:
         """Run a coroutine in the background. It may ask engines apart alone: nothing is computed here meanwhile."""
         return self._thread.begin(coroutine)
 
-    def end(self, begun: Sequence[Begun]) -> None:
+    def end(self, begun: Sequence[Cancellable]) -> None:
         """Cancel what runs in the background, and wait some seconds until it has let go of what it holds."""
         self._thread.end(begun)
 

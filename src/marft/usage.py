@@ -1,9 +1,12 @@
-"""What remote models take."""
+"""Usage of engines: what an answer of a remote model took, and counts by the name of a metric."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from operator import add
+
+RESTARTS = "engine_restarts"  # how often an engine in a process of its own was started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +24,16 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, astuple(self), astuple(other)))
+
+
+def added(*counts: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums of counts from several places, by name.
+
+    >>> added({"a": 1.0}, {"a": 2.0, "b": 0.0})
+    {'a': 3.0, 'b': 0.0}
+    """
+    total: dict[str, float] = {}
+    for each in counts:
+        for name, count in each.items():
+            total[name] = total.get(name, 0.0) + count
+    return total

@@ -14,9 +14,10 @@ from marft.ahead.producer import Producer
 from marft.ahead.taken import taken
 from marft.collection import Collection, alone, collect, fork_metrics, told_apart
 from marft.drawing import Draws
-from marft.playing import Rollouts, added
+from marft.playing import Rollouts
 from marft.runs.checkpoints import State
 from marft.types import Episode, Task
+from marft.usage import added
 
 NAME = "ahead"  # of what is written
 OnDone = Callable[[Episode], None]

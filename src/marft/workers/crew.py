@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from marft.errors import RunError
 from marft.game.engine import Sampler
-from marft.playing import added
 from marft.processes.starting import NoRoomError, Started, Starter
 from marft.types import Episode
+from marft.usage import added
 from marft.workers.leases import Leases
 from marft.workers.link import Link
 from marft.workers.messages import Begin

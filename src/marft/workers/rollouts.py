@@ -15,10 +15,11 @@ from marft.game.rendering import Channel
 from marft.game.rollout import at_most
 from marft.game.team import Organization, Team
 from marft.lineage import Version
-from marft.playing import Begun, added, nobody
+from marft.playing import Begun, nobody
 from marft.processes.starting import Started, start_all
 from marft.samplers import Samplers
 from marft.types import ActionKey, Episode, Sampling
+from marft.usage import added
 from marft.workers.crew import Crew
 from marft.workers.messages import Begin, pickled
 from marft.workers.program import worker_command

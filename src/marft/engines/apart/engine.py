@@ -37,11 +37,11 @@ from marft.engines.holding import Holding
 from marft.engines.spelling import Ending, spelling_of
 from marft.errors import RowFailedError, RunError
 from marft.game.engine import Weights
-from marft.playing import RESTARTS
 from marft.processes.child import KILLED, Command
 from marft.processes.handover import Handover
 from marft.processes.starting import LocalStarter, Started, Starter
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+from marft.usage import RESTARTS
 
 MOST_DEATHS = 3  # one after the other, without an answer in between
 MOST_LIVES = 8  # where it was killed, which may happen again while it starts
