@@ -27,11 +27,10 @@ import numpy as np
 from machine import describe
 
 from marft.config.bundled import bundled
-from marft.learning.ledger import ActionCredit
 from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import MARK
-from marft.types import Action, ActionKey, Episode, Observation, Task, Transition
+from marft.types import Action, ActionCredit, ActionKey, Episode, Observation, Task, Transition
 
 RESULTS = Path(__file__).parent / "results" / "viewer.md"
 ROLES = ("planner", "coder", "tester", "actor")

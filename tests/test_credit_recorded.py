@@ -13,10 +13,9 @@ import pytest
 
 from marft.learning import undoing
 from marft.learning.interfaces import Progress
-from marft.learning.ledger import ActionCredit
 from marft.runs.credit import LARGEST, read_advantages, read_credit, read_groups, write_credit
 from marft.training import _record_credit
-from marft.types import Task
+from marft.types import ActionCredit, Task
 from tests.episodes import make_action
 from tests.learners import ROLES, begun, episodes, recipe
 from tests.runs import contents, finished

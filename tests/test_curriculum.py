@@ -16,14 +16,14 @@ from marft.ahead.gathering import Ahead, Synchronous
 from marft.collection import attempts_at, training_tasks
 from marft.config import RunSettings
 from marft.config.curriculum import CurriculumSettings
-from marft.curriculum import Standing, begun, levels_of, moved, shares, taken_back
+from marft.curriculum import begun, levels_of, moved, shares, taken_back
 from marft.drawing import Draws, advanced
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.errors import RunError
 from marft.playing import Rollouts
 from marft.runs.checkpoints import State
 from marft.runs.folder import RunFolder
-from marft.runs.stated import WrittenStanding
+from marft.runs.stated import Standing, WrittenStanding
 from marft.training import train
 from marft.types import Episode, Task
 from tests.helpers import settings

@@ -18,9 +18,10 @@ from marft.engines.grammars import Grammars
 from marft.engines.holding import Holding
 from marft.game.live import Spelling
 from marft.learning.interfaces import Progress
+from marft.learning.keeping import not_finite
 from marft.learning.learner import Learner
 from marft.learning.supervised import Supervisor
-from marft.learning.undoing import Before, not_finite
+from marft.learning.undoing import Before
 from marft.marks import Grammar
 from marft.models.backbone import Backbone
 from marft.models.log_probs import token_scores

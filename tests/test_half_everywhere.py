@@ -15,7 +15,8 @@ from marft.engines.choice_sampling import ChoiceRequest, choose
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.game.live import Spelling
 from marft.learning.interfaces import Progress
-from marft.learning.undoing import Before, not_finite
+from marft.learning.keeping import not_finite
+from marft.learning.undoing import Before
 from marft.marks import Masks
 from marft.models.backbone import Backbone
 from marft.models.forest import Forest

@@ -12,9 +12,8 @@ import torch
 
 from marft.config import RunSettings
 from marft.learning.interfaces import Progress
-from marft.learning.ledger import ActionCredit
 from marft.learning.ranks import ALONE, Ranks
-from marft.types import Episode
+from marft.types import ActionCredit, Episode
 from tests import test_ranks
 from tests.learners import begun, episodes, recipe
 from tests.nights import NIGHT

@@ -15,11 +15,11 @@ from marft.config import RunSettings
 from marft.guards.history import RETURNED
 from marft.guards.watch import Watch, sentences
 from marft.learning.learner import Learner
+from marft.returning import Returning
 from marft.rollouts import LocalRollouts, open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, kept, restore, verify
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
-from marft.runs.returning import Returning
 from marft.training import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, some

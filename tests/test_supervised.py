@@ -96,6 +96,14 @@ def test_the_loss_is_that_of_plain_loops(tmp_path: Path) -> None:
     )
 
 
+def test_a_policy_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    it, models = supervisor(run_of(tmp_path))
+    assert it.not_finite() == []
+    with torch.no_grad():
+        next(iter(models.policies["actor"].parameters().values())).view(-1)[0] = math.inf
+    assert it.not_finite() == ["policies.actor"]
+
+
 def test_the_gradient_is_that_of_each_policys_mean_over_its_tokens(tmp_path: Path) -> None:
     it, models = supervisor(run_of(tmp_path))
     batch = samples(2)

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from marft.config.algorithm import OptimizerSettings
 from marft.errors import RunError
 from marft.learning.interfaces import Progress
+from marft.learning.keeping import not_finite
 from marft.learning.learner import Learner
 from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors
-from marft.learning.undoing import MOST_IN_A_ROW, Before, Careful, not_finite
+from marft.learning.undoing import MOST_IN_A_ROW, Before, Careful
 from marft.models.pool import Models
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, State

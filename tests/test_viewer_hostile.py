@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
-from marft.learning.ledger import ActionCredit
 from marft.runs.credit import write_credit
+from marft.types import ActionCredit
 from marft.viewer.browsing import REMEMBERED, Episodes, Wanted
 from marft.viewer.indexing import IndexCache, Stamp, index_of
 from marft.viewer.shelf import LOOKED_AT, Indexed, Recorded

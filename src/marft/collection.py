@@ -9,7 +9,6 @@ from typing import cast
 import numpy as np
 
 from marft.config.run import RunSettings
-from marft.curriculum import Standing
 from marft.drawing import NONE, Draws
 from marft.envs.tasks import refuse_too_few_steps, tasks_of
 from marft.forking.interface import Play, Step, candidate_of
@@ -20,6 +19,7 @@ from marft.learning.interfaces import Credit
 from marft.learning.rewarding import mix, priced_lengths, rewards_for_credit, unshaped
 from marft.playing import Rollouts
 from marft.rewards.terms import Term, names_of
+from marft.runs.stated import Standing
 from marft.seeds import derive_seed
 from marft.types import Episode, Task
 

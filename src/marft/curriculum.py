@@ -8,38 +8,12 @@ own coaching has them (Stojanovski et al. 2025).
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from marft.config.curriculum import CurriculumSettings
+from marft.runs.stated import Standing
 from marft.types import Task
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run stands: from draw ``begins[i]`` on ``hardest[i]`` is the hardest level that is asked; of ``tried``
-    episodes at the last of them, since it is that, ``solved`` were.
-
-    A draw is never moved to another level once it may have begun: what is drawn at a place of the pass is the same
-    whenever that is asked.
-
-    >>> Standing((0, 96), (0, 1)).at(95), Standing((0, 96), (0, 1)).at(96)
-    (0, 1)
-    """
-
-    begins: tuple[int, ...] = ()
-    hardest: tuple[int, ...] = ()
-    solved: int = 0
-    tried: int = 0
-
-    def stretch(self, draw: int) -> int:
-        """Which stretch of draws with one hardest level a draw is in."""
-        return max(bisect_right(self.begins, draw) - 1, 0)
-
-    def at(self, draw: int) -> int:
-        """The hardest level that is asked at a draw."""
-        return self.hardest[self.stretch(draw)]
 
 
 def begun(settings: CurriculumSettings, levels: int) -> Standing:

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from marft import seeds
 from marft.config.parts import EnvironmentPart
 from marft.config.run import RunSettings
-from marft.curriculum import Standing, begun, levels_of, moved, shares
+from marft.curriculum import begun, levels_of, moved, shares
 from marft.errors import RunError
 from marft.game.tasks import own_copy
+from marft.runs.stated import Standing
 from marft.types import Episode, Task
 
 NONE: Mapping[str, str] = {}

@@ -9,13 +9,13 @@ from pathlib import Path
 from marft import atomic
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_of
-from marft.learning.keeping import Kept
 from marft.models.pool import Models
 from marft.runs.changes import notes, refuse_changes
 from marft.runs.checkpoints import (
     Checkpoints,
     Record,
     State,
+    TrainState,
     load_critic,
     load_policies,
     name_of,
@@ -68,7 +68,7 @@ class Start:
             return Start(run, folder, resume, overwrite, read_record(start_from) if start_from else None, note)
         return Start(run, folder, resume, overwrite, _last(run, folder, note, imitates), note)
 
-    def load(self, models: Models, learner: Kept) -> State:
+    def load(self, models: Models, learner: TrainState) -> State:
         """Put the weights in place → where the run stands.
 
         Raises:
@@ -111,7 +111,7 @@ class Start:
             )
         return replace(state, tasks=digest)
 
-    def commit(self, state: State, models: Models, learner: Kept) -> None:
+    def commit(self, state: State, models: Models, learner: TrainState) -> None:
         """Nothing was refused: make the folder this run's, and its log what it was at ``state``.
 
         A run that starts with the weights of another one has a checkpoint of them: were it stopped before its first

@@ -33,23 +33,22 @@ from marft.guards.watch import Watch
 from marft.learning.cautions import Cautions
 from marft.learning.choice_scoring import tokens_read
 from marft.learning.interfaces import Progress
-from marft.learning.ledger import ActionCredit
 from marft.models.pool import Models
 from marft.observing import Observer, Silent
 from marft.playing import LOST, Rollouts
 from marft.profiles.stepping import advanced_profiles, open_tuner, told_anew
 from marft.profiles.tuning import Tuner
 from marft.ranks.learners import Learners, RanksLostError, open_learners
+from marft.returning import Returning
 from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
 from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
-from marft.runs.returning import Returning
 from marft.runs.sinks import MetricSinks
 from marft.starting import Start
 from marft.tracing.live import traced
-from marft.types import Episode
+from marft.types import ActionCredit, Episode
 
 MEASURES = ("validation_accuracy", "validation_reward", "reward")  # of the best checkpoint, by rank
 

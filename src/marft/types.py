@@ -399,3 +399,29 @@ class Sample:
     advantages: npt.NDArray[np.float64]  # [1] at action level, [sampled tokens] at token level
     successful: bool = False  # its episode solved the task
     log_factor: float = 0.0  # joins the ratio: that of policies updated before (A2PO)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionCredit:
+    """Credit of one action, with what its update measured. Arrays have one number a decision; None: not measured.
+
+    >>> credit = ActionCredit(None, None, "t1", np.array([0.5]), None, None, None, None, gradient=None)
+    >>> credit.raw.tolist(), credit.advantages
+    ([0.5], None)
+
+    Args:
+        raw: advantages as credit was assigned; ``advantages`` as the objective was given them, where it was trained.
+        group: the key of the group that it was compared in; "" for none.
+        difference: the learner's log-probs minus the engine's, of the same weights.
+        gradient: Σ |∂loss/∂log π| over its decisions; an agent's share of their sum is its gradient share.
+    """
+
+    episode: Episode
+    action: Action
+    group: str
+    raw: npt.NDArray[np.float64]
+    advantages: npt.NDArray[np.float64] | None
+    values: npt.NDArray[np.float64] | None
+    entropy: npt.NDArray[np.float64] | None
+    difference: npt.NDArray[np.float64] | None
+    gradient: float | None

@@ -16,11 +16,10 @@ from marft.evaluation.worth.scores import Row, Value
 from marft.evaluation.worth.session import Worth
 from marft.evaluation.worth.timeline import timeline
 from marft.evaluation.worth.written import write_worth
-from marft.learning.ledger import ActionCredit
 from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import MARK, RunFolder
-from marft.types import Action, Episode, Observation, Task, ToolCall, Transition
+from marft.types import Action, ActionCredit, Episode, Observation, Task, ToolCall, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -14,12 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from marft.declared import Declared
 from marft.evaluation.worth.contributions import Contribution
 from marft.evaluation.worth.timeline import timeline
-from marft.learning.ledger import ActionCredit
 from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log
-from marft.types import Action, Choice, Episode, Observation, Option, Task, ToolCall, Transition
+from marft.types import Action, ActionCredit, Choice, Episode, Observation, Option, Task, ToolCall, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
 

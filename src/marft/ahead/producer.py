@@ -10,10 +10,10 @@ from typing import TypeVar, cast
 from marft.ahead.clock import Clock
 from marft.ahead.groups import Group
 from marft.collection import attempts_at, play_forking
-from marft.curriculum import Standing
 from marft.game.game import Attempt
 from marft.learning.interfaces import Credit
 from marft.playing import Begun, Rollouts
+from marft.runs.stated import Standing
 from marft.types import Episode, Task
 
 T = TypeVar("T")

@@ -1,17 +1,23 @@
-"""What is kept of whoever learns: all that a checkpoint holds, and a step that went wrong puts back."""
+"""State of a learner: all that a checkpoint holds, and that a step that went wrong puts back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import nn
+from torch.nn.utils import get_total_norm
 
 from marft.learning.critic import Critic
-from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors
+from marft.models.parts import local
+from marft.runs.checkpoints import TrainState
+
+CRITIC = "critic"
 
 
-class Kept(Protocol):
+class Kept(TrainState, Protocol):
     """A learner by rewards, or one by imitation."""
 
     @property
@@ -22,14 +28,26 @@ class Kept(Protocol):
     def critic(self) -> Critic | None:
         """What judges, where anything does."""
 
-    def state_dict(self) -> dict[str, float]:
-        """What is carried from step to step beside weights and moments."""
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Undo :meth:`state_dict`."""
+def not_finite(learner: Kept) -> list[str]:
+    """Return the parts that hold a number that is not finite: ``policies.<name>`` or ``critic``.
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """What the optimizers remember."""
+    Costs one look at every parameter and moment, and one number a policy back from the device.
+    """
+    return [name for name, parameters, optimizer in learning_parts(learner) if not _finite(parameters, optimizer)]
 
-    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`optimizer_state`."""
+
+def learning_parts(learner: Kept) -> Iterator[tuple[str, dict[str, nn.Parameter], torch.optim.Optimizer]]:
+    """Yield the name, the parameters and the optimizer of each part that learns."""
+    for name, optimizer in learner.optimizers.items():
+        yield f"policies.{name}", optimizer.parameters, optimizer.optimizer
+    if learner.critic:
+        yield CRITIC, learner.critic.parameters(), learner.critic.optimizer
+
+
+@torch.no_grad()
+def _finite(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
+    moments = optimizer_tensors(optimizer, parameters).values()
+    held = map(local, (*parameters.values(), *moments))
+    tensors = [tensor for tensor in held if tensor.numel()]
+    return bool(torch.isfinite(get_total_norm(tensors, norm_type=float("inf"), foreach=True)))

@@ -27,6 +27,7 @@ from marft.learning.interfaces import (
     UpdatePhase,
     UpdateSchedule,
 )
+from marft.learning.keeping import not_finite
 from marft.learning.ledger import Ledger, Told, action_credits
 from marft.learning.measuring import (
     BASE_KL_ACTIONS,
@@ -198,6 +199,10 @@ class Learner:
         self.ranks = self.probes.ranks = ranks
         if self.critic:
             self.critic.ranks = ranks
+
+    def not_finite(self) -> list[str]:
+        """Return the parts that hold a number that is not finite, by name."""
+        return not_finite(self)
 
     def state_dict(self) -> dict[str, float]:
         """What credit and schedule carry from step to step."""

@@ -12,7 +12,7 @@ from marft.learning.batching import MicroBatch
 from marft.learning.interfaces import Credits, Floats
 from marft.learning.ranks import Ranks
 from marft.models.devices import Awaited
-from marft.types import Action, ActionKey, Episode
+from marft.types import ActionCredit, ActionKey, Episode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,28 +50,6 @@ class Ledger:
         for ledger in ranks.gather(self):
             together.absorb(ledger)
         return together
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ActionCredit:
-    """What was made of one action. Arrays have one number a decision; None is what there was not.
-
-    Args:
-        raw: advantages as credit was assigned; ``advantages`` as the objective was given them, where it was trained.
-        group: the key of the group that it was compared in; "" for none.
-        difference: the learner's log-probs minus the engine's, of the same weights.
-        gradient: Σ |∂loss/∂log π| over its decisions; an agent's share of their sum is its gradient share.
-    """
-
-    episode: Episode
-    action: Action
-    group: str
-    raw: Floats
-    advantages: Floats | None
-    values: Floats | None
-    entropy: Floats | None
-    difference: Floats | None
-    gradient: float | None
 
 
 Told = Callable[[list[ActionCredit]], None]  # hears what was made of each action of a step

@@ -20,6 +20,7 @@ from torch import Tensor
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.learning.batching import Denominators, MicroBatch, Packing
 from marft.learning.interfaces import Floats
+from marft.learning.keeping import not_finite
 from marft.learning.optimizers import PolicyOptimizer, step_all, under
 from marft.learning.scoring import score
 from marft.models.devices import Awaited
@@ -126,6 +127,10 @@ class Supervisor:
             awaited.add(score(batch).log_probs, partial(_add, losses, batch))
         awaited.read()
         return Imitation(losses, _tokens(samples))
+
+    def not_finite(self) -> list[str]:
+        """Return the parts that hold a number that is not finite, by name."""
+        return not_finite(self)
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """What the optimizers remember: ``policies/<name>/<parameter>.step``, …"""

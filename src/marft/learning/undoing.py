@@ -6,32 +6,21 @@ the newest whole one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
+from torch import Tensor
 
 from marft.errors import RunError
 from marft.learning.interfaces import Progress
-from marft.learning.keeping import Kept
+from marft.learning.keeping import CRITIC, Kept, learning_parts, not_finite
 from marft.learning.learner import Learner
-from marft.learning.ledger import ActionCredit
 from marft.learning.optimizers import optimizer_tensors, put_back
 from marft.learning.ranks import ALONE, Ranks
 from marft.models.parts import local
-from marft.types import Episode
+from marft.types import ActionCredit, Episode
 
-CRITIC = "critic"
 MOST_IN_A_ROW = 5  # steps that are undone before a run stops, for nothing would be learned any more
-
-
-def not_finite(learner: Kept) -> list[str]:
-    """What of all that learns holds a number that is not finite: ``policies.<name>`` or ``critic``.
-
-    Costs one look at every parameter and moment, and one number a policy back from the device.
-    """
-    return [name for name, parameters, optimizer in _learning(learner) if not _finite(parameters, optimizer)]
 
 
 class Before:
@@ -52,13 +41,14 @@ class Before:
         """Copy everything as it is now."""
         self._kept = [
             (self._copies(who, parameters), self._copies(who, optimizer_tensors(optimizer, parameters)))
-            for who, parameters, optimizer in _learning(self._learner)
+            for who, parameters, optimizer in learning_parts(self._learner)
         ]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Undo whatever has been done to the learner since."""
-        for (_, parameters, optimizer), (values, moments) in zip(_learning(self._learner), self._kept, strict=True):
+        parts = learning_parts(self._learner)
+        for (_, parameters, optimizer), (values, moments) in zip(parts, self._kept, strict=True):
             for name, parameter in parameters.items():
                 local(parameter).copy_(values[name])
             put_back(optimizer, parameters, moments)
@@ -142,18 +132,3 @@ def remedy(learner: Learner, name: str) -> str:
         f"lower {name}.learning_rate or algorithm.optimizer.learning_rate (now {rate:g}), "
         f"algorithm.optimizer.max_gradient_norm (now {largest:g}) or weight_decay"
     )
-
-
-def _learning(learner: Kept) -> Iterator[tuple[str, dict[str, nn.Parameter], torch.optim.Optimizer]]:
-    for name, optimizer in learner.optimizers.items():
-        yield f"policies.{name}", optimizer.parameters, optimizer.optimizer
-    if learner.critic:
-        yield CRITIC, learner.critic.parameters(), learner.critic.optimizer
-
-
-@torch.no_grad()
-def _finite(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
-    moments = optimizer_tensors(optimizer, parameters).values()
-    held = map(local, (*parameters.values(), *moments))
-    tensors = [tensor for tensor in held if tensor.numel()]
-    return bool(torch.isfinite(get_total_norm(tensors, norm_type=float("inf"), foreach=True)))

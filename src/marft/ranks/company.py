@@ -17,8 +17,9 @@ from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.learning.critic import Critic
 from marft.learning.interfaces import Progress
+from marft.learning.keeping import not_finite
 from marft.learning.learner import Learner
-from marft.learning.ledger import ActionCredit, Told
+from marft.learning.ledger import Told
 from marft.learning.optimizers import PolicyOptimizer
 from marft.models.pool import Models
 from marft.processes.held import HeldFolder
@@ -32,7 +33,7 @@ from marft.ranks.program import rank_command
 from marft.ranks.words import Begin, Done, Failed, Learn, Line, Load, RankFaultError, Tell, of_company
 from marft.runs.checkpoints import Record, State, restore
 from marft.starting import Start
-from marft.types import Episode
+from marft.types import ActionCredit, Episode
 
 T = TypeVar("T")
 LAST_WORDS_SECONDS = 10.0  # for a rank to say why it has given up, once another one has heard that something is wrong
@@ -162,6 +163,10 @@ class Company:
     def critic(self) -> Critic | None:
         """This rank's."""
         return self.learner.critic
+
+    def not_finite(self) -> list[str]:
+        """Return the parts that hold a number that is not finite, by name: of this rank."""
+        return not_finite(self)
 
     def state_dict(self) -> dict[str, float]:
         """The same on every rank."""

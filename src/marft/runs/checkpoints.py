@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -20,19 +20,17 @@ from safetensors import SafetensorError
 from marft import atomic
 from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
-from marft.curriculum import Standing
 from marft.lineage import Lineage
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
-from marft.runs.stated import STATE, Written
+from marft.runs.stated import STATE, Standing, Written
 from marft.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from marft.learning.keeping import Kept
     from marft.models.pool import Models
 
 RECIPE = "recipe.toml"
@@ -82,6 +80,43 @@ class Record:
         return load_recipe(self.path / RECIPE, given=given)
 
 
+class CriticState(Protocol):
+    """State of a critic that a checkpoint holds."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all that it has learned."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> bool:
+        """Undo :meth:`state_dict` → whether the state fits this critic."""
+
+
+class TrainState(Protocol):
+    """State of a learner that a checkpoint holds, beside the weights of policies."""
+
+    @property
+    def optimizers(self) -> Mapping[str, object]:
+        """Optimizers of the trained policies, by the name of the policy."""
+
+    @property
+    def critic(self) -> CriticState | None:
+        """The critic, where there is one."""
+
+    def not_finite(self) -> list[str]:
+        """Return the parts that hold a number that is not finite, by name."""
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what is carried from step to step beside weights and moments."""
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Undo :meth:`state_dict`."""
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """Return the moments of the optimizers."""
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Undo :meth:`optimizer_state`."""
+
+
 class Checkpoints:
     """The ``checkpoints`` folder of a run.
 
@@ -94,7 +129,7 @@ class Checkpoints:
         self.folder, self.path, self.settings, self.spare = folder, folder.checkpoints, settings, spare
 
     def save(
-        self, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark,
+        self, state: State, run: RunSettings, models: Models, learner: TrainState, log: Mark,
         beside: Callable[[Path], None] = lambda _: None,
     ) -> Path:  # fmt: skip
         """Write ``step_<n>`` and let go of those that need not be kept.
@@ -108,7 +143,7 @@ class Checkpoints:
         self._let_go(state)
         return target
 
-    def set_aside(self, state: State, run: RunSettings, models: Models, learner: Kept) -> Path:
+    def set_aside(self, state: State, run: RunSettings, models: Models, learner: TrainState) -> Path:
         """Write what a run is to begin with, while the run whose place it takes is still there.
 
         It is called ``start_<n>``: a name that nothing has, for what the weights came from may lie here too.
@@ -125,14 +160,12 @@ class Checkpoints:
         atomic.sync_folder(self.path)
 
     def _write(
-        self, target: Path, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark,
+        self, target: Path, state: State, run: RunSettings, models: Models, learner: TrainState, log: Mark,
         beside: Callable[[Path], None] = lambda _: None,
     ) -> None:  # fmt: skip
         from safetensors.torch import save_file
 
-        from marft.learning.undoing import not_finite
-
-        assert not not_finite(learner), "what is not finite is undone, not saved"
+        assert not learner.not_finite(), "what is not finite is undone, not saved"
         with atomic.new_folder(target) as draft:
             for policy in learner.optimizers:
                 models.save_policy(policy, draft / "policies" / policy)
@@ -294,7 +327,7 @@ def read_record(path: Path) -> Record:
         raise ValueError(f"{path} is no whole checkpoint: {error}") from error
 
 
-def restore(record: Record, models: Models, learner: Kept) -> State:
+def restore(record: Record, models: Models, learner: TrainState) -> State:
     """Load a run's checkpoint into models and learner → its state.
 
     Raises:
@@ -310,7 +343,7 @@ def restore(record: Record, models: Models, learner: Kept) -> State:
     return record.state
 
 
-def put_in_place(record: Record, models: Models, learner: Kept) -> None:
+def put_in_place(record: Record, models: Models, learner: TrainState) -> None:
     """Load what a checkpoint holds of policies, optimizers, critic, and what credit and schedule carry.
 
     Raises:
@@ -337,7 +370,7 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
         models.load_policy(policy, folder)
 
 
-def load_critic(path: Path, learner: Kept) -> bool:
+def load_critic(path: Path, learner: TrainState) -> bool:
     """Load the critic of a checkpoint, for a new run that starts from it → whether there was one that fits."""
     if learner.critic is None or not (path / CRITIC).is_file():
         return False

@@ -17,7 +17,7 @@ from marft import atomic
 from marft.runs.parquet import opened
 
 if TYPE_CHECKING:
-    from marft.learning.ledger import ActionCredit
+    from marft.types import ActionCredit
 
 LARGEST = float(np.finfo(np.float16).max)  # what is larger is written as this
 DECISIONS: dict[str, Callable[[ActionCredit], npt.NDArray[Any] | None]] = {

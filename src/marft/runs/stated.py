@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, model_validator
 
 from marft import atomic
-from marft.curriculum import Standing
 from marft.lineage import Lineage, Version
 
 STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands: from draw ``begins[i]`` on ``hardest[i]`` is the hardest level that is asked; of ``tried``
+    episodes at the last of them, since it is that, ``solved`` were.
+
+    A draw is never moved to another level once it may have begun: what is drawn at a place of the pass is the same
+    whenever that is asked.
+
+    >>> Standing((0, 96), (0, 1)).at(95), Standing((0, 96), (0, 1)).at(96)
+    (0, 1)
+    """
+
+    begins: tuple[int, ...] = ()
+    hardest: tuple[int, ...] = ()
+    solved: int = 0
+    tried: int = 0
+
+    def stretch(self, draw: int) -> int:
+        """Which stretch of draws with one hardest level a draw is in."""
+        return max(bisect_right(self.begins, draw) - 1, 0)
+
+    def at(self, draw: int) -> int:
+        """The hardest level that is asked at a draw."""
+        return self.hardest[self.stretch(draw)]
 
 
 class WrittenMark(BaseModel):

@@ -15,8 +15,9 @@ from pathlib import Path
 from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.learning.cutting import length
+from marft.learning.keeping import not_finite
 from marft.learning.supervised import Imitation, Supervisor
-from marft.learning.undoing import Before, not_finite
+from marft.learning.undoing import Before
 from marft.models.formats import load_formats
 from marft.models.pool import Models
 from marft.observing import Observer, Silent
