@@ -33,6 +33,7 @@ from marft.evaluation.session import put_in_place
 from marft.game.game import Attempt
 from marft.lineage import Lineage, Version
 from marft.observing import Observer
+from marft.profiles.settings import ProfileSettings
 from marft.profiles.tuning import Tuner, tokens_of
 from marft.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
@@ -152,10 +153,11 @@ class Bench:
 
     def _by_rounds(self, run: RunSettings) -> Row:
         """Rounds alone, with weights as they are."""
-        assert run.profiles is not None
+        settings = run.section(ProfileSettings)
+        assert settings is not None
         with LocalRollouts(run) as rollouts:
             rollouts.publish(0)
-            tuner = Tuner(rollouts, run.profiles, tasks_of(run.environment, run.profiles.split))
+            tuner = Tuner(rollouts, settings, tasks_of(run.environment, settings.split))
             lineage, curve = tuner.begun(), list[tuple[int, float]]()
             while lineage.tokens < self.tokens:
                 lineage, _ = tuner.round(lineage, lineage.rounds + 1, ())

@@ -32,10 +32,10 @@ import numpy as np
 import numpy.typing as npt
 
 from marft.betting import BETS, log_capital, log_factors
-from marft.config.shadow import ShadowSettings
 from marft.envs.tasks import tasks_of
 from marft.evaluation.intervals import wilson
 from marft.runs.folder import RunFolder
+from marft.shadow.settings import ShadowSettings
 
 RESULTS = Path(__file__).parent / "results"
 Floats = npt.NDArray[np.float64]

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from marft.config.plugins import BUILT_IN, find_plugin
+from marft.config.plugins import bundled_plugins, find_plugin
 from marft.memories.interface import KINDS, Entry
 from marft.memories.store import Store, open_store
 
 T = TypeVar("T")
-SYSTEMS = sorted(BUILT_IN["memories"])
+SYSTEMS = sorted(bundled_plugins("memories"))
 CONSTRUCTIONS = ("eager", "batched", "lazy")
 
 

@@ -18,7 +18,6 @@ from marft.ahead.capacity import end_of_room
 from marft.ahead.clock import Clock
 from marft.ahead.gathering import Ahead, Synchronous
 from marft.ahead.groups import Group, oldest
-from marft.ahead.imagining import Imagining
 from marft.ahead.keeping import read_groups, write_groups
 from marft.ahead.opening import open_gathering
 from marft.ahead.producer import Producer
@@ -32,6 +31,8 @@ from marft.rollouts import LocalRollouts
 from marft.runs.changes import changes
 from marft.runs.checkpoints import State
 from marft.types import Episode, Versions
+from marft.world_models.imagining import Imagining
+from marft.world_models.settings import DynaSettings
 from tests.crews import told
 from tests.episodes import episodes, make_action
 from tests.helpers import settings
@@ -394,7 +395,8 @@ class TestOpening:
     def test_with_a_world_model_imagined_episodes_are_added(self) -> None:
         rollouts = object.__new__(LocalRollouts)
         rollouts.run = settings("tiny", "runs", dyna={}, algorithm={"name": "grpo"})
-        gathering = open_gathering(rollouts, TASKS, State(), None)
+        source = open_gathering(rollouts, TASKS, State(), None)
+        gathering = DynaSettings.of(rollouts.run).wrap_source(source, rollouts, None)
         assert isinstance(gathering, Imagining)
         assert gathering.seconds(0.5) == 0.5
 

@@ -27,6 +27,7 @@ from marft.models.backbone import Backbone
 from marft.models.log_probs import token_scores
 from marft.models.packed_rows import PackedRows
 from marft.models.pool import Models
+from marft.traces.settings import SftSettings
 from marft.types import Option, Sampling
 from tests.elsewhere import CPU, DEVICE, Elsewhere, elsewhere
 from tests.learners import begun, episodes, recipe, samples_of
@@ -295,7 +296,7 @@ class TestLearning:
     def test_imitating_reads_losses_and_norms(self, small: Small) -> None:
         with elsewhere() as waits:
             run = small("marft", "--device", "meta", "--training.tokens_per_micro_batch", "100")
-            supervisor = Supervisor(run, Models(run), steps=2)
+            supervisor = Supervisor(run, Models(run), 2, SftSettings.of(run).optimizer(run, 2))
             waits.clear()
             supervisor.learn(samples_of(episodes(4)), 0)
             assert waits == {"read": 2}

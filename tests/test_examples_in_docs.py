@@ -21,8 +21,8 @@ from marft.cli.main import app
 from marft.cli.options import overrides_of
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.federation import parse_federation
-from marft.config.plugins import BUILT_IN
 from marft.config.reorganizing import LIKE, TABLES, Reorganization, reorganized
+from marft.config.seams import SEAMS
 from marft.evaluation.safety.suite import SuiteSettings
 from marft.examples import plugins
 from marft.runs.folder import RunFolder
@@ -70,7 +70,7 @@ def test_every_recipe_is_accepted(block: Block, tmp_path: Path, monkeypatch: pyt
     table = tomllib.loads(text)
     if set(table) <= set(NO_RECIPE):
         groups = table["project"]["entry-points"]
-        assert {group.removeprefix("marft.") for group in groups} <= set(BUILT_IN)
+        assert {group.removeprefix("marft.") for group in groups} <= set(SEAMS)
         return
     if {"sites", "combine", "privacy"} & set(table):
         sites = {name: {"recipe": "demo"} for name in ("north", "south")}

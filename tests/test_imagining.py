@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from marft.ahead.imagining import Imagining, _begins
 from marft.collection import Collection
 from marft.config import RunSettings, parse_recipe
 from marft.config.parts import WorldModelPart
@@ -29,7 +28,9 @@ from marft.types import Declared, Episode, Observation, Status, Task, Transition
 from marft.world_models.counts import Counts
 from marft.world_models.experience import Experience
 from marft.world_models.imagined import CUT, UNCERTAINTY
+from marft.world_models.imagining import Imagining, _begins
 from marft.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
+from marft.world_models.settings import DynaSettings
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game, goes_on
 from tests.helpers import recipe, settings
@@ -148,8 +149,9 @@ def test_attempts_that_begin_alike_are_one_group(begins: str) -> None:
         assert len(set(world.begins.values())) == len(world.begins)
         assert len(world.begins) == 1 or begins == "anywhere"
     named = {(one.task.id, one.stream, one.sample) for one in rollouts.attempts}
-    assert run.dyna is not None
-    assert len(named) == len(rollouts.attempts) == 4 * 3 * run.dyna.tasks_at(0, run.rollout.tasks_per_step)
+    assert (
+        len(named) == len(rollouts.attempts) == 4 * 3 * DynaSettings.of(run).extra_tasks(0, run.rollout.tasks_per_step)
+    )
 
 
 def test_imagined_episodes_stand_beside_real_ones_and_are_marked() -> None:
@@ -174,7 +176,7 @@ def test_imagined_episodes_stand_beside_real_ones_and_are_marked() -> None:
 
 def test_what_is_cut_off_is_not_learned_from() -> None:
     run = dyna_of(warm_up=0)
-    object.__setattr__(run.dyna, "model", Nothing())
+    object.__setattr__(run.section(DynaSettings), "model", Nothing())
     gathering, _ = imagining(run)
     first = steps_of(gathering, 0, 1)[0]
     cut = first.metrics["imagined/cut"]
@@ -209,7 +211,7 @@ def test_a_critic_reads_imagined_episodes_where_there_is_one(algorithm: str, rea
 def test_every_step_fits_the_model_with_a_seed_of_its_own_and_the_same_one_again() -> None:
     for _ in range(2):
         run = dyna_of()
-        object.__setattr__(run.dyna, "model", Seeded())
+        object.__setattr__(run.section(DynaSettings), "model", Seeded())
         steps_of(imagining(run)[0], 0, 3)
     first, again = Seeded.seeds[:4], Seeded.seeds[4:]
     assert first == again
@@ -245,7 +247,7 @@ def test_imagined_episodes_begin_where_real_ones_do_or_anywhere() -> None:
 @pytest.mark.parametrize("what", ["rewards", "transitions"])
 def test_a_corrupted_model_is_switched_off_within_two_steps(what: str) -> None:
     run = dyna_of()
-    object.__setattr__(run.dyna, "model", Turned(what=what))
+    object.__setattr__(run.section(DynaSettings), "model", Turned(what=what))
     gathering, _ = imagining(run)
     found = steps_of(gathering, 0, 12)
     on = [step.metrics["imagined/on"] for step in found]
@@ -338,7 +340,7 @@ ENDS = [episode_of("x", 1.0, sample=sample) for sample in range(8)]  # which the
 def fixed(*episodes: Episode, samples: int = 2, **changes: Any) -> tuple[Imagining, Rollouts]:
     """Two imagined tasks a step beside what was lived."""
     run = dyna_of("--rollout.samples_per_task", str(samples), **{"share": 0.5, "warm_up": 0, **changes})
-    object.__setattr__(run.dyna, "model", Fixed())
+    object.__setattr__(run.section(DynaSettings), "model", Fixed())
     rollouts = Rollouts(run)
     return Imagining(Given(*episodes), rollouts), rollouts  # type: ignore[arg-type]
 
@@ -383,7 +385,7 @@ def test_of_what_is_imagined_the_metrics_are_means_over_what_is_learned_from(mon
 
 def test_where_tasks_are_to_tell_attempts_apart_the_order_stays_that_of_playing() -> None:
     run = dyna_of("--algorithm.dynamic_sampling", "1", share=0.5, warm_up=0, begins="anywhere")
-    object.__setattr__(run.dyna, "model", Fixed())
+    object.__setattr__(run.section(DynaSettings), "model", Fixed())
 
     class Interleaved(Rollouts):
         def play_in(self, environment: Environment, attempts: Sequence[Attempt], most_steps: int) -> list[Episode]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from marft.cli import listings
 from marft.cli.console import evaluation_table, wide_console
 from marft.config import load_recipe
 from marft.config.bundled import bundled_names
-from marft.config.plugins import BUILT_IN
+from marft.config.plugins import bundled_plugins
 from marft.evaluation.compare import Gain, Measured, _table
 from tests.test_cli import run
 
@@ -58,7 +57,7 @@ class TestRecipes:
 class TestEnvironments:
     def test_each_stands_beside_what_it_is_and_its_keys(self, capsys: pytest.CaptureFixture[str]) -> None:
         listed = run(capsys, "environments")
-        assert all(name in listed for name in BUILT_IN["environments"])
+        assert all(name in listed for name in bundled_plugins("environments"))
         said = [line.rstrip() for line in listed.splitlines() if not line.lstrip().startswith("keys:")]
         assert "Kitchens of several rooms: players fetch ingredients" in listed
         assert not [line for line in said if line.endswith((" a", " the", " Its", ":"))]
@@ -80,10 +79,13 @@ class TestEnvironments:
         assert "highest = 10" in run(capsys, "environments", "marft.examples.plugins:Guess")
 
     def test_a_broken_package_does_not_hide_the_others(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        broken = EntryPoint("theirs", "their_package.nowhere:Env", "marft.environments")
-        monkeypatch.setattr("marft.config.plugins.entry_points", lambda group: [broken])
+        info = tmp_path / "their_package-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[marft.environments]\ntheirs = their_package.nowhere:Env\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
         listed = run(capsys, "environments")
         assert "theirs cannot be used: cannot import 'their_package.nowhere:Env'" in listed
         assert "reasoning_gym Questions" in listed

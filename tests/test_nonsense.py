@@ -10,7 +10,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from marft.config import agents as agent_settings
 from marft.config import algorithm, endpoint, load_recipe, models, parse_recipe, run, to_toml
-from marft.config.plugins import BUILT_IN, find_plugin
+from marft.config.plugins import bundled_plugins, find_plugin
+from marft.config.seams import SEAMS
+from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from tests.helpers import recipe
 
@@ -25,7 +27,13 @@ def every_class() -> list[type[Settings]]:
         if isinstance(value, type) and issubclass(value, Settings)
     ]
     return list(
-        dict.fromkeys([*ours, *(find_plugin(kind, name) for kind, names in BUILT_IN.items() for name in names)])
+        dict.fromkeys(
+            [
+                *ours,
+                *map(section_class, section_names()),
+                *(find_plugin(kind, name) for kind in SEAMS for name in bundled_plugins(kind)),
+            ]
+        )
     )
 
 

@@ -12,8 +12,10 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from marft.config import parse_recipe
 from marft.config.federation import FederationSettings
-from marft.config.plugins import BUILT_IN, find_plugin
+from marft.config.plugins import bundled_plugins, find_plugin
 from marft.config.run import RunSettings
+from marft.config.seams import SEAMS
+from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from tests.helpers import recipe
 
@@ -56,8 +58,9 @@ def takes(made: type[BaseModel], value: float) -> bool:
 def all_tables() -> list[type[BaseModel]]:
     known: set[type[BaseModel]] = set()
     found = [*tables(RunSettings, known), *tables(FederationSettings, known)]
-    for kind, names in BUILT_IN.items():
-        for name in names:
+    found += [table for name in section_names() for table in tables(section_class(name), known)]
+    for kind in SEAMS:
+        for name in bundled_plugins(kind):
             found += tables(find_plugin(kind, name), known)
     return found
 

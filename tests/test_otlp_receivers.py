@@ -21,7 +21,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from marft.cli.tracing import trace
 from marft.config import load_recipe
-from marft.config.tracing import TracingSettings
 from marft.errors import RunError
 from marft.observing import Observer
 from marft.runs.episodes import read_episodes, write_episodes
@@ -29,6 +28,7 @@ from marft.tracing.episode import Tracer
 from marft.tracing.live import Live, Traced, traced
 from marft.tracing.receiver import Receiver, UnsentError, headers_of, traces_url
 from marft.tracing.recorded import Recording
+from marft.tracing.settings import TracingSettings
 from tests.otlp import BEGAN, collecting, run_of, team
 from tests.runs import contents, finished
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from marft.algorithms import PRESETS
-from marft.config.plugins import BUILT_IN, TAGS, find_plugin
+from marft.config.plugins import TAGS, bundled_plugins, find_plugin
 from marft.config.run import RunSettings
+from marft.config.sections import section_class
 from marft.metrics import find
 from tests.docs import PAGES, ROOT, name_of
 
@@ -205,10 +206,12 @@ def is_key(settings: Any, path: list[str], value: str) -> bool:
     from keys import inner_tables
 
     first, *rest = [name for name in path if name != "NAME"]
+    if first in settings.other_keys():
+        return not rest or is_key(section_class(first), rest, value)
     if first not in settings.model_fields:
         return False
     if rest and (kind := PARTS.get(first)):
         if rest == [TAGS.get(kind, "name")]:
-            return not value or value in BUILT_IN[kind]
-        return any(is_key(find_plugin(kind, name), rest, value) for name in BUILT_IN[kind])
+            return not value or value in bundled_plugins(kind)
+        return any(is_key(find_plugin(kind, name), rest, value) for name in bundled_plugins(kind))
     return not rest or any(is_key(inner, rest, value) for inner in inner_tables(settings.model_fields[first]))

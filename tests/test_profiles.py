@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from marft.config.consulting import without_helpers
 from marft.config.parts import ProposerPart
-from marft.config.profiles import ProfileSettings
 from marft.config.run import RunSettings
 from marft.game.agents import Agent
 from marft.game.game import Attempt
@@ -25,6 +24,7 @@ from marft.profiles.proposals import Asked, Proposal, Told, ranked
 from marft.profiles.proposers.edits import Edits, crossed, mutated, sentences_of
 from marft.profiles.proposers.evolution import Evolution
 from marft.profiles.proposers.gradient import Gradient
+from marft.profiles.settings import ProfileSettings
 from marft.profiles.tuning import Tuner
 from marft.runs.stated import LINEAGE
 from marft.serving.settings import served_table
@@ -199,9 +199,8 @@ class Planted:
 def tuner(chances: dict[tuple[str, str], float], **table: Any) -> tuple[Tuner, Planted, list[str]]:
     run, notes = settings(profiles={**TABLE, "tasks": 60, **table}), list[str]()
     world = Planted(run, chances)
-    assert run.profiles is not None
     tasks = [Task(str(number), "") for number in range(200)]
-    return Tuner(world, run.profiles, tasks, notes.append), world, notes  # type: ignore[arg-type]
+    return Tuner(world, run.section(ProfileSettings), tasks, notes.append), world, notes  # type: ignore[arg-type]
 
 
 class TestRounds:
@@ -327,8 +326,7 @@ class TestRecipes:
             "tiny", "runs", "--policies.asked", "{ model = 'base', train = 'frozen' }",
             profiles={**TABLE, "proposer": {"name": "evolution", "policy": "asked"}},
         )  # fmt: skip
-        assert run.profiles is not None
-        assert run.profiles.proposer.asks == ("asked",)
+        assert ProfileSettings.of(run).proposer.asks == ("asked",)
         assert [(one.name, one.actions > 0) for one in work_of(run).policies][-1] == ("asked", False)
         assert set(without_helpers(run).policies) == {"reasoner", "actor"}
         assert served_table(run.model_dump(mode="json"))["policies"].keys() == {"reasoner", "actor"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from marft.config import parse_recipe
-from marft.config.plugins import BUILT_IN, find_plugin
+from marft.config.plugins import bundled_plugins, find_plugin
 from marft.config.seams import SEAMS, class_problems
 from tests.helpers import recipe
 
@@ -35,7 +35,7 @@ def complaint(kind: str, name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in BUILT_IN.items() for name in names])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in SEAMS for name in bundled_plugins(kind)])
 def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> None:
     cls = find_plugin(kind, name)
     assert not class_problems(kind, cls)

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from marft.config.shadow import ShadowSettings
 from marft.game.tool_sources import ToolUse
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.serving.offered import digest_of, read_tools, write_tools
 from marft.shadow.effects import held_back
 from marft.shadow.playing import Played, as_shadow, played
 from marft.shadow.sessions import Sessions, answer_of, drawn
+from marft.shadow.settings import ShadowSettings
 from marft.shadow.stubs import Replayed, stubbed
 from marft.tools.functions import Functions, FunctionSource
 from marft.types import Episode, Tool, ToolCall
@@ -215,7 +215,7 @@ class TestEffects:
         assert found.effects == effects
 
     def test_models_behind_an_endpoint_are_asked_where_that_is_said(self) -> None:
-        run = SimpleNamespace(models={"far": None}, is_remote=lambda name: True, shadow=ShadowSettings())
+        run = SimpleNamespace(models={"far": None}, is_remote=lambda name: True, section=lambda cls: None)
         with pytest.raises(ValueError, match=r"models.far: it is behind an endpoint.*--shadow.endpoints true"):
             as_shadow(SimpleNamespace(run=run), {})  # type: ignore[arg-type]
 

@@ -18,13 +18,13 @@ from rich.console import Console
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
 from marft.cli import shadowing
-from marft.config.shadow import ShadowSettings
 from marft.envs.tasks import tasks_of
 from marft.runs.folder import RunFolder
 from marft.serving.admission import Gate
 from marft.shadow import beside
 from marft.shadow.beside import ShadowBeside
 from marft.shadow.opening import Asked, shadow
+from marft.shadow.settings import ShadowSettings
 from tests.gateways import send
 from tests.helpers import until
 from tests.nights import BY_NIGHT

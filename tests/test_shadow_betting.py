@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.betting import BETS, MEANS, log_capital, log_factors, p_value
-from marft.config.shadow import ShadowSettings
 from marft.shadow.evidence import Evidence, Verdict
+from marft.shadow.settings import ShadowSettings
 
 UNIT = st.floats(0, 1, allow_subnormal=False)
 INNER = st.floats(0.01, 0.99)

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from marft.config.shadow import ShadowSettings
 from marft.envs.tasks import tasks_of
 from marft.export.manifest import TEAM
 from marft.runs.episodes import write_episodes
@@ -21,6 +20,7 @@ from marft.shadow.opening import Asked
 from marft.shadow.playing import Played
 from marft.shadow.report import report_of, sentences
 from marft.shadow.scoring import Agreement, Rewards, UnscoredError, read_feedback
+from marft.shadow.settings import ShadowSettings
 from marft.types import Episode, Task
 from tests.helpers import settings as recipe_settings
 from tests.recorded_sessions import session

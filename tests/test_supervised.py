@@ -18,6 +18,7 @@ from marft.learning.learner import Learner
 from marft.learning.supervised import TRACES, Imitation, Supervisor, as_sample, refuse_traces
 from marft.models.packed_rows import PackedRows
 from marft.models.pool import Models
+from marft.traces.settings import SftSettings
 from marft.types import Mark, Sample
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -38,7 +39,7 @@ def supervisor(run: RunSettings, steps: int = 4) -> tuple[Supervisor, Models]:
     for role in ROLES:
         for adapter in models.bases["base"].adapters(role).values():
             torch.nn.init.normal_(adapter.b, std=0.05)
-    return Supervisor(run, models, steps), models
+    return Supervisor(run, models, steps, SftSettings.of(run).optimizer(run, steps)), models
 
 
 def samples(count: int = 6) -> list[Sample]:

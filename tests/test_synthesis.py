@@ -24,6 +24,7 @@ from marft.synthesis.manifest import Made
 from marft.synthesis.session import synthesize
 from marft.traces.lessons import read_lessons
 from marft.traces.record import Tally
+from marft.traces.settings import SftSettings
 from marft.types import Episode
 from tests.cold_worlds import cold
 
@@ -173,7 +174,7 @@ def test_what_is_imitated_is_what_was_played_token_for_token(tmp_path: Path) -> 
 def test_prompts_of_rows_are_what_is_learned_from_where_a_recipe_says_so(tmp_path: Path) -> None:
     made = made_of(cold(tmp_path))
     run = cold(tmp_path, **{"sft.traces": [str(made.path)], "sft.held_out": 0.0})
-    by_prompt = run.model_copy(update={"sft": run.sft.model_copy(update={"prompts": "trace"})})
+    by_prompt = run.model_copy(update={"sft": SftSettings.of(run).model_copy(update={"prompts": "trace"})})
     told, again = (read_lessons(one, load_formats(one), Tally()).trained for one in (run, by_prompt))
     assert len(told) == len(again)
     for one, other in zip(told, again, strict=True):

@@ -14,6 +14,7 @@ import pytest
 from marft import rollouts
 from marft.synthesis import teachers
 from marft.synthesis.playing import attempts_of, begun_with
+from marft.synthesis.settings import SynthesisSettings
 from marft.synthesis.teachers import Teacher, playing, teacher_of
 from tests.cold_worlds import cold
 
@@ -79,7 +80,7 @@ def test_what_decides_what_is_played_is_known_of_whoever_goes_on(tmp_path: Path)
     teacher, attempts = teacher_of(run), attempts_of(run)
     begun = begun_with(run, teacher, attempts)
     for changes, what in (({"attempts": 2}, "attempts"), ({"played_together": 3}, "played_together")):
-        other = run.model_copy(update={"synthesis": run.synthesis.model_copy(update=changes)})
+        other = run.model_copy(update={"synthesis": SynthesisSettings.of(run).model_copy(update=changes)})
         after = begun_with(other, teacher, attempts)
         assert [key for key in begun if begun[key] != after[key]] == [what]
     assert begun_with(run, replace(teacher, about={}), attempts)["teacher"] != begun["teacher"]

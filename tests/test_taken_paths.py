@@ -25,6 +25,7 @@ from marft.shadow.scoring import read_feedback
 from marft.tools.skills import read_skill
 from marft.traces.lines import objects
 from marft.traces.record import Tally
+from marft.traces.settings import SftSettings
 from tests.helpers import recipe
 
 TABLE = {"name": "table", "question": "q", "answer": "a", "grading": "exact"}
@@ -52,7 +53,7 @@ def test_a_recipes_paths_may_begin_at_home(home: Path) -> None:
     assert (run.output, run.models["base"].path) == (f"{home}/runs", f"{home}/model")
     assert run.models["base"].chat_template == f"{home}/mine.jinja"
     assert run.policies["actor"].adapter == f"{home}/adapter"
-    assert (run.agents[0].skills, run.sft.traces) == ((f"{home}/skill",), (f"{home}/a.jsonl",))
+    assert (run.agents[0].skills, SftSettings.of(run).traces) == ((f"{home}/skill",), (f"{home}/a.jsonl",))
     assert (run.tools["x"].folder, run.tools["x"].log) == (f"{home}/there", "~root-is-nobody/x")  # type: ignore[attr-defined]
     assert parse_recipe(recipe(), ("--output", "~/elsewhere")).output == f"{home}/elsewhere"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol, TypeVar, cast
 
-from marft.config.plugins import BUILT_IN
+from marft.config.plugins import bundled_plugins
 from marft.config.references import cannot_hold
 from marft.config.run import RunSettings, check_room
 from marft.endpoints.client import Endpoint
@@ -124,7 +124,7 @@ def _opened(run: RunSettings, models: Models, here: Sequence[str], thread: Calle
         ValueError: what was opened is no engine.
     """
     engine = cast("EngineKind", run.engine).open(run, models, here, thread)
-    if run.engine.name in BUILT_IN["engines"]:
+    if run.engine.name in bundled_plugins("engines"):
         return engine
     missing = [name for name in ENGINE if not callable(getattr(engine, name, None))]
     if missing:

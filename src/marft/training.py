@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +36,6 @@ from marft.learning.interfaces import Progress
 from marft.models.pool import Models
 from marft.observing import Observer, Silent
 from marft.playing import LOST, Rollouts
-from marft.profiles.stepping import advanced_profiles, open_tuner, told_anew
-from marft.profiles.tuning import Tuner
 from marft.ranks.learners import Learners, RanksLostError, open_learners
 from marft.returning import Returning
 from marft.rollouts import open_rollouts
@@ -47,7 +45,7 @@ from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.runs.sinks import MetricSinks
 from marft.starting import Start
-from marft.tracing.live import traced
+from marft.training_seams import PromptOptimizer, TrainingSection
 from marft.types import ActionCredit, Episode
 
 MEASURES = ("validation_accuracy", "validation_reward", "reward")  # of the best checkpoint, by rank
@@ -102,23 +100,26 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
         rollouts.publish(state.step)
         tasks = training_tasks(run)
         state = start.with_tasks(state, tasks)
-        tuner = open_tuner(rollouts, observer.note)
+        sections = [section for section in run.sections if isinstance(section, TrainingSection)]
+        optimizers = [section.prompt_optimizer(rollouts, observer.note) for section in sections]
+        optimizer = next(filter(None, optimizers), None)
         begun = start.record.path if start.record and start.resume else None
         gathering = open_gathering(rollouts, tasks, state, begun)
+        for section in sections:
+            gathering = section.wrap_source(gathering, rollouts, begun)
         start.commit(state, rollouts.models, learners.kept)
-        state = told_anew(tuner, state, folder)
+        state = optimizer.restore(state, folder) if optimizer else state
         told = definitions_of(rollouts.team)
         changed = note_of(folder.path, told)
         if changed:
             observer.note(changed)
         write_definitions(folder.path, told)
-        later = f". Send them later:  marft trace {folder.path} --otlp {run.tracing.otlp}"
-        with (
-            traced(run.tracing, observer, folder.identity(), run.model_dump(mode="json"), later) as watching,
-            closing(gathering),
-        ):
+        with ExitStack() as stack:
+            for section in sections:
+                observer = stack.enter_context(section.observe(observer, run, folder))
+            stack.enter_context(closing(gathering))
             try:
-                return _go_on(rollouts, rollouts.models, learners, state, gathering, tasks, folder, watching, tuner)
+                return _go_on(rollouts, rollouts.models, learners, state, gathering, tasks, folder, observer, optimizer)
             except RanksLostError as error:
                 return error
 
@@ -132,7 +133,7 @@ def _go_on(
     draws: Draws,
     folder: RunFolder,
     observer: Observer,
-    tuner: Tuner | None = None,
+    optimizer: PromptOptimizer | None = None,
 ) -> State:
     run = rollouts.run
     goes_back = run.guards.on_collapse == "return"
@@ -149,7 +150,7 @@ def _go_on(
         while state.step < run.training.steps and not stop:
             known = set(state.set_aside)
             state, metrics = _step(
-                rollouts, learners, state, gathering, draws, folder, observer, gauge, sinks.note, tuner
+                rollouts, learners, state, gathering, draws, folder, observer, gauge, sinks.note, optimizer
             )
             for task in state.set_aside.keys() - known:
                 sinks.note(f"task {task!r}: {state.set_aside[task]}")
@@ -173,7 +174,8 @@ def _go_on(
             if target:
                 state = returning.go_back(state, target, watch.cooled())
                 watch.go_back(target.state.step)
-                told_anew(tuner, state, folder)
+                if optimizer:
+                    optimizer.restore(state, folder)
                 rollouts.publish(state.step)
                 gathering.abandon(state)
             if due or stop or target:
@@ -196,7 +198,7 @@ def _step(
     observer: Observer,
     gauge: Gauge,
     note: Callable[[str], None],
-    tuner: Tuner | None = None,
+    optimizer: PromptOptimizer | None = None,
 ) -> tuple[State, dict[str, float]]:
     run, watch = rollouts.run, _Watch()
     gauge.begin()
@@ -235,9 +237,9 @@ def _step(
         state, metrics = replace(state, curriculum=standing), metrics | found
     rollouts.publish(state.step)
     gathering.published(state)
-    if tuner:
+    if optimizer:
         with watch("profiles"):
-            state, found = advanced_profiles(tuner, state, episodes, folder)
+            state, found = optimizer.step(state, episodes, folder)
         metrics |= found
     with watch("recording"):
         every = run.training.record_episodes_every

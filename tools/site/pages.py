@@ -19,8 +19,9 @@ from marft.algorithms import ABOUT
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.federation import FederationSettings
 from marft.config.parts import CombinerPart, MemoryPart
-from marft.config.plugins import BUILT_IN, TAGS, find_plugin
+from marft.config.plugins import TAGS, bundled_plugins, find_plugin
 from marft.config.run import RunSettings
+from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from marft.envs.gradings import GRADINGS
 from marft.evaluation.safety.suite import SuiteSettings
@@ -86,6 +87,9 @@ def settings() -> str:
     ]
     for heading, cls in _tables(RunSettings, ""):
         lines += _section(f"## {_title(heading)}", cls)
+    for name in section_names():
+        for heading, cls in _tables(section_class(name), name):
+            lines += _section(f"## {_title(heading)}", cls)
     for kind, (place, title) in SECTIONS.items():
         tag = TAGS.get(kind, "name")
         lines += ["", f"## {title}", "", f"Each is named by `{tag}` in `[{place}]`, with its keys beside it."]
@@ -93,7 +97,7 @@ def settings() -> str:
         shared = tuple(base.model_fields) if base else ()
         if base:
             lines += _section(f"### {title}: all of them", base)
-        for name in BUILT_IN[kind]:
+        for name in bundled_plugins(kind):
             cls = find_plugin(kind, name)
             lines += _section(f"### {title}: {name}", cls, without=shared)
             for heading, inner in list(_tables(cls, place))[1:]:

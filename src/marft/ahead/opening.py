@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marft.ahead.gathering import Ahead, Gathering, Synchronous
-from marft.ahead.imagining import Imagining
 from marft.ahead.reuse import Reusing
+from marft.config.plugins import load_registered
 from marft.config.pools import pools_of
-from marft.league.gathering import Against, PlaysPools
-from marft.rollouts import LocalRollouts
+from marft.playing import Rollouts
 from marft.runs.checkpoints import State
 from marft.types import Task
 
 
-def open_gathering(rollouts: PlaysPools, tasks: Sequence[Task], state: State, folder: Path | None) -> Gathering:
-    """As ``rollout.max_policy_lag``, ``rollout.reuse`` and ``[dyna]`` say.
+def open_gathering(rollouts: Rollouts, tasks: Sequence[Task], state: State, folder: Path | None) -> Gathering:
+    """Open the source of a step's episodes that ``rollout.max_policy_lag``, ``rollout.reuse`` and pools ask for.
 
     Args:
         folder: the checkpoint that the run goes on from.
@@ -26,10 +25,7 @@ def open_gathering(rollouts: PlaysPools, tasks: Sequence[Task], state: State, fo
     """
     asked = rollouts.run.rollout
     if pools_of(rollouts.run):
-        return Against(rollouts, tasks, folder)
+        source: Gathering = load_registered("rollout_sources", "pool")(rollouts, tasks, folder)
+        return source
     found: Gathering = Ahead(rollouts, tasks, state, folder) if asked.max_policy_lag else Synchronous(rollouts, tasks)
-    found = Reusing(found, rollouts, tasks, folder) if asked.reuse > 1 else found
-    if rollouts.run.dyna is None:
-        return found
-    assert isinstance(rollouts, LocalRollouts), "worker processes are refused when the recipe is read"
-    return Imagining(found, rollouts, folder)
+    return Reusing(found, rollouts, tasks, folder) if asked.reuse > 1 else found

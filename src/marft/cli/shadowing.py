@@ -11,6 +11,7 @@ from rich.text import Text
 
 from marft.cli.commands import quieten
 from marft.cli.output import How, output
+from marft.shadow.settings import ShadowSettings
 
 if TYPE_CHECKING:
     from marft.serving.server import Beside
@@ -43,7 +44,7 @@ def beginning(asked: Asked) -> Callable[[], Beside]:
     """
     from marft.shadow.beside import ShadowBeside
 
-    settings = asked.served().run.shadow
+    settings = ShadowSettings.of(asked.served().run)
     if settings.score == "feedback":
         raise ValueError("shadow.score: users say what they think later; shadow with feedback afterwards: marft shadow")
     return lambda: ShadowBeside(asked, settings)
@@ -55,7 +56,7 @@ def shadow(asked: Asked, how: How) -> bool:
     from marft.shadow.opening import shadow as run_shadow
     from marft.shadow.report import PICTURE, REPORT, report_of, sentences
 
-    settings = asked.served().run.shadow
+    settings = ShadowSettings.of(asked.served().run)
     with output(how) as out:
 
         def tell(line: Line, verdict: Verdict) -> None:

@@ -18,6 +18,7 @@ from marft.config.load import keys_of
 from marft.runs.folder import RunFolder
 from marft.synthesis.asked import changes_of, check_teacher
 from marft.synthesis.manifest import Made
+from marft.synthesis.settings import SynthesisSettings
 from marft.synthesis.sifting import Passage
 
 
@@ -35,7 +36,7 @@ def synthesize(
         run = folder.settings_in_place(overrides, changes_of(teacher))
     else:
         run = named(recipe, overrides, "rows", changes_of(teacher))
-        check_teacher(run.synthesis.teacher)
+        check_teacher(SynthesisSettings.of(run).teacher)
         folder = RunFolder(Path(run.output) / run.name)
         resume = resume or (goes_on and not overwrite and folder.is_run())
     if resume:

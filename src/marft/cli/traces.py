@@ -21,6 +21,7 @@ from marft.runs.folder import RunFolder
 from marft.traces.asked import changes_of
 from marft.traces.record import Tally
 from marft.traces.roles import given_roles
+from marft.traces.settings import SftSettings
 
 console = wide_console()
 
@@ -31,7 +32,7 @@ def score(
 ) -> None:  # fmt: skip
     """``marft score``."""
     run = _recipe_of(recipe, overrides, traces, roles, "score")
-    if not run.sft.traces:
+    if not SftSettings.of(run).traces:
         raise ValueError("no file of traces is named: marft score RECIPE --from traces.jsonl")
     folder = RunFolder(Path(run.output) / run.name)
     folder.check_free(overwrite)

@@ -104,26 +104,23 @@ def helping(run: RunSettings) -> set[str]:
     return {helper.policy for helper in run.consulting.helpers.values()} if run.consulting else set()
 
 
-def proposing(run: RunSettings) -> set[str]:
-    """Policies that are asked for instructions."""
-    return set(run.profiles.proposer.asks) if run.profiles else set()
-
-
 def beside(run: RunSettings) -> set[str]:
     """Policies that are asked for something else than to act: no agent needs to have them."""
-    return helping(run) | proposing(run)
+    return helping(run).union(*(section.consulted_policies() for section in run.sections))
 
 
 def without_helpers(run: RunSettings) -> RunSettings:
     """The recipe of a team that is on its own: without helpers and whoever proposes instructions, and what nobody else
     needs is not loaded for them."""
-    if run.consulting is None and run.profiles is None:
+    consulting = [section.key for section in run.sections if [*section.consulted_policies()]]
+    if run.consulting is None and not consulting:
         return run
     alone = beside(run) - {agent.policy for agent in run.agents}
     policies = {name: policy for name, policy in run.policies.items() if name not in alone}
     idle = {run.policies[name].model for name in alone} - {policy.model for policy in policies.values()}
     models = {name: model for name, model in run.models.items() if name not in idle - readers(run.models)}
-    return run.model_copy(update={"consulting": None, "profiles": None, "policies": policies, "models": models})
+    left = run.without_section(*consulting)
+    return left.model_copy(update={"consulting": None, "policies": policies, "models": models})
 
 
 def unlearned_replies(run: RunSettings) -> Iterable[str]:

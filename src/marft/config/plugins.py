@@ -1,14 +1,16 @@
 """Plugins: a named part of a run whose fields are its keys in the recipe and whose methods do the work.
 
-An environment, organization, credit, objective or schedule is one class in one file. A recipe names it by its
-built-in name, by a name that an installed package registered under the entry-point group ``marft.<kind>``, or by
-import path (``my_package.module:Class``). It is held to its seam (:mod:`marft.config.seams`) when the recipe is read.
+An environment, organization, credit, objective or schedule is one class in one file. A recipe names it by a name that
+an installed package, MARFT included, registered under the entry-point group ``marft.<kind>``, or by import path
+(``my_package.module:Class``). It is held to its seam (:mod:`marft.config.seams`) when the recipe is read.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -29,148 +31,9 @@ from marft.config.settings import Settings, did_you_mean
 from marft.faults import described
 from marft.user_modules import import_named
 
-BUILT_IN: Mapping[str, Mapping[str, str]] = {
-    "engines": {
-        "local": "marft.engines.kinds:Local",
-        "process": "marft.engines.kinds:Process",
-        "vllm": "marft.engines.kinds:Vllm",
-    },
-    "environments": {
-        "code": "marft.envs.code.environment:Code",
-        "gaia": "marft.envs.gaia.environment:Gaia",
-        "gymnasium": "marft.envs.gyms.gymnasium_game:Gymnasium",
-        "instructions": "marft.envs.instructions.environment:Instructions",
-        "math": "marft.envs.math:Math",
-        "memory": "marft.envs.memory.environment:Memory",
-        "mle": "marft.envs.mle.environment:Mle",
-        "pettingzoo": "marft.envs.gyms.pettingzoo_game:PettingZoo",
-        "plan_path": "marft.envs.plan_path.environment:PlanPath",
-        "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
-        "relay": "marft.envs.relay.environment:Relay",
-        "rooms": "marft.envs.rooms.environment:Rooms",
-        "shop": "marft.envs.shop.environment:Shop",
-        "sokoban": "marft.envs.sokoban.environment:Sokoban",
-        "sudoku": "marft.envs.sudoku.environment:Sudoku",
-        "table": "marft.envs.table:Table",
-        "textarena": "marft.envs.textarena.environment:TextArena",
-        "tool_use": "marft.envs.tool_use.environment:ToolUse",
-        "toolsandbox": "marft.envs.toolsandbox.environment:ToolSandbox",
-        "verifiers": "marft.envs.verifying.environment:Verifiers",
-    },
-    "channels": {
-        "last": "marft.game.channels.last:Last",
-        "raw": "marft.game.channels.raw:Raw",
-        "record": "marft.game.channels.record:Record",
-        "truncated": "marft.game.channels.truncated:Truncated",
-    },
-    "organizations": {
-        "chain": "marft.game.organizations.chain:Chain",
-        "debate": "marft.game.organizations.debate:Debate",
-        "flow": "marft.flows.organization:Flow",
-        "graph": "marft.game.organizations.graph:Graph",
-        "hierarchical": "marft.game.organizations.hierarchical:Hierarchical",
-        "mixture-of-agents": "marft.game.organizations.mixture:MixtureOfAgents",
-        "orchestrated": "marft.game.organizations.orchestrated:Orchestrated",
-        "parallel": "marft.game.organizations.parallel:Parallel",
-        "program": "marft.gateway.program:Program",
-        "reflective": "marft.game.organizations.reflective:Reflective",
-        "turns": "marft.game.organizations.turns:Turns",
-    },
-    "credits": {
-        "agent-group": "marft.learning.credit.agent_group:AgentGroup",
-        "batch": "marft.learning.credit.batch:Batch",
-        "best": "marft.learning.credit.best:Best",
-        "comam": "marft.learning.credit.comam:CoMAM",
-        "counterfactual": "marft.learning.credit.counterfactual:Counterfactual",
-        "gae": "marft.learning.credit.gae:GAE",
-        "grpo": "marft.learning.credit.grpo:GRPO",
-        "magrpo": "marft.learning.credit.magrpo:MAGRPO",
-        "monte-carlo": "marft.learning.credit.monte_carlo:MonteCarlo",
-        "preference": "marft.learning.credit.preference:Preference",
-        "preference-tree": "marft.learning.credit.preference_tree:PreferenceTree",
-        "rae": "marft.learning.credit.rae:RAE",
-        "rloo": "marft.learning.credit.rloo:RLOO",
-        "step-gae": "marft.learning.credit.step_gae:StepGAE",
-        "tree": "marft.learning.credit.tree:Tree",
-    },
-    "rewards": {
-        "format": "marft.rewards.terms:Format",
-        "function": "marft.rewards.terms:Function",
-        "judge": "marft.rewards.judge:Judge",
-        "message_tokens": "marft.rewards.terms:MessageTokens",
-        "outcome": "marft.rewards.terms:Outcome",
-        "progress": "marft.rewards.terms:Progress",
-        "step_cost": "marft.rewards.terms:StepCost",
-        "tool_errors": "marft.rewards.terms:ToolErrors",
-        "trajectory": "marft.rewards.terms:Trajectory",
-        "trajectory_score": "marft.rewards.terms:TrajectoryScore",
-    },
-    "checks": {
-        "calls": "marft.evaluation.safety.checks.calls:Calls",
-        "leaks": "marft.evaluation.safety.checks.leaks:Leaks",
-        "says": "marft.evaluation.safety.checks.says:Says",
-    },
-    "combiners": {
-        "alone": "marft.federated.combiners.alone:Alone",
-        "average": "marft.federated.combiners.average:Average",
-        "gossip": "marft.federated.combiners.gossip:Gossip",
-    },
-    "filters": {
-        "duplicates": "marft.synthesis.filters.duplicates:Duplicates",
-        "handoffs": "marft.synthesis.filters.handoffs:Handoffs",
-        "leakage": "marft.synthesis.filters.leakage:Leakage",
-        "success": "marft.synthesis.filters.success:Success",
-    },
-    "memories": {
-        "hierarchical": "marft.memories.hierarchical:Hierarchical",
-        "index": "marft.memories.index:Index",
-        "key_value": "marft.memories.key_value:KeyValue",
-        "learned": "marft.memories.learned:Learned",
-        "log": "marft.memories.log:Log",
-        "summary": "marft.memories.summary:Summary",
-    },
-    "world_models": {
-        "counts": "marft.world_models.counts:Counts",
-        "regression": "marft.world_models.regression:Regression",
-    },
-    "proposers": {
-        "edits": "marft.profiles.proposers.edits:Edits",
-        "evolution": "marft.profiles.proposers.evolution:Evolution",
-        "gradient": "marft.profiles.proposers.gradient:Gradient",
-    },
-    "sinks": {
-        "mlflow": "marft.sinks.mlflow:MLflow",
-        "tensorboard": "marft.sinks.tensorboard:TensorBoard",
-        "trackio": "marft.sinks.trackio:Trackio",
-        "wandb": "marft.sinks.wandb:WandB",
-    },
-    "tools": {
-        "function": "marft.tools.functions:Functions",
-        "mcp": "marft.tools.mcp:MCP",
-        "memory": "marft.tools.memory:Remembering",
-        "python": "marft.tools.python:Python",
-    },
-    "objectives": {
-        "cispo": "marft.learning.objectives.cispo:CISPO",
-        "dpo": "marft.learning.objectives.dpo:DPO",
-        "ppo": "marft.learning.objectives.ppo:PPO",
-        "reinforce": "marft.learning.objectives.reinforce:Reinforce",
-    },
-    "teammate_weights": {
-        "bounded": "marft.learning.teammate_weights:Bounded",
-        "shaped": "marft.learning.teammate_weights:Shaped",
-        "truncated": "marft.learning.teammate_weights:Truncated",
-        "unweighted": "marft.learning.teammate_weights:Unweighted",
-    },
-    "schedules": {
-        "a2po": "marft.learning.schedules:A2PO",
-        "agent-by-agent": "marft.learning.schedules:AgentByAgent",
-        "sequential": "marft.learning.schedules:Sequential",
-        "simultaneous": "marft.learning.schedules:Simultaneous",
-    },
-}
 TAGS = {"organizations": "organization", "engines": "kind"}
 SINGULAR = {"memories": "memory"}  # of those that do not lose an s alone
+DISTRIBUTIONS = frozenset({"marft"})  # of this project
 
 
 class Plugin(Settings):
@@ -211,9 +74,44 @@ def called(plugin: Plugin) -> str:
     return f"{one_of(plugin._kind) or 'part'} {plugin.name!r}"
 
 
+def registered(kind: str) -> Mapping[str, EntryPoint]:
+    """Return what installed packages register under ``marft.<kind>``, by name. MARFT's own take precedence."""
+    points = _points(f"marft.{kind}", tuple(sys.path))
+    return {**points[False], **points[True]}
+
+
+def bundled_plugins(kind: str) -> list[str]:
+    """Return the names that MARFT itself registers for ``kind``."""
+    return sorted(_points(f"marft.{kind}", tuple(sys.path))[True])
+
+
+@lru_cache(maxsize=256)
+def _points(group: str, path: tuple[str, ...]) -> Mapping[bool, Mapping[str, EntryPoint]]:  # noqa: ARG001
+    """Entry points of a group on the module search ``path``, by whether MARFT registers them, and by name."""
+    names: dict[int, str] = {}
+    found: dict[bool, dict[str, EntryPoint]] = {True: {}, False: {}}
+    for point in entry_points(group=group):
+        owner = point.dist
+        name = names.setdefault(id(owner), owner.metadata["Name"]) if owner else ""
+        found[name in DISTRIBUTIONS][point.name] = point
+    return found
+
+
 def plugin_names(kind: str) -> list[str]:
-    """The names that a recipe may use for ``kind``, built in or registered by installed packages."""
-    return sorted({*BUILT_IN[kind], *(point.name for point in entry_points(group=f"marft.{kind}"))})
+    """Return the names that a recipe may use for ``kind``."""
+    return sorted(registered(kind))
+
+
+def load_registered(kind: str, name: str) -> Any:
+    """Import what an installed package registers for ``kind`` under a name.
+
+    Raises:
+        ValueError: no package registers the name, or the import fails.
+    """
+    known = registered(kind)
+    if name not in known:
+        raise ValueError(f"no {one_of(kind)} is called {name!r}{did_you_mean(name, known)}")
+    return _imported(known[name].value, known[name].load)
 
 
 def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = None) -> type[Plugin]:
@@ -222,15 +120,7 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
     Raises:
         ValueError: nothing goes by that name, it cannot be imported, or what does is no plugin of this kind.
     """
-    if name in BUILT_IN[kind]:
-        found = import_path(BUILT_IN[kind][name])
-    elif ":" in name:
-        found = import_path(name, context)
-    else:
-        registered = {point.name: point for point in entry_points(group=f"marft.{kind}")}
-        if name not in registered:
-            raise ValueError(f"no {one_of(kind)} is called {name!r}{did_you_mean(name, plugin_names(kind))}")
-        found = _imported(registered[name].value, registered[name].load)
+    found = import_path(name, context) if ":" in name else load_registered(kind, name)
     if isinstance(found, Plugin):
         found = type(found)
     if not (isinstance(found, type) and issubclass(found, Plugin)):

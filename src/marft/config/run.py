@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, PrivateAttr, Strict, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
@@ -13,7 +13,6 @@ from marft.config.algorithm import AlgorithmSettings
 from marft.config.cluster import ClusterSettings
 from marft.config.consulting import ConsultingSettings, consulting_problems
 from marft.config.curriculum import CurriculumSettings
-from marft.config.dyna import DynaSettings, dyna_problems
 from marft.config.folders import AtHome
 from marft.config.guards import GuardSettings
 from marft.config.models import (
@@ -34,16 +33,14 @@ from marft.config.parts import (
     ToolPlugin,
 )
 from marft.config.pools import members_of, pool_problems
-from marft.config.profiles import ProfileSettings, profile_problems
 from marft.config.references import reference_problems
+from marft.config.sections import AnySection, Section, keyed, section_class, section_names, sections_in
 from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings
-from marft.config.sft import SftSettings
-from marft.config.shadow import ShadowSettings
 from marft.config.sides import side_problems
 from marft.config.sizes import size_problems
-from marft.config.synthesis import SynthesisSettings
-from marft.config.tracing import TracingSettings
 from marft.config.turns import turn_problems
+
+S = TypeVar("S", bound=Section)
 
 
 class RolloutSettings(Settings):
@@ -110,7 +107,10 @@ class EvaluationSettings(Settings):
 
 
 class RunSettings(Settings):
-    """One recipe, complete."""
+    """One recipe, complete. Tables that are no field here are sections, which installed packages add."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, AnySection]
 
     name: RunName  # the run's folder is output/name; by default the file's name
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of everything random
@@ -129,9 +129,7 @@ class RunSettings(Settings):
     environment: EnvironmentPlugin  # what the team works on
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
     curriculum: CurriculumSettings | None = None  # how hard training tasks are, as the team gets better
-    profiles: ProfileSettings | None = None  # how agents' instructions are learned, in turn with weights
     algorithm: AlgorithmSettings  # how it learns
-    dyna: DynaSettings | None = None  # imagined episodes beside real ones
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
     engine: EnginePlugin  # who samples for policies that are here
     cluster: ClusterSettings | None = None  # where its processes are, if not all on this machine
@@ -139,12 +137,8 @@ class RunSettings(Settings):
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
     guards: GuardSettings = GuardSettings()  # what it watches of itself
-    tracing: TracingSettings = TracingSettings()  # where its episodes are sent as traces
     # where metrics go beside metrics.jsonl; []: nowhere
     sinks: Annotated[tuple[SinkPlugin, ...], Strict(False)]
-    sft: SftSettings = SftSettings()  # supervised warm starts from traces
-    synthesis: SynthesisSettings = SynthesisSettings()  # cold starts: traces that a teacher plays
-    shadow: ShadowSettings = ShadowSettings()  # a second team beside one that is served
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -163,7 +157,18 @@ class RunSettings(Settings):
             table["team"] = {"organization": "chain", **table["team"]}
         if isinstance(table["engine"], dict):
             table["engine"] = {"kind": "local", **table["engine"]}
-        return table
+        return keyed(table, sections_in(key for key in table if key not in cls.model_fields))
+
+    @classmethod
+    def other_keys(cls) -> Iterable[str]:
+        return section_names()
+
+    @classmethod
+    def inner_table(cls, key: str) -> type[Settings] | None:
+        try:
+            return section_class(key)
+        except ValueError:  # a broken package takes no suggestion away from the others
+            return None
 
     @model_validator(mode="after")
     def _check_references(self) -> RunSettings:
@@ -172,7 +177,7 @@ class RunSettings(Settings):
             *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
             *size_problems(self), *side_problems(self), *turn_problems(self), *pool_problems(self),
-            *consulting_problems(self), *dyna_problems(self), *profile_problems(self),
+            *consulting_problems(self), *(found for section in self.sections for found in section.problems(self)),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -190,6 +195,28 @@ class RunSettings(Settings):
             correction = correction.model_copy(update={"level": level})
             self.__dict__["algorithm"] = self.algorithm.model_copy(update={"sampler_correction": correction})
         return self
+
+    @property
+    def sections(self) -> Sequence[Section]:
+        """The sections that the recipe sets."""
+        return [section for section in (self.__pydantic_extra__ or {}).values() if section is not None]
+
+    def section(self, cls: type[S]) -> S | None:
+        """Return a section; None where the recipe does not set it.
+
+        >>> from marft.world_models.settings import DynaSettings
+        >>> RunSettings.model_construct().section(DynaSettings) is None
+        True
+        """
+        found = (self.__pydantic_extra__ or {}).get(cls.key)
+        return found if isinstance(found, cls) else None
+
+    def without_section(self, *keys: str) -> Self:
+        """Return the run without some of its sections."""
+        left = {key: section for key, section in (self.__pydantic_extra__ or {}).items() if key not in keys}
+        copy = self.model_copy()
+        object.__setattr__(copy, "__pydantic_extra__", left)
+        return copy
 
     @property
     def given(self) -> Mapping[str, Any]:

@@ -147,11 +147,23 @@ class Settings(BaseModel):
         _read_as_written(schema)
         return schema
 
+    @classmethod
+    def other_keys(cls) -> Iterable[str]:
+        """Return the keys that the table takes beside its fields."""
+        return ()
+
+    @classmethod
+    def inner_table(cls, key: str) -> type[Settings] | None:  # noqa: ARG003
+        """Return the class of the table behind one of the other keys."""
+        return None
+
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_unknown_keys(cls, table: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Report unknown keys with a suggestion, beside whatever else is wrong with the table."""
         unknown = [key for key in table if key not in cls.model_fields] if isinstance(table, dict) else []
+        others = {*cls.other_keys()} if unknown else set[str]()
+        unknown = [key for key in unknown if key not in others]
         if not unknown:
             return handler(table)
         problems = [
@@ -161,18 +173,19 @@ class Settings(BaseModel):
         if len(unknown) > MOST_UNKNOWN:
             problems.append(_problem("unknown_key", f"and {len(unknown) - MOST_UNKNOWN:,} more unknown keys"))
         try:
-            handler({key: value for key, value in table.items() if key in cls.model_fields})
+            handler({key: value for key, value in table.items() if key not in unknown})
         except ValidationError as error:
             problems += [_problem(e["type"], e["msg"], e["loc"], e["input"]) for e in error.errors()]
         raise ValidationError.from_exception_data(cls.__name__, problems)
 
 
-def _deeper(cls: type[BaseModel], key: str, prefix: str = "") -> list[str]:
+def _deeper(cls: type[Settings], key: str, prefix: str = "") -> list[str]:
     """Where a key is known in the tables inside a table: ``steps`` → ``["training.steps"]``."""
     found = []
-    for name, field in cls.model_fields.items():
-        kinds = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else [field.annotation]
-        for kind in kinds:
+    tables: list[tuple[str, Any]] = [(name, field.annotation) for name, field in cls.model_fields.items()]
+    tables += [(name, cls.inner_table(name)) for name in cls.other_keys()]
+    for name, table in tables:
+        for kind in get_args(table) if get_origin(table) in (Union, UnionType) else [table]:
             if isinstance(kind, type) and issubclass(kind, Settings):
                 found += [f"{prefix}{name}.{key}"] if key in kind.model_fields else []
                 found += _deeper(kind, key, f"{prefix}{name}.")
@@ -180,12 +193,12 @@ def _deeper(cls: type[BaseModel], key: str, prefix: str = "") -> list[str]:
 
 
 @lru_cache(maxsize=1000)  # thousands of tables may hold the same wrong key
-def _meant(key: str, cls: type[BaseModel]) -> str:
+def _meant(key: str, cls: type[Settings]) -> str:
     """What may have been meant by a key that is not known: itself, in a table further in, or one spelled alike."""
     deeper = _deeper(cls, key)
     if deeper:
         return f"; did you mean {' or '.join(map(repr, deeper))}?"
-    return did_you_mean(key, cls.model_fields)
+    return did_you_mean(key, [*cls.model_fields, *cls.other_keys()])
 
 
 def _problem(kind: str, message: str, where: tuple[int | str, ...] = (), given: object = None) -> InitErrorDetails:

@@ -37,8 +37,8 @@ def size_problems(run: RunSettings) -> Iterable[str]:
 def _step_problems(run: RunSettings) -> Iterable[str]:
     tasks, samples = run.rollout.tasks_per_step, run.rollout.samples_per_task
     written = sum(agent.sampling.max_new_tokens for agent in run.agents)
-    product, imagined = f"{tasks:,} tasks_per_step × {samples:,} samples_per_task", 0
-    if run.dyna and (imagined := run.dyna.tasks_at(run.training.steps - 1, tasks)):
+    product = f"{tasks:,} tasks_per_step × {samples:,} samples_per_task"
+    if imagined := sum(section.extra_tasks(run.training.steps - 1, tasks) for section in run.sections):
         product = f"({tasks:,} tasks_per_step + {imagined:,} imagined) × {samples:,} samples_per_task"
     episodes = (tasks + imagined) * samples
     tokens = episodes * written

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft.config.algorithm import OptimizerSettings
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.learning.batching import Denominators, MicroBatch, Packing
 from marft.learning.interfaces import Floats
@@ -66,6 +67,7 @@ class Supervisor:
 
     Args:
         steps: of the whole warm start, over which the learning rate goes down.
+        settings: optimizer and learning rate of every policy.
 
     Raises:
         ValueError: the recipe trains no policy.
@@ -73,17 +75,10 @@ class Supervisor:
 
     critic = None  # it judges nothing
 
-    def __init__(self, run: RunSettings, models: Models, steps: int) -> None:
+    def __init__(self, run: RunSettings, models: Models, steps: int, settings: OptimizerSettings) -> None:
         refuse_nothing_to_train(run)
-        settings = run.algorithm.optimizer.model_copy(
-            update={
-                "schedule": run.sft.schedule,
-                "warmup_steps": round(run.sft.warmup * steps),
-                "final_fraction": 0.0,
-            }
-        )
         self.optimizers = {
-            name: PolicyOptimizer.of(models.policies[name], settings, run.sft.learning_rate, steps)
+            name: PolicyOptimizer.of(models.policies[name], settings, settings.learning_rate, steps)
             for name in run.trained_policies
         }
         self.packing = Packing(

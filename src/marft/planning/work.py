@@ -137,7 +137,7 @@ def work_of(run: RunSettings, known: Known = Known()) -> Work:
     kinds asked alike; imagined episodes as many as there are of them in the last step."""
     steps = known.environment_steps or float(run.environment.episode_limit or run.rollout.max_steps)
     samples, tasks = run.rollout.samples_per_task, run.rollout.tasks_per_step
-    real, imagined = tasks * samples, run.dyna.tasks_at(run.training.steps - 1, tasks) * samples if run.dyna else 0
+    real, imagined = tasks * samples, sum(s.extra_tasks(run.training.steps - 1, tasks) for s in run.sections) * samples
     episodes = real + imagined
     acts = {agent.role: (known.actions or {}).get(agent.role, steps) for agent in run.agents}  # in an episode
     consulting, policies = run.consulting, []

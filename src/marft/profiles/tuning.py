@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, cast
 
-from marft.config.profiles import ProfileSettings
 from marft.config.run import RunSettings
 from marft.errors import EpisodeFailedError
 from marft.evaluation.evaluate import team_in
@@ -18,6 +17,7 @@ from marft.lineage import Lineage, Version, Worth
 from marft.playing import Rollouts
 from marft.profiles.judging import Outcomes, halved, worth
 from marft.profiles.proposals import Asked, Proposal, Proposer, Told, ranked
+from marft.profiles.settings import ProfileSettings
 from marft.seeds import generator
 from marft.texts import storable
 from marft.types import ActionKey, Episode, Sampling, Task

@@ -13,6 +13,7 @@ from marft.python.asked import check_roles, places_in
 from marft.python.commands import Changes, Recipe, Warned, in_words, learned, load_recipe, run_of
 from marft.python.run import Run
 from marft.runs.folder import RunFolder
+from marft.traces.settings import SftSettings
 
 if TYPE_CHECKING:
     from marft.traces.scores import Scores
@@ -38,7 +39,7 @@ def score(
         RunError: nothing can be written.
     """
     run, _ = _run_of(recipe, traces, changes, roles, given, more, "score")
-    if not run.sft.traces:
+    if not SftSettings.of(run).traces:
         raise ValueError('no file of traces is named: marft.score(recipe, "traces.jsonl")')
     folder = RunFolder(Path(run.output) / run.name)
     folder.check_free(overwrite)

@@ -11,10 +11,10 @@ import threading
 from contextlib import suppress
 from functools import partial
 
-from marft.config.shadow import ShadowSettings
 from marft.processes.child import Child
 from marft.processes.python_here import python_here
 from marft.shadow.opening import Asked
+from marft.shadow.settings import ShadowSettings
 from marft.texts import one_line
 
 AGAIN_SECONDS, MOST_AGAIN = (

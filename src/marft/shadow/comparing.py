@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from marft.config.shadow import ShadowSettings
 from marft.shadow.evidence import Evidence, Verdict
 from marft.shadow.journal import Journal, Line
 from marft.shadow.playing import Played
 from marft.shadow.scoring import Scorer, UnscoredError
 from marft.shadow.sessions import Passed, Sessions
+from marft.shadow.settings import ShadowSettings
 from marft.types import Episode
 
 JOURNAL = "sessions.jsonl"

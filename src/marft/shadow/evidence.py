@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from marft.betting import BETS, MEANS, Floats, log_capital, log_factors, p_value
-from marft.config.shadow import ShadowSettings
+from marft.shadow.settings import ShadowSettings
 
 Word = Literal["promote", "hold", "stop"]
 

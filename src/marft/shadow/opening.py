@@ -12,7 +12,6 @@ from typing import Any
 
 from marft.config.load import load_recipe, to_toml
 from marft.config.run import RunSettings
-from marft.config.shadow import ShadowSettings
 from marft.export.loading import settings_of
 from marft.export.manifest import load_export
 from marft.runs.folder import RunFolder
@@ -25,6 +24,7 @@ from marft.shadow.journal import Journal, Line
 from marft.shadow.playing import Shadow, as_shadow
 from marft.shadow.report import report_of, write_report
 from marft.shadow.scoring import Agreement, Rewards, Scorer, read_feedback
+from marft.shadow.settings import ShadowSettings
 from marft.user_modules import TEAM, is_export
 
 LOCK = "shadow.lock"
@@ -77,7 +77,7 @@ def opened(asked: Asked) -> Iterator[tuple[Comparing, Shadow, Scorer, dict[str, 
             f"--from: no folder is at {asked.sessions}; marft serve TEAM --record {asked.sessions} fills one"
         )
     team = asked.served()
-    settings = team.run.shadow
+    settings = ShadowSettings.of(team.run)
     rules = about(settings, _identity(team, asked), asked.sessions.resolve(), _said_of(asked, settings.score))
     with folder_held(_made(asked.output) / LOCK, "or take another --output"), ExitStack() as closing:
         scorer = _scorer(asked, team.run)
@@ -145,7 +145,7 @@ def _digest(file: Path) -> str:
 
 
 def _scorer(asked: Asked, run: RunSettings) -> Scorer:
-    settings = run.shadow
+    settings = ShadowSettings.of(run)
     if settings.score == "agreement":
         return Agreement(settings)
     if settings.score == "feedback":

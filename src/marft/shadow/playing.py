@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from marft.config.shadow import ShadowSettings
 from marft.game.game import Attempt, Game
 from marft.game.play import play
 from marft.serving.asking import Question
 from marft.serving.loading import loaded
 from marft.serving.settings import Served
 from marft.shadow.effects import held_back
+from marft.shadow.settings import ShadowSettings
 from marft.shadow.stubs import replayed, stubbed
 from marft.types import Episode, Task, Tool
 
@@ -49,7 +49,7 @@ def as_shadow(served: Served, known: Mapping[str, Sequence[Tool]]) -> Served:
         ValueError: what it does cannot be held back.
     """
     remote = sorted(name for name in served.run.models if served.run.is_remote(name))
-    if remote and not served.run.shadow.endpoints:
+    if remote and not ShadowSettings.of(served.run).endpoints:
         raise ValueError(
             f"models.{remote[0]}: it is behind an endpoint, and asking it costs what it costs; say so: "
             "--shadow.endpoints true"
@@ -65,7 +65,7 @@ class Shadow:
     """
 
     def __init__(self, served: Served) -> None:
-        self.settings = served.run.shadow
+        self.settings = ShadowSettings.of(served.run)
         with ExitStack() as started:
             self._rollouts = started.enter_context(loaded(served))
             self._started = started.pop_all()

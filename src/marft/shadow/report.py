@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from marft import atomic
-from marft.config.shadow import ShadowSettings
 from marft.shadow.comparing import State
 from marft.shadow.evidence import Evidence, Verdict
 from marft.shadow.journal import Line
+from marft.shadow.settings import ShadowSettings
 from marft.texts import one_line
 
 REPORT, PICTURE = "report.json", "report.svg"

@@ -12,7 +12,6 @@ from typing import Any, Protocol, cast
 
 from marft.atomic import read_text
 from marft.config.run import RunSettings
-from marft.config.shadow import ShadowSettings
 from marft.declared import Declared
 from marft.engines.caller_thread import CallerThreadExecutor
 from marft.envs.gradings import GRADINGS
@@ -26,6 +25,7 @@ from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import Outcome, Progress, Trajectory, TrajectoryScore
 from marft.sandbox.runner import end_all
 from marft.seeds import derive_seed
+from marft.shadow.settings import ShadowSettings
 from marft.traces.record import TracedEpisode, TracedTurn
 from marft.traces.stage import Tasks
 from marft.types import Episode, JointAction, Observation, Step, Task, Transition

@@ -13,6 +13,7 @@ from typing import Any
 from marft import atomic
 from marft.config.parts import FilterPart
 from marft.config.run import RunSettings
+from marft.synthesis.settings import SynthesisSettings
 from marft.synthesis.sifting import Passage
 from marft.traces.rows import MANIFEST, ROWS
 from marft.version import __version__
@@ -35,7 +36,7 @@ class Origin:
 
     def of_rows(self) -> dict[str, object]:
         """What each row says of it."""
-        asked = self.run.synthesis
+        asked = SynthesisSettings.of(self.run)
         return {"split": asked.split, "seed": self.run.seed, "teacher": dict(self.teacher), "filters": [*self.parts]}
 
 
@@ -73,7 +74,7 @@ def write_rows(
         folder / ROWS, {role: len(lines) for role, lines in sorted(texts.items())},
         len({row["order"][0] for row in rows}), funnel,
     )  # fmt: skip
-    asked = origin.run.synthesis
+    asked = SynthesisSettings.of(origin.run)
     manifest = {
         "format": FORMAT,
         "version": __version__,

@@ -19,6 +19,7 @@ from marft.learning.supervised import TRACES
 from marft.runs.checkpoints import name_of
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
+from marft.synthesis.settings import SynthesisSettings
 from marft.synthesis.teachers import Play, Teacher, playing
 from marft.types import Episode
 
@@ -32,14 +33,14 @@ def attempts_of(run: RunSettings) -> list[Attempt]:
     Raises:
         ValueError: the tasks cannot be read.
     """
-    asked = run.synthesis
+    asked = SynthesisSettings.of(run)
     tasks = tasks_of(run.environment, "train")[: asked.tasks or None]
     return [Attempt(task, TRACES, sample) for task in tasks for sample in range(asked.attempts)]
 
 
 def begun_with(run: RunSettings, teacher: Teacher, attempts: Sequence[Attempt]) -> dict[str, object]:
     """What decides what is played, for whoever goes on."""
-    asked = run.synthesis
+    asked = SynthesisSettings.of(run)
     tables = [run.model_dump(mode="json", include=PLAYS), run.rollout.model_dump(mode="json", include=LIMITS)]
     return {
         "teacher": dict(teacher.about),

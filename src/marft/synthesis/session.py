@@ -25,6 +25,7 @@ from marft.synthesis.candidates import Candidate, Filter, World
 from marft.synthesis.manifest import Made, Origin, settings_of, write_rows
 from marft.synthesis.playing import attempts_of, begin, begun_with, played
 from marft.synthesis.rows import called, rows_of, traced
+from marft.synthesis.settings import SynthesisSettings
 from marft.synthesis.sifting import Passage, out_of_balance, over_cap, passed, sifted
 from marft.synthesis.teachers import Teacher, teacher_of
 from marft.traces.record import Tally
@@ -63,11 +64,11 @@ def synthesize(
     """
     teacher, attempts = teacher_of(run, trust_code), attempts_of(run)
     tasks = list({one.task.id: one.task for one in attempts}.values())
-    if run.synthesis.balance:
-        cohorts_of(fields_of(tasks), run.synthesis.balance)
+    if balance := SynthesisSettings.of(run).balance:
+        cohorts_of(fields_of(tasks), balance)
     with folder.held():
         begin(run, folder, begun_with(run, teacher, attempts), resume=resume, overwrite=overwrite)
-        episodes = played(teacher, folder, attempts, run.synthesis.played_together, advance, note)
+        episodes = played(teacher, folder, attempts, SynthesisSettings.of(run).played_together, advance, note)
         kept, passages = _funnel(run, teacher, episodes, note)
         if not kept:
             raise ValueError("\n  ".join([f"{NOTHING}:", *(reason for one in passages for reason in one.lines())]))
@@ -81,7 +82,7 @@ def synthesize(
 def filters_of(run: RunSettings) -> list[FilterPart]:
     """The filters of a recipe, in their order."""
     made = TypeAdapter(FilterPlugin)
-    return [*run.synthesis.filters] or [made.validate_python({"name": name}) for name in STANDARD]
+    return [*SynthesisSettings.of(run).filters] or [made.validate_python({"name": name}) for name in STANDARD]
 
 
 def _funnel(
@@ -97,7 +98,7 @@ def _funnel(
         kept, passage = _told_again(stage, run.seed, [one.episode for one in left])
     for line in tally.lines():
         note(f"told again: {line}")
-    asked = run.synthesis
+    asked = SynthesisSettings.of(run)
     episodes = [one.episode for one in kept]
     worth = [(episode.total_reward, -float(len(episode.actions))) for episode in episodes]
     refused = over_cap([episode.task.id for episode in episodes], asked.per_task, worth)

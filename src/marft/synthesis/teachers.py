@@ -24,6 +24,7 @@ from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
 from marft.runs.stated import STATE, told_at
 from marft.synthesis.asked import SCRIPTS, check_teacher
+from marft.synthesis.settings import SynthesisSettings
 from marft.types import Episode
 from marft.user_modules import TEAM, is_export
 from marft.version import __version__
@@ -63,7 +64,7 @@ def teacher_of(run: RunSettings, trust_code: bool = False) -> Teacher:
     Raises:
         ValueError: none is named, there is none, or it cannot play this recipe's world.
     """
-    named = run.synthesis.teacher
+    named = SynthesisSettings.of(run).teacher
     if not named:
         raise ValueError(
             "synthesis.teacher: nobody is named who plays; give --teacher scripts (the environment's own), the folder "
@@ -94,14 +95,15 @@ def teacher_of(run: RunSettings, trust_code: bool = False) -> Teacher:
 
 
 def _script(run: RunSettings) -> Teacher:
-    script = run.environment.script(run.synthesis.skill)
+    skill = SynthesisSettings.of(run).skill
+    script = run.environment.script(skill)
     if script is None:
         raise ValueError(
             f"--teacher {SCRIPTS}: environment {run.environment.name!r} has no script; name a run, export or recipe"
         )
     kind = type(run.environment)
     name = f"{kind.__module__}:{kind.__qualname__}.script"
-    about = {"kind": SCRIPTS, "name": name, "skill": run.synthesis.skill}
+    about = {"kind": SCRIPTS, "name": name, "skill": skill}
     return Teacher(run, {**about, **_played_by(run)}, script=script)  # type: ignore[arg-type]
 
 
@@ -114,17 +116,18 @@ def _team(
     Raises:
         ValueError: its roles are others, or its recipe does not go with the world.
     """
+    named = SynthesisSettings.of(run).teacher
     roles, others = ({agent.role for agent in one.agents} for one in (run, theirs))
     if roles != others:
         raise ValueError(
-            f"--teacher {run.synthesis.teacher}: its agents are {', '.join(sorted(others))}, and those of the recipe "
+            f"--teacher {named}: its agents are {', '.join(sorted(others))}, and those of the recipe "
             f"{', '.join(sorted(roles))}; rows are made for each role of what the same one said, so call them alike"
         )
     table, world = (one.model_dump(mode="json", exclude_none=True) for one in (theirs, run))
     kept = {key: value for key, value in table.items() if key not in WORLD}
     given = {**run.given, **theirs.given}.values()
     changed = {**kept, **{key: world[key] for key in WORLD if key in world}}
-    played = parse_recipe(changed, source=f"--teacher {run.synthesis.teacher}, in the world of the recipe", given=given)
+    played = parse_recipe(changed, source=f"--teacher {named}, in the world of the recipe", given=given)
     return Teacher(played, {**about, **_played_by(played)}, weights, None, check)
 
 

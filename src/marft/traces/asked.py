@@ -8,6 +8,7 @@ from pathlib import Path
 from marft.config.run import RunSettings
 from marft.traces.roles import check_roles
 from marft.traces.rows import rows_in
+from marft.traces.settings import SftSettings
 
 
 def changes_of(run: RunSettings, traces: Sequence[Path], roles: Mapping[str, str]) -> dict[str, object]:
@@ -27,5 +28,5 @@ def changes_of(run: RunSettings, traces: Sequence[Path], roles: Mapping[str, str
     if traces:
         changes["sft.traces"] = [str(path.resolve()) for path in traces]
     if roles:
-        changes["sft.roles"] = {**run.sft.roles, **roles}
+        changes["sft.roles"] = {**SftSettings.of(run).roles, **roles}
     return changes

@@ -19,6 +19,7 @@ from marft.models.batches import in_batches
 from marft.models.formats import Format
 from marft.traces.reading import read_traces
 from marft.traces.record import Tally, TracedTurn
+from marft.traces.settings import SftSettings
 from marft.traces.stage import Stage, Told
 from marft.types import Action, ActionKey, Sample
 
@@ -64,7 +65,7 @@ def read_lessons(
     """
     episodes = list[list[Sample]]()
     with Stage(run, tally, formats) as stage:
-        for told in stage.tell(read_traces([Path(path) for path in run.sft.traces], tally), grade=False):
+        for told in stage.tell(read_traces([Path(path) for path in SftSettings.of(run).traces], tally), grade=False):
             on_done(told)
             samples = [as_sample(action) for action in imitated(told, stage, tally)]
             episodes += [samples] if samples else []
@@ -74,7 +75,8 @@ def read_lessons(
     if not episodes:
         raise ValueError("\n  ".join([f"{NOTHING}:", *tally.lines()]))
     order = seeds.generator(run.seed, "sft", "held out").permutation(len(episodes))
-    wanted = max(1, round(run.sft.held_out * len(episodes))) if run.sft.held_out else 0
+    held_out = SftSettings.of(run).held_out
+    wanted = max(1, round(held_out * len(episodes))) if held_out else 0
     apart = set(order[: min(wanted, len(episodes) - 1)].tolist())
     return Lessons(
         trained=[sample for n, samples in enumerate(episodes) if n not in apart for sample in samples],
@@ -125,8 +127,8 @@ def plan(samples: Sequence[Sample], run: RunSettings) -> list[tuple[int, list[in
     """The steps of a warm start: the epoch and the turns of each, of about ``sft.batch_tokens`` tokens that are read.
     Every epoch has an order of its own, which follows from the run's seed."""
     steps = list[tuple[int, list[int]]]()
-    for epoch in range(run.sft.epochs):
+    for epoch in range(SftSettings.of(run).epochs):
         order = seeds.generator(run.seed, "sft", epoch).permutation(len(samples)).tolist()
-        batches = in_batches(order, lambda number: length(samples[number]), run.sft.batch_tokens)
+        batches = in_batches(order, lambda number: length(samples[number]), SftSettings.of(run).batch_tokens)
         steps += [(epoch, batch) for batch in batches]
     return steps

@@ -14,6 +14,7 @@ from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.traces.reading import read_traces
 from marft.traces.record import Tally
+from marft.traces.settings import SftSettings
 from marft.traces.stage import Stage, Told
 from marft.types import Episode
 
@@ -98,7 +99,7 @@ def score(
         folder.refuse_links()
         folder.check_free(overwrite)
         folder.begin(run, overwrite=overwrite)
-        traces = read_traces([Path(path) for path in run.sft.traces], tally)
+        traces = read_traces([Path(path) for path in SftSettings.of(run).traces], tally)
         graded, number = stage.tell(traces, grade=True), 0
         while some := list(islice(graded, RECORDED)):
             number += 1

@@ -27,6 +27,7 @@ from marft.sandbox.runner import end_all
 from marft.traces.record import Tally, TracedEpisode, TracedTurn
 from marft.traces.retelling import Narrator, RecordedTools, Retelling, Retold, Untold
 from marft.traces.roles import Roles, check_roles
+from marft.traces.settings import SftSettings
 from marft.types import Episode, Task
 
 AT_ONCE = 64  # episodes that are played, and held, together
@@ -60,15 +61,17 @@ class Stage:
     def __init__(self, run: RunSettings, tally: Tally, formats: Mapping[str, Format] | None = None) -> None:
         self.run, self.tally = run, tally
         roles = [agent.role for agent in run.agents]
-        check_roles(run.sft.roles, roles)
-        self.roles = Roles(roles, run.sft.roles)
+        self._sft = SftSettings.of(run)
+        check_roles(self._sft.roles, roles)
+        self.roles = Roles(roles, self._sft.roles)
         self.renderer = renderer_of(run, load_formats(run) if formats is None else formats)
-        self.by_messages = run.sft.prompts == "trace" or (run.sft.prompts == "auto" and run.team.own_words)
+        prompts = self._sft.prompts
+        self.by_messages = prompts == "trace" or (prompts == "auto" and run.team.own_words)
         self._tasks = Tasks(run)
         self._attempts: Counter[str] = Counter()
         with ExitStack() as started:
             terms = open_terms(run, started.callback)
-            nobody = Retold([], self.renderer, run.sft.thinking)
+            nobody = Retold([], self.renderer, self._sft.thinking)
             self._parts = GameParts(run, terms, nobody, self.renderer, LoopThreadPool())
             started.callback(self._parts.close)
             # not on this thread: there a signal would end the episode that it strikes in, and not the command
@@ -120,7 +123,7 @@ class Stage:
         self._attempts[task.id] += 1
         number = self._attempts[task.id] - 1 if trace.attempt is None else trace.attempt
         attempt = Attempt(task, TRACES, number)
-        return _Job(trace, attempt, Retold(turns, self.renderer, self.run.sft.thinking), known)
+        return _Job(trace, attempt, Retold(turns, self.renderer, self._sft.thinking), known)
 
     async def _played(self, job: _Job, grade: bool) -> Told:
         episode = await play(self._game(job), job.attempt)

@@ -27,6 +27,7 @@ from marft.runs.sinks import MetricSinks
 from marft.starting import IMITATED, Start
 from marft.traces.lessons import Lessons, plan, read_lessons
 from marft.traces.record import Tally
+from marft.traces.settings import SftSettings
 
 HELD_OUT = "sft/held_out_loss"
 
@@ -60,7 +61,7 @@ def warm_start(
         RunError: a step left something that is not finite.
     """
     observer = observer or Silent()
-    if not run.sft.traces:
+    if not SftSettings.of(run).traces:
         raise ValueError("sft.traces: no file of traces is named; give one:  marft sft … --from traces.jsonl")
     with folder.held():
         start = Start.of(
@@ -72,7 +73,7 @@ def warm_start(
             observer.note(line)
         steps = plan(lessons.trained, run)
         models = Models(run, formats)
-        supervisor = Supervisor(run, models, len(steps))
+        supervisor = Supervisor(run, models, len(steps), SftSettings.of(run).optimizer(run, len(steps)))
         state = start.load(models, supervisor)
         state = start.with_digest(state, IMITATED + lessons.digest, "turns of the traces")
         start.commit(state, models, supervisor)
@@ -96,7 +97,7 @@ class _Loop:
     def go_on(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, float]:
         """From where it stands to the end → where it stands, and the loss on what was held out."""
         run, checkpoints = self.run, Checkpoints(self.folder, self.run.checkpoints)
-        held_out = self._held_out()
+        held_out, every = self._held_out(), SftSettings.of(run).every
         with MetricSinks(run, self.folder, state.step, self.observer) as sinks:
             self.observer.began(state.step, len(steps))
             if self.lessons.held_out:
@@ -105,7 +106,7 @@ class _Loop:
             while state.step < len(steps) and not stop:
                 state, metrics = self._step(state, steps)
                 last = state.step == len(steps)
-                if self.lessons.held_out and (last or (run.sft.every and state.step % run.sft.every == 0)):
+                if self.lessons.held_out and (last or (every and state.step % every == 0)):
                     held_out = self._held_out()
                     metrics |= _losses(held_out, HELD_OUT)
                     if state.best_step == 0 or -held_out.mean() > state.best_score:
@@ -134,7 +135,7 @@ class _Loop:
             before.restore()
             raise RunError(
                 f"step {state.step + 1}: {', '.join(broken)} did not stay finite. What was saved is whole; lower "
-                f"sft.learning_rate (now {self.run.sft.learning_rate:g})"
+                f"sft.learning_rate (now {SftSettings.of(self.run).learning_rate:g})"
             )
         seconds = time.perf_counter() - began
         metrics |= _losses(imitation, "sft/loss") | {

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from marft.config.tracing import TracingSettings
 from marft.observing import Observer
 from marft.texts import one_line, raised
 from marft.tracing.batches import batches, resource_of
@@ -16,6 +15,7 @@ from marft.tracing.cast import Cast
 from marft.tracing.episode import Tracer
 from marft.tracing.otlp import check_installed, protobuf
 from marft.tracing.receiver import Receiver, UnsentError, headers_of, traces_url
+from marft.tracing.settings import TracingSettings
 from marft.types import Episode
 
 TOGETHER = 64  # episodes that are sent at once

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.endpoint import names_server
-from marft.config.settings import Count, Positive, Settings
+from marft.config.settings import Count, Positive
+from marft.training_seams import TrainingSection
+
+if TYPE_CHECKING:
+    from marft.config.run import RunSettings
+    from marft.observing import Observer
+    from marft.runs.folder import RunFolder
 
 
-class TracingSettings(Settings):
+class TracingSettings(TrainingSection):
     """A receiver of OpenTelemetry's traces. What it is sent in headers is in ``OTEL_EXPORTER_OTLP_HEADERS``."""
+
+    key: ClassVar[str] = "tracing"
 
     otlp: str = ""  # its address: "http://localhost:4318"; "": nothing is sent
     content: bool = False  # also send what agents are asked and say, and what tools are called with and answer
@@ -29,3 +39,11 @@ class TracingSettings(Settings):
                 "OTEL_EXPORTER_OTLP_HEADERS",
             )
         return url
+
+    @contextmanager
+    def observe(self, observer: Observer, run: RunSettings, folder: RunFolder) -> Iterator[Observer]:
+        from marft.tracing.live import traced
+
+        later = f". Send them later:  marft trace {folder.path} --otlp {self.otlp}"
+        with traced(self, observer, folder.identity(), run.model_dump(mode="json"), later) as watching:
+            yield watching

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Strict, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.folders import AtHome
 from marft.config.parts import FilterPlugin
-from marft.config.settings import Count, CountOrNone, Few, Fraction, Settings
+from marft.config.sections import Section
+from marft.config.settings import Count, CountOrNone, Few, Fraction
 
 
-class SynthesisSettings(Settings):
+class SynthesisSettings(Section):
     """How ``marft synthesize`` makes supervised data of what a teacher plays."""
+
+    key: ClassVar[str] = "synthesis"
 
     # who plays: "scripts" (the environment's own), the folder of a run, of a checkpoint or of an export, or a recipe;
     # --teacher names it

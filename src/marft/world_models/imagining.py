@@ -18,7 +18,6 @@ import numpy as np
 from marft.ahead.around import Around
 from marft.ahead.gathering import Gathering, OnDone
 from marft.collection import Collection, play_forking, told_apart
-from marft.config.dyna import DynaSettings
 from marft.game.environment import Environment
 from marft.game.game import Attempt
 from marft.learning.credit.groups import local_rewards, members
@@ -29,6 +28,7 @@ from marft.types import Episode
 from marft.world_models.experience import Experience, Kept, read, write
 from marft.world_models.imagined import UNCERTAINTY, Imagined, flagged, was_cut
 from marft.world_models.interface import Fits, Situation, WorldModel
+from marft.world_models.settings import DynaSettings
 from marft.world_models.trust import Heard, Trust, heard_of
 from marft.world_models.words import lived_in
 
@@ -55,8 +55,9 @@ class Imagining(Around):
     def __init__(self, gathering: Gathering, rollouts: PlaysElsewhere, folder: Path | None = None) -> None:
         super().__init__(gathering)
         self._rollouts, self._run = rollouts, rollouts.run
-        assert self._run.dyna is not None
-        self._dyna: DynaSettings = self._run.dyna
+        dyna = self._run.section(DynaSettings)
+        assert dyna is not None
+        self._dyna = dyna
         self.kept = read(folder) if folder else Kept()
         self.model = self._fit(self.kept.experience, self.kept.fitted)
 
@@ -103,7 +104,7 @@ class Imagining(Around):
     def _imagine(self, step: int) -> list[Episode]:
         """Play imagined episodes as the algorithm's credit asks for → all of them, flagged."""
         dyna, run = self._dyna, self._run
-        count = dyna.tasks_at(step, run.rollout.tasks_per_step) if self.kept.trust.on else 0
+        count = dyna.extra_tasks(step, run.rollout.tasks_per_step) if self.kept.trust.on else 0
         begins = _begins(self.kept.experience, dyna.begins == "anywhere")
         if not count or not begins:
             return []

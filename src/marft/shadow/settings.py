@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.settings import Bounded, Count, Few, Fraction, NotNegative, Positive, Settings
+from marft.config.sections import Section
+from marft.config.settings import Bounded, Count, Few, Fraction, NotNegative, Positive
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
 
-class ShadowSettings(Settings):
+class ShadowSettings(Section):
     """Which sessions ``marft shadow`` plays again, what they are worth, and what has to be shown."""
+
+    key: ClassVar[str] = "shadow"
 
     share: Fraction = 1.0  # of the sessions that are played; which ones follows from their names
     # what a session is worth: what terms and environment of a recipe say (--grade), whether the served answer is given
