@@ -27,8 +27,8 @@ import machine
 from marft.config import load_recipe
 from marft.config.bundled import bundled_names
 from marft.config.models import ModelSettings
-from marft.config.plugins import bundled_plugins
 from marft.models.formats import load_format
+from marft.registry import bundled_parts
 from marft.scripted import ScriptedTeam
 from marft.types import Task
 
@@ -120,7 +120,7 @@ def measured(recipe: str, episodes: int) -> dict[str, float]:
 
 def worlds() -> list[str]:
     """Recipes that ship and go by the name of their environment, whose environment has a script."""
-    named = [name for name in bundled_names() if name in bundled_plugins("environments")]
+    named = [name for name in bundled_names() if name in bundled_parts("environments")]
     found: dict[str, Any] = {name: load_recipe(name).environment for name in named}
     return [name for name, environment in found.items() if environment.script() is not None]
 

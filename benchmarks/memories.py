@@ -31,7 +31,7 @@ from typing import Any
 import machine
 from memory_readers import Asked, capability
 
-from marft.config.plugins import bundled_plugins, find_plugin
+from marft.config.plugins import find_plugin
 from marft.envs.memory.conversations import Chunk, Question
 from marft.envs.memory.environment import Memory
 from marft.envs.memory.grading import graded, holds
@@ -40,6 +40,7 @@ from marft.envs.scripts import Cue
 from marft.memories.costs import Cost
 from marft.memories.interface import Entry
 from marft.memories.store import Store, open_store
+from marft.registry import bundled_parts
 from marft.types import Task
 
 BUDGETS = (16, 48, 160)  # tokens of a read
@@ -249,7 +250,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=20)
     parser.add_argument("--readers", nargs="*", default=[], help="models: names or folders")
     parser.add_argument("--read", type=int, default=20, help="conversations that models read")
-    parser.add_argument("--at-once", choices=sorted(bundled_plugins("memories")), help="this alone, printed as JSON")
+    parser.add_argument("--at-once", choices=sorted(bundled_parts("memories")), help="this alone, printed as JSON")
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
     if arguments.at_once:

@@ -24,7 +24,7 @@ import tomli_w
 from marft.algorithms import PRESETS
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.config.bundled import bundled, bundled_names
-from marft.config.plugins import bundled_plugins
+from marft.registry import bundled_parts
 from tests.helpers import recipe
 
 ROOT = Path(__file__).parents[1]
@@ -104,11 +104,11 @@ def shown_everywhere() -> Iterator[dict[str, Any]]:
             yield {**recipe(), **tomllib.loads(block.split("```")[0])}
     for name in PRESETS:
         yield recipe(algorithm={"name": name}, training={"steps": 9})
-    for name in bundled_plugins("organizations"):
+    for name in bundled_parts("organizations"):
         yield recipe(team={"organization": name, **NEEDED.get(name, {})})
-    for name in bundled_plugins("channels"):
+    for name in bundled_parts("channels"):
         yield recipe(channel={"name": name, **NEEDED.get(name, {})})
-    yield recipe(rewards=[{"name": name, **NEEDED.get(name, {})} for name in bundled_plugins("rewards")])
+    yield recipe(rewards=[{"name": name, **NEEDED.get(name, {})} for name in bundled_parts("rewards")])
     yield complete(recipe())
 
 

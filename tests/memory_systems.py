@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from marft.config.plugins import bundled_plugins, find_plugin
+from marft.config.plugins import find_plugin
 from marft.memories.interface import KINDS, Entry
 from marft.memories.store import Store, open_store
+from marft.registry import bundled_parts
 
 T = TypeVar("T")
-SYSTEMS = sorted(bundled_plugins("memories"))
+SYSTEMS = sorted(bundled_parts("memories"))
 CONSTRUCTIONS = ("eager", "batched", "lazy")
 
 

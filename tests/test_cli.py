@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from marft import __version__
 from marft.algorithms import PRESETS
@@ -215,7 +216,7 @@ def test_parts_are_imported_from_the_folder_that_the_command_runs_in(recipe_file
     assert "my_parts:Mine" in done.stdout
 
 
-COMMANDS = [(command.name or command.callback.__name__) for command in app.registered_commands if command.callback]
+COMMANDS = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def test_help_is_quick_and_names_every_command() -> None:

@@ -15,9 +15,10 @@ import pytest
 from marft.algorithms import PRESETS
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.config.bundled import bundled_names
-from marft.config.plugins import Plugin, bundled_plugins, find_plugin
+from marft.config.plugins import Plugin, find_plugin
 from marft.config.seams import SEAMS
 from marft.game.organizations.chain import Chain
+from marft.registry import bundled_parts
 from tests.helpers import recipe
 
 
@@ -345,7 +346,7 @@ class TestFiles:
 
 
 class TestPlugins:
-    @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in SEAMS for name in bundled_plugins(kind)])
+    @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in SEAMS for name in bundled_parts(kind)])
     def test_every_built_in_can_be_found(self, kind: str, name: str) -> None:
         assert find_plugin(kind, name)
 

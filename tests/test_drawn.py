@@ -8,9 +8,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.config.plugins import bundled_plugins, find_plugin
+from marft.config.plugins import find_plugin
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.splits import part_of, split_of
+from marft.registry import bundled_parts
 
 
 class Sums(Drawn):
@@ -85,7 +86,7 @@ def test_the_name_of_a_stream_decides_what_is_drawn_and_the_name_of_the_class_on
 
 
 def test_built_in_worlds_draw_from_streams_whose_names_never_change() -> None:
-    classes = {name: find_plugin("environments", name) for name in bundled_plugins("environments")}
+    classes = {name: find_plugin("environments", name) for name in bundled_parts("environments")}
     found = {name: world.stream for name, world in classes.items() if issubclass(world, Drawn)}
     assert found == {
         "code": "Code", "gaia": "Gaia", "instructions": "Instructions", "memory": "Memory", "mle": "Mle",

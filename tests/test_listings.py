@@ -13,8 +13,8 @@ from marft.cli import listings
 from marft.cli.console import evaluation_table, wide_console
 from marft.config import load_recipe
 from marft.config.bundled import bundled_names
-from marft.config.plugins import bundled_plugins
 from marft.evaluation.compare import Gain, Measured, _table
+from marft.registry import bundled_parts
 from tests.test_cli import run
 
 NARROW = 80
@@ -57,7 +57,7 @@ class TestRecipes:
 class TestEnvironments:
     def test_each_stands_beside_what_it_is_and_its_keys(self, capsys: pytest.CaptureFixture[str]) -> None:
         listed = run(capsys, "environments")
-        assert all(name in listed for name in bundled_plugins("environments"))
+        assert all(name in listed for name in bundled_parts("environments"))
         said = [line.rstrip() for line in listed.splitlines() if not line.lstrip().startswith("keys:")]
         assert "Kitchens of several rooms: players fetch ingredients" in listed
         assert not [line for line in said if line.endswith((" a", " the", " Its", ":"))]

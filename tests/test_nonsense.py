@@ -10,10 +10,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from marft.config import agents as agent_settings
 from marft.config import algorithm, endpoint, load_recipe, models, parse_recipe, run, to_toml
-from marft.config.plugins import bundled_plugins, find_plugin
+from marft.config.plugins import find_plugin
 from marft.config.seams import SEAMS
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
+from marft.registry import bundled_parts
 from tests.helpers import recipe
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -31,7 +32,7 @@ def every_class() -> list[type[Settings]]:
             [
                 *ours,
                 *map(section_class, section_names()),
-                *(find_plugin(kind, name) for kind in SEAMS for name in bundled_plugins(kind)),
+                *(find_plugin(kind, name) for kind in SEAMS for name in bundled_parts(kind)),
             ]
         )
     )

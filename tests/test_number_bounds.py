@@ -12,11 +12,12 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from marft.config import parse_recipe
 from marft.config.federation import FederationSettings
-from marft.config.plugins import bundled_plugins, find_plugin
+from marft.config.plugins import find_plugin
 from marft.config.run import RunSettings
 from marft.config.seams import SEAMS
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
+from marft.registry import bundled_parts
 from tests.helpers import recipe
 
 BEYOND = (1e30, -1e30, math.nan, math.inf, -math.inf, 10**30, -(10**30))
@@ -60,7 +61,7 @@ def all_tables() -> list[type[BaseModel]]:
     found = [*tables(RunSettings, known), *tables(FederationSettings, known)]
     found += [table for name in section_names() for table in tables(section_class(name), known)]
     for kind in SEAMS:
-        for name in bundled_plugins(kind):
+        for name in bundled_parts(kind):
             found += tables(find_plugin(kind, name), known)
     return found
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from marft.algorithms import PRESETS
-from marft.config.plugins import TAGS, bundled_plugins, find_plugin
+from marft.config.plugins import TAGS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.sections import section_class
 from marft.metrics import find
+from marft.registry import bundled_parts
 from tests.docs import PAGES, ROOT, name_of
 
 SOURCE = ROOT / "src" / "marft"
@@ -212,6 +213,6 @@ def is_key(settings: Any, path: list[str], value: str) -> bool:
         return False
     if rest and (kind := PARTS.get(first)):
         if rest == [TAGS.get(kind, "name")]:
-            return not value or value in bundled_plugins(kind)
-        return any(is_key(find_plugin(kind, name), rest, value) for name in bundled_plugins(kind))
+            return not value or value in bundled_parts(kind)
+        return any(is_key(find_plugin(kind, name), rest, value) for name in bundled_parts(kind))
     return not rest or any(is_key(inner, rest, value) for inner in inner_tables(settings.model_fields[first]))

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from marft.config import parse_recipe
-from marft.config.plugins import bundled_plugins, find_plugin
+from marft.config.plugins import find_plugin
 from marft.config.seams import SEAMS, class_problems
+from marft.registry import bundled_parts
 from tests.helpers import recipe
 
 OPTION = {
@@ -35,7 +36,7 @@ def complaint(kind: str, name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in SEAMS for name in bundled_plugins(kind)])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in SEAMS for name in bundled_parts(kind)])
 def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> None:
     cls = find_plugin(kind, name)
     assert not class_problems(kind, cls)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from marft.config import load_recipe, parse_recipe, to_toml
-from marft.config.plugins import bundled_plugins
 from marft.config.seams import SEAMS
 from marft.config.sections import section_class, section_names
+from marft.registry import bundled_parts
 from marft.tracing.settings import TracingSettings
 from marft.world_models.settings import DynaSettings
 
@@ -53,8 +53,8 @@ def complaint(*overrides: str) -> str:
 
 def test_what_is_registered_is_what_the_project_says() -> None:
     """Where this fails, run ``make install``: names of parts are read off the installed package."""
-    for kind in [*SEAMS, "sections"]:
-        assert set(PROJECT["entry-points"][f"marft.{kind}"]) == set(bundled_plugins(kind)), kind
+    for kind in [*SEAMS, "sections", "commands", "suites", "rollout_sources"]:
+        assert set(PROJECT["entry-points"][f"marft.{kind}"]) == set(bundled_parts(kind)), kind
 
 
 def test_every_section_is_known_by_the_name_of_its_table() -> None:

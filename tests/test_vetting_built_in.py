@@ -11,7 +11,7 @@ import pytest
 
 from marft.config.bundled import bundled_names
 from marft.config.load import load_recipe
-from marft.config.plugins import bundled_plugins
+from marft.registry import bundled_parts
 from marft.vetting.check import check
 from marft.vetting.limits import Limits
 from marft.vetting.subject import Subject, of_recipe, subject_of
@@ -45,7 +45,7 @@ def subject(name: str, folder: Path) -> Subject:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(sorted({*bundled_plugins("environments")} - ELSEWHERE - LATER), of=8))
+@pytest.mark.parametrize("name", some(sorted({*bundled_parts("environments")} - ELSEWHERE - LATER), of=8))
 def test_a_built_in_environment_passes_every_check(name: str, tmp_path: Path) -> None:
     report = check(subject(name, tmp_path), AT_NIGHT if NIGHT else BY_DAY)
     assert set(report.of("failure")) == KNOWN.get(name, set()), [

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from marft.game.agents import Agents
     from marft.game.environment import tool
     from marft.observing import Observer
-    from marft.python.commands import compare, evaluate, load_recipe, load_run, train, worth
+    from marft.python.commands import compare, evaluate, load_recipe, load_run, train
     from marft.python.environments import check_environment
     from marft.python.gateway import Gateway
     from marft.python.run import Run
     from marft.python.traces import score, sft
+    from marft.python.worth import worth
     from marft.traces.scores import Scores
     from marft.types import Action, Episode, JointAction, Observation, Step, Task
 
@@ -47,11 +48,12 @@ _PLACES = {
     "marft.game.agents": ("Agents",),
     "marft.game.environment": ("tool",),
     "marft.observing": ("Observer",),
-    "marft.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train", "worth"),
+    "marft.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train"),
     "marft.python.environments": ("check_environment",),
     "marft.python.gateway": ("Gateway",),
     "marft.python.run": ("Run",),
     "marft.python.traces": ("score", "sft"),
+    "marft.python.worth": ("worth",),
     "marft.traces.scores": ("Scores",),
     "marft.types": ("Action", "Episode", "JointAction", "Observation", "Step", "Task"),
 }

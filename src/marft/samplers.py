@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol, TypeVar, cast
 
-from marft.config.plugins import bundled_plugins
 from marft.config.references import cannot_hold
 from marft.config.run import RunSettings, check_room
 from marft.endpoints.client import Endpoint
@@ -18,6 +17,7 @@ from marft.engines.router import Router
 from marft.game.engine import Engine
 from marft.game.rendering import Cut
 from marft.models.pool import Models
+from marft.registry import bundled_parts
 from marft.types import ActionKey, Profile, Sampling, TokenIds
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ def _opened(run: RunSettings, models: Models, here: Sequence[str], thread: Calle
         ValueError: what was opened is no engine.
     """
     engine = cast("EngineKind", run.engine).open(run, models, here, thread)
-    if run.engine.name in bundled_plugins("engines"):
+    if run.engine.name in bundled_parts("engines"):
         return engine
     missing = [name for name in ENGINE if not callable(getattr(engine, name, None))]
     if missing:

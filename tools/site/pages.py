@@ -19,13 +19,14 @@ from marft.algorithms import ABOUT
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.federation import FederationSettings
 from marft.config.parts import CombinerPart, MemoryPart
-from marft.config.plugins import TAGS, bundled_plugins, find_plugin
+from marft.config.plugins import TAGS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from marft.envs.gradings import GRADINGS
 from marft.evaluation.safety.suite import SuiteSettings
 from marft.metrics.page import page as metrics_page
+from marft.registry import bundled_parts
 from marft.rewards.terms import Term
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -97,7 +98,7 @@ def settings() -> str:
         shared = tuple(base.model_fields) if base else ()
         if base:
             lines += _section(f"### {title}: all of them", base)
-        for name in bundled_plugins(kind):
+        for name in bundled_parts(kind):
             cls = find_plugin(kind, name)
             lines += _section(f"### {title}: {name}", cls, without=shared)
             for heading, inner in list(_tables(cls, place))[1:]:

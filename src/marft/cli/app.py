@@ -2,26 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, MutableMapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
+from marft.registry import registered
 from marft.version import __version__
 
-app = typer.Typer(
+
+def group(**attributes: Any) -> typer.Typer:
+    """Return an empty group of commands that prints plain text, as ``marft`` itself does."""
+    return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, **attributes)
+
+
+class CommandGroup(TyperGroup):
+    """The commands of the core, and those that installed packages register under ``marft.commands``."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands(self.commands)
+
+
+class _Commands(MutableMapping[str, Any]):
+    """Commands by name. A registered one is imported when it is looked up."""
+
+    def __init__(self, own: MutableMapping[str, Any]) -> None:
+        self._own = own
+
+    def __getitem__(self, name: str) -> Any:
+        return self._own[name] if name in self._own else _loaded(name, registered("commands")[name])
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._own[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from sorted(registered("commands").keys() - self._own.keys())
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def _loaded(name: str, point: EntryPoint) -> Any:
+    """Import a registered command. One that cannot be imported says so when it is run."""
+    try:
+        found = point.load()
+        with_paths_at_home(found)
+        command = typer.main.get_command(found)
+    except Exception as error:  # noqa: BLE001  a broken package takes no command away but its own
+        return _broken(name, f"{point.value} cannot be imported: {type(error).__name__}: {error}")
+    return getattr(command, "commands", {}).get(name, command)
+
+
+def _broken(name: str, why: str) -> Any:
+    def fail() -> None:
+        raise ValueError(f"marft {name}: {why}")
+
+    broken = group()
+    broken.command(name, help="Cannot be used: its package is broken.", context_settings=OVERRIDES)(fail)
+    return typer.main.get_command(broken)
+
+
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+app = group(
     name="marft",
+    cls=CommandGroup,
     help="Multi-agent reinforcement fine-tuning: tune the language models of a team of agents together.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     epilog="--debug, with any command, prints the traceback of an error.",
 )
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the end, warnings and errors alone.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON object a line, and nothing else.")]
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,11 +108,11 @@ def _at_home(value: Any) -> Any:
     return at_home(value) if isinstance(value, Path) else value
 
 
-def with_paths_at_home(group: typer.Typer) -> None:
+def with_paths_at_home(commands: typer.Typer) -> None:
     """Let all commands of a group, and of the groups in it, take paths that begin with ``~``."""
-    for command in group.registered_commands:
+    for command in commands.registered_commands:
         command.cls = PathsAtHome
-    for inner in group.registered_groups:
+    for inner in commands.registered_groups:
         if inner.typer_instance is not None:
             with_paths_at_home(inner.typer_instance)
 

@@ -12,6 +12,7 @@ from marft.cli.console import evaluation_table, passes_table
 from marft.cli.errors import beside
 from marft.cli.output import How, Output, output
 from marft.config.load import keys_of, load_recipe, overrides_of_others, to_toml
+from marft.config.plugins import load_registered
 from marft.config.reorganizing import TABLES, changes_of_team, read_reorganization, reorganized
 from marft.config.run import RunSettings
 from marft.runs.folder import RunFolder
@@ -110,6 +111,16 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
             shown = target.folder and not (asked.scenarios or asked.suite or asked.organized)  # these are in no report
             out.say(f"saved in {target.kept.evaluations}" + (f"; see {target.kept.report}" if shown else ""))
         out.tell("done", evaluations=len(rows), runs=[target.kept.path for target in targets])
+
+
+def evaluate_suite(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how: How = "") -> bool:
+    """Evaluate targets on a suite of attacks and rules, with what an installed package registers for suites.
+
+    Returns:
+        Whether no gate of the suite failed.
+    """
+    passed: bool = load_registered("suites", "safety")(paths, overrides, asked, how)
+    return passed
 
 
 def _check_field(targets: Sequence[Target], asked: Asked, scenarios: Scenarios | None) -> None:

@@ -7,10 +7,7 @@ an installed package, MARFT included, registered under the entry-point group ``m
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +26,11 @@ from marft.config.given import Given
 from marft.config.seams import SEAMS, class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
 from marft.faults import described
+from marft.registry import registered
 from marft.user_modules import import_named
 
 TAGS = {"organizations": "organization", "engines": "kind"}
 SINGULAR = {"memories": "memory"}  # of those that do not lose an s alone
-DISTRIBUTIONS = frozenset({"marft"})  # of this project
 
 
 class Plugin(Settings):
@@ -72,29 +69,6 @@ def one_of(kind: str) -> str:
 def called(plugin: Plugin) -> str:
     """``credit 'my_package.credits:Median'``, for messages."""
     return f"{one_of(plugin._kind) or 'part'} {plugin.name!r}"
-
-
-def registered(kind: str) -> Mapping[str, EntryPoint]:
-    """Return what installed packages register under ``marft.<kind>``, by name. MARFT's own take precedence."""
-    points = _points(f"marft.{kind}", tuple(sys.path))
-    return {**points[False], **points[True]}
-
-
-def bundled_plugins(kind: str) -> list[str]:
-    """Return the names that MARFT itself registers for ``kind``."""
-    return sorted(_points(f"marft.{kind}", tuple(sys.path))[True])
-
-
-@lru_cache(maxsize=256)
-def _points(group: str, path: tuple[str, ...]) -> Mapping[bool, Mapping[str, EntryPoint]]:  # noqa: ARG001
-    """Entry points of a group on the module search ``path``, by whether MARFT registers them, and by name."""
-    names: dict[int, str] = {}
-    found: dict[bool, dict[str, EntryPoint]] = {True: {}, False: {}}
-    for point in entry_points(group=group):
-        owner = point.dist
-        name = names.setdefault(id(owner), owner.metadata["Name"]) if owner else ""
-        found[name in DISTRIBUTIONS][point.name] = point
-    return found
 
 
 def plugin_names(kind: str) -> list[str]:

@@ -23,7 +23,6 @@ from marft.python.asked import (
     check_count,
     check_observer,
     check_place,
-    check_text,
     check_words,
     is_path,
     names_in,
@@ -37,7 +36,6 @@ from marft.runs.going_on import resumed_or_started
 if TYPE_CHECKING:
     from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation, Mode
-    from marft.evaluation.worth.session import Worth
 
 Recipe = str | Path | Mapping[str, Any] | RunSettings
 Changes = Mapping[str, Any] | Sequence[str]
@@ -241,57 +239,6 @@ def _saved(side: Run | str | Path | Sequence[Evaluation], name: str) -> tuple[st
         check_place(place, name)
         return str(place), [*saved_in(RunFolder.open(place))]
     return name, [evaluation.as_json() for evaluation in side]
-
-
-def worth(
-    run: Run | str | Path, changes: Changes = (), /, *, checkpoint: str = "last", only: str | Sequence[str] = (),
-    tasks: int = 0, samples: int = 1, attempts: int = 16, resamples: int = 3,
-    crossed: str | Sequence[str] = ("base", "last", "best"), single: str | Path | None = None,
-    paraphrase: str | Callable[[str], str] = "base", again: bool = False, given: Iterable[Any] = (), **more: Any,
-) -> Worth:  # fmt: skip
-    """Whether a run's team is worth what it costs: against one agent at the same tokens, and against itself with seats,
-    weights or messages changed. What comes out is written to the run's folder too (docs: worth).
-
-    Args:
-        run: a run, or its folder.
-        checkpoint: whose team it is.
-        only: some of ``single``, ``swap``, ``leave-out``, ``ablation``, ``counterfactual``; none: all.
-        tasks: how many held-out tasks; 0: as the recipe says.
-        samples: attempts at each task.
-        attempts: of a single agent at each task, at most.
-        resamples: how often each action is sampled again.
-        crossed: checkpoints that play together.
-        single: a run of one agent, to hold against the team too.
-        paraphrase: who says messages in other words: ``base``, a policy, ``module:function`` or a function of a text;
-            "": nobody.
-        again: play what was played before, too.
-
-    Raises:
-        ValueError: there is no such run, checkpoint, part or policy, or the recipe cannot be used.
-        RunError: nothing can be written.
-    """
-    for count, what in ((tasks, "tasks"), (samples, "samples"), (attempts, "attempts"), (resamples, "resamples")):
-        check_count(count, what)
-    check_text(checkpoint, "checkpoint")
-    if not callable(paraphrase):
-        check_text(paraphrase, "paraphrase")
-    if single is not None:
-        check_place(single, "single: a run")
-    settings, folder = run_of(run, changes, given, more)
-    if folder is None:
-        raise ValueError("what a team is worth is asked of a run that was trained: give it, or its folder")
-    with in_words():
-        from marft.evaluation.worth.options import Options
-        from marft.evaluation.worth.session import worth_of
-        from marft.evaluation.worth.written import write_worth
-
-        wanted = Options(
-            checkpoint, names_in(only, "only", "single"), tasks, samples, attempts, resamples,
-            names_in(crossed, "crossed", "last"), None if single is None else at_home(single), paraphrase, bool(again),
-        )  # fmt: skip
-        found = worth_of(settings, folder, wanted, lambda _=None: None)
-        write_worth(folder.worth, found)
-    return found
 
 
 def _with(program: Callable[..., Any] | None, more: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from marft.cli.app import app
+from marft.cli.app import app, group
 
-engines = typer.Typer(name="engine", help="Engines with a Python environment of their own.", no_args_is_help=True)
+engines = group(name="engine", help="Engines with a Python environment of their own.", no_args_is_help=True)
 app.add_typer(engines)
 
 

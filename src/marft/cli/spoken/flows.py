@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from marft.cli.app import OVERRIDES, app
+from marft.cli.app import OVERRIDES, group
 
-flows = typer.Typer(name="flow", help="Flow networks: grown from runs, played by a team.", no_args_is_help=True)
-app.add_typer(flows)
+flows = group(name="flow", help="Flow networks: grown from runs, played by a team.", no_args_is_help=True)
 
 
 @flows.command()

@@ -52,7 +52,7 @@ def evaluate(
     On held-out tasks, with 95 % intervals. What was played stays, and is not played again; what was stopped goes on.
     Settings can be changed as in train. With a suite it ends with 1 where one of its gates fails.
     """
-    from marft.cli import evaluating, options, output, safety
+    from marft.cli import evaluating, options, output
 
     how = output.how(quiet, as_json)
     paths, overrides = options.targets_of(context, targets)
@@ -63,7 +63,7 @@ def evaluate(
     )  # fmt: skip
     if suite is None:
         evaluating.evaluate(paths, overrides, asked, how)
-    elif not safety.evaluate(paths, overrides, asked, how):
+    elif not evaluating.evaluate_suite(paths, overrides, asked, how):
         raise typer.Exit(1)
 
 
@@ -132,63 +132,6 @@ def compare(
 
     if not commands.compare(runs, fail_if or [], by, junit, markdown, other_tools, after_as):
         raise typer.Exit(1)
-
-
-@app.command(context_settings=OVERRIDES)
-def league(
-    context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a run in which sides play against each other.")],
-    matches: Annotated[int, typer.Option(min=2, help="Of each pair, half of them on each side.")] = 100,
-    versions: Annotated[int, typer.Option(min=2, help="Versions, at most; they are spread over the run.")] = 8,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Ask who beats whom among the versions of a run.
-
-    The untuned base, its checkpoints and its pool play each other on held-out starts, each from both sides: Elo with
-    intervals, and the score of each against each.
-    """
-    from marft.cli import league as asked
-    from marft.cli import options, output
-
-    asked.league(run, options.overrides_of(context, run), matches, versions, output.how(quiet, as_json))
-
-
-@app.command(context_settings=OVERRIDES)
-def worth(
-    context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    checkpoint: Annotated[str, typer.Option(help="Whose team: base, last, best or step_000050.")] = "last",
-    only: Annotated[
-        str, typer.Option(help="Parts, with commas: single, swap, leave-out, ablation, counterfactual.")
-    ] = "",
-    tasks: Annotated[int, typer.Option(min=0, help="How many held-out tasks; 0: as the recipe says.")] = 0,
-    samples: Annotated[int, typer.Option(min=1, help="Attempts at each task.")] = 1,
-    attempts: Annotated[int, typer.Option(min=1, help="Of a single agent at each task, at most.")] = 16,
-    resamples: Annotated[int, typer.Option(min=1, help="How often each action is sampled again.")] = 3,
-    crossed: Annotated[str, typer.Option(help="Checkpoints that play together, with commas.")] = "base,last,best",
-    single: Annotated[Path | None, typer.Option(help="A run of one agent, to hold against the team too.")] = None,
-    paraphrase: Annotated[
-        str, typer.Option(help='Who says messages in other words: base, a policy, module:function; "": nobody.')
-    ] = "base",
-    again: Annotated[bool, typer.Option("--again", help="Play what was played before, too.")] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Ask whether the team is worth it.
-
-    Against one agent at the same tokens, against itself with seats, weights or messages changed; and what each
-    contributes.
-    """
-    from marft.cli import options, output
-    from marft.cli import worth as asked
-    from marft.evaluation.worth.options import Options
-
-    how = output.how(quiet, as_json)
-    names = ([name.strip() for name in text.split(",") if name.strip()] for text in (only, crossed))
-    parts, checkpoints = names
-    wanted = Options(checkpoint, parts, tasks, samples, attempts, resamples, checkpoints, single, paraphrase, again)
-    asked.worth(run, options.overrides_of(context, run), wanted, how)
 
 
 @app.command()
@@ -262,43 +205,3 @@ def show(
         run_follow(run, step, agent, task, orders, count)
         return
     run_show(run, step, agent, task, orders, count)
-
-
-@app.command()
-def trace(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or one of marft serve --record.")],
-    otlp: Annotated[str, typer.Option(help="A receiver, as http://localhost:4318.")] = "",
-    json: Annotated[Path | None, typer.Option(help="A new file instead, for traces as JSON lines.")] = None,
-    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: all of them.")] = 0,
-    task: Annotated[str, typer.Option(help="Only this task, or task#sample.")] = "",
-    content: Annotated[
-        bool, typer.Option("--content", help="Also what agents were asked and said, and what tools answered.")
-    ] = False,
-    header: Annotated[list[str] | None, typer.Option(help="Sent with each request: name=value; repeat it.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the receiver may be silent.")] = 60.0,
-) -> None:
-    """Export recorded episodes as OpenTelemetry traces.
-
-    A span for each action, answer, tool call, environment step and reward term.
-    """
-    from marft.cli.tracing import trace as run_trace
-
-    run_trace(run, otlp, json, step, task, header or [], timeout, content)
-
-
-@app.command()
-def view(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs; none: those in runs.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any that is free.")] = 0,
-    host: Annotated[str, typer.Option(help="The address that it listens on.")] = "127.0.0.1",
-    no_token: Annotated[
-        bool, typer.Option("--no-token", help="Ask for no token: whoever is on this machine may look.")
-    ] = False,
-) -> None:
-    """Look at runs in a browser, also while they train.
-
-    On this machine alone, reading and changing nothing.
-    """
-    from marft.cli.viewing import view as run_view
-
-    run_view(runs or [], host, port, not no_token)

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from marft.cli.app import OVERRIDES, AsJson, app
+from marft.cli.app import OVERRIDES, AsJson, group
+
+app = group()
 
 
 @app.command(context_settings=OVERRIDES)

@@ -1,0 +1,37 @@
+"""Names that installed packages register under entry-point groups of MARFT, such as ``marft.environments``.
+
+Importing this module imports nothing but the standard library: ``marft --help`` reads it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+
+DISTRIBUTIONS = frozenset({"marft"})  # of this project
+
+
+def registered(kind: str) -> Mapping[str, EntryPoint]:
+    """Return what installed packages register under ``marft.<kind>``, by name. MARFT's own take precedence."""
+    return _by_name(f"marft.{kind}", tuple(sys.path))
+
+
+def bundled_parts(kind: str) -> list[str]:
+    """Return the names that MARFT itself registers for ``kind``."""
+    return sorted(name for name, point in registered(kind).items() if _is_ours(point))
+
+
+@lru_cache(maxsize=256)
+def _by_name(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:  # noqa: ARG001
+    """Return the entry points of a group on the module search ``path``."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        if point.name not in found or _is_ours(point):
+            found[point.name] = point
+    return found
+
+
+def _is_ours(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.metadata["Name"] in DISTRIBUTIONS
