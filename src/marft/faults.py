@@ -8,9 +8,9 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from marft.ownership import is_our_file
 from marft.texts import raised
 
-OURS = Path(__file__).parent
 STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 INSTALLED = {"site-packages", "dist-packages"}
 
@@ -23,9 +23,9 @@ def place_of(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    last = max((index for index, frame in enumerate(frames) if _within(frame.filename, (OURS,))), default=-1)
+    last = max((index for index, frame in enumerate(frames) if is_our_file(frame.filename)), default=-1)
     called = [frame for frame in frames[last + 1 :] if _installed(frame.filename)]
-    own = [frame for frame in frames if not (_installed(frame.filename) or _within(frame.filename, (OURS, *STANDARD)))]
+    own = [frame for frame in frames if not _is_others(frame.filename)]
     chosen = own[-1] if own else called[0] if called else None
     if chosen is None and isinstance(error.__cause__, StopIteration) and error.__cause__ is not error:
         return place_of(error.__cause__)  # which no coroutine can raise: it comes as what it caused
@@ -47,7 +47,7 @@ def deliberate(error: BaseException) -> bool:
         return True
     code = last.tb_frame.f_code
     raised_here = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
-    return raised_here and Path(code.co_filename).is_relative_to(OURS)
+    return raised_here and is_our_file(code.co_filename)
 
 
 def _installed(filename: str) -> bool:
@@ -64,5 +64,7 @@ def defined(function: object) -> str:
     return Path(file).name if file else kind.__name__
 
 
-def _within(filename: str, folders: tuple[Path, ...]) -> bool:
-    return any(Path(filename).is_relative_to(folder) for folder in folders)
+def _is_others(filename: str) -> bool:
+    """Return whether a file is installed, of the standard library, or of MARFT: not the user's own."""
+    path = Path(filename)
+    return _installed(filename) or is_our_file(path) or any(path.is_relative_to(folder) for folder in STANDARD)

@@ -26,6 +26,7 @@ from marft.config.given import Given
 from marft.config.seams import SEAMS, class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
 from marft.faults import described
+from marft.ownership import is_ours
 from marft.registry import registered
 from marft.user_modules import import_named
 
@@ -118,7 +119,7 @@ def module_in(text: str) -> str:
 def their_module_in(text: str) -> str:
     """The same where it is somebody's own, and not MARFT's."""
     module = module_in(text)
-    return "" if module.partition(".")[0] == "marft" else module
+    return "" if is_ours(module) else module
 
 
 def import_path(path: str, context: Mapping[str, object] | None = None) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
-OURS = "marft"
+from marft.ownership import is_ours, our_folders
 
 
 def root_of(module: str) -> Path | None:
@@ -45,7 +45,9 @@ def files_of(modules: Sequence[str], root: Path) -> tuple[dict[str, Path], set[s
         parts = module.split(".")
         waiting += [".".join(parts[:count]) for count in range(1, len(parts))]
         waiting += imported(file, module)
-    return dict(sorted(found.items())), {name for name in others if name not in sys.stdlib_module_names | {OURS}}
+    return dict(sorted(found.items())), {
+        name for name in others if name not in sys.stdlib_module_names and not is_ours(name)
+    }
 
 
 def scripts_of(scripts: Sequence[Path], root: Path) -> tuple[dict[str, Path], set[str]]:
@@ -91,4 +93,4 @@ def _file(module: str, root: Path) -> Path | None:
 def _installed() -> Iterator[Path]:
     for name in ("stdlib", "platstdlib", "purelib", "platlib"):
         yield Path(sysconfig.get_path(name)).resolve()
-    yield Path(__file__).resolve().parents[1]
+    yield from (folder.resolve() for folder in our_folders())

@@ -15,6 +15,7 @@ from marft.config.parts import EnvironmentPart
 from marft.config.plugins import module_in, their_module_in
 from marft.export.code import files_of, root_of, scripts_of, versions_of
 from marft.game.environment import Session, Split
+from marft.ownership import is_ours
 from marft.types import Task
 from marft.user_modules import CODE
 
@@ -144,7 +145,7 @@ def _is_code(key: Key, value: str, games_are_modules: bool) -> bool:
         if module.partition(".")[0] in ("pettingzoo", "gymnasium"):
             return bool(module_in(value)) and name not in MAKERS
         return bool(colon or "." in module) or games_are_modules
-    own = module_in(value).startswith("marft") and key[-1] not in PARTS and value not in EXAMPLES
+    own = is_ours(module_in(value)) and key[-1] not in PARTS and value not in EXAMPLES
     return own or bool(their_module_in(value))
 
 

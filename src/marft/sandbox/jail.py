@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # where marft is
+sys.path.append(os.path.abspath(__file__).rpartition(f"{os.sep}marft{os.sep}")[0])  # where marft is
 
 from marft.sandbox import group, kernel, root, watch
 from marft.sandbox.execute import INSIDE, NOBODY, execute

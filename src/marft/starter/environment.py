@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 
 from marft import atomic
+from marft.ownership import PACKAGES
 from marft.starter.files import refuse_taken
 from marft.starter.teams import SHAPES
 
 TEAM = "reasoner-actor"
-TAKEN = {"marft", "test", "tests", "src"}
+TAKEN = {*PACKAGES, "test", "tests", "src"}
 QUOTES = '"' * 3
 
 
