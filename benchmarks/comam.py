@@ -47,9 +47,9 @@ from marft.evaluation.session import evaluate_checkpoints
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.learning.credit.comam import CoMAM
 from marft.learning.credit.consistency import CONSISTENCIES
-from marft.learning.credit.groups import local_rewards
 from marft.learning.interfaces import CreditInputs
 from marft.models.formats import load_format
+from marft.rewards.shaping import local_rewards
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.scripted import ScriptedTeam, Spoken

@@ -27,10 +27,10 @@ from marft.game.rollout import play_all
 from marft.learning.batching import normaliser
 from marft.learning.critic import reading
 from marft.learning.interfaces import CreditInputs, Level
-from marft.learning.rewarding import price_overlong
 from marft.models.backbone import Backbone
 from marft.models.choice_distribution import ChoiceSets, entropies
 from marft.models.logit_shape import AS_THEY_ARE, LogitShape
+from marft.rewards.shaping import price_overlong
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train

@@ -14,7 +14,7 @@ from marft.config import RunSettings
 from marft.errors import RunError
 from marft.game.game import Attempt
 from marft.learning.interfaces import CreditInputs
-from marft.learning.rewarding import priced_lengths, rewards_for_credit
+from marft.rewards.shaping import priced_lengths, rewards_for_credit
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Fork, Observation, Task, Transition
 from tests.episodes import make_action

@@ -11,7 +11,7 @@ from marft.algorithms import PRESETS
 from marft.learning.credit.gae import GAE
 from marft.learning.credit.monte_carlo import MonteCarlo
 from marft.learning.interfaces import CreditInputs, Level, Values, all_actions
-from marft.learning.rewarding import mix
+from marft.rewards.shaping import mix
 from marft.types import Episode, Observation, Task, Transition
 from tests import references
 from tests.episodes import episodes, make_action, values_for

@@ -20,10 +20,10 @@ from marft.envs.memory.environment import Memory
 from marft.envs.memory.facts import ANIMALS, CITIES, COLORS, FOODS, JOBS, PEOPLE, THINGS, Fact, day_before
 from marft.envs.memory.grading import NOT_MENTIONED, graded
 from marft.learning.credit.comam import CoMAM
-from marft.learning.credit.groups import local_rewards
 from marft.learning.interfaces import CreditInputs
 from marft.memories.notebook import Notebook
 from marft.models.formats import load_format
+from marft.rewards.shaping import local_rewards
 from marft.scripted import ScriptedTeam
 from marft.types import Observation
 from tests.nights import NIGHT

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from marft.config.algorithm import RewardSettings
-from marft.learning.rewarding import earned_alike, price_overlong, rewards_for_credit
 from marft.marks import Mark
+from marft.rewards.shaping import earned_alike, price_overlong, rewards_for_credit
 from marft.types import Action, Choice, Episode, Observation, Option, Task, Transition
 from tests.episodes import make_action
 

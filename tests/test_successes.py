@@ -13,8 +13,8 @@ from marft.collection import collect, training_tasks
 from marft.learning.batching import FixedLogProbs, make_samples
 from marft.learning.interfaces import Credits, Progress
 from marft.learning.learner import Learner
-from marft.learning.rewarding import succeeded, success_metrics
 from marft.models.pool import Models
+from marft.rewards.shaping import succeeded, success_metrics
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Observation, Step, Task, Transition
 from tests.episodes import make_action

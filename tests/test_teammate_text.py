@@ -19,10 +19,10 @@ from marft.game.game import Attempt
 from marft.game.play import play
 from marft.learning.batching import normaliser
 from marft.learning.critic import reading
-from marft.learning.rewarding import price_overlong
 from marft.learning.teammate_weights import Bounded, Shaped, Truncated, Unweighted
 from marft.marks import Mark
 from marft.models.backbone import Backbone
+from marft.rewards.shaping import price_overlong
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.config.algorithm import KLSettings, SamplerCorrectionSettings
-from marft.learning import rewarding
 from marft.learning.interfaces import LossInputs
 from marft.learning.objectives.cispo import CISPO
 from marft.learning.objectives.ppo import PPO
 from marft.learning.objectives.reinforce import Reinforce
 from marft.learning.objectives.terms import kl_terms, sampler_weights
 from marft.learning.team_ratios import TeamRatios
+from marft.rewards import shaping
 from marft.types import Episode, Observation, Sample, Task, Transition
 from tests.episodes import episodes, make_action
 from tests.nights import MANY
@@ -200,7 +200,7 @@ class TestTeamRatios:
 class TestRewards:
     @given(episode=episodes(), team=st.floats(0, 2), own=st.floats(0, 2))
     def test_one_switch_mixes_team_and_own_rewards(self, episode: Episode, team: float, own: float) -> None:
-        mixed = rewarding.mix([episode], team, own)[0]
+        mixed = shaping.mix([episode], team, own)[0]
         for before, after in zip(episode.transitions, mixed.transitions, strict=True):
             assert after.reward == team * before.reward
             assert after.agent_rewards == {agent: own * r for agent, r in before.agent_rewards.items()}
@@ -211,7 +211,7 @@ class TestRewards:
         actions = tuple(make_action("a", step=t, index=t) for t in range(3))
         transitions = tuple(Transition(Observation("o"), 0.0, {"a": grade}) for grade in (0.5, 1.0, 0.75))
         episode = Episode(Task("t", "o"), "train/0", 0, actions, "terminated", transitions)
-        shaped = rewarding.shape([episode], kind, 0.5)[0]  # type: ignore[arg-type]
+        shaped = shaping.shape([episode], kind, 0.5)[0]  # type: ignore[arg-type]
         slow, grades = [], []
         for reward in (0.5, 1.0, 0.75):
             if grades:
@@ -229,7 +229,7 @@ class TestRewards:
     @settings(max_examples=MANY)
     def test_shaping_equals_the_slow_reference(self, episode: Episode, kind: str, weight: float) -> None:
         grades: list[float] = []
-        shaped = rewarding.shape([episode], kind, weight)[0]  # type: ignore[arg-type]
+        shaped = shaping.shape([episode], kind, weight)[0]  # type: ignore[arg-type]
         for t, (before, after) in enumerate(zip(episode.transitions, shaped.transitions, strict=True)):
             expected = dict(before.agent_rewards)
             seen: list[str] = []
@@ -250,8 +250,8 @@ class TestRewards:
         episode = Episode(
             Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0, {"b": 1.0}),)
         )
-        priced = rewarding.price_overlong([episode], {"a": 10}, buffer=4)[0]
+        priced = shaping.price_overlong([episode], {"a": 10}, buffer=4)[0]
         assert priced.transitions[0].agent_rewards == {"b": 1.0, "a": -0.75}
         assert priced.transitions[0].reward == 1.0
         short = replace(episode, actions=(make_action("a"),))
-        assert rewarding.price_overlong([short], {"a": 10}, buffer=4)[0].transitions == short.transitions
+        assert shaping.price_overlong([short], {"a": 10}, buffer=4)[0].transitions == short.transitions

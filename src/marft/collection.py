@@ -11,13 +11,12 @@ import numpy as np
 from marft.config.run import RunSettings
 from marft.drawing import NONE, Draws
 from marft.envs.tasks import refuse_too_few_steps, tasks_of
-from marft.forking.interface import Play, Step, candidate_of
+from marft.forking.interface import Play, Step, candidate_of, forking_of
 from marft.forking.tree import Candidates, step_score
 from marft.game.game import Attempt
-from marft.learning.credit.groups import EQUAL, local_rewards, members
-from marft.learning.interfaces import Credit
-from marft.learning.rewarding import mix, priced_lengths, rewards_for_credit, unshaped
 from marft.playing import Rollouts
+from marft.rewards.groups import EQUAL, members
+from marft.rewards.shaping import local_rewards, mix, priced_lengths, rewards_for_credit, unshaped
 from marft.rewards.terms import Term, names_of
 from marft.runs.stated import Standing
 from marft.seeds import derive_seed
@@ -161,7 +160,7 @@ def play_forking(
 ) -> tuple[list[Episode], list[Episode]]:
     """Play attempts, and what the algorithm's credit wants to be forked from them → the attempts themselves, and
     everything that was played."""
-    forking = cast("Credit", run.algorithm.credit).forking
+    forking = forking_of(run.algorithm)
     if forking:
         return forking.play(play, attempts, Step(run.trained_policies, lambda e: _rewarded(e, run), on_done))
     played = play(attempts, on_done=on_done)
@@ -187,7 +186,7 @@ def told_apart(group: Sequence[Episode], run: RunSettings) -> bool:
     weights, terms = run.algorithm.reward, cast("Sequence[Term]", run.rewards)
     graders = {name for name, term in zip(names_of(terms), terms, strict=True) if not term.shapes}
     graded = mix([unshaped(episode, graders) for episode in group], weights.team, weights.own)
-    credit = cast("Credit", run.algorithm.credit)
+    credit = run.algorithm.credit
     if isinstance(credit.forking, Candidates) and all(episode.fork for episode in group):
         whole = getattr(credit, "compared", "state") != "state"
         branches = members([None if whole else episode.fork for episode in group])

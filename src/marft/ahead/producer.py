@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from threading import Lock
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from marft.ahead.clock import Clock
 from marft.ahead.groups import Group
 from marft.collection import attempts_at, play_forking
+from marft.forking.interface import forking_of
 from marft.game.game import Attempt
-from marft.learning.interfaces import Credit
 from marft.playing import Begun, Rollouts
 from marft.runs.stated import Standing
 from marft.types import Episode, Task
@@ -30,7 +30,7 @@ class Producer:
 
     def __init__(self, rollouts: Rollouts, tasks: Sequence[Task]) -> None:
         self._rollouts, self._tasks = rollouts, tasks
-        forking = cast("Credit", rollouts.run.algorithm.credit).forking
+        forking = forking_of(rollouts.run.algorithm)
         self._threads = (
             ThreadPoolExecutor(MOST_THREADS, "marft-group") if forking else None
         )  # each waits for what it plays

@@ -18,7 +18,7 @@ import numpy as np
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.run import RunSettings
-from marft.forking.interface import as_played
+from marft.forking.interface import as_played, forking_of
 from marft.learning.batching import Denominators, FixedLogProbs
 from marft.learning.credit.consistency import spearman
 from marft.learning.critic import explained_variance
@@ -129,7 +129,7 @@ class _Judge:
                     self.learner.assign_credit(as_played(_scored(path)), FixedLogProbs())
 
     def opinion(self, own: Sequence[Episode], with_forks: Sequence[Episode]) -> Opinion:
-        forking = self.learner.credit.forking
+        forking = forking_of(self.settings)
         if forking and not any(episode.fork for episode in with_forks):
             self.notes.append(
                 "its episodes would be played again from single actions on, and these were not" + forking.without

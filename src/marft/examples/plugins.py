@@ -14,8 +14,9 @@ from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, Organ
 from marft.game.agents import Agents
 from marft.game.answers import text_said
 from marft.game.environment import Split
-from marft.learning.credit.groups import members, team_returns, to_actions
+from marft.learning.credit.returns import team_returns, to_actions
 from marft.learning.interfaces import CreditInputs, Credits, LossInputs, LossOutput
+from marft.rewards.groups import members
 from marft.types import JointAction, Observation, Step, Task
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
+from marft.config.algorithm import AlgorithmSettings
 from marft.game.game import Attempt, Replay
 from marft.types import Action, Episode
 
@@ -43,6 +44,11 @@ class Forking(Protocol):
 
     def play(self, play: Play, attempts: Sequence[Attempt], step: Step) -> tuple[list[Episode], list[Episode]]:
         """Play attempts, and what is forked from them → the attempts themselves, and everything that was played."""
+
+
+def forking_of(algorithm: AlgorithmSettings) -> Forking | None:
+    """Return how an algorithm's credit has episodes played again; None where it does not."""
+    return cast("Forking | None", algorithm.credit.forking)
 
 
 def as_played(episodes: Sequence[Episode]) -> list[Episode]:

@@ -21,13 +21,13 @@ from marft.learning.choice_scoring import Chosen, scored_tokens
 from marft.learning.cutting import Cut, cut_by_tokens, cut_evenly, cut_sharing, length
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
 from marft.learning.ranks import Ranks, share_on
-from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone
 from marft.models.devices import sent
 from marft.models.forest import Forest
 from marft.models.masked import PackedMasks
 from marft.models.packed_rows import PackedRows
+from marft.rewards.shaping import succeeded
 from marft.types import Action, ActionKey, Episode, Normalisation, Sample
 
 Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, Self,
 import numpy as np
 import numpy.typing as npt
 
-from marft.forking.interface import Forking
 from marft.types import Action, ActionKey, Episode
 
 if TYPE_CHECKING:
@@ -127,9 +126,6 @@ class Credits:
 class Credit(Protocol):
     """Credit assignment: inputs → advantages and returns for every decision. What it asks of a recipe is in its class
     (:class:`marft.config.parts.CreditPart`)."""
-
-    @property
-    def forking(self) -> Forking | None: ...
 
     def assign(self, inputs: CreditInputs) -> Credits: ...
 

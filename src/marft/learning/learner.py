@@ -46,7 +46,6 @@ from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restor
 from marft.learning.probing import Probes
 from marft.learning.ranks import ALONE, Ranks
 from marft.learning.reference import Reference
-from marft.learning.rewarding import earned_alike, priced_lengths, rewards_for_credit, success_metrics
 from marft.learning.scoring import score_actions
 from marft.learning.supervised import refuse_traces
 from marft.learning.team_kl import shares
@@ -54,6 +53,7 @@ from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
 from marft.models.parts import whole
 from marft.models.pool import Models
+from marft.rewards.shaping import earned_alike, priced_lengths, rewards_for_credit, success_metrics
 from marft.types import Action, ActionKey, Episode, Sample
 
 

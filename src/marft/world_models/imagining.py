@@ -20,8 +20,9 @@ from marft.ahead.gathering import Gathering, OnDone
 from marft.collection import Collection, play_forking, told_apart
 from marft.game.environment import Environment
 from marft.game.game import Attempt
-from marft.learning.credit.groups import local_rewards, members
 from marft.playing import Rollouts, nobody
+from marft.rewards.groups import members
+from marft.rewards.shaping import local_rewards
 from marft.runs.checkpoints import State
 from marft.seeds import derive_seed, generator
 from marft.types import Episode

@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.config.parts import CreditPart
-from marft.learning.credit.groups import agent_costs, agent_returns, compare, group_names
+from marft.learning.credit.returns import agent_costs, agent_returns, group_names
 from marft.learning.interfaces import CreditInputs, Credits
+from marft.rewards.groups import compare
 
 
 class AgentGroup(CreditPart):

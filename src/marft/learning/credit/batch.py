@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from marft.config.parts import CreditPart
-from marft.learning.credit.groups import EPSILON, compare, costs_to_come, earned_returns, to_actions
+from marft.learning.credit.returns import costs_to_come, earned_returns, to_actions
 from marft.learning.interfaces import CreditInputs, Credits, Floats, split_rows
+from marft.rewards.groups import EPSILON, compare
 
 
 class Batch(CreditPart):

@@ -13,19 +13,14 @@ import numpy as np
 
 from marft.config.parts import CreditPart
 from marft.config.settings import CountOrNone
-from marft.learning.credit.groups import (
-    EQUAL,
-    agent_costs,
-    compare,
-    earned_returns,
-    group_names,
-    local_rewards,
-    members,
-    team_costs,
-)  # fmt: skip
+from marft.learning.credit.returns import agent_costs, earned_returns, group_names, team_costs  # fmt: skip
 from marft.learning.credit.sides import trained_of
 from marft.learning.interfaces import CreditInputs, Credits
-from marft.learning.rewarding import succeeded
+from marft.rewards.groups import EQUAL, compare, members  # fmt: skip
+from marft.rewards.shaping import (
+    local_rewards,  # fmt: skip
+    succeeded,
+)
 from marft.types import Action, Episode
 
 

@@ -18,8 +18,10 @@ import numpy as np
 from marft.config.parts import CreditPart
 from marft.config.settings import NotNegative, did_you_mean
 from marft.learning.credit.consistency import CONSISTENCIES, Consistency
-from marft.learning.credit.groups import EQUAL, agent_costs, compare, group_names, local_rewards, members
+from marft.learning.credit.returns import agent_costs, group_names
 from marft.learning.interfaces import CreditInputs, Credits, Floats
+from marft.rewards.groups import EQUAL, compare, members
+from marft.rewards.shaping import local_rewards
 
 
 class CoMAM(CreditPart):

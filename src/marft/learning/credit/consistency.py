@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from marft.learning.credit.groups import EQUAL
 from marft.learning.interfaces import Floats
+from marft.rewards.groups import EQUAL
 
 Consistency = Literal["spearman", "kendall", "ndcg"]
 Levels = npt.NDArray[np.int64]  # how many different values are below each

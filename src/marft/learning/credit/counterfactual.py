@@ -8,7 +8,7 @@ import numpy as np
 from marft.config.parts import CreditPart
 from marft.config.settings import Few
 from marft.forking.counterfactual import Counterfactuals
-from marft.learning.credit.groups import team_returns
+from marft.learning.credit.returns import team_returns
 from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import Fork
 

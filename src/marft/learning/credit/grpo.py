@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from marft.config.parts import CreditPart
-from marft.learning.credit.groups import compare, group_names, team_costs, team_returns, to_actions
+from marft.learning.credit.returns import group_names, team_costs, team_returns, to_actions
 from marft.learning.interfaces import CreditInputs, Credits
+from marft.rewards.groups import compare
 
 
 class GRPO(CreditPart):

@@ -14,8 +14,9 @@ import numpy as np
 
 from marft.config.parts import CreditPart
 from marft.forking.crossed import Crossed
-from marft.learning.credit.groups import compare, earned_from, group_names, team_costs, team_returns
+from marft.learning.credit.returns import earned_from, group_names, team_costs, team_returns
 from marft.learning.interfaces import CreditInputs, Credits
+from marft.rewards.groups import compare
 from marft.types import ActionKey
 
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from marft.config.parts import CreditPart
-from marft.learning.credit.groups import (
-    agent_costs,
-    agent_returns,
-    earned_returns,
-    group_names,
-    team_costs,
-)
+from marft.learning.credit.returns import agent_costs, agent_returns, earned_returns, group_names, team_costs
 from marft.learning.credit.sides import Pairing, Side, Weighing, comparisons, signs, trained_of
 from marft.learning.interfaces import CreditInputs, Credits
 

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from marft.config.parts import CreditPart
 from marft.config.settings import Names
-from marft.learning.credit.groups import agent_returns
+from marft.learning.credit.returns import agent_returns
 from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import Task
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from marft.learning.credit.groups import EQUAL, compare, members
 from marft.learning.interfaces import Comparison, CreditInputs, Floats
+from marft.rewards.groups import EQUAL, compare, members
 from marft.types import Action, ActionKey
 
 Pairing = Literal["extremes", "ranked", "all"]

@@ -18,8 +18,8 @@ from pydantic import Field
 
 from marft.config.parts import CreditPart
 from marft.forking.tree import Candidates, step_score
-from marft.learning.credit.groups import compare
 from marft.learning.interfaces import CreditInputs, Credits
+from marft.rewards.groups import compare
 from marft.types import Action, Episode
 
 

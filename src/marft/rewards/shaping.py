@@ -1,6 +1,6 @@
-"""What rewards become before credit is assigned: the mixture of team and own rewards, shaping, the price of length.
+"""Rewards that credit is assigned from: the mixture of team and own rewards, shaping, the price of length.
 
-Each function takes episodes and returns episodes with other rewards; nothing else of them changes.
+A function that changes rewards returns new episodes; nothing else of them changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from marft.config.algorithm import RewardSettings
-from marft.learning.credit.groups import EQUAL
+from marft.rewards.groups import EQUAL
 from marft.types import Episode, Transition
 
 if TYPE_CHECKING:
@@ -73,6 +73,15 @@ def earned_alike(episodes: Sequence[Episode]) -> bool:
         for step, t in zip(row, episode.transitions, strict=False):
             step[:] = [t.reward, *(t.agent_rewards.get(name, 0.0) for name in names)]
     return not paid.size or bool(np.ptp(paid, axis=0).max() < EQUAL)
+
+
+def local_rewards(episode: Episode) -> dict[str, float]:
+    """Return the reward that each agent earned for itself over the whole episode, by role."""
+    earned: dict[str, float] = {}
+    for transition in episode.transitions:
+        for agent, reward in transition.agent_rewards.items():
+            earned[agent] = earned.get(agent, 0.0) + reward
+    return earned
 
 
 def succeeded(episode: Episode) -> bool:
