@@ -34,9 +34,9 @@ from marft.config import RunSettings, parse_recipe
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
+from marft.models.cards import card_named
 from marft.models.memory import keep_freed_memory
-from marft.planning.cards import card_named
-from marft.planning.configurations import find_shape
+from marft.models.shapes import find_shape
 from marft.planning.measured import lengths_of
 from marft.planning.memory import Place, Process, learner
 from marft.planning.work import work_of

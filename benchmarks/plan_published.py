@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 
 import machine
 
-from marft.planning.cards import CARDS
+from marft.models.cards import CARDS
+from marft.models.flops import forward_flops
+from marft.models.shapes import KNOWN
 from marft.planning.efficiencies import Efficiencies
-from marft.planning.known import KNOWN
-from marft.planning.seconds import Engine, forward, learned
+from marft.planning.seconds import Engine, learned
 from marft.planning.work import Lengths, PolicyWork
 
 PRIME = "prime-rl, benchmarks/baselines, commit 559b447"
@@ -62,7 +63,7 @@ def scoring(
 ) -> Callable[[Efficiencies], float]:
     """A forward pass."""
     shape, on = KNOWN[model], CARDS[card]
-    operations = rows * sum(lengths) * forward(shape, sum(lengths), lengths[1] / sum(lengths)) / gpus
+    operations = rows * sum(lengths) * forward_flops(shape, sum(lengths), lengths[1] / sum(lengths)) / gpus
     return lambda reached: operations / reached.rate(on.flops, on.bandwidth)
 
 
@@ -79,7 +80,7 @@ def writing(
             shape, 2.0 * shape.parameters, 2.0 * shape.cache_numbers(), on.flops * group, on.bandwidth * group,
             reached.launch if eager else reached.captured, reached.iteration,
         )  # fmt: skip
-        read = rows * prompt * forward(shape, prompt) / reached.rate(engine.rate, engine.bandwidth)
+        read = rows * prompt * forward_flops(shape, prompt) / reached.rate(engine.rate, engine.bandwidth)
         full = action * engine.step(rows, prompt + action / 2, reached)
         return turns * (read + full + (longest - action) * engine.step(1.0, prompt + longest, reached))
 

@@ -25,10 +25,11 @@ import machine
 import matplotlib as mpl
 import numpy as np
 
-from marft.planning.cards import CARDS
+from marft.models.cards import CARDS
+from marft.models.flops import forward_flops
+from marft.models.shapes import KNOWN
 from marft.planning.efficiencies import Efficiencies
-from marft.planning.known import KNOWN
-from marft.planning.seconds import Engine, forward, learned
+from marft.planning.seconds import Engine, learned
 from marft.planning.simulation import Outcome, Scene, Turn, simulate
 from marft.planning.work import Lengths, PolicyWork
 
@@ -95,7 +96,9 @@ def scene(measured: Any, gpus: int, groups: int, share: float, lag: int) -> Scen
     one = PolicyWork("p", "base", "lora", 16, ("q_proj", "v_proj"), 1, Lengths(PROMPT, TOKENS, TOKENS), True)
     rate = REACHED.rate(CARD.flops, CARD.bandwidth)
     actions = float(np.mean([len(episode) for episode in measured])) * groups * GROUP
-    operations = actions * (PROMPT + TOKENS) * (learned(SHAPE, one, True, True) + forward(SHAPE, PROMPT + TOKENS, 0.5))
+    operations = (
+        actions * (PROMPT + TOKENS) * (learned(SHAPE, one, True, True) + forward_flops(SHAPE, PROMPT + TOKENS, 0.5))
+    )
     gathered = 2 * 2.0 * SHAPE.parameters / (CARD.link * REACHED.link)
     adapters = 4.0 * SHAPE.adapter_parameters(16, ("q_proj", "v_proj")) / (CARD.link * REACHED.link)
     rounds = np.ceil(np.log2(max(2, learning)))  # all ranks meet: a tree of messages, once for each gradient

@@ -10,9 +10,9 @@ import torch
 
 from marft import gauging
 from marft.config import RunSettings, load_recipe
-from marft.gauging import MEMORY, MFU, Gauge
-from marft.planning.known import KNOWN
-from marft.planning.utilization import REPORTED, Row, Utilization
+from marft.gauging import MEMORY, MFU, Gauge, Row, Utilization
+from marft.models.cards import REPORTED
+from marft.models.shapes import KNOWN
 from marft.types import Choice, Episode, Option, Task
 from tests.episodes import make_action
 
@@ -110,7 +110,7 @@ def test_of_models_whose_sizes_are_not_known_nothing_is_said() -> None:
 
 
 def test_every_card_but_a_processor_has_a_name_that_its_driver_gives() -> None:
-    from marft.planning.cards import CARDS
+    from marft.models.cards import CARDS
 
     assert sorted(REPORTED.values()) == sorted(CARDS.keys() - {"cpu"})
 

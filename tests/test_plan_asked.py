@@ -16,8 +16,8 @@ from marft.cli.planning import run_plan
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.consulting import without_helpers
 from marft.config.models import ModelSettings
-from marft.planning.cards import card_named
-from marft.planning.configurations import find_shape
+from marft.models.cards import card_named
+from marft.models.shapes import find_shape
 from marft.planning.measured import Recorded, lengths_of, recorded
 from marft.planning.plan import Ask, plan
 from marft.planning.work import MOST, Known, work_of

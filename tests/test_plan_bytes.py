@@ -19,11 +19,10 @@ from marft.config.algorithm import OptimizerSettings
 from marft.learning.optimizers import PolicyOptimizer
 from marft.models import attention
 from marft.models.backbone import Backbone
+from marft.models.cards import Precision
 from marft.models.packed_rows import PackedRows
+from marft.models.shapes import KNOWN, Shape
 from marft.planning.activations import Pass, kept
-from marft.planning.known import KNOWN
-from marft.planning.precisions import Precision
-from marft.planning.shapes import Shape
 from marft.planning.work import Lengths, PolicyWork
 from tests.nights import BY_NIGHT, some
 

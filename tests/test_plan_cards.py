@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from marft.planning.cards import CARDS, card_named
+from marft.models.cards import CARDS, card_named
 
 SHEETS = {  # dense bfloat16 and plain float32 teraflops, GB, GB/s of memory; GB/s of NVLink or its like, both ways
     "h100": (989, 67, 80, 3350, 900),

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from marft.config import RunSettings, load_recipe, parse_recipe
-from marft.planning.cards import card_named
+from marft.models.cards import card_named
+from marft.models.shapes import KNOWN
 from marft.planning.efficiencies import Efficiencies
-from marft.planning.known import KNOWN
 from marft.planning.memory import CONTEXT, Part, Process
 from marft.planning.plan import Ask, Plan, Split, plan
 from marft.planning.seconds import Engine

@@ -11,14 +11,13 @@ import pytest
 
 from marft.cli.planning import as_json
 from marft.config import RunSettings, load_recipe
+from marft.models.cards import Precision, card_named
+from marft.models.shapes import KNOWN
 from marft.planning import changes as advice
 from marft.planning.activations import Pass, back, beside, chunk_rows, head, kept, kept_of_layer
-from marft.planning.cards import card_named
 from marft.planning.company import Company
-from marft.planning.known import KNOWN
 from marft.planning.memory import Part, Place, Process, passes
 from marft.planning.plan import Ask, Plan, Split, plan
-from marft.planning.precisions import Precision
 from marft.planning.seconds import Phase
 from marft.planning.shards import Sharded, gathered, gathering
 from marft.planning.work import Known, Lengths, PolicyWork

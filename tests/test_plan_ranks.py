@@ -18,14 +18,13 @@ from marft.cli.planning import as_json, run_plan
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.models import attention
 from marft.models.backbone import Backbone
+from marft.models.cards import card_named
 from marft.models.packed_rows import PackedRows
+from marft.models.shapes import KNOWN, Shape
 from marft.models.sharding import shard
-from marft.planning.cards import card_named
 from marft.planning.changes import changes
-from marft.planning.known import KNOWN
 from marft.planning.memory import CONTEXT, PYTHON, Process
 from marft.planning.plan import Ask, Plan, Split, plan
-from marft.planning.shapes import Shape
 from marft.planning.shards import Sharded, gathered, gathering
 from marft.planning.work import Known
 from tests.nights import some

@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from marft.cli.planning import as_json, run_plan
 from marft.config import RunSettings, load_recipe
 from marft.config.models import BUNDLED, ModelSettings
-from marft.planning.cards import CARDS, card_named
+from marft.models.cards import CARDS, card_named
+from marft.models.shapes import KNOWN, find_shape, known_shape, shape_of
 from marft.planning.changes import changes
-from marft.planning.configurations import find_shape
 from marft.planning.efficiencies import Efficiencies
-from marft.planning.known import KNOWN, known_shape
 from marft.planning.memory import Process
 from marft.planning.plan import Ask, Plan, plan
-from marft.planning.shapes import shape_of
 from marft.planning.work import Known, work_of
 
 PUBLISHED = {  # parameters, as the models' cards and safetensors' headers on the hub have them

@@ -14,7 +14,7 @@ from rich.text import Text
 from marft.cli.errors import beside
 from marft.cli.output import How, Output, output
 from marft.config import RunSettings, load_recipe
-from marft.planning.cards import card_named
+from marft.models.cards import card_named
 from marft.planning.changes import MACHINE, Change, changes
 from marft.planning.efficiencies import Efficiencies
 from marft.planning.measured import recorded

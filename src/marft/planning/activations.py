@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from marft.planning.precisions import Precision
-from marft.planning.shapes import Shape
+from marft.models.cards import Precision
+from marft.models.shapes import Shape
 from marft.planning.work import PolicyWork
 
 PADDING = 1.09  # what attention pads rows to, on average over lengths (models/attention.py, padded_length)

@@ -9,11 +9,10 @@ from typing import Literal
 
 from marft.config.run import RunSettings
 from marft.learning.objectives.pairs import BASE, NONE, PairObjectivePart
+from marft.models.cards import Card, Precision
+from marft.models.shapes import Shape
 from marft.planning.activations import FLOAT, PREFILL, Pass, beside, kept, read
-from marft.planning.cards import Card
 from marft.planning.company import Company, named
-from marft.planning.precisions import Precision
-from marft.planning.shapes import Shape
 from marft.planning.shards import Sharded, gathered, gathering
 from marft.planning.work import PolicyWork, Sampled, Work
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from marft.config.run import RunSettings
-from marft.planning.cards import Card
+from marft.models.cards import Card
+from marft.models.shapes import find_shape
 from marft.planning.company import Company
-from marft.planning.configurations import find_shape
 from marft.planning.efficiencies import Efficiencies
 from marft.planning.memory import Place, Process, learner, sampler, sleeps, workers
 from marft.planning.seconds import Phase, environment, learning, publishing, sampling, tensor_parallel

@@ -1,10 +1,4 @@
-"""Seconds of a step by phase: operations over the rate that is reached, or bytes over bandwidth, whichever is more.
-
-Operations of a token, with N the weights of the layers and V·D those of the head (Kaplan et al. 2020; attention as in
-Narayanan et al. 2021, half of it for causality): 2·N forward; backward 2·N more through a frozen base, 4·N where
-weights are trained; 2·N again with gradient checkpointing. Attention of a row of T tokens takes 2·T·Q a layer and
-token forward, and two and a half times as much backward.
-"""
+"""Seconds of a step by phase: operations over the rate that is reached, or bytes over bandwidth, whichever is more."""
 
 from __future__ import annotations
 
@@ -12,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from marft.learning.interfaces import KL_ACTIONS, KL_TOKENS
+from marft.models.flops import forward_flops, training_flops
+from marft.models.shapes import Shape
 from marft.planning.activations import FLOAT
 from marft.planning.company import Company
 from marft.planning.efficiencies import Efficiencies
@@ -25,10 +21,7 @@ from marft.planning.memory import (
     trained_numbers,
     vllm_share,
 )
-from marft.planning.shapes import Shape
 from marft.planning.work import PolicyWork, Sampled
-
-BACK = 2.5  # of attention's forward (Dao 2023, FlashAttention-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +33,13 @@ class Phase:
     side: str
 
 
-def forward(shape: Shape, length: float, head_share: float = 0.0) -> float:
-    """Operations of a token of a row of ``length``, forward.
-
-    Args:
-        head_share: of the tokens, whose logits are made.
-    """
-    attention = 2.0 * length * shape.queries * shape.layers
-    return 2.0 * shape.matrix_parameters + attention + 2.0 * shape.head_parameters * head_share
-
-
 def learned(shape: Shape, policy: PolicyWork, recomputes: bool, halves: bool) -> float:
-    """Operations of a token that is learned from, forward and backward.
-
-    A frozen head's slope is taken in the forward pass: one product more, on a GPU in half precision two
-    (:mod:`marft.models.log_probs`). A trained head is gone through four times.
-    """
+    """Return the operations of a token that a policy learns from, forward and backward."""
     length, share = policy.lengths.row, policy.lengths.action / policy.lengths.row
-    attention = 2.0 * length * shape.queries * shape.layers
-    trained = policy.train == "full"
-    layers = 2.0 * shape.matrix_parameters * ((3 if trained else 2) + recomputes)
-    adapters = 6.0 * shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0.0
-    products = 4 if trained else 3 if halves else 2
-    return layers + adapters + attention * (1 + BACK + recomputes) + 2.0 * products * shape.head_parameters * share
+    adapter = shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0
+    return training_flops(
+        shape, length, share, adapter, whole=policy.train == "full", recomputes=recomputes, halves=halves
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +80,7 @@ def sampling(place: Place, reached: Efficiencies, cards: int) -> list[Phase]:
         engine = _engine(place, one, group, reached)
         prompt = _mean(policies, lambda policy: policy.lengths.prompt)
         tokens = sum(policy.actions for policy in policies) * prompt
-        prefill += tokens * forward(shape, prompt) / (engines * reached.rate(engine.rate, engine.bandwidth))
+        prefill += tokens * forward_flops(shape, prompt) / (engines * reached.rate(engine.rate, engine.bandwidth))
         action = _mean(policies, lambda policy: policy.lengths.action)
         rows = min(rows_at_once(place, engines), _rows_that_fit(place, one, group))
         actions = sum(policy.actions for policy in policies)
@@ -143,7 +120,7 @@ def _of_model(place: Place, reached: Efficiencies, company: Company, model: str)
     recomputes = place.run.models[model].gradient_checkpointing
     update = old = after = base = critic = 0.0
     for policy in place.work.of_model(model):
-        read = policy.tokens * forward(shape, policy.lengths.row, policy.lengths.action / policy.lengths.row)
+        read = policy.tokens * forward_flops(shape, policy.lengths.row, policy.lengths.action / policy.lengths.row)
         rate = ranks * reached.rate(precision.rate(place.card), place.card.bandwidth)
         batches = policy.tokens / ranks / micro_batch(place, [policy], ranks)
         gathered = batches * _gathered(place, reached, company, policy)

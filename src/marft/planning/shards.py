@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marft.planning.shapes import Shape
+from marft.models.shapes import Shape
 
 
 @dataclass(frozen=True, slots=True)

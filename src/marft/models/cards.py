@@ -1,11 +1,16 @@
-"""Cards as data sheets have them. Rates are of dense products; sheets that count sparsity are halved here."""
+"""Cards as data sheets have them, and how a model's weights are held and multiplied there.
+
+Rates are of dense products. Sheets that count sparsity are halved here.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
 
+from marft.config.models import ModelSettings
 from marft.config.settings import did_you_mean
+from marft.models.shapes import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,12 @@ CARDS = {
     )
 }  # fmt: skip
 
+REPORTED = {  # what drivers call the cards that are known here; of others by nearly the same name rates differ
+    "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA H20": "h20", "NVIDIA B200": "b200",
+    "NVIDIA A100-SXM4-40GB": "a100-40", "NVIDIA A100-SXM4-80GB": "a100-80", "NVIDIA L40S": "l40s",
+    "NVIDIA GeForce RTX 4090": "rtx4090", "AMD Instinct MI300X": "mi300x",
+}  # fmt: skip
+
 
 def card_named(name: str) -> Card:
     """
@@ -64,3 +75,40 @@ def card_named(name: str) -> Card:
     if found.is_cpu:
         return replace(found, memory=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How a model's base weights are held on a device, and in what its products are computed."""
+
+    half: bool  # weights of the layers are bfloat16
+    on_cpu: bool
+
+    @staticmethod
+    def of(model: ModelSettings, card: Card) -> Precision:
+        """``"auto"`` is float32 on a CPU and bfloat16 on a GPU (:func:`marft.models.loading.pick_dtype`)."""
+        return Precision(model.dtype == "bfloat16" or (model.dtype == "auto" and not card.is_cpu), card.is_cpu)
+
+    @property
+    def element(self) -> int:
+        """Bytes of a number that products are made of: on a CPU weights held in half are multiplied in float32, and so
+        are those of a model that is tuned whole."""
+        return 2 if self.half and not self.on_cpu else 4
+
+    @property
+    def widened(self) -> bool:
+        """Whether a model that is tuned whole computes in more than its base is held in."""
+        return self.half and self.on_cpu
+
+    def weights(self, shape: Shape) -> float:
+        """Bytes of a base. On a CPU embeddings, head, norms and biases of a half-precision one are float32
+        (:mod:`marft.models.held_in_half`)."""
+        if not self.half:
+            return 4.0 * shape.parameters
+        if not self.on_cpu:
+            return 2.0 * shape.parameters
+        return 2.0 * shape.matrix_parameters + 4.0 * (shape.parameters - shape.matrix_parameters)
+
+    def rate(self, card: Card) -> float:
+        """Operations a second of its products."""
+        return card.flops if self.element == 2 else card.flops_float32

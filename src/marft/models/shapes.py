@@ -1,11 +1,18 @@
-"""What of a model's configuration decides its sizes, and how many numbers it has."""
+"""Sizes of a model, as its ``config.json`` gives them: of one on this disk, or of a common model by its name."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from marft.atomic import read_text
+from marft.config.models import BUNDLED, ModelSettings
+
+CONFIG = "config.json"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # dense decoders whose parameters are counted here
 
 
@@ -132,3 +139,113 @@ def shape_of(table: Mapping[str, Any], where: str) -> Shape:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error} is missing or no number; it is no whole config.json") from error
+
+
+# common models: sizes that the hub's configurations have, for where no config.json is on this disk
+_QWEN2, _QWEN3, _LLAMA = 151_936, 151_936, 128_256
+_LARGE = 152_064  # Qwen2.5's vocabulary from 7 billion parameters on
+
+
+def _qwen2(layers: int, hidden: int, inner: int, heads: int, keys: int, *, large: bool = False) -> Shape:
+    return Shape(
+        layers, hidden, inner, heads, keys, hidden // heads, _LARGE if large else _QWEN2, not large, query_bias=True
+    )
+
+
+def _qwen3(layers: int, hidden: int, inner: int, heads: int, *, tied: bool) -> Shape:
+    return Shape(layers, hidden, inner, heads, 8, 128, _QWEN3, tied, head_norms=True)
+
+
+def _llama(layers: int, hidden: int, inner: int, heads: int, keys: int, vocabulary: int, *, tied: bool) -> Shape:
+    return Shape(layers, hidden, inner, heads, keys, hidden // heads, vocabulary, tied)
+
+
+KNOWN = {
+    "qwen2.5-0.5b": _qwen2(24, 896, 4864, 14, 2),
+    "qwen2.5-1.5b": _qwen2(28, 1536, 8960, 12, 2),
+    "qwen2.5-3b": _qwen2(36, 2048, 11_008, 16, 2),
+    "qwen2.5-7b": _qwen2(28, 3584, 18_944, 28, 4, large=True),
+    "qwen2.5-14b": _qwen2(48, 5120, 13_824, 40, 8, large=True),
+    "qwen2.5-32b": _qwen2(64, 5120, 27_648, 40, 8, large=True),
+    "qwen2.5-72b": _qwen2(80, 8192, 29_568, 64, 8, large=True),
+    "qwen3-0.6b": _qwen3(28, 1024, 3072, 16, tied=True),
+    "qwen3-1.7b": _qwen3(28, 2048, 6144, 16, tied=True),
+    "qwen3-4b": _qwen3(36, 2560, 9728, 32, tied=True),
+    "qwen3-8b": _qwen3(36, 4096, 12_288, 32, tied=False),
+    "qwen3-14b": _qwen3(40, 5120, 17_408, 40, tied=False),
+    "qwen3-32b": _qwen3(64, 5120, 25_600, 64, tied=False),
+    "llama-3-8b": _llama(32, 4096, 14_336, 32, 8, _LLAMA, tied=False),
+    "llama-3-70b": _llama(80, 8192, 28_672, 64, 8, _LLAMA, tied=False),
+    "llama-3.2-1b": _llama(16, 2048, 8192, 32, 8, _LLAMA, tied=True),
+    "llama-3.2-3b": _llama(28, 3072, 8192, 24, 8, _LLAMA, tied=True),
+    "smollm2-135m": _llama(30, 576, 1536, 9, 3, 49_152, tied=True),
+    "smollm2-360m": _llama(32, 960, 2560, 15, 5, 49_152, tied=True),
+    "smollm2-1.7b": _llama(24, 2048, 8192, 32, 32, 49_152, tied=True),
+}
+
+
+def known_shape(model: str) -> Shape | None:
+    """The shape of a model by its name on the hub, whatever was done to its weights.
+
+    >>> known_shape("Qwen/Qwen2.5-Coder-3B-Instruct") == known_shape("qwen2.5-3b")
+    True
+    >>> known_shape("somebody/else") is None
+    True
+    """
+    name = model.rstrip("/").rpartition("/")[2].casefold().removeprefix("meta-")
+    name = re.sub(r"^(qwen2\.5)-(coder|math)-", r"\1-", name)
+    name = re.sub(r"^llama-3\.[13]-", "llama-3-", name)
+    found = re.match(r"(.+?-\d+(\.\d+)?[bm])(?![a-z0-9])", name)
+    return KNOWN.get(found.group(1)) if found else None
+
+
+def find_shape(name: str, model: ModelSettings, given: Path | None = None) -> Shape:
+    """The sizes of a recipe's model; no weights are read and nothing is fetched.
+
+    Args:
+        given: a ``config.json``, or the folder of one, in place of the model's own.
+
+    Raises:
+        ValueError: they are not known here.
+    """
+    if given is not None:
+        file = given / CONFIG if given.is_dir() else given
+        if not file.exists():
+            raise ValueError(f"--model-config: there is no {file}; give a model's config.json, or the folder it is in")
+        return _read(file, "--model-config")
+    folder = BUNDLED.get(model.path, Path(model.path))
+    if (folder / CONFIG).is_file():
+        return _read(folder / CONFIG, f"models.{name}.path {model.path!r}")
+    cached = _cached(model)
+    if cached is not None:
+        return _read(cached, f"models.{name}.path {model.path!r}")
+    known = known_shape(model.path)
+    if known is None:
+        raise ValueError(
+            f"models.{name}.path: the sizes of {model.path!r} are not known here: it is no folder, not in the hub's "
+            f"cache, and none of {', '.join(KNOWN)}; give its config.json:  --model-config FILE"
+        )
+    return known
+
+
+def _cached(model: ModelSettings) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model.path, CONFIG, revision=model.revision)
+    except HFValidationError:  # it is a path, and nothing is there
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _read(path: Path, where: str) -> Shape:
+    try:
+        table = json.loads(read_text(path))
+    except OSError as error:
+        raise ValueError(f"{where}: cannot read {path}: {error.strerror}; give one that can be read") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: cannot read {path}: {error}; give a model's config.json") from error
+    if not isinstance(table, dict):
+        raise ValueError(f"{where}: {path} holds no table; give a model's config.json")
+    return shape_of(table, where)
