@@ -22,7 +22,7 @@ from marft.config.run import RunSettings
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.words import Open
 from marft.errors import RunError
-from marft.ranks.devices import device_of, for_others
+from marft.ranks.devices import device_of, for_others, open_rank_starter
 from marft.ranks.member import Member
 from marft.rollouts import open_rollouts
 from marft.runs.folder import RunFolder
@@ -265,11 +265,12 @@ class TestSettings:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = settings("tiny", tmp_path, "--training.ranks", "3", "--cluster.learner.cpus", "1", "--device", "auto")
+        asked: list[float] = []
+        monkeypatch.setattr("marft.ranks.devices.open_starter", lambda run, kind, count, gpus: asked.append(gpus))
         for found, gpus in (("cpu", 0.0), ("cuda", 1.0)):
             monkeypatch.setattr("marft.ranks.devices.pick_device", lambda _, found=found: torch.device(found))
-            theirs = for_others(run)
-            assert theirs.cluster is not None
-            assert (theirs.device, theirs.cluster.learner.gpus) == (found, gpus)
+            open_rank_starter(run)
+            assert (for_others(run).device, asked.pop()) == (found, gpus)
 
     def test_a_checkpoint_that_a_ranks_node_has_not_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from marft.config import RunSettings
+from marft.config.placement import open_starter
 from marft.errors import RunError
-from marft.processes.starting import NoRoomError
+from marft.processes.starting import LocalStarter, NoRoomError
 from tests.helpers import settings
 
 pytest.importorskip("ray")
@@ -109,6 +110,13 @@ def test_a_place_for_each_is_asked_for_as_the_recipe_says_and_given_back(cluster
     assert cluster.did == [
         "joined", ([of_worker] * 2, "SPREAD"), *given_back, "joined", ([of_learner], "SPREAD"), *given_back,
     ]  # fmt: skip
+
+
+def test_a_run_with_a_cluster_starts_its_processes_there_and_another_one_here(cluster: Cluster, tmp_path: Path) -> None:
+    there = open_starter(run_of(tmp_path, "--cluster.learner.cpus", "2.0"), "learner", 2, gpus=1.0)
+    assert isinstance(there, RayStarter)
+    assert cluster.did[1] == ([{"CPU": 2.0, "GPU": 1.0}] * 2, "PACK")
+    assert isinstance(open_starter(settings("tiny", tmp_path), "learner", 2, gpus=1.0), LocalStarter)
 
 
 def test_a_place_that_there_is_no_room_for_is_waited_for_no_more(cluster: Cluster, tmp_path: Path) -> None:
@@ -210,7 +218,7 @@ def test_an_engine_asks_for_the_gpus_that_are_said_else_for_one_where_it_compute
     from marft.engines.apart import places
 
     found: list[float] = []
-    monkeypatch.setattr(places, "open_starter", lambda run, kind, count: found.append(run.cluster.engine.gpus))
+    monkeypatch.setattr(places, "open_starter", lambda run, kind, count, gpus: found.append(gpus))
     run = run_of(tmp_path)
     for here, device, there, gpus in (
         ("cpu", "cpu", "cpu", 0.0), ("cpu", "auto", "cpu", 0.0), ("cuda", "auto", "cuda", 1.0),

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from marft.cluster.opening import open_starter
 from marft.cluster.relay import LARGEST, Drawn, Relay
+from marft.config.placement import open_starter
 from marft.processes import handover
 from marft.processes.starting import LocalStarter, Started, start_all
 from marft.version import __version__

@@ -16,9 +16,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from marft.cluster.child import RelayedChild
 from marft.cluster.joining import join, leave
-from marft.cluster.opening import Kind
 from marft.cluster.relay import GROUPS, About, Relay
-from marft.config.cluster import ClusterSettings, PlaceSettings
+from marft.config.cluster import ClusterSettings
+from marft.config.placement import Kind
 from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.processes.child import Command
@@ -41,7 +41,7 @@ class RayStarter:
 
     def __init__(self, run: RunSettings, settings: ClusterSettings, kind: Kind, count: int) -> None:
         self.settings, self.kind, self.count = settings, kind, count
-        self.place: PlaceSettings = getattr(settings, kind)
+        self.place = settings.place_of(kind)
         self._changed = threading.Condition()
         self._starting, self._closed = 0, False
         self._folders = [run.recipe_folder] if run.recipe_folder and kind != "engine" else []

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.config.placement import Cluster, Kind
 from marft.config.settings import NotNegative, Positive, Settings
+from marft.processes.starting import Starter
+
+if TYPE_CHECKING:
+    from marft.config.run import RunSettings
 
 Amount = Annotated[float, Field(gt=0, le=100_000)]
 
@@ -26,7 +32,7 @@ class PlaceSettings(Settings):
         return {name: amount for name, amount in counted.items() if amount}
 
 
-class ClusterSettings(Settings):
+class ClusterSettings(Cluster):
     """Processes of the run are actors of a Ray cluster: ``rollout.processes`` workers, engines that are apart, and
     the ranks beside the run. It needs the extra ``ray``."""
 
@@ -52,3 +58,25 @@ class ClusterSettings(Settings):
                 {"address": address},
             )
         return address
+
+    def place_of(self, kind: Kind) -> PlaceSettings:
+        """Return what each process of a kind has for itself."""
+        places: dict[Kind, PlaceSettings] = {"worker": self.worker, "engine": self.engine, "learner": self.learner}
+        return places[kind]
+
+    def gpus_of(self, kind: Kind) -> float:
+        """Return how many GPUs the recipe asks for, for each process of a kind."""
+        return self.place_of(kind).gpus
+
+    def open_starter(self, run: RunSettings, kind: Kind, count: int, gpus: float | None = None) -> Starter:
+        """Return a starter of ``count`` processes of a kind, in places that are kept for them.
+
+        Raises:
+            ValueError: the cluster cannot be joined.
+            RunError: it has no room for them.
+        """
+        settings = self
+        if gpus is not None:
+            settings = self.model_copy(update={kind: self.place_of(kind).model_copy(update={"gpus": gpus})})
+        starter: Starter = import_module("marft.cluster.starter").RayStarter(run, settings, kind, count)  # needs Ray
+        return starter

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from marft.cluster.opening import open_starter
 from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.learning.critic import Critic
@@ -24,7 +23,7 @@ from marft.learning.optimizers import PolicyOptimizer
 from marft.models.pool import Models
 from marft.processes.held import HeldFolder
 from marft.processes.starting import Started, start_all
-from marft.ranks.devices import device_of, for_others
+from marft.ranks.devices import device_of, for_others, open_rank_starter
 from marft.ranks.group import Group, open_store
 from marft.ranks.heeding import Heeding
 from marft.ranks.learners import RanksLostError
@@ -61,7 +60,7 @@ class Company:
         device_of(run, run.training.ranks - 1)  # refused before anything starts
         self._others: list[_Other] = []
         self._theirs = for_others(run)
-        self._starter = open_starter(self._theirs, "learner", run.training.ranks - 1)
+        self._starter = open_rank_starter(run)
         self._folder = HeldFolder(Path(tempfile.gettempdir()), PREFIX)
         self._heeding = Heeding(self._let_go)
         self._started = 0

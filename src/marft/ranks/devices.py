@@ -6,9 +6,10 @@ import os
 
 import torch
 
-from marft.cluster.opening import asking
+from marft.config.placement import cluster_of, open_starter
 from marft.config.run import RunSettings
 from marft.models.loading import pick_device
+from marft.processes.starting import Starter
 
 MOST_A_CORE = 8  # ranks that share one: each is a whole process
 
@@ -20,7 +21,7 @@ def device_of(run: RunSettings, rank: int) -> str:
     Raises:
         ValueError: there are fewer GPUs than ranks, or far fewer cores.
     """
-    if run.cluster is not None and rank:
+    if cluster_of(run) is not None and rank:
         kind = run.device.partition(":")[0]
         return "cuda:0" if pick_device(kind).type == "cuda" else kind
     device = pick_device(run.device)
@@ -42,14 +43,27 @@ def device_of(run: RunSettings, rank: int) -> str:
 
 
 def for_others(run: RunSettings) -> RunSettings:
-    """The recipe as ranks beside the run have it: on a cluster they compute on the kind of device that it does, and
-    ask for one at least where that is a GPU, else for none.
+    """Return the recipe as ranks beside the run have it: on a cluster they compute on the kind of device that it does.
 
     Raises:
         ValueError: the run's device does not exist here.
     """
-    if run.cluster is None:
+    if cluster_of(run) is None:
         return run
-    kind = pick_device(run.device).type
-    gpus = (run.cluster.learner.gpus or 1.0) if kind == "cuda" else 0.0
-    return asking(run, "learner", gpus).model_copy(update={"device": kind})
+    return run.model_copy(update={"device": pick_device(run.device).type})
+
+
+def open_rank_starter(run: RunSettings) -> Starter:
+    """Return a starter of the ranks beside the run. Close it.
+
+    On a cluster each asks for one GPU at least where the run computes on one, else for none.
+
+    Raises:
+        ValueError: the run's device does not exist here, or the cluster cannot be joined.
+        RunError: the cluster has no room for them.
+    """
+    cluster = cluster_of(run)
+    gpus = None
+    if cluster is not None:
+        gpus = (cluster.gpus_of("learner") or 1.0) if pick_device(run.device).type == "cuda" else 0.0
+    return open_starter(run, "learner", run.training.ranks - 1, gpus)

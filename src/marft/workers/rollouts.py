@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import cast
 
-from marft.cluster.opening import open_starter
+from marft.config.placement import open_starter
 from marft.config.run import RunSettings
 from marft.engines.caller_thread import Background
 from marft.game.game import Attempt

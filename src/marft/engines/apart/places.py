@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marft.cluster.opening import asking, open_starter
+from marft.config.placement import cluster_of, open_starter
 from marft.config.run import RunSettings
 from marft.models.loading import pick_device
 from marft.processes.starting import Starter
@@ -19,17 +19,17 @@ def engine_starter(run: RunSettings, device: str) -> Starter:
         ValueError: the cluster cannot be joined.
         RunError: it has no room for the process.
     """
-    if run.cluster is not None:
-        gpus = run.cluster.engine.gpus or float(device_there(run, device) == "cuda")
-        run = asking(run, "engine", gpus)
-    return open_starter(run, "engine", 1)
+    cluster = cluster_of(run)
+    gpus = None if cluster is None else cluster.gpus_of("engine") or float(device_there(run, device) == "cuda")
+    return open_starter(run, "engine", 1, gpus)
 
 
 def device_there(run: RunSettings, device: str) -> str:
     """A device as an engine's process has it. On a cluster that is what Ray shows it; "auto" is a GPU where the recipe
     asks for one for it, else what this machine has."""
-    if run.cluster is None:
+    cluster = cluster_of(run)
+    if cluster is None:
         return device
     if device != "auto":
         return device.partition(":")[0]
-    return "cuda" if run.cluster.engine.gpus else pick_device(device).type
+    return "cuda" if cluster.gpus_of("engine") else pick_device(device).type

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from marft.config.keys import filled
+from marft.config.placement import cluster_of
 from marft.engines.apart.bases import open_each
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import command, python_of
@@ -57,7 +58,7 @@ def open_vllm(
         ValueError: there is no such Python, or it has no vLLM.
         RunError: it does not come up.
     """
-    if run.cluster is None:
+    if cluster_of(run) is None:
         python_of("vllm", settings.python)  # before anything is loaded; elsewhere, it is looked for there
 
     def make(names: Sequence[str], mine: dict[str, PolicyApart]) -> EngineApart | Replicas:
@@ -77,7 +78,7 @@ def _engine(
     """
     kind = RestingEngine if settings.sleep else EngineApart
     name, command = f"vllm ({', '.join(policies)})", partial(vllm_command, settings.python)
-    devices = spread(settings.replicas, settings.devices, visible_devices() if run.cluster is None else ())
+    devices = spread(settings.replicas, settings.devices, () if cluster_of(run) else visible_devices())
     saves = {one: Once(each.save) for one, each in policies.items() if each.save} if len(devices) > 1 else {}
     alike = {one: replace(each, save=saves.get(one, each.save)) for one, each in policies.items()}
     engines = [
