@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol, TypeVar, cast
 
+from marft.config.models import local_model
 from marft.config.references import cannot_hold
 from marft.config.run import RunSettings, check_room
 from marft.endpoints.client import Endpoint
@@ -16,6 +17,7 @@ from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.router import Router
 from marft.game.engine import Engine
 from marft.game.rendering import Cut
+from marft.models.formats import Format, policy_context
 from marft.models.pool import Models
 from marft.registry import bundled_parts
 from marft.types import ActionKey, Profile, Sampling, TokenIds
@@ -145,3 +147,18 @@ def _renderer(run: RunSettings, models: Models, remote: Mapping[str, RemotePolic
             unheld=cannot_hold(run, policy.settings.model),
         )  # fmt: skip
     return ChatRenderer(formats)
+
+
+def renderer_of(run: RunSettings, formats: Mapping[str, Format]) -> ChatRenderer:
+    """Return how every policy of a recipe is spoken to, without its weights."""
+    contexts = {name: format.context for name, format in formats.items()}
+    known = {}
+    for name, policy in run.policies.items():
+        base = local_model(run.models, policy.model)
+        format = formats[base]
+        context = policy_context(run, policy.model, base, contexts)
+        options = run.models[base].template_options
+        known[name] = ChatFormat(
+            format.tokenizer, context, options, format.stop_ids, remote=run.is_remote(policy.model)
+        )
+    return ChatRenderer(known)

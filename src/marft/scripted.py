@@ -24,10 +24,10 @@ from marft.game.rollout import play_all
 from marft.game.tasks import own_copy
 from marft.game_parts import GameParts, open_terms
 from marft.models.formats import Format, load_formats
+from marft.samplers import renderer_of
 from marft.sandbox.runner import end_all
 from marft.seeds import derive_seed
 from marft.traces.record import TracedTurn, UnreadableError
-from marft.traces.stage import renderer_of
 from marft.traces.turns import turn_ids
 from marft.types import ActionKey, Choice, Completion, Episode, Option, Prompt, Sampling, Task, Tool, Versions
 

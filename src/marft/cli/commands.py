@@ -127,8 +127,8 @@ def _check_parts(run: RunSettings, formats: Mapping[str, Format]) -> None:
     """
     from marft.endpoints.client import Endpoint
     from marft.game_parts import check_agent, open_terms
+    from marft.samplers import renderer_of
     from marft.tools.skills import read_skill
-    from marft.traces.stage import renderer_of
 
     renderer = renderer_of(run, formats)
     check_room(run, {policy: format.context for policy, format in renderer.formats.items()})

@@ -21,6 +21,7 @@ from marft.evaluation.evaluate import Advance
 from marft.game.environment import Split
 from marft.models.formats import load_formats
 from marft.runs.folder import RunFolder
+from marft.samplers import renderer_of
 from marft.synthesis.candidates import Candidate, Filter, World
 from marft.synthesis.manifest import Made, Origin, settings_of, write_rows
 from marft.synthesis.playing import attempts_of, begin, begun_with, played
@@ -29,7 +30,7 @@ from marft.synthesis.settings import SynthesisSettings
 from marft.synthesis.sifting import Passage, out_of_balance, over_cap, passed, sifted
 from marft.synthesis.teachers import Teacher, teacher_of
 from marft.traces.record import Tally
-from marft.traces.stage import Stage, Told, renderer_of
+from marft.traces.stage import Stage, Told
 from marft.types import Episode, Task
 
 HELD_OUT: tuple[Split, ...] = ("validation", "test")

@@ -10,10 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from marft.config.models import local_model
 from marft.config.run import RunSettings
 from marft.engines.caller_thread import CallerThreadExecutor
-from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.envs.tasks import tasks_of
 from marft.game.environment import Split
 from marft.game.game import Attempt, Game
@@ -22,7 +20,8 @@ from marft.game.play import play
 from marft.game.rendering import Cut
 from marft.game_parts import GameParts, open_terms
 from marft.learning.supervised import TRACES
-from marft.models.formats import Format, load_formats, policy_context
+from marft.models.formats import Format, load_formats
+from marft.samplers import renderer_of
 from marft.sandbox.runner import end_all
 from marft.traces.record import Tally, TracedEpisode, TracedTurn
 from marft.traces.retelling import Narrator, RecordedTools, Retelling, Retold, Untold
@@ -211,18 +210,3 @@ class Tasks:
 
 def _plain(prompt: str) -> str:
     return " ".join(prompt.split())
-
-
-def renderer_of(run: RunSettings, formats: Mapping[str, Format]) -> ChatRenderer:
-    """How every policy of a recipe is spoken to."""
-    contexts = {name: format.context for name, format in formats.items()}
-    known = {}
-    for name, policy in run.policies.items():
-        base = local_model(run.models, policy.model)
-        format = formats[base]
-        context = policy_context(run, policy.model, base, contexts)
-        options = run.models[base].template_options
-        known[name] = ChatFormat(
-            format.tokenizer, context, options, format.stop_ids, remote=run.is_remote(policy.model)
-        )
-    return ChatRenderer(known)
