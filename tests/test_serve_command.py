@@ -23,9 +23,9 @@ from marft.evaluation.evaluate import evaluate
 from marft.export.writing import export_run
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
-from marft.runs.episodes import read_episodes
+from marft.runs.episodes import read_episodes, sessions_in
 from marft.runs.folder import RunFolder
-from marft.serving.recording import FULL, sessions_in
+from marft.serving.recording import FULL
 from marft.serving.settings import served, served_table
 from tests.gateways import Response, send
 from tests.helpers import recipe, until

@@ -27,8 +27,8 @@ from marft.evaluation.transcripts import (
     over_steps,
     read_of,
 )
+from marft.runs.episodes import sessions_in
 from marft.runs.folder import RunFolder, step_of
-from marft.serving.recording import sessions_in
 from marft.texts import cut, one_line, visible
 from marft.types import Action, Episode
 

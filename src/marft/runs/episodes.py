@@ -107,6 +107,11 @@ def read_episodes(path: Path, task: str = "") -> list[Episode]:
         raise ValueError(f"cannot read the episodes of {path}: a value is missing ({error})") from error
 
 
+def sessions_in(folder: Path) -> list[Path]:
+    """Return the files of sessions that ``marft serve --record`` wrote to a folder, oldest first."""
+    return sorted(folder.glob("sessions-*.parquet"))
+
+
 def read_episode(path: Path, first: int, rows: int) -> Episode:
     """One episode of a file, of which no more is read than the row groups that it is in.
 

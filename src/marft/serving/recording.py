@@ -16,11 +16,6 @@ FULL = 64  # sessions of a file
 SECONDS = 10.0  # after which what there is is written
 
 
-def sessions_in(folder: Path) -> list[Path]:
-    """The files of sessions that were recorded in a folder, oldest first."""
-    return sorted(folder.glob("sessions-*.parquet"))
-
-
 class Recorder:
     """Writes episodes to ``sessions-<start>-000001.parquet`` and on, on a thread of its own. Close it.
 

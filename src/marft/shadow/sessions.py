@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marft.runs.episodes import read_episodes
+from marft.runs.episodes import read_episodes, sessions_in
 from marft.seeds import derive_seed
-from marft.serving.recording import sessions_in
 from marft.types import Action, Episode
 
 RANGE = 2.0**63  # of seeds
