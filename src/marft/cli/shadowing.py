@@ -1,4 +1,4 @@
-"""``marft shadow``, and what ``marft serve --shadow`` begins."""
+"""``marft shadow``, and the observer that ``marft serve --shadow`` begins."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.text import Text
 
 from marft.cli.commands import quieten
 from marft.cli.output import How, output
+from marft.serving.observers import Beside, Observer, SecondTeam
 from marft.shadow.settings import ShadowSettings
 
 if TYPE_CHECKING:
-    from marft.serving.server import Beside
     from marft.shadow.evidence import Verdict
     from marft.shadow.journal import Line
     from marft.shadow.opening import Asked
@@ -34,6 +34,20 @@ def asked_of(
     return Asked(
         team, checkpoint, overrides, trust_code, sessions, folder or sessions / FOLDER, grade, feedback, follow
     )
+
+
+def open_observer(second: SecondTeam) -> Observer:
+    """Return a shadow as an observer of a server; its team and its settings are looked at now.
+
+    Raises:
+        ValueError: the team cannot be served, or its settings are none.
+    """
+    asked = asked_of(
+        second.team, second.checkpoint, second.overrides, second.trust_code, second.sessions, second.output,
+        second.grade, None, follow=True,
+    )  # fmt: skip
+    said = f"{second.team} plays them as a shadow; what comes of it is in {asked.output.absolute()}"
+    return Observer(beginning(asked), said)
 
 
 def beginning(asked: Asked) -> Callable[[], Beside]:

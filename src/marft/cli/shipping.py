@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +11,7 @@ from typing import Any, cast
 from marft.cli.commands import console, quieten
 from marft.cli.errors import beside
 from marft.runs.folder import RunFolder
+from marft.serving.observers import Observer, SecondTeam, observer_named
 from marft.serving.offering import Also, Place, announced
 
 SHADOW = "--shadow."
@@ -74,29 +75,24 @@ def serve(
     offered.check()
     quieten()
     from marft.serving.app import Limits
-    from marft.serving.server import Beside, Nothing
     from marft.serving.server import serve as run_server
     from marft.serving.settings import served
 
-    begin: Callable[[], Beside] = Nothing
+    observer = Observer()
     if shadow is not None and record is not None:
-        from marft.cli.shadowing import asked_of, beginning
-
         mine = [*of_shadow(overrides)]
-        asked = asked_of(shadow, shadow_checkpoint, mine, trust_code, record, shadow_output, grade, None, follow=True)
-        begin = beginning(asked)
-        overrides = [*others(overrides)]
+        second = SecondTeam(shadow, shadow_checkpoint, mine, trust_code, record, shadow_output, grade)
+        observer, overrides = observer_named("shadow", second), [*others(overrides)]
 
     def ready(address: str, models: Sequence[str]) -> None:
         if mcp != "stdio":  # where standard output is the protocol's
             lines = [*announced(address, models, where, offered, record)]
-            if shadow is not None:
-                lines.append(f"{shadow} plays them as a shadow; what comes of it is in {asked.output.absolute()}")
+            lines += [observer.announcement] if observer.announcement else []
             console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     run_server(
         served(path, checkpoint, overrides, trust_code), where, Limits(*limits), grace=grace, record=record,
-        also=offered, ready=ready, begin=begin,
+        also=offered, ready=ready, begin=observer.begin,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from marft.game.loop_threads import LoopThread
@@ -17,34 +17,13 @@ from marft.gateway.listening import Listener, refuse_taken
 from marft.serving.app import App, Limits
 from marft.serving.asking import Asking
 from marft.serving.loading import loaded
+from marft.serving.observers import Beside, Nothing
 from marft.serving.offered import write_tools
 from marft.serving.offering import Also, Place
 from marft.serving.recording import Recorder
 from marft.serving.settings import Served
 
 WHAT = "marft serve"
-
-
-class Beside(Protocol):
-    """What goes on beside a server, and makes way for it."""
-
-    def busy(self, requests: int) -> None:
-        """So many requests are answered or wait now. It is called on the server's thread, and returns at once."""
-        ...
-
-    def close(self) -> None:
-        """The server has ended."""
-        ...
-
-
-class Nothing:
-    """Nothing goes on beside it."""
-
-    def busy(self, requests: int) -> None:
-        """Nobody makes way."""
-
-    def close(self) -> None:
-        """Nothing ends."""
 
 
 def serve(
