@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SUFFIXES = {".py", ".md", ".toml", ".json", ".yml", ".sh", ".ipynb", ".txt", ".cfg", ""}
+SUFFIXES = {".py", ".md", ".toml", ".json", ".yml", ".sh", ".ipynb", ".txt", ".cfg", ".jinja", ""}
 SKIPPED = {"CHANGELOG.md", "constraints.txt"}  # a record of the past, and no code
 
 
@@ -47,18 +47,34 @@ def path_of(module: str) -> Path:
 
 
 def move_files(moves: Mapping[str, str]) -> None:
-    """Move files and folders with ``git mv``."""
+    """Move files and folders with ``git mv``. A folder whose new place exists already is merged into it."""
     for old, new in moves.items():
         source, target = path_of(old), path_of(new)
         if not (ROOT / source).is_dir():
             source, target = source.with_suffix(".py"), target.with_suffix(".py")
-        (ROOT / target.parent).mkdir(parents=True, exist_ok=True)
-        for folder in reversed([target.parent, *target.parent.parents][:-2]):
-            package = ROOT / folder / "__init__.py"
-            if not package.exists():
-                package.write_text("", encoding="utf-8")
-                subprocess.run(["git", "add", str(package)], cwd=ROOT, check=True)
-        subprocess.run(["git", "mv", str(source), str(target)], cwd=ROOT, check=True)
+        _make_packages(target.parent)
+        if (ROOT / target).is_dir():
+            for name in filter(None, _git("ls-files", "-z", str(source)).split("\0")):
+                inner = Path(name).relative_to(source)
+                if (ROOT / target / inner).exists():
+                    _git("rm", "-q", name)
+                else:
+                    _git("mv", name, str(target / inner))
+        else:
+            _git("mv", str(source), str(target))
+
+
+def _make_packages(folder: Path) -> None:
+    """Make a folder, and each above it a package, with an empty ``__init__.py`` where there is none."""
+    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    for package in [folder, *folder.parents][:-2]:
+        if not (ROOT / package / "__init__.py").exists():
+            (ROOT / package / "__init__.py").write_text("", encoding="utf-8")
+            _git("add", str(package / "__init__.py"))
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 def rewritten(text: str, moves: Mapping[str, str], python: bool) -> str:
@@ -111,9 +127,8 @@ def main() -> None:
     """Move, and rewrite every file that git tracks."""
     moves = read_moves(sys.argv[1:])
     move_files(moves)
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     changed = 0
-    for name in filter(None, listed.split("\0")):
+    for name in filter(None, _git("ls-files", "-z").split("\0")):
         file = ROOT / name
         if file.suffix not in SUFFIXES or file.name in SKIPPED or "results" in file.parts or not file.is_file():
             continue
