@@ -16,6 +16,7 @@ import torch
 
 from marft.cluster.joining import cpus_of
 from marft.cluster.relay import About
+from marft.cluster.settings import ClusterSettings
 from marft.collection import attempts_at, training_tasks
 from marft.config import load_recipe, parse_recipe
 from marft.config.run import RunSettings
@@ -141,13 +142,14 @@ class TestEngines:
         self, cluster: Any, tmp_path: Path, tiny_tokenizer: Any
     ) -> None:
         run = clustered(cluster, settings("tiny", tmp_path))
-        assert run.cluster is not None
+        cluster = run.section(ClusterSettings)
+        assert cluster is not None
         carried: list[str] = []
 
         async def whole() -> None:
             weights = Weights()
             opened = Open("model", "float32", 64, 4, 1, 8, 0, {"folder": str(tmp_path), "dies": 1})
-            starter = RayStarter(run, run.cluster, "engine", 1)  # type: ignore[arg-type]
+            starter = RayStarter(run, cluster, "engine", 1)  # type: ignore[arg-type]
             policies = {"actor": PolicyApart(tiny_tokenizer, (2,), weights.save)}
             engine = EngineApart("fake", command, opened, policies, seed=1, patience=20.0, starter=starter)
             taken = RelayedChild.carried
@@ -247,10 +249,11 @@ class TestSettings:
         run = settings(
             "tiny", tmp_path, "--rollout.processes", "1", "--training.ranks", "41", "--cluster.learner.cpus", "50"
         )
-        assert run.cluster is not None
+        cluster = run.section(ClusterSettings)
+        assert cluster is not None
         without = run.model_copy(update={"training": run.training.model_copy(update={"ranks": 1})})
-        assert cpus_of(run, run.cluster) >= 40 * 50
-        assert cpus_of(without, run.cluster) < 40 * 50
+        assert cpus_of(run, cluster) >= 40 * 50
+        assert cpus_of(without, cluster) < 40 * 50
 
     def test_a_rank_on_a_cluster_has_the_gpu_that_it_is_shown(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

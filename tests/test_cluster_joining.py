@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from marft.cluster import joining
+from marft.cluster.settings import ClusterSettings
 from tests.helpers import settings
 
 ray: Any = pytest.importorskip("ray")
@@ -36,8 +37,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 
 def joined(output: Path, address: str) -> None:
     run = settings("tiny", output, "--cluster.address", address)
-    assert run.cluster is not None
-    joining.join(run, run.cluster)
+    cluster = run.section(ClusterSettings)
+    assert cluster is not None
+    joining.join(run, cluster)
 
 
 @pytest.mark.parametrize(
@@ -71,5 +73,6 @@ def test_a_cluster_of_its_own_has_room_for_every_replica_of_an_engine(tmp_path: 
     run = settings(
         "tiny", tmp_path, "--engine.kind", "vllm", "--engine.replicas", "40", "--cluster.engine.cpus", "50.5"
     )
-    assert run.cluster is not None
-    assert joining.cpus_of(run, run.cluster) == 2 * 40 * 50.5
+    cluster = run.section(ClusterSettings)
+    assert cluster is not None
+    assert joining.cpus_of(run, cluster) == 2 * 40 * 50.5

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from marft.cluster.settings import ClusterSettings
 from marft.config import RunSettings
 from marft.config.placement import open_starter
 from marft.errors import RunError
@@ -92,8 +93,9 @@ def run_of(output: Path, *overrides: str) -> RunSettings:
 
 
 def opened(run: RunSettings, kind: Any = "worker", count: int = 2) -> RayStarter:
-    assert run.cluster is not None
-    return RayStarter(run, run.cluster, kind, count)
+    cluster = run.section(ClusterSettings)
+    assert cluster is not None
+    return RayStarter(run, cluster, kind, count)
 
 
 def nothing(_: int) -> Sequence[str]:

@@ -376,7 +376,7 @@ class TestPlugins:
 
 @pytest.mark.slow
 def test_configuration_imports_no_torch() -> None:
-    code = "import sys, marft.config, marft.cli.main, marft.cli.shipping, marft.federated.recipes; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    code = "import sys, marft.config, marft.cli.main, marft.cli.serving, marft.federated.recipes; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.split() == ["False", "False"]
 

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from marft import atomic, load_run
 from marft.atomic import new_folder
 from marft.cli.evaluating import Asked, evaluate
-from marft.cli.shipping import export
+from marft.cli.serving import export
 from marft.config import RunSettings, parse_recipe
 from marft.errors import RunError
 from marft.evaluation.session import find_checkpoint

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
-from marft.cli import shipping
+from marft.cli import serving as shipping
 from marft.serving import server
 from marft.serving.app import Limits
 from marft.serving.offering import Also, Place, announced

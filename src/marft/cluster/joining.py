@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from marft.config.cluster import ClusterSettings
+from marft.cluster.settings import ClusterSettings
 from marft.config.run import RunSettings
 from marft.texts import one_line
 

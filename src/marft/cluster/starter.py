@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from marft.cluster.child import RelayedChild
 from marft.cluster.joining import join, leave
 from marft.cluster.relay import GROUPS, About, Relay
-from marft.config.cluster import ClusterSettings
+from marft.cluster.settings import ClusterSettings
 from marft.config.placement import Kind
 from marft.config.run import RunSettings
 from marft.errors import RunError

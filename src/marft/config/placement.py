@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal
 
-from marft.config.settings import Settings
+from marft.config.sections import Section
 from marft.processes.starting import LocalStarter, Starter
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Kind = Literal["worker", "engine", "learner"]  # of a process
 
 
-class Cluster(Settings):
+class Cluster(Section):
     """Base of the settings of a cluster, which starts a run's processes on other machines."""
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Cluster(Settings):
 
 def cluster_of(run: RunSettings) -> Cluster | None:
     """Return the cluster of a run; None where all its processes are on this machine."""
-    return run.cluster
+    return next((section for section in run.sections if isinstance(section, Cluster)), None)
 
 
 def open_starter(run: RunSettings, kind: Kind, count: int, gpus: float | None = None) -> Starter:

@@ -10,7 +10,6 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
-from marft.config.cluster import ClusterSettings
 from marft.config.consulting import ConsultingSettings, consulting_problems
 from marft.config.curriculum import CurriculumSettings
 from marft.config.folders import AtHome
@@ -32,6 +31,7 @@ from marft.config.parts import (
     SinkPlugin,
     ToolPlugin,
 )
+from marft.config.placement import cluster_of
 from marft.config.pools import members_of, pool_problems
 from marft.config.references import reference_problems
 from marft.config.sections import AnySection, Section, keyed, section_class, section_names, sections_in
@@ -132,7 +132,6 @@ class RunSettings(Settings):
     algorithm: AlgorithmSettings  # how it learns
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
     engine: EnginePlugin  # who samples for policies that are here
-    cluster: ClusterSettings | None = None  # where its processes are, if not all on this machine
     training: TrainingSettings = TrainingSettings()  # how long
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
@@ -302,7 +301,7 @@ def idle_kl_stop(run: RunSettings) -> Iterable[str]:
 
 def idle_cluster(run: RunSettings) -> Iterable[str]:
     """What to say where a recipe has ``[cluster]``, and no process that is started there."""
-    if run.cluster and not run.engine.apart and not run.rollout.processes and run.training.ranks == 1:
+    if cluster_of(run) and not run.engine.apart and not run.rollout.processes and run.training.ranks == 1:
         yield (
             "[cluster]: the cluster is not joined, for all of this run is one process: what is started there are "
             "workers (rollout.processes), ranks (training.ranks) and an engine apart (engine.kind = 'process' or "

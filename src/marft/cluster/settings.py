@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -35,6 +34,8 @@ class PlaceSettings(Settings):
 class ClusterSettings(Cluster):
     """Processes of the run are actors of a Ray cluster: ``rollout.processes`` workers, engines that are apart, and
     the ranks beside the run. It needs the extra ``ray``."""
+
+    key: ClassVar[str] = "cluster"
 
     # of a cluster to join: host:port, or "auto" for the one that this machine is in; "": that of $RAY_ADDRESS, or else
     # one is started on this machine, for the run alone
@@ -78,5 +79,6 @@ class ClusterSettings(Cluster):
         settings = self
         if gpus is not None:
             settings = self.model_copy(update={kind: self.place_of(kind).model_copy(update={"gpus": gpus})})
-        starter: Starter = import_module("marft.cluster.starter").RayStarter(run, settings, kind, count)  # needs Ray
-        return starter
+        from marft.cluster.starter import RayStarter  # Ray, which nothing else needs
+
+        return RayStarter(run, settings, kind, count)

@@ -1,0 +1,40 @@
+"""``marft export`` and ``push``."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from marft.cli.commands import console, quieten
+from marft.cli.errors import beside
+from marft.runs.folder import RunFolder
+
+
+def export(
+    run: Path, checkpoint: str, output: Path | None, *, merged: bool, force: bool, organized: Path | None
+) -> None:  # fmt: skip
+    """``marft export``."""
+    from marft.config.reorganizing import read_reorganization
+
+    into = read_reorganization(organized) if organized else None
+    folder = RunFolder.open(run)
+    beside(folder.path)
+    quieten()
+    from marft.export.manifest import RECIPE
+    from marft.export.recipe import trust_flag
+    from marft.export.writing import export_run
+
+    written = export_run(
+        folder, checkpoint, output, merged=merged, force=force, into=into,
+        note=lambda text: console.print(text, soft_wrap=True),
+    )  # fmt: skip
+    trust = trust_flag(tomllib.loads((written / RECIPE).read_text(encoding="utf-8")))
+    console.print(f"wrote {written}. See {written / 'README.md'}, or:  marft serve {written}{trust}", soft_wrap=True)
+
+
+def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:
+    """``marft push``."""
+    quieten()
+    from marft.export.push import push as run_push
+
+    console.print(f"see {run_push(path, repo_id, private=private, token=token)}", soft_wrap=True)
