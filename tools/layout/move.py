@@ -59,6 +59,7 @@ def move_files(moves: Mapping[str, str]) -> None:
                 if (ROOT / target / inner).exists():
                     _git("rm", "-q", name)
                 else:
+                    (ROOT / target / inner).parent.mkdir(parents=True, exist_ok=True)
                     _git("mv", name, str(target / inner))
         else:
             _git("mv", str(source), str(target))
