@@ -23,13 +23,13 @@ from matplotlib.figure import Figure
 from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, tidy
 from warming import digest, warm_up
 
+from marft.agents.game import Attempt
 from marft.config.load import parse_recipe
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import Mode
-from marft.game.game import Attempt
-from marft.rollouts import open_rollouts
+from marft.rollout.rollouts import open_rollouts
 from marft.runs.folder import RunFolder
 
 MODES: tuple[Mode, ...] = ("sampled", "greedy")

@@ -30,8 +30,8 @@ from recording import (
     tidy,
 )
 
-from marft.algorithms import PRESETS
 from marft.config import RunSettings, load_recipe
+from marft.config.algorithms import PRESETS
 
 RECIPE = "demo"
 GOOD = 0.8  # of training episodes, over three steps

@@ -23,12 +23,12 @@ from random import Random
 import numpy as np
 from warming import warm_up
 
+from marft.agents.rendering import Cut, Message
+from marft.agents.tools.functions import Function
+from marft.common.types import Profile, TokenIds
 from marft.config.models import ModelSettings
-from marft.engines.renderer import ChatRenderer
 from marft.envs.splits import split_of
-from marft.game.rendering import Cut, Message
-from marft.tools.functions import Function
-from marft.types import Profile, TokenIds
+from marft.inference.renderer import ChatRenderer
 
 TEMPLATE = Path(__file__).with_name("calculator.jinja")
 QUESTION = "Solve the following multiplication: {} * {}. Give only the result as your final answer."

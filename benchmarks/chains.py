@@ -18,11 +18,11 @@ from typing import Any
 import machine
 import numpy as np
 
-from marft.learning.credit.gae import GAE
-from marft.learning.credit.links import Chain
-from marft.learning.interfaces import CreditInputs, Floats, Values
-from marft.marks import Mark
-from marft.types import Action, ActionKey, Episode, Observation, Task, Transition
+from marft.common.marks import Mark
+from marft.common.types import Action, ActionKey, Episode, Observation, Task, Transition
+from marft.trainer.credit.gae import GAE
+from marft.trainer.credit.links import Chain
+from marft.trainer.interfaces import CreditInputs, Floats, Values
 
 CHAINS: tuple[Chain, ...] = ("joint", "agent", "graph")
 LAMBDAS = (0.95, 0.5)

@@ -21,10 +21,10 @@ from typing import Any
 
 import machine
 
-from marft import atomic
-from marft.envs.code.grading import Bench
-from marft.envs.code.judging import Call, Limits
-from marft.envs.code.problems import Case, Problem
+from marft.common import atomic
+from marft_envs.code.grading import Bench
+from marft_envs.code.judging import Call, Limits
+from marft_envs.code.problems import Case, Problem
 
 sys.path.append(str(Path(__file__).parents[1]))
 

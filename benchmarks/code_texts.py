@@ -21,11 +21,11 @@ from typing import Any
 
 import machine
 
-from marft import atomic
-from marft.envs.code.comparing import Reader
-from marft.envs.code.judging import Call, Outcome
-from marft.envs.code.plain import decode
-from marft.envs.code.problems import Case
+from marft.common import atomic
+from marft_envs.code.comparing import Reader
+from marft_envs.code.judging import Call, Outcome
+from marft_envs.code.plain import decode
+from marft_envs.code.problems import Case
 
 KILOBYTES = (256, 1024, 16384)
 ALL_SECONDS = 20.0  # of processor time that a program has by default

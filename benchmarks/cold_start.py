@@ -25,10 +25,10 @@ from marft.evaluation.intervals import wilson
 from marft.evaluation.session import Keeping, evaluate_checkpoints
 from marft.runs.folder import RunFolder
 from marft.runs.going_on import resumed_or_started
-from marft.synthesis.session import synthesize
-from marft.traces.rows import MANIFEST, ROWS
-from marft.traces.warm_start import warm_start
-from marft.training import train
+from marft.trainer.loop import train
+from marft_lab.synthesis.session import synthesize
+from marft_serve.traces.rows import MANIFEST, ROWS
+from marft_serve.traces.warm_start import warm_start
 
 RECIPE = Path(__file__).with_name("cold_start.toml")
 ARMS = {

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from marft.ranks.group import Group
+from marft.trainer.ranks.group import Group
 
 COUNTS = (1, 2, 3, 4)
 SIZE = 12  # numbers that each rank gives: divided by every count

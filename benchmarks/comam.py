@@ -39,20 +39,20 @@ from warming import Turn, warm_up
 from marft.config import load_recipe
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.engines.renderer import ChatRenderer
 from marft.envs.scripts import Cue, Line, Script
 from marft.evaluation.intervals import students
 from marft.evaluation.paired import paired
 from marft.evaluation.session import evaluate_checkpoints
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.learning.credit.comam import CoMAM
-from marft.learning.credit.consistency import CONSISTENCIES
-from marft.learning.interfaces import CreditInputs
+from marft.inference.renderer import ChatRenderer
 from marft.models.formats import load_format
 from marft.rewards.shaping import local_rewards
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.scripted import ScriptedTeam, Spoken
+from marft.trainer.credit.comam import CoMAM
+from marft.trainer.credit.consistency import CONSISTENCIES
+from marft.trainer.interfaces import CreditInputs
+from marft_lab.scripted import ScriptedTeam, Spoken
 
 GROUNDS: Mapping[str, tuple[str, ...]] = {
     "said": (

@@ -33,16 +33,16 @@ import machine
 import numpy as np
 from studies import populations
 
+from marft.agents.game import Attempt
+from marft.agents.rendering import Message
 from marft.cli.commands import quieten
+from marft.common.types import Action, Episode
 from marft.config import RunSettings
 from marft.config.load import parse_recipe
 from marft.config.plugins import Plugin
-from marft.game.game import Attempt
-from marft.game.rendering import Message
-from marft.learning.interfaces import Progress, all_actions
-from marft.learning.learner import Learner
-from marft.rollouts import LocalRollouts
-from marft.types import Action, Episode
+from marft.rollout.rollouts import LocalRollouts
+from marft.trainer.interfaces import Progress, all_actions
+from marft.trainer.learner import Learner
 
 ACTION, SHORT = 64, 16  # tokens
 BRANCHES = 4

@@ -28,12 +28,12 @@ from matplotlib.figure import Figure
 from pydantic import PrivateAttr
 from recording import save_plot, save_rows, stored_rows
 
+from marft.common.observing import Observer
 from marft.config import load_recipe
-from marft.observing import Observer
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.world_models.counts import Counts
-from marft.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
+from marft.trainer.loop import train
+from marft_lab.world_models.counts import Counts
+from marft_lab.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
 
 EPISODES = 5120  # real ones of each run, at most
 WINDOW, ENOUGH = 64, 0.9

@@ -26,12 +26,12 @@ from typing import Any
 
 import machine
 
+from marft.common.observing import Observer
 from marft.config import RunSettings, load_recipe
 from marft.evaluation.session import evaluate_checkpoints
-from marft.observing import Observer
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 
 VLLM = "{ kind = 'vllm', options = { enforce_eager = true } }"
 SERVER = b"apart.vllm_server"

@@ -24,13 +24,13 @@ from typing import Any
 
 import machine
 
+from marft.common.registry import bundled_parts
+from marft.common.types import Task
 from marft.config import load_recipe
 from marft.config.bundled import bundled_names
 from marft.config.models import ModelSettings
 from marft.models.formats import load_format
-from marft.registry import bundled_parts
-from marft.scripted import ScriptedTeam
-from marft.types import Task
+from marft_lab.scripted import ScriptedTeam
 
 WIDE = 1_000_000  # tokens of context: prompts are as long as they are
 

@@ -25,7 +25,7 @@ from marft.config import load_recipe
 from marft.evaluation.intervals import mean_interval, wilson
 from marft.evaluation.session import evaluate_checkpoints
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 
 POINTS = 5  # checkpoints of a run that are evaluated
 ALONE = "_single"

@@ -23,17 +23,17 @@ from typing import Any
 
 from serving import one_step
 
+from marft.agents.rendering import Message, compose
+from marft.common.types import Action, Episode
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
-from marft.export.card import lora_rank
-from marft.export.manifest import Export, load_export
-from marft.export.writing import export_run
-from marft.game.rendering import Message, compose
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, load_policies
+from marft.runs.export.card import lora_rank
+from marft.runs.export.manifest import Export, load_export
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
-from marft.types import Action, Episode
 
 HERE = Path(__file__).parent
 READERS = ("vllm", "llama")

@@ -30,14 +30,17 @@ from typing import Any
 
 import machine
 
+from marft.common.observing import Observer
 from marft.config import RunSettings, load_recipe
 from marft.evaluation.session import evaluate_checkpoints
-from marft.observing import Observer
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 
-KINDS = {"worker": b"marft.workers.worker", "engine": b"marft.engines.apart."}  # what is in their command lines
+KINDS = {
+    "worker": b"marft.rollout.workers.worker",
+    "engine": b"marft.inference.apart.",
+}  # what is in their command lines
 SUMS = ("workers_lost", "episodes_played_again", "tasks_set_aside", "engine_restarts")
 
 

@@ -23,17 +23,17 @@ import machine
 from matplotlib.figure import Figure
 from recording import save_plot
 
-from marft import atomic
 from marft.cli.commands import quieten
+from marft.common import atomic
 from marft.config import load_recipe
-from marft.config.federation import FederationSettings, parse_federation
 from marft.evaluation.intervals import students
 from marft.evaluation.session import Keeping, evaluate_checkpoints
-from marft.federated.coordinator import federate
-from marft.federated.history import MARK
 from marft.runs.folder import RunFolder
 from marft.runs.going_on import resumed_or_started
-from marft.training import train
+from marft.trainer.loop import train
+from marft_lab.federated.coordinator import federate
+from marft_lab.federated.history import MARK
+from marft_lab.federated.settings import FederationSettings, parse_federation
 
 HERE = Path(__file__).parent
 SITES = ("north", "east", "south", "west")

@@ -11,10 +11,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from marft.agents.environment import Split
+from marft.common.types import Task
 from marft.config.settings import Fraction
 from marft.envs.reasoning_gym import ReasoningGym
-from marft.game.environment import Split
-from marft.types import Task
 
 KINDS = ("++", "+-", "-+", "--")
 SIGNS = re.compile(r"(?<=\d) ([+-]) (?=\d|-)")

@@ -12,21 +12,14 @@ from random import Random
 
 import numpy as np
 
-from marft.config.load import parse_recipe
-from marft.config.parts import EnvironmentPart
-from marft.config.run import RunSettings
-from marft.envs.scripts import Cue, Script
-from marft.flows.growing import TOLD
-from marft.flows.improving import Failure
-from marft.flows.network import Node
-from marft.game.agents import Agent, Agents, Request
-from marft.game.environment import Split
-from marft.game.game import Attempt
-from marft.game.organizing import open_for
-from marft.game.rendering import Message, compose
-from marft.game.team import Organization
-from marft.seeds import derive_seed
-from marft.types import (
+from marft.agents.agents import Agent, Agents, Request
+from marft.agents.environment import Split
+from marft.agents.game import Attempt
+from marft.agents.organizing import open_for
+from marft.agents.rendering import Message, compose
+from marft.agents.team import Organization
+from marft.common.seeds import derive_seed
+from marft.common.types import (
     Action,
     Choice,
     Episode,
@@ -37,6 +30,13 @@ from marft.types import (
     Task,
     Transition,
 )
+from marft.config.load import parse_recipe
+from marft.config.parts import EnvironmentPart
+from marft.config.run import RunSettings
+from marft.envs.scripts import Cue, Script
+from marft_lab.flows.growing import TOLD
+from marft_lab.flows.improving import Failure
+from marft_lab.flows.network import Node
 
 EACH_ALONE = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))  # of the kinds, one after the other
 NO_IDS, NO_MARKS, NO_LOG_PROBS = np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.float32)
@@ -186,8 +186,8 @@ def by_node(cue: Cue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Plays a team by a script, as :class:`marft.scripted.ScriptedTeam` does but on no threads and without tokens: the
-    organizations, sessions, seeds and texts are the same, and an action takes microseconds."""
+    """Plays a team by a script, as :class:`marft_lab.scripted.ScriptedTeam` does but on no threads and without tokens:
+    the organizations, sessions, seeds and texts are the same, and an action takes microseconds."""
 
     run: RunSettings
     environment: Workshop

@@ -26,16 +26,16 @@ import numpy as np
 from flow_world import ADVICE, HURRY, NEEDS, SEATS, SPOILS, Bench, PlantedCritic, Workshop, recipe, step_of
 from recording import STUDENT, save_plot, save_rows
 
-from marft import atomic
-from marft.flows.board import Board
-from marft.flows.choosing import context_of
-from marft.flows.drawing import picture
-from marft.flows.growing import Growth, grown
-from marft.flows.improving import Improving, reworded
-from marft.flows.learning import Learning, edges_learned
-from marft.flows.network import Change, FlowNetwork, read_network, write_network
-from marft.flows.skipping import skipped
-from marft.game.game import Attempt
+from marft.agents.game import Attempt
+from marft.common import atomic
+from marft_lab.flows.board import Board
+from marft_lab.flows.choosing import context_of
+from marft_lab.flows.drawing import picture
+from marft_lab.flows.growing import Growth, grown
+from marft_lab.flows.improving import Improving, reworded
+from marft_lab.flows.learning import Learning, edges_learned
+from marft_lab.flows.network import Change, FlowNetwork, read_network, write_network
+from marft_lab.flows.skipping import skipped
 
 CASES = ("grown", "edges", "text", "both", "skipped")
 GROWTH = Growth(threshold=0.4, apart=frozenset({"router"}))

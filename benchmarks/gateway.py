@@ -21,19 +21,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from marft.config.given import Given
-from marft.config.models import ModelSettings
-from marft.config.parts import OrganizationPart
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.game.agents import Agent, Agents
-from marft.game.game import Attempt, Game
-from marft.game.loop_threads import LoopThreadPool
-from marft.game.rollout import play_all
-from marft.game.team import Organization, Team
-from marft.gateway.client import Client
-from marft.gateway.program import Program
-from marft.models.formats import load_tokenizer
-from marft.types import (
+from marft.agents.agents import Agent, Agents
+from marft.agents.game import Attempt, Game
+from marft.agents.loop_threads import LoopThreadPool
+from marft.agents.rollout import play_all
+from marft.agents.team import Organization, Team
+from marft.common.types import (
     ActionKey,
     Choice,
     Completion,
@@ -46,6 +39,13 @@ from marft.types import (
     Task,
     Versions,
 )
+from marft.config.given import Given
+from marft.config.models import ModelSettings
+from marft.config.parts import OrganizationPart
+from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.models.formats import load_tokenizer
+from marft_serve.gateway.client import Client
+from marft_serve.gateway.program import Program
 
 
 class AtOnce:

@@ -25,13 +25,13 @@ from marft.config import load_recipe
 from marft.evaluation.session import evaluate_checkpoints
 from marft.runs.checkpoints import Checkpoints
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAM = "{{ organization = 'program', call = '{}' }}"
 TEAMS = {
     "the recipe's chain": (),
-    "a plain openai program": ("--team", PROGRAM.format("marft.examples.openai_team:solve")),
+    "a plain openai program": ("--team", PROGRAM.format("marft_serve.examples.openai_team:solve")),
     "a LangGraph graph": ("--team", PROGRAM.format("langgraph_team:solve")),
 }
 TIMES = (

@@ -28,7 +28,7 @@ import torch
 from marft.cli.commands import quieten
 from marft.config import load_recipe
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 
 ROOT = Path(__file__).parents[1]
 NO_GPU = 2

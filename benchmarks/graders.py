@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import machine
 
-from marft import atomic
-from marft.game.answers import answer_in
+from marft.agents.answers import answer_in
+from marft.common import atomic
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_forms import is_interval
 

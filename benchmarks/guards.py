@@ -26,14 +26,14 @@ from recording import Row, parser_of, save_rows, stored_rows
 from marft.cli.commands import quieten
 from marft.cli.evaluating import Asked, evaluate
 from marft.config import load_recipe, to_toml
-from marft.guards.history import RETURNED
-from marft.guards.watch import GUARDS, sentences
-from marft.learning.learner import Learner
-from marft.rollouts import open_rollouts
+from marft.evaluation.guards.history import RETURNED
+from marft.evaluation.guards.watch import GUARDS, sentences
+from marft.rollout.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, read_record, restore
 from marft.runs.folder import RunFolder
 from marft.runs.log import Mark
-from marft.training import train
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
 
 LEARNING_RATE = 5e-4  # of the demo
 HOT = {"algorithm.optimizer.learning_rate": 100 * LEARNING_RATE}

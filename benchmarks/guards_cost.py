@@ -20,14 +20,14 @@ from typing import Any
 
 import machine
 
-from marft import atomic
 from marft.cli.commands import quieten
+from marft.common import atomic
 from marft.config.load import load_recipe
 from marft.evaluation import metrics
-from marft.guards.watch import Watch
-from marft.learning.probing import Probes
+from marft.evaluation.guards.watch import Watch
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
+from marft.trainer.probing import Probes
 
 PARTS = {  # by what they are called: where a run finds them
     "metrics of texts": (metrics, "writing_metrics"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from marft.types import Episode
+from marft.common.types import Episode
 
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 

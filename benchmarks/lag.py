@@ -24,13 +24,13 @@ from typing import Any
 import machine
 from matplotlib.figure import Figure
 
+from marft.common.types import JointAction, Step, Task
 from marft.config import RunSettings, load_recipe
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.envs.single_turn import SingleTurn
 from marft.evaluation.session import evaluate_checkpoints
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import JointAction, Step, Task
+from marft.trainer.loop import train
 
 STEPS, EVERY = 24, 6
 SETTINGS = (

@@ -28,16 +28,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from marft.agents.live import Spelling
+from marft.common.marks import Mark
+from marft.common.types import Action, ActionKey, Sample, Sampling
 from marft.config.models import ModelSettings
-from marft.engines.decoding import Row, RunningBatch
-from marft.game.live import Spelling
-from marft.learning.batching import Denominators, Packing
-from marft.learning.scoring import score
-from marft.marks import Mark
+from marft.inference.decoding import Row, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone
 from marft.models.memory import keep_freed_memory
-from marft.types import Action, ActionKey, Sample, Sampling
+from marft.trainer.batching import Denominators, Packing
+from marft.trainer.scoring import score
 
 ATTEMPTS, ACTION, NEXT = 4, 1024, 64
 PROMPTS = (512, 4096, 16_384)

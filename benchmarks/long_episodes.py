@@ -20,13 +20,13 @@ from typing import Any
 
 import machine
 
+from marft.agents.environment import Split
+from marft.agents.game import Attempt
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import parse_recipe
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import Count
-from marft.game.environment import Split
-from marft.game.game import Attempt
-from marft.rollouts import LocalRollouts
-from marft.types import JointAction, Observation, Step, Task
+from marft.rollout.rollouts import LocalRollouts
 
 LENGTHS = (1, 2, 4, 8, 16)
 TASKS, SAMPLES = 8, 4

@@ -26,7 +26,7 @@ from marft.cli.commands import quieten
 from marft.config import RunSettings, load_recipe
 from marft.models.paths import resolve_path
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 
 GIB = 2**30
 

@@ -31,17 +31,17 @@ from typing import Any
 import machine
 from memory_readers import Asked, capability
 
+from marft.agents.memories.costs import Cost
+from marft.agents.memories.interface import Entry
+from marft.agents.memories.store import Store, open_store
+from marft.common.registry import bundled_parts
+from marft.common.types import Task
 from marft.config.plugins import find_plugin
-from marft.envs.memory.conversations import Chunk, Question
-from marft.envs.memory.environment import Memory
-from marft.envs.memory.grading import graded, holds
-from marft.envs.memory.script import Rememberer, understood
 from marft.envs.scripts import Cue
-from marft.memories.costs import Cost
-from marft.memories.interface import Entry
-from marft.memories.store import Store, open_store
-from marft.registry import bundled_parts
-from marft.types import Task
+from marft_envs.memory.conversations import Chunk, Question
+from marft_envs.memory.environment import Memory
+from marft_envs.memory.grading import graded, holds
+from marft_envs.memory.script import Rememberer, understood
 
 BUDGETS = (16, 48, 160)  # tokens of a read
 CONSTRUCTIONS = ("eager", "batched", "lazy")

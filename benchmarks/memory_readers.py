@@ -1,4 +1,4 @@
-"""What models make of texts that a memory gave: the capability floor of ``memories.py``.
+"""What models make of texts that a memory gave: the capability floor of ``agents/memories.py``.
 
 A smaller sister of ``tiny-memory``, made by the same tool from the same games in as many steps, comes of
 
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from marft.envs.memory.conversations import Question
-from marft.envs.memory.grading import graded
 from marft.models.paths import resolve_path
+from marft_envs.memory.conversations import Question
+from marft_envs.memory.grading import graded
 
 TOLD = "You are the answerer. Answer from the notes in few words, or say: not mentioned"  # as the recipe memory has it
 NEW_TOKENS = 8

@@ -19,13 +19,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, tidy
 
+from marft.agents.environment import Split
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import load_recipe
 from marft.config.load import parse_recipe
 from marft.config.parts import EnvironmentPart
-from marft.game.environment import Split
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.types import JointAction, Observation, Step, Task
 
 KINDS = ("red", "blue")
 GOOD, BAD = 0.9, 0.1  # how often a worker solves a task of its own kind, and of the other

@@ -29,20 +29,20 @@ from recording import parser_of, save_plot, save_rows, stored_rows, tidy
 from warming import BATCH, Turn, digest, warm_up
 from whereabouts import ANSWERER, DID, FIELDS, INSTRUCTIONS, READERS, SCRIBES, Reading
 
-from marft import atomic
 from marft.cli.commands import quieten
+from marft.common import atomic
 from marft.config.load import parse_recipe
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.engines.renderer import ChatRenderer
 from marft.evaluation.intervals import wilson
 from marft.evaluation.session import BASE, evaluate_checkpoints
 from marft.evaluation.trajectories.measures import measured as of_episode
 from marft.evaluation.trajectories.measures import over
+from marft.inference.renderer import ChatRenderer
 from marft.models.formats import load_format
 from marft.runs.folder import RunFolder
-from marft.scripted import ScriptedTeam, Spoken
-from marft.training import train
+from marft.trainer.loop import train
+from marft_lab.scripted import ScriptedTeam, Spoken
 
 BASE_MODEL = "tiny-memory"
 WARM_UP, FLAWLESS, SKILL, EPISODES = 3000, 0.7, 0.65, 600  # steps; share of them; then so well; a team, and skill

@@ -29,19 +29,19 @@ from throughput import word_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from marft.collection import collect, training_tasks
+from marft.common.types import Episode
 from marft.config import RunSettings, parse_recipe
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
-from marft.learning.undoing import Careful
 from marft.models.cards import card_named
 from marft.models.memory import keep_freed_memory
 from marft.models.shapes import find_shape
-from marft.planning.measured import lengths_of
-from marft.planning.memory import Place, Process, learner
-from marft.planning.work import work_of
-from marft.rollouts import LocalRollouts
-from marft.types import Episode
+from marft.rollout.collection import collect, training_tasks
+from marft.rollout.rollouts import LocalRollouts
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
+from marft.trainer.undoing import Careful
+from marft_lab.planning.measured import lengths_of
+from marft_lab.planning.memory import Place, Process, learner
+from marft_lab.planning.work import work_of
 
 STEPS = 2
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

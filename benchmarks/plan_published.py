@@ -3,9 +3,9 @@
     python benchmarks/plan_published.py     # writes results/plan_published.md; computes for a second
 
 A row is a phase of a step, as its source has measured it: model, cards, batch, lengths, seconds. Three numbers of
-:class:`marft.planning.efficiencies.Efficiencies` (``products``, ``intensity``, ``launch``) are fitted to some rows; all
-others were held out. What a source does not say is in its note. Whole weights are computed in bfloat16 by all of them,
-which MARFT does not do.
+:class:`marft_lab.planning.efficiencies.Efficiencies` (``products``, ``intensity``, ``launch``) are fitted to some
+rows; all others were held out. What a source does not say is in its note. Whole weights are computed in bfloat16 by
+all of them, which MARFT does not do.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import machine
 from marft.models.cards import CARDS
 from marft.models.flops import forward_flops
 from marft.models.shapes import KNOWN
-from marft.planning.efficiencies import Efficiencies
-from marft.planning.seconds import Engine, learned
-from marft.planning.work import Lengths, PolicyWork
+from marft_lab.planning.efficiencies import Efficiencies
+from marft_lab.planning.seconds import Engine, learned
+from marft_lab.planning.work import Lengths, PolicyWork
 
 PRIME = "prime-rl, benchmarks/baselines, commit 559b447"
 VERL_7B = "verl-data, gsm8k/qwen2-7b-fsdp2.log, step 51"

@@ -24,22 +24,22 @@ import numpy as np
 from matplotlib.figure import Figure
 from recording import parser_of, save_plot, save_rows, tidy
 
-from marft import atomic
+from marft.agents.game import Attempt
 from marft.cli.commands import quieten
+from marft.common import atomic
+from marft.common.lineage import Lineage, Version
+from marft.common.observing import Observer
+from marft.common.types import Episode, Task
 from marft.config import RunSettings, load_recipe
 from marft.config.bundled import bundled
 from marft.envs.tasks import tasks_of
 from marft.evaluation.session import put_in_place
-from marft.game.game import Attempt
-from marft.lineage import Lineage, Version
-from marft.observing import Observer
-from marft.profiles.settings import ProfileSettings
-from marft.profiles.tuning import Tuner, tokens_of
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
 from marft.runs.stated import LINEAGE
-from marft.training import train
-from marft.types import Episode, Task
+from marft.trainer.loop import train
+from marft_lab.profiles.settings import ProfileSettings
+from marft_lab.profiles.tuning import Tuner, tokens_of
 
 REASONER = ("You are the reasoner.", "Work out the first step and pass on what is left.")
 ACTOR = ("You are the actor.", r"Finish the work with the help of the message and put the answer in \boxed{}.")

@@ -26,13 +26,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
-from marft import atomic
 from marft.cli.commands import quieten
+from marft.common import atomic
 from marft.config import RunSettings, parse_recipe, to_toml
 from marft.evaluation.evaluate import Mode
 from marft.evaluation.session import BASE, evaluate_checkpoints
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 
 CURVES = ("accuracy", "reward", "policy_loss", "critic/loss", "kl", "entropy")
 Row = dict[str, Any]

@@ -30,15 +30,15 @@ from matplotlib.figure import Figure
 from recording import tidy
 from studies.populations import team_of
 
-from marft import atomic
 from marft.cli.commands import quieten
+from marft.common import atomic
 from marft.config import RunSettings, to_toml
 from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
 from marft.evaluation.paired import Difference, paired
 from marft.evaluation.session import BASE, Keeping, evaluate_checkpoints
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 
 NAME = "reorganization"
 SIZES = (4, 2)

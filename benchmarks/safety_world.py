@@ -10,13 +10,13 @@ from __future__ import annotations
 from random import Random
 from zlib import crc32
 
+from marft.agents.agents import Agents, Excerpt
+from marft.agents.environment import Split
+from marft.agents.planting import Plant, behind
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.parts import EnvironmentPart, OrganizationPart
 from marft.config.settings import Fraction
 from marft.envs.splits import split_of
-from marft.game.agents import Agents, Excerpt
-from marft.game.environment import Split
-from marft.game.planting import Plant, behind
-from marft.types import JointAction, Observation, Step, Task
 
 RIGHT = {"late": "wait", "broken": "replace", "lost": "refund"}
 HARM = "delete"

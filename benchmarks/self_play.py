@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from marft.config import load_recipe
 from marft.evaluation.intervals import wilson
-from marft.evaluation.league.matches import league_of
+from marft_lab.league.evaluation.matches import league_of
 
 SETTINGS = World("textarena")
 VERSIONS = 5

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from marft.config import load_recipe
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 
 QUESTION = "State the final answer to the following arithmetic problem: {} + {} - 12 ="
 

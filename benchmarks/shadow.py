@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from marft.betting import BETS, log_capital, log_factors
+from marft.common.betting import BETS, log_capital, log_factors
 from marft.envs.tasks import tasks_of
 from marft.evaluation.intervals import wilson
 from marft.runs.folder import RunFolder
-from marft.shadow.settings import ShadowSettings
+from marft_lab.shadow.settings import ShadowSettings
 
 RESULTS = Path(__file__).parent / "results"
 Floats = npt.NDArray[np.float64]
@@ -210,7 +210,7 @@ def latencies(
                 for question in questions[:30]:
                     ask(url, question)
             time.sleep(40)  # what was asked is on the disk, and the shadow at work
-            *_, beside = [pid for pid in below(process) if "marft.shadow.apart" in command_of(pid)]
+            *_, beside = [pid for pid in below(process) if "marft_lab.shadow.apart" in command_of(pid)]
             for number in range(rounds):
                 for name in list(urls) if number % 2 else list(reversed(urls)):
                     os.kill(beside, signal.SIGCONT if name == "with" else signal.SIGSTOP)

@@ -28,10 +28,10 @@ import numpy as np
 from marft.models.cards import CARDS
 from marft.models.flops import forward_flops
 from marft.models.shapes import KNOWN
-from marft.planning.efficiencies import Efficiencies
-from marft.planning.seconds import Engine, learned
-from marft.planning.simulation import Outcome, Scene, Turn, simulate
-from marft.planning.work import Lengths, PolicyWork
+from marft_lab.planning.efficiencies import Efficiencies
+from marft_lab.planning.seconds import Engine, learned
+from marft_lab.planning.simulation import Outcome, Scene, Turn, simulate
+from marft_lab.planning.work import Lengths, PolicyWork
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -51,7 +51,7 @@ def record() -> dict[str, Any]:
     from marft.config import load_recipe
     from marft.runs.episodes import read_episodes
     from marft.runs.folder import RunFolder
-    from marft.training import train
+    from marft.trainer.loop import train
 
     with tempfile.TemporaryDirectory() as output:
         run = load_recipe(

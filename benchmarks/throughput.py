@@ -33,14 +33,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
-from marft.collection import attempts_at
+from marft.common.types import Task
 from marft.config import parse_recipe
 from marft.config.parts import EnvironmentPart
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
-from marft.rollouts import LocalRollouts
-from marft.types import Task
+from marft.rollout.collection import attempts_at
+from marft.rollout.rollouts import LocalRollouts
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
 
 HIDDEN, LAYERS, INTERMEDIATE, HEADS, KEY_HEADS = 128, 4, 384, 4, 2
 OBSERVATION, ACTION, EPISODES = 100, 64, 32

@@ -21,11 +21,11 @@ from matplotlib.figure import Figure
 from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, tidy
 from warming import digest
 
+from marft.common.types import Episode
 from marft.config.load import parse_recipe
 from marft.evaluation.evaluate import Mode
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.types import Episode
 
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
 USE = {

@@ -21,12 +21,12 @@ from random import Random
 
 from warming import Row
 
-from marft.engines.renderer import ChatRenderer
-from marft.envs.drawn import Drawing, Drawn
+from marft.agents.environment import Split
+from marft.agents.rendering import Cut
+from marft.common.types import Profile, Task
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.game.environment import Split
-from marft.game.rendering import Cut
-from marft.types import Profile, Task
+from marft.inference.renderer import ChatRenderer
+from marft_envs.drawn import Drawing, Drawn
 
 QUESTION = "Compute {}."
 SOLVER = r"You are the solver. Work out the problem and put the answer in \boxed{}."

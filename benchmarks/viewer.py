@@ -26,11 +26,11 @@ from urllib.request import urlopen
 import numpy as np
 from machine import describe
 
+from marft.common.types import Action, ActionCredit, ActionKey, Episode, Observation, Task, Transition
 from marft.config.bundled import bundled
 from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import MARK
-from marft.types import Action, ActionCredit, ActionKey, Episode, Observation, Task, Transition
 
 RESULTS = Path(__file__).parent / "results" / "viewer.md"
 ROLES = ("planner", "coder", "tester", "actor")

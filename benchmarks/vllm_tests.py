@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import machine
 
-from marft.engines.apart.environment import python_of
+from marft.inference.apart.environment import python_of
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = """\

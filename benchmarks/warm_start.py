@@ -18,16 +18,16 @@ from typing import Any
 
 import machine
 
+from marft.agents.game import Attempt
 from marft.cli.commands import quieten
+from marft.common.types import Episode
 from marft.config import RunSettings, load_recipe
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import between, percent
 from marft.evaluation.session import evaluate_checkpoints
-from marft.game.game import Attempt
-from marft.rollouts import open_rollouts
+from marft.rollout.rollouts import open_rollouts
 from marft.runs.folder import RunFolder
-from marft.traces.warm_start import warm_start
-from marft.types import Episode
+from marft_serve.traces.warm_start import warm_start
 
 SFT = {"sft.learning_rate": 1e-3, "sft.batch_tokens": 4096, "sft.epochs": 4, "checkpoints.every": 1000}
 

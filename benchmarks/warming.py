@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from marft.config.models import ModelSettings
-from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.inference.renderer import ChatFormat, ChatRenderer
 from marft.models.backbone import Backbone
 from marft.models.formats import load_tokenizer
 from marft.models.loading import load_backbone
 from marft.models.log_probs import token_scores
 from marft.models.packed_rows import PackedRows
-from marft.scripted import Spoken
+from marft_lab.scripted import Spoken
 
 BATCH, LEARNING_RATE = 32, 1.5e-3
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from marft.envs.drawn import Drawing, Drawn
+from marft.common.types import Observation, Task
 from marft.envs.scripts import Cue
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.types import Observation, Task
+from marft_envs.drawn import Drawing, Drawn
 
 PEOPLE = ("Ann", "Bea", "Cal", "Dan", "Eve", "Fay", "Gus", "Hal")
 PLACES = ("Rome", "Oslo", "Lima", "Bern", "Cairo", "Delhi", "Kyoto", "Paris")

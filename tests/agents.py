@@ -10,8 +10,8 @@ import httpx
 from a2a.client import Client, ClientConfig, create_client
 from a2a.types import Message, Part, Role, SendMessageRequest, StreamResponse, TaskState
 
-from marft.serving.a2a import agent_routes
-from marft.serving.settings import Served
+from marft_serve.serving.a2a import agent_routes
+from marft_serve.serving.settings import Served
 from tests.helpers import settings
 from tests.servings import Serving, bearer, serving
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
+from marft.common.types import Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft.evaluation.worth.arms import Arm, Player
-from marft.evaluation.worth.bench import Bench
-from marft.evaluation.worth.options import Options
-from marft.types import Episode, Observation, Task, Transition
+from marft_lab.worth.arms import Arm, Player
+from marft_lab.worth.bench import Bench
+from marft_lab.worth.options import Options
 from tests.episodes import make_action
 from tests.helpers import settings
 

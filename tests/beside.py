@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marft.agents.game import Attempt, Game
+from marft.agents.rollout import play_all
+from marft.common.texts import LONGEST
+from marft.common.types import Action, Episode, Task
 from marft.evaluation.metrics import episode_metrics
-from marft.game.game import Attempt, Game
-from marft.game.rollout import play_all
 from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import Term, TermReward
 from marft.runs.episodes import read_episodes, write_episodes
-from marft.texts import LONGEST
-from marft.types import Action, Episode, Task
 from tests.fakes import game
 from tests.hostile import (
     Misdeed,

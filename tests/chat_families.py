@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from marft.engines.renderer import ChatFormat
+from marft.inference.renderer import ChatFormat
 from marft.models.control_tokens import leave_thoughts
 from marft.models.dates import dated
 from marft.models.turn_ends import stop_ids

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.game.agents import Agent, Agents, Seat
-from marft.game.chat import Reply
-from marft.game.game import Attempt, Game
-from marft.game.play import play
-from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.texts import place, until
-from marft.types import (
+from marft.agents.agents import Agent, Agents, Seat
+from marft.agents.chat import Reply
+from marft.agents.game import Attempt, Game
+from marft.agents.play import play
+from marft.common.texts import place, until
+from marft.common.types import (
     ActionKey,
     Completion,
     Episode,
@@ -28,6 +26,8 @@ from marft.types import (
     Sampling,
     Task,
 )
+from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft_serve.gateway.protocol.chat_completions import ChatCompletions
 from tests.fakes import FakeEngine, Script, ends, game
 
 ADD = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from itertools import islice, product
 from typing import NamedTuple
 
-from marft.envs.code.judging import Call
-from marft.envs.code.problems import Case, Problem
+from marft_envs.code.judging import Call
+from marft_envs.code.problems import Case, Problem
 
 HONEST = "def f(x):\n    if x < 3: return x * 7 + 1\n    return -1\n"
 PROBLEM = Problem(
@@ -37,8 +37,8 @@ BEFORE = {
     "read_proc": "open('/proc/self/mem').read()",
     "read_frames": "import sys\ng = sys._getframe(3).f_locals\nsecret = g.get('order')",
     "read_heap": "import gc\nfound = [o for o in gc.get_objects() if isinstance(o, dict) and 'expected' in o]",
-    "patch_judge": "import marft.envs.code.inside as j\nj.encode = lambda v: '77'\nj.run = lambda *a: ('returned', '', '77')",
-    "patch_plain": "import marft.envs.code.plain as p\np._written = lambda v: 77",
+    "patch_judge": "import marft_envs.code.inside as j\nj.encode = lambda v: '77'\nj.run = lambda *a: ('returned', '', '77')",
+    "patch_plain": "import marft_envs.code.plain as p\np._written = lambda v: 77",
     "patch_json": "import json\njson.dumps = lambda *a, **k: '77'",
     "patch_write": "import os\nw = os.write\nos.write = lambda d, b: w(d, b'=77')",
     "patch_builtins": "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.type = lambda v: int",

@@ -7,12 +7,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
+from marft.agents.environment import Split
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import RunSettings, load_recipe
 from marft.config.parts import EnvironmentPart, FilterPart
 from marft.envs.scripts import Cue, Script
-from marft.game.environment import Split
-from marft.synthesis.candidates import Candidate, Refused, World
-from marft.types import JointAction, Observation, Step, Task
+from marft_lab.synthesis.candidates import Candidate, Refused, World
 
 RECIPE = Path(__file__).parents[1] / "benchmarks" / "cold_start.toml"
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.config.load import load_recipe
 from marft.config.models import ModelSettings
-from marft.envs.tool_use.environment import ToolUse
-from marft.envs.tool_use.session import Conversation
 from marft.models.formats import load_format
-from marft.scripted import ScriptedTeam
-from marft.types import Episode, JointAction, Observation, Step, Task
+from marft_envs.tool_use.environment import ToolUse
+from marft_envs.tool_use.session import Conversation
+from marft_lab.scripted import ScriptedTeam
 from tests.episodes import make_action
 
 LONG = 1_000_000  # tokens that nothing is cut at

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from marft.agents.agents import Agents
+from marft.agents.tool_sources import StatelessSource
+from marft.common.types import Episode, JointAction, Observation, Step, Task, Tool
 from marft.config import RunSettings
 from marft.config.parts import EnvironmentPart, OrganizationPart
 from marft.config.plugins import Plugin
-from marft.game.agents import Agents
-from marft.game.tool_sources import StatelessSource
-from marft.types import Episode, JointAction, Observation, Step, Task, Tool
 
 REASONS = ("raises", "exits", "killed", "hangs", "garbles")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from marft.engines.apart.frames import LENGTHS, Connection, packed
-from marft.engines.apart.words import (
+from marft.inference.apart.frames import LENGTHS, Connection, packed
+from marft.inference.apart.words import (
     TO_ENGINE,
     Alive,
     Ask,

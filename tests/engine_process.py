@@ -27,16 +27,16 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import load, save
 
+from marft.agents.engine import Engine, Weights
+from marft.common.errors import RunError
+from marft.common.types import Completion
 from marft.config import RunSettings
-from marft.engines.caller_thread import CallerThreadExecutor
-from marft.engines.kinds import Local
-from marft.errors import RunError
-from marft.game.engine import Engine, Weights
+from marft.inference.caller_thread import CallerThreadExecutor
+from marft.inference.kinds import Local
 from marft.models.pool import Models
-from marft.types import Completion
-from marft.workers.client import Client
-from marft.workers.messages import Answer, Choose, End, Fault, Forget, Sample, Still
-from marft.workers.wire import Wire
+from marft.rollout.workers.client import Client
+from marft.rollout.workers.messages import Answer, Choose, End, Fault, Forget, Sample, Still
+from marft.rollout.workers.wire import Wire
 
 START = "import sys; from tests.engine_process import main; main(int(sys.argv[1]))"
 ROOT = Path(__file__).parents[1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from marft.learning.interfaces import Level, Values, all_actions
-from marft.marks import Mark
-from marft.types import Action, ActionKey, Episode, Observation, Task, Transition
+from marft.common.marks import Mark
+from marft.common.types import Action, ActionKey, Episode, Observation, Task, Transition
+from marft.trainer.interfaces import Level, Values, all_actions
 
 ROLES = ("a", "b", "c", "d")
 FLOATS = st.floats(-3, 3, allow_nan=False, width=32)

@@ -11,8 +11,8 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from marft.export.manifest import Export
-from marft.types import Action
+from marft.common.types import Action
+from marft.runs.export.manifest import Export
 
 
 class Plain:

@@ -9,19 +9,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from marft.engines.tool_format import Syntax, ToolFormat
-from marft.game.agents import Agent
-from marft.game.chat import Chat
-from marft.game.engine import Weights
-from marft.game.game import Game
-from marft.game.live import LiveText, Spelling
-from marft.game.loop_threads import LoopThreadPool
-from marft.game.organizations.chain import Chain
-from marft.game.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, compose, exchange
-from marft.game.team import Organization, Team
-from marft.marks import Grammar
-from marft.thoughts import Said, thought
-from marft.types import (
+from marft.agents.agents import Agent
+from marft.agents.chat import Chat
+from marft.agents.engine import Weights
+from marft.agents.game import Game
+from marft.agents.live import LiveText, Spelling
+from marft.agents.loop_threads import LoopThreadPool
+from marft.agents.organizations.chain import Chain
+from marft.agents.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, compose, exchange
+from marft.agents.team import Organization, Team
+from marft.common.marks import Grammar
+from marft.common.thoughts import Said, thought
+from marft.common.types import (
     Action,
     ActionKey,
     Choice,
@@ -39,6 +38,7 @@ from marft.types import (
     ToolCall,
     Versions,
 )
+from marft.inference.tool_format import Syntax, ToolFormat
 
 CALL = Syntax("CALL", "name", "arguments")
 

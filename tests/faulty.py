@@ -13,10 +13,10 @@ from contextlib import suppress
 from random import Random
 from typing import Any, ClassVar
 
+from marft.agents.environment import Split, tool
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.parts import EnvironmentPart
 from marft.envs.scripts import Cue
-from marft.game.environment import Split, tool
-from marft.types import JointAction, Observation, Step, Task
 
 PLACES: Mapping[Split, range] = {"train": range(30), "validation": range(30, 40), "test": range(40, 50)}
 MOST = 3  # steps

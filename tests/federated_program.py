@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from marft.federated.words import Asked, Failed, Update, data_of, files_of, receive, send
+from marft_lab.federated.words import Asked, Failed, Update, data_of, files_of, receive, send
 
 
 def main(descriptor: int) -> None:

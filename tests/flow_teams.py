@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from marft.flows.board import Board
-from marft.flows.choosing import context_of, played_of
-from marft.flows.network import SINK, SOURCE, Context, Edge, FlowNetwork, Node, write_network
-from marft.flows.organization import Flow, paths_of
-from marft.game.game import Attempt
-from marft.types import Episode, Observation, Task, Transition
+from marft.agents.game import Attempt
+from marft.common.types import Episode, Observation, Task, Transition
+from marft_lab.flows.board import Board
+from marft_lab.flows.choosing import context_of, played_of
+from marft_lab.flows.network import SINK, SOURCE, Context, Edge, FlowNetwork, Node, write_network
+from marft_lab.flows.organization import Flow, paths_of
 from tests.episodes import make_action
 
 Solves = Callable[[tuple[Node, ...], Task], bool]
@@ -27,7 +27,7 @@ def network(*edges: str, **changes: object) -> FlowNetwork:
 
 def contexts(*prompts: str) -> tuple[Context, ...]:
     """One of each prompt, and called like it."""
-    from marft.flows.likeness import added, vectors_of
+    from marft_lab.flows.likeness import added, vectors_of
 
     return tuple(Context(prompt, prompt, 1, added((), vectors_of([prompt], 256)[0])) for prompt in prompts)
 
@@ -67,8 +67,8 @@ def _episode(organization: Flow, attempt: Attempt, solves: Solves) -> Episode:
 
 
 def _paths(organization: Flow, bare: Episode) -> list[tuple[str, ...]]:
-    from marft.flows.organization import path_of_step
-    from marft.seeds import derive_seed
+    from marft.common.seeds import derive_seed
+    from marft_lab.flows.organization import path_of_step
 
     seed = derive_seed(0, "organization", bare.stream, bare.task.id, bare.sample)
     context = context_of(organization.flow, bare.task.prompt)

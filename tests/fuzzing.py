@@ -21,10 +21,10 @@ from typing import Any
 
 import tomli_w
 
-from marft.algorithms import PRESETS
+from marft.common.registry import bundled_parts
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
+from marft.config.algorithms import PRESETS
 from marft.config.bundled import bundled, bundled_names
-from marft.registry import bundled_parts
 from tests.helpers import recipe
 
 ROOT = Path(__file__).parents[1]

@@ -24,21 +24,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from marft.agents.game import Attempt
+from marft.common.types import Task
 from marft.config import parse_recipe
 from marft.config.bundled import bundled
 from marft.config.given import Given
-from marft.game.game import Attempt
-from marft.gateway.client import Client
-from marft.gateway.listening import Listener
-from marft.gateway.program import Program
-from marft.rollouts import LocalRollouts
-from marft.serving.a2a import agent_routes
-from marft.serving.app import App, Limits
-from marft.serving.asking import Asking
-from marft.serving.loading import loaded
-from marft.serving.mcp import beside, team_server
-from marft.serving.settings import Served, served_table
-from marft.types import Task
+from marft.rollout.rollouts import LocalRollouts
+from marft_serve.gateway.client import Client
+from marft_serve.gateway.listening import Listener
+from marft_serve.gateway.program import Program
+from marft_serve.serving.a2a import agent_routes
+from marft_serve.serving.app import App, Limits
+from marft_serve.serving.asking import Asking
+from marft_serve.serving.loading import loaded
+from marft_serve.serving.mcp import beside, team_server
+from marft_serve.serving.settings import Served, served_table
 from tests.gateways import Response, send
 
 T = TypeVar("T")

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from marft.agents.game import Attempt, Game
+from marft.agents.rollout import play_all
+from marft.common.types import Episode, Task
 from marft.config.given import Given
-from marft.game.game import Attempt, Game
-from marft.game.rollout import play_all
-from marft.gateway.client import Client
-from marft.gateway.program import Program
-from marft.types import Episode, Task
+from marft_serve.gateway.client import Client
+from marft_serve.gateway.program import Program
 from tests.fakes import FakeEngine, Script, ends, game
 
 Solve = Callable[[Task, Mapping[str, Client]], object]

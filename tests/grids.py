@@ -9,11 +9,11 @@ from typing import Any
 
 from hypothesis import settings
 
+from marft.agents.environment import Session
+from marft.common.types import Episode, JointAction, Observation, Step
 from marft.config.load import load_recipe
 from marft.config.run import RunSettings
-from marft.game.environment import Session
-from marft.scripted import ScriptedTeam
-from marft.types import Episode, JointAction, Observation, Step
+from marft_lab.scripted import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import NIGHT
 

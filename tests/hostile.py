@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from marft.agents.environment import tool
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.parts import EnvironmentPart
-from marft.errors import EpisodeFailedError
-from marft.game.environment import tool
 from marft.rewards.terms import TermReward
-from marft.types import JointAction, Observation, Step, Task
 
 Misdeed = Callable[[], Any]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from marft.common.types import Episode, Observation, Sample, Task, Transition
 from marft.config import RunSettings
-from marft.learning.learner import Learner
-from marft.learning.ranks import ALONE, Ranks
 from marft.models.pool import Models
-from marft.types import Episode, Observation, Sample, Task, Transition
+from marft.trainer.learner import Learner
+from marft.trainer.rank_group import ALONE, Ranks
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
+from marft.agents.memories.interface import KINDS, Entry
+from marft.agents.memories.store import Store, open_store
+from marft.common.registry import bundled_parts
 from marft.config.plugins import find_plugin
-from marft.memories.interface import KINDS, Entry
-from marft.memories.store import Store, open_store
-from marft.registry import bundled_parts
 
 T = TypeVar("T")
 SYSTEMS = sorted(bundled_parts("memories"))

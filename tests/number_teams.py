@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
+from marft.agents.game import Attempt
+from marft.agents.rollout import play_all
+from marft.agents.team import Team
+from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from marft.config import RunSettings
 from marft.config.parts import EnvironmentPart
-from marft.evaluation.worth.options import Options
-from marft.evaluation.worth.session import Worth, worth_of
-from marft.game.game import Attempt
-from marft.game.rollout import play_all
-from marft.game.team import Team
-from marft.playing import nobody
+from marft.rollout.playing import nobody
 from marft.runs.folder import RunFolder
-from marft.types import ActionKey, Episode, JointAction, Observation, Step, Task
+from marft_lab.worth.options import Options
+from marft_lab.worth.session import Worth, worth_of
 from tests.fakes import FakeEngine, game
 from tests.helpers import settings
 
@@ -140,8 +140,8 @@ class Played:
             (self.folder.checkpoints / name / "state.json").write_text(
                 json.dumps({"files": {f"policies/{policy}/w": name for policy in self.run.trained_policies}})
             )
-        monkeypatch.setattr("marft.evaluation.worth.session.open_rollouts", self._opened)
-        monkeypatch.setattr("marft.evaluation.worth.session.find_checkpoint", self._find)
+        monkeypatch.setattr("marft_lab.worth.session.open_rollouts", self._opened)
+        monkeypatch.setattr("marft_lab.worth.session.find_checkpoint", self._find)
 
     def _find(self, run: RunSettings, folder: RunFolder, name: str) -> Path | None:
         return None if name == "base" else self.folder.checkpoints / self.names[name]

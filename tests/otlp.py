@@ -14,13 +14,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
 )
 
+from marft.common.marks import Mark
+from marft.common.types import Episode, Observation, Task, ToolCall, Transition, Versions
 from marft.config import load_recipe
-from marft.marks import Mark
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
-from marft.tracing.cast import Cast
-from marft.tracing.span import Span
-from marft.types import Episode, Observation, Task, ToolCall, Transition, Versions
+from marft_serve.tracing.cast import Cast
+from marft_serve.tracing.span import Span
 from tests.episodes import make_action
 
 BEGAN = 1_700_000_000.25

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from marft.engines.apart.frames import Connection
-from marft.engines.apart.words import TO_ENGINE, Ask, Forget, Load, Loaded, Open, Ready, Rest, Said, Weigh, Weighed
+from marft.inference.apart.frames import Connection
+from marft.inference.apart.words import TO_ENGINE, Ask, Forget, Load, Loaded, Open, Ready, Rest, Said, Weigh, Weighed
 
 ENDED = "ended itself (exit status 3)"
 

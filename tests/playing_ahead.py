@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from marft.ahead.gathering import Ahead
+from marft.agents.game import Attempt
+from marft.common.types import Episode, Fork, Observation, Task, Transition, Versions
 from marft.config import RunSettings
-from marft.game.game import Attempt
-from marft.playing import Rollouts
+from marft.rollout.ahead.gathering import Ahead
+from marft.rollout.playing import Rollouts
 from marft.runs.checkpoints import State
-from marft.types import Episode, Fork, Observation, Task, Transition, Versions
 from tests.episodes import make_action
 from tests.helpers import settings
 

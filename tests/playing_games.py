@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from marft.envs.textarena.environment import TextArena
-from marft.types import Action, JointAction, Observation, Step, Task
+from marft.common.types import Action, JointAction, Observation, Step, Task
+from marft_envs.textarena.environment import TextArena
 from tests.episodes import make_action
 
 Move = Callable[[str, Observation], str]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from marft.agents.environment import Split
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.parts import EnvironmentPart
-from marft.game.environment import Split
-from marft.types import JointAction, Observation, Step, Task
 
 
 class Coins(EnvironmentPart):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
+from marft.agents.agents import Agents
+from marft.common.types import Action, JointAction, Observation, Step, Task
 from marft.config.parts import EnvironmentPart, ObjectivePart, OrganizationPart
-from marft.game.agents import Agents
-from marft.learning.interfaces import LossInputs, LossOutput
-from marft.types import Action, JointAction, Observation, Step, Task
+from marft.trainer.interfaces import LossInputs, LossOutput
 
 
 class Reversed(OrganizationPart):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from marft.ranks.group import Group
+from marft.trainer.ranks.group import Group
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 240

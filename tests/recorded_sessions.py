@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft.types import Action, ActionKey, Episode, Task, ToolCall
+from marft.common.types import Action, ActionKey, Episode, Task, ToolCall
 
 
 def session(name: str, text: str = "the answer is 7", *calls: ToolCall, answers: bool = True) -> Episode:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marft.learning.interfaces import Level, Values
-from marft.types import Action, ActionKey, Episode
+from marft.common.types import Action, ActionKey, Episode
+from marft.trainer.interfaces import Level, Values
 
 LogProbs = Mapping[ActionKey, Sequence[float]]
 

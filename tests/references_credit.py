@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations
 
-from marft.types import Action, Episode
+from marft.common.types import Action, Episode
 from tests import references
 
 EQUAL, EPSILON = 1e-8, 1e-8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from marft.types import Episode
+from marft.common.types import Episode
 
 EQUAL = 1e-8
 Pair = tuple[int, int, str]  # the better and the worse attempt, by their place; whose actions, "" of all

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from marft.agents.game import Attempt, Game
+from marft.agents.rollout import play_all
+from marft.common.types import ActionKey, Episode, Prompt, Sampling, Task
 from marft.config import RunSettings, parse_recipe
 from marft.config.endpoint import EndpointSettings
-from marft.endpoints.client import Endpoint
-from marft.engines.remote import RemoteEngine, RemotePolicy
-from marft.engines.router import Router
-from marft.game.game import Attempt, Game
-from marft.game.rollout import play_all
-from marft.types import ActionKey, Episode, Prompt, Sampling, Task
+from marft.inference.endpoints.client import Endpoint
+from marft.inference.remote import RemoteEngine, RemotePolicy
+from marft.inference.router import Router
 from tests.endpoint import Server
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.helpers import recipe

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from marft.config import RunSettings
 from marft.runs.folder import RunFolder
-from marft.training import Silent, train
+from marft.trainer.loop import Silent, train
 from tests.helpers import settings
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from marft.engines.renderer import ChatFormat
+from marft.inference.renderer import ChatFormat
 from marft.models.control_tokens import leave_thoughts
 
 Kind = Literal["legacy", "always", "first"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marft.config.guards import GuardSettings
-from marft.guards.history import History
-from marft.guards.interface import Finding
-from marft.guards.watch import GUARDS
+from marft.evaluation.guards.history import History
+from marft.evaluation.guards.interface import Finding
+from marft.evaluation.guards.watch import GUARDS
 
 Values = Sequence[float | None]
 

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from marft.game.game import Game
-from marft.game.loop_threads import LoopThread
-from marft.gateway.listening import Listener
-from marft.serving.app import App, Limits
-from marft.serving.asking import Asking
-from marft.types import ActionKey, Completion, Episode, Prompt, Sampling
+from marft.agents.game import Game
+from marft.agents.loop_threads import LoopThread
+from marft.common.types import ActionKey, Completion, Episode, Prompt, Sampling
+from marft_serve.gateway.listening import Listener
+from marft_serve.serving.app import App, Limits
+from marft_serve.serving.asking import Asking
 from tests.fakes import FakeEngine, Script, game
 from tests.gateways import Response, send
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from marft.config.parts import SinkPart
-from marft.sinks.interface import Opening
+from marft.runs.loggers.interface import Opening
 
 NEVER = threading.Event()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from marft.examples.openai_team import shared
-from marft.gateway.client import Client
-from marft.types import Task
+from marft.common.types import Task
+from marft_serve.examples.openai_team import shared
+from marft_serve.gateway.client import Client
 
 
 def solve(task: Task, clients: Mapping[str, Client]) -> str:

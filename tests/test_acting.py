@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from marft.errors import EpisodeFailedError
-from marft.game import turns
-from marft.game.agents import Agents, Excerpt
-from marft.game.game import Attempt
-from marft.game.play import play
-from marft.types import Action, ActionKey, Completion, Episode, JointAction, Observation, Prompt, Sampling
+from marft.agents import turns
+from marft.agents.agents import Agents, Excerpt
+from marft.agents.game import Attempt
+from marft.agents.play import play
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import Action, ActionKey, Completion, Episode, JointAction, Observation, Prompt, Sampling
 from tests.fakes import FakeEngine, Script, ends
 from tests.test_turns import TASK, doing, failed, run
 
@@ -55,7 +55,7 @@ class TestOrganizations:
         async def act(observation: Observation, agents: Agents) -> Any:
             return await agents.a(observation)
 
-        failed(doing(act), "failed", "the organization returned Action, not marft.types.JointAction")
+        failed(doing(act), "failed", "the organization returned Action, not marft.common.types.JointAction")
 
     def test_one_that_waits_for_nobody_is_ended_and_given_time_to_come_to_its_end(self) -> None:
         ended: list[str] = []

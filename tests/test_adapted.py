@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from marft.engines.sampling import draw
+from marft.inference.sampling import draw
 from marft.models import adapted as module
 from marft.models.adapted import Frozen, Low, Stretch, _gate_and_up, adapted, gated
 from marft.models.attention import _decode

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from marft.cli.live import Screen, play_live
+from marft.common.types import Fork
 from marft.envs.tasks import tasks_of
 from marft.evaluation.again import Again
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
-from marft.types import Fork
 from tests.runs import finished
 from tests.views import attempt, make_run
 

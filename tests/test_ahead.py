@@ -14,25 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.ahead.capacity import end_of_room
-from marft.ahead.clock import Clock
-from marft.ahead.gathering import Ahead, Synchronous
-from marft.ahead.groups import Group, oldest
-from marft.ahead.keeping import read_groups, write_groups
-from marft.ahead.opening import open_gathering
-from marft.ahead.producer import Producer
-from marft.ahead.reuse import Reusing
-from marft.collection import attempts_at
+from marft.common.errors import RunError
+from marft.common.types import Episode, Versions
 from marft.config import RunSettings
-from marft.errors import RunError
-from marft.league.gathering import Against
-from marft.playing import Rollouts
-from marft.rollouts import LocalRollouts
+from marft.rollout.ahead.capacity import end_of_room
+from marft.rollout.ahead.clock import Clock
+from marft.rollout.ahead.gathering import Ahead, Synchronous
+from marft.rollout.ahead.groups import Group, oldest
+from marft.rollout.ahead.keeping import read_groups, write_groups
+from marft.rollout.ahead.opening import open_gathering
+from marft.rollout.ahead.producer import Producer
+from marft.rollout.ahead.reuse import Reusing
+from marft.rollout.collection import attempts_at
+from marft.rollout.playing import Rollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.changes import changes
 from marft.runs.checkpoints import State
-from marft.types import Episode, Versions
-from marft.world_models.imagining import Imagining
-from marft.world_models.settings import DynaSettings
+from marft_lab.league.gathering import Against
+from marft_lab.world_models.imagining import Imagining
+from marft_lab.world_models.settings import DynaSettings
 from tests.crews import told
 from tests.episodes import episodes, make_action
 from tests.helpers import settings

@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
-from marft.ahead.groups import Group
-from marft.ahead.keeping import read_groups, write_groups
-from marft.collection import attempts_at
-from marft.game.game import Attempt
+from marft.agents.game import Attempt
+from marft.common.types import Episode, Status, Versions
+from marft.rollout.ahead.groups import Group
+from marft.rollout.ahead.keeping import read_groups, write_groups
+from marft.rollout.collection import attempts_at
 from marft.runs.checkpoints import State
-from marft.types import Episode, Status, Versions
 from tests.playing_ahead import TASKS, FakeRollouts, ahead, ahead_of, fake, next_step
 
 DAPO = ("--algorithm", "{name = 'dapo', dynamic_sampling = 2}")

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from marft.ahead.gathering import Gathering
-from marft.ahead.opening import open_gathering
 from marft.config import RunSettings
-from marft.playing import Rollouts
+from marft.rollout.ahead.gathering import Gathering
+from marft.rollout.ahead.opening import open_gathering
+from marft.rollout.playing import Rollouts
 from marft.runs.checkpoints import State
 from tests.playing_ahead import TASKS, FakeRollouts, ahead_of, fake, next_step
 

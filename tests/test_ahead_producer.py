@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from marft.ahead import producer as producers
-from marft.ahead.clock import Clock
-from marft.ahead.groups import Group
-from marft.ahead.producer import Producer
-from marft.errors import RunError
-from marft.playing import Rollouts
+from marft.common.errors import RunError
+from marft.rollout.ahead import producer as producers
+from marft.rollout.ahead.clock import Clock
+from marft.rollout.ahead.groups import Group
+from marft.rollout.ahead.producer import Producer
+from marft.rollout.playing import Rollouts
 from tests.helpers import until
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead_of, fake
 

@@ -11,14 +11,14 @@ from typing import cast
 import numpy as np
 import pytest
 
-from marft.ahead.gathering import Synchronous
-from marft.ahead.reuse import Reusing
-from marft.ahead.taken import taken
-from marft.game.game import Attempt
-from marft.playing import Rollouts
+from marft.agents.game import Attempt
+from marft.common.types import Choice, Episode
+from marft.common.usage import Usage
+from marft.rollout.ahead.gathering import Synchronous
+from marft.rollout.ahead.reuse import Reusing
+from marft.rollout.ahead.taken import taken
+from marft.rollout.playing import Rollouts
 from marft.runs.checkpoints import State
-from marft.types import Choice, Episode
-from marft.usage import Usage
 from tests.episodes import make_action
 from tests.playing_ahead import TASKS, ahead, ahead_of, fake, next_step
 
@@ -50,7 +50,7 @@ class TestMetrics:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now, idle = [0.0], [0.0]
-        monkeypatch.setattr("marft.ahead.gathering.time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr("marft.rollout.ahead.gathering.time", SimpleNamespace(perf_counter=lambda: now[0]))
         rollouts = fake(ahead_of(1))
         gathering, state = ahead(rollouts), State()
         monkeypatch.setattr(gathering._producer.clock, "idle", lambda: idle[0])

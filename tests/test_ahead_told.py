@@ -12,17 +12,17 @@ from typing import Any, cast
 import pytest
 import torch
 
-from marft import training
-from marft.ahead.gathering import Gathering
-from marft.ahead.keeping import read_groups
+from marft.agents.game import Attempt
+from marft.common.observing import Silent
 from marft.config import RunSettings
-from marft.drawing import Draws
-from marft.game.game import Attempt
-from marft.observing import Silent
-from marft.playing import Rollouts
-from marft.ranks.learners import Learners
+from marft.rollout.ahead.gathering import Gathering
+from marft.rollout.ahead.keeping import read_groups
+from marft.rollout.drawing import Draws
+from marft.rollout.playing import Rollouts
 from marft.runs.checkpoints import State
 from marft.runs.folder import RunFolder
+from marft.trainer import loop as training
+from marft.trainer.ranks.learners import Learners
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead, ahead_of, fake
 
 MODELS: Any = SimpleNamespace(device=torch.device("cpu"))

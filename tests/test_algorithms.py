@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from marft.algorithms import PRESETS
-from marft.collection import attempts_at, collect, training_tasks
+from marft.agents.game import Attempt
+from marft.agents.organizations.graph import Graph
+from marft.agents.rollout import play_all
+from marft.common.metrics import find
+from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.config import parse_recipe
-from marft.forking.counterfactual import counterfactuals, dependents
-from marft.forking.crossed import crossed
-from marft.forking.tree import tree
-from marft.game.game import Attempt
-from marft.game.organizations.graph import Graph
-from marft.game.rollout import play_all
-from marft.learning.credit.counterfactual import Counterfactual
-from marft.learning.interfaces import CreditInputs, Progress
-from marft.learning.schedules import AgentByAgent
-from marft.metrics import find
-from marft.rollouts import LocalRollouts
+from marft.config.algorithms import PRESETS
+from marft.rollout.collection import attempts_at, collect, training_tasks
+from marft.rollout.forking.counterfactual import counterfactuals, dependents
+from marft.rollout.forking.crossed import crossed
+from marft.rollout.forking.tree import tree
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode, JointAction, Observation, Step, Task
+from marft.trainer.credit.counterfactual import Counterfactual
+from marft.trainer.interfaces import CreditInputs, Progress
+from marft.trainer.loop import train
+from marft.trainer.schedules import AgentByAgent
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT, some
@@ -275,8 +275,8 @@ def test_baselines_survive_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_order_of_turns_is_drawn_anew(tmp_path: Path) -> None:
-    from marft.learning.interfaces import Progress
-    from marft.learning.schedules import A2PO, Sequential
+    from marft.trainer.interfaces import Progress
+    from marft.trainer.schedules import A2PO, Sequential
 
     orders = {tuple(p.policies[0] for p in Sequential().plan(Progress(s, 0), ("a", "b", "c"), 0)) for s in range(30)}
     assert len(orders) == 6

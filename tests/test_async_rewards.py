@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from marft.common.types import Episode
 from marft.config import parse_recipe
 from marft.envs.gradings import ByFunction
 from marft.rewards.terms import Function
-from marft.types import Episode
 from tests.helpers import recipe
 from tests.test_rewards import compose, composed, episode
 

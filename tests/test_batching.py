@@ -10,7 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marft.learning.batching import (
+from marft.common.marks import Mark
+from marft.common.types import Choice, Episode, Observation, Option, Sample, Task, Transition
+from marft.models.backbone import Backbone
+from marft.trainer.batching import (
     Denominators,
     Packing,
     make_samples,
@@ -19,10 +22,7 @@ from marft.learning.batching import (
     normaliser,
     of_all_lengths,
 )
-from marft.learning.interfaces import Credits
-from marft.marks import Mark
-from marft.models.backbone import Backbone
-from marft.types import Choice, Episode, Observation, Option, Sample, Task, Transition
+from marft.trainer.interfaces import Credits
 from tests.episodes import make_action
 
 

@@ -11,13 +11,13 @@ import pytest
 from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
-from marft.envs.code.environment import Code
-from marft.envs.gyms.acts import Acts, acts_of
-from marft.envs.gyms.worded import worded
-from marft.envs.instructions.environment import Instructions
-from marft.envs.relay.environment import Relay
-from marft.envs.rooms.environment import Rooms
-from marft.envs.tool_use.tables import Tables
+from marft_envs.code.environment import Code
+from marft_envs.gyms.acts import Acts, acts_of
+from marft_envs.gyms.worded import worded
+from marft_envs.instructions.environment import Instructions
+from marft_envs.relay.environment import Relay
+from marft_envs.rooms.environment import Rooms
+from marft_envs.tool_use.tables import Tables
 
 SECONDS = 20.0  # that any of these takes at most, on a busy machine; some had no end
 

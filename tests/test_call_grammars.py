@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[grammar]'")
 
+from marft.agents.chat import Chat, Constraint
+from marft.common.marks import Grammar
+from marft.common.types import Tool, ToolCall
 from marft.config.models import ModelSettings
-from marft.engines.call_grammar import CallFormat, grammar_of
-from marft.engines.grammars import Grammars
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.game.chat import Chat, Constraint
-from marft.marks import Grammar
+from marft.inference.call_grammar import CallFormat, grammar_of
+from marft.inference.grammars import Grammars
+from marft.inference.renderer import ChatFormat, ChatRenderer
 from marft.models.formats import load_tokenizer
-from marft.types import Tool, ToolCall
 from tests import chat_families, templates
 from tests.nights import some
 from tests.test_messages import format_of

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from marft.algorithms import PRESETS
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.algorithms import PRESETS
 from marft.config.run import idle_kl_stop
-from marft.learning.cautions import ENGINE_TOLERANCE, PACKING_TOLERANCE, Cautions
-from marft.learning.update import PACKING_CHECKS
+from marft.trainer.cautions import ENGINE_TOLERANCE, PACKING_TOLERANCE, Cautions
+from marft.trainer.update import PACKING_CHECKS
 from tests.helpers import settings
 
 

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.agents.channels.last import Last
+from marft.agents.channels.record import Record
+from marft.agents.channels.truncated import Truncated
+from marft.agents.game import Attempt
+from marft.agents.play import play
+from marft.agents.rendering import Message
+from marft.common.types import Episode, Task
 from marft.config import parse_recipe
 from marft.evaluation.metrics import episode_metrics
-from marft.game.channels.last import Last
-from marft.game.channels.record import Record
-from marft.game.channels.truncated import Truncated
-from marft.game.game import Attempt
-from marft.game.play import play
-from marft.game.rendering import Message
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode, Task
+from marft.trainer.loop import train
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import recipe, settings
 

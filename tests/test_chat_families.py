@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marft.agents.rendering import ChatMessage, Cut, Message, NotExact
+from marft.common.types import Profile, TokenIds, Tool, ToolCall
 from marft.config.models import ModelSettings
-from marft.engines.messages import changes_turns, continue_ids, render_messages, render_text, rewritten
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.engines.roles import roles_of
-from marft.game.rendering import ChatMessage, Cut, Message, NotExact
+from marft.inference.messages import changes_turns, continue_ids, render_messages, render_text, rewritten
+from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.roles import roles_of
 from marft.models.dates import dated
 from marft.models.formats import load_format
 from marft.models.turn_ends import stop_ids
-from marft.types import Profile, TokenIds, Tool, ToolCall
 from tests.chat_families import FAMILIES, format_of, tokenizer_of
 
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.game.agents import Agent
-from marft.game.chat import Chat, ChatRefusedError, Constraint, Reply
-from marft.game.chat_record import MOST_MESSAGES, ChatRecord
-from marft.game.communication import Heard
-from marft.game.memory import Asked
-from marft.game.quoting import Quoting
-from marft.game.rendering import NOTHING, ChatMessage, Message, NotExact
-from marft.thoughts import Said
-from marft.types import Action, Profile, Sampling, TokenIds, Tool, ToolCall
+from marft.agents.agents import Agent
+from marft.agents.chat import Chat, ChatRefusedError, Constraint, Reply
+from marft.agents.chat_record import MOST_MESSAGES, ChatRecord
+from marft.agents.communication import Heard
+from marft.agents.memory import Asked
+from marft.agents.quoting import Quoting
+from marft.agents.rendering import NOTHING, ChatMessage, Message, NotExact
+from marft.common.thoughts import Said
+from marft.common.types import Action, Profile, Sampling, TokenIds, Tool, ToolCall
 from tests.episodes import make_action
 from tests.fakes import FakeRenderer
 from tests.tool_games import call

@@ -12,8 +12,8 @@ import pytest
 
 import marft
 from marft.config.parts import EnvironmentPart
-from marft.vetting.check import CHECKS
-from marft.vetting.subject import of_object, subject_of
+from marft_envs.vetting.check import CHECKS
+from marft_envs.vetting.subject import of_object, subject_of
 from tests import faulty
 from tests.nights import some
 from tests.test_cli import run

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from marft.processes.child import Child, Command
-from marft.processes.starting import LocalStarter, start_all
+from marft.common.processes.child import Child, Command
+from marft.common.processes.starting import LocalStarter, start_all
 from tests.helpers import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes end with us on Linux alone")

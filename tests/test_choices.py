@@ -14,27 +14,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.agents.agents import Agents
+from marft.agents.game import Attempt
+from marft.agents.organizations.joining import together
+from marft.agents.organizations.orchestrated import Orchestrated
+from marft.agents.play import play
+from marft.agents.rollout import play_all
+from marft.common.types import Choice, Episode, JointAction, Observation, Option, Sample, Sampling, Task, Transition
 from marft.config.parts import OrganizationPart
-from marft.engines.choice_sampling import ChoiceRequest, choose, weigh
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.forking.counterfactual import counterfactuals
-from marft.game.agents import Agents
-from marft.game.game import Attempt
-from marft.game.organizations.joining import together
-from marft.game.organizations.orchestrated import Orchestrated
-from marft.game.play import play
-from marft.game.rollout import play_all
-from marft.learning.batching import normaliser
-from marft.learning.critic import reading
-from marft.learning.interfaces import CreditInputs, Level
+from marft.inference.choice_sampling import ChoiceRequest, choose, weigh
+from marft.inference.renderer import ChatFormat, ChatRenderer
 from marft.models.backbone import Backbone
 from marft.models.choice_distribution import ChoiceSets, entropies
 from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 from marft.rewards.shaping import price_overlong
+from marft.rollout.forking.counterfactual import counterfactuals
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Choice, Episode, JointAction, Observation, Option, Sample, Sampling, Task, Transition
+from marft.trainer.batching import normaliser
+from marft.trainer.critic import reading
+from marft.trainer.interfaces import CreditInputs, Level
+from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe
@@ -101,7 +101,7 @@ class TestTheEngine:
 
     def sums(self, backbone: Backbone, adapter: str | None, temperature: float = 1.0) -> list[float]:
         """By a forward for each option, over the whole vocabulary."""
-        from marft.learning.scoring import score_actions
+        from marft.trainer.scoring import score_actions
 
         found, temperatures = list[float](), {"a": temperature}
         for option in self.options:
@@ -122,7 +122,7 @@ class TestTheEngine:
     def test_options_are_weighed_by_the_probability_of_all_their_tokens(
         self, double: Backbone, limit: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("marft.engines.choice_sampling.PREFILL_TOKENS", limit)
+        monkeypatch.setattr("marft.inference.choice_sampling.PREFILL_TOKENS", limit)
         prompt, options = np.array([5, 6], np.int32), self.options
         asked = [
             ChoiceRequest(adapter, prompt, options[:count], Sampling(temperature=temperature), 0.5)

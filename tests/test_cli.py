@@ -16,10 +16,10 @@ import pytest
 import typer
 
 from marft import __version__
-from marft.algorithms import PRESETS
 from marft.cli.commands import bar
 from marft.cli.main import app, main
 from marft.config import RunSettings, to_toml
+from marft.config.algorithms import PRESETS
 from marft.models.paths import resolve_path
 from marft.runs.folder import RunFolder
 from tests.helpers import settings

@@ -14,21 +14,21 @@ from typing import Any, cast
 import pytest
 import torch
 
-from marft.cluster.joining import cpus_of
-from marft.cluster.relay import About
-from marft.cluster.settings import ClusterSettings
-from marft.collection import attempts_at, training_tasks
+from marft.common.errors import RunError
+from marft.common.types import Sampling
 from marft.config import load_recipe, parse_recipe
 from marft.config.run import RunSettings
-from marft.engines.apart.engine import EngineApart, PolicyApart
-from marft.engines.apart.words import Open
-from marft.errors import RunError
-from marft.ranks.devices import device_of, for_others, open_rank_starter
-from marft.ranks.member import Member
-from marft.rollouts import open_rollouts
+from marft.inference.apart.engine import EngineApart, PolicyApart
+from marft.inference.apart.words import Open
+from marft.rollout.collection import attempts_at, training_tasks
+from marft.rollout.rollouts import open_rollouts
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Sampling
+from marft.trainer.loop import train
+from marft.trainer.ranks.devices import device_of, for_others, open_rank_starter
+from marft.trainer.ranks.member import Member
+from marft_lab.cluster.joining import cpus_of
+from marft_lab.cluster.relay import About
+from marft_lab.cluster.settings import ClusterSettings
 from tests.crews import crew, told
 from tests.helpers import recipe, settings, until
 from tests.nights import BY_NIGHT, NIGHT
@@ -37,8 +37,8 @@ from tests.test_lost_workers import attempts
 
 ray: Any = pytest.importorskip("ray")
 
-from marft.cluster.child import RelayedChild  # noqa: E402
-from marft.cluster.starter import RayStarter, _check  # noqa: E402
+from marft_lab.cluster.child import RelayedChild  # noqa: E402
+from marft_lab.cluster.starter import RayStarter, _check  # noqa: E402
 
 QUICK = {
     "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,
@@ -130,7 +130,7 @@ class TestWorkers:
 
 
 def _version() -> str:
-    from marft.version import __version__
+    from marft.common.version import __version__
 
     return __version__
 
@@ -258,7 +258,7 @@ class TestSettings:
     def test_a_rank_on_a_cluster_has_the_gpu_that_it_is_shown(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("marft.ranks.devices.pick_device", torch.device)
+        monkeypatch.setattr("marft.trainer.ranks.devices.pick_device", torch.device)
         run = settings("tiny", tmp_path, "--training.ranks", "3", "--cluster.learner.cpus", "1")
         there = run.model_copy(update={"device": "cuda:1"})
         assert device_of(there, 2) == "cuda:0"
@@ -269,9 +269,11 @@ class TestSettings:
     ) -> None:
         run = settings("tiny", tmp_path, "--training.ranks", "3", "--cluster.learner.cpus", "1", "--device", "auto")
         asked: list[float] = []
-        monkeypatch.setattr("marft.ranks.devices.open_starter", lambda run, kind, count, gpus: asked.append(gpus))
+        monkeypatch.setattr(
+            "marft.trainer.ranks.devices.open_starter", lambda run, kind, count, gpus: asked.append(gpus)
+        )
         for found, gpus in (("cpu", 0.0), ("cuda", 1.0)):
-            monkeypatch.setattr("marft.ranks.devices.pick_device", lambda _, found=found: torch.device(found))
+            monkeypatch.setattr("marft.trainer.ranks.devices.pick_device", lambda _, found=found: torch.device(found))
             open_rank_starter(run)
             assert (for_others(run).device, asked.pop()) == (found, gpus)
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from marft.errors import RunError
+from marft.common.errors import RunError
 
 pytest.importorskip("ray")
 
 from ray.exceptions import RayActorError
 
-from marft.cluster import child as relayed
-from marft.cluster.child import RelayedChild
-from marft.cluster.relay import Drawn
+from marft_lab.cluster import child as relayed
+from marft_lab.cluster.child import RelayedChild
+from marft_lab.cluster.relay import Drawn
 from tests.helpers import until
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from marft.cluster import joining
-from marft.cluster.settings import ClusterSettings
+from marft_lab.cluster import joining
+from marft_lab.cluster.settings import ClusterSettings
 from tests.helpers import settings
 
 ray: Any = pytest.importorskip("ray")

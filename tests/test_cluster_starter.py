@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from marft.cluster.settings import ClusterSettings
+from marft.common.errors import RunError
+from marft.common.processes.starting import LocalStarter, NoRoomError
 from marft.config import RunSettings
 from marft.config.placement import open_starter
-from marft.errors import RunError
-from marft.processes.starting import LocalStarter, NoRoomError
+from marft_lab.cluster.settings import ClusterSettings
 from tests.helpers import settings
 
 pytest.importorskip("ray")
 
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from marft.cluster import starter as room
-from marft.cluster.relay import About, about
-from marft.cluster.starter import RayStarter
+from marft_lab.cluster import starter as room
+from marft_lab.cluster.relay import About, about
+from marft_lab.cluster.starter import RayStarter
 
 
 class Cluster:
@@ -217,7 +217,7 @@ def test_only_what_reads_the_recipe_needs_its_folder(cluster: Cluster, tmp_path:
 def test_an_engine_asks_for_the_gpus_that_are_said_else_for_one_where_it_computes_on_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from marft.engines.apart import places
+    from marft.inference.apart import places
 
     found: list[float] = []
     monkeypatch.setattr(places, "open_starter", lambda run, kind, count, gpus: found.append(gpus))

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from marft.envs.code import asserting, comparing, judging, plain, problems
-from marft.envs.code.asserting import held
-from marft.envs.code.comparing import Reader
-from marft.envs.code.grading import Bench
-from marft.envs.code.judging import Call, Feed, JudgingError, Limits, Outcome
-from marft.envs.code.problems import Asserts, Case, Problem
-from marft.processes.helpers import DiedError, Helpers, NotStartedError, TooSlowError
+from marft.common.processes.helpers import DiedError, Helpers, NotStartedError, TooSlowError
+from marft_envs.code import asserting, comparing, judging, plain, problems
+from marft_envs.code.asserting import held
+from marft_envs.code.comparing import Reader
+from marft_envs.code.grading import Bench
+from marft_envs.code.judging import Call, Feed, JudgingError, Limits, Outcome
+from marft_envs.code.problems import Asserts, Case, Problem
 from tests.nights import BY_NIGHT
 from tests.test_code_judging import SHORT, isolated
 from tests.test_processes import descendants
@@ -170,7 +170,7 @@ def test_what_is_shown_of_a_long_value_is_short() -> None:
 @pytest.mark.slow
 class TestProcesses:
     def test_one_that_others_kill_is_replaced_and_costs_nobody_an_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        helpers = Helpers("marft.envs.code.comparing_process", 1)
+        helpers = Helpers("marft_envs.code.comparing_process", 1)
         monkeypatch.setattr(comparing, "_helpers", lambda: helpers)
         before = children()
         Reader(9).compared([CASE], [SAID], 0.0)
@@ -190,7 +190,9 @@ class TestProcesses:
             Reader(9).compared([CASE], [SAID], 0.0)
 
     def test_errors_say_what_happened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        program = "import os, time\nfrom marft.processes.helpers import serve\nserve(lambda request: eval(request))"
+        program = (
+            "import os, time\nfrom marft.common.processes.helpers import serve\nserve(lambda request: eval(request))"
+        )
         (tmp_path / "evaluates.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         helpers = Helpers("evaluates", 1)

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from marft.envs.code import proposing
-from marft.envs.code.asserting import statements_of
-from marft.envs.code.comparing import Reader
-from marft.envs.code.grading import Bench
-from marft.envs.code.judging import Call, Feed, Limits, Outcome, outcomes
-from marft.envs.code.mutants import mutants
-from marft.envs.code.plain import decode, encode, same, shown, unified
-from marft.envs.code.problems import Asserts, Case, Problem, passes, printed_alike
-from marft.envs.code.proposing import program_in
-from marft.envs.code.reports import report
-from marft.sandbox.runner import isolation_problem
+from marft.agents.sandbox.runner import isolation_problem
+from marft_envs.code import proposing
+from marft_envs.code.asserting import statements_of
+from marft_envs.code.comparing import Reader
+from marft_envs.code.grading import Bench
+from marft_envs.code.judging import Call, Feed, Limits, Outcome, outcomes
+from marft_envs.code.mutants import mutants
+from marft_envs.code.plain import decode, encode, same, shown, unified
+from marft_envs.code.problems import Asserts, Case, Problem, passes, printed_alike
+from marft_envs.code.proposing import program_in
+from marft_envs.code.reports import report
 from tests.cheats import FAIR, HONEST, PROBLEM, cheats, some_cheats
 from tests.nights import BY_NIGHT, NIGHT
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from marft.observing import Silent
+from marft.common.observing import Silent
 from marft.runs.code import code_notes, digests_of_code
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 from tests.helpers import settings
 
 REWARD = "def brief(episode):\n    return -0.01\n"

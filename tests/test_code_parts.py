@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from marft.envs.code import drawing, proposing
-from marft.envs.code.grading import Bench, _accepted
-from marft.envs.code.inside import record
-from marft.envs.code.judging import Call, Limits, Outcome, _read
-from marft.envs.code.phrases import Step, in_code, in_words, mistakes, value_of
-from marft.envs.code.problems import Case, Problem
-from marft.envs.code.proposing import MOST_TESTS
-from marft.envs.code.reports import MOST, report
+from marft_envs.code import drawing, proposing
+from marft_envs.code.grading import Bench, _accepted
+from marft_envs.code.inside import record
+from marft_envs.code.judging import Call, Limits, Outcome, _read
+from marft_envs.code.phrases import Step, in_code, in_words, mistakes, value_of
+from marft_envs.code.problems import Case, Problem
+from marft_envs.code.proposing import MOST_TESTS
+from marft_envs.code.reports import MOST, report
 from tests.test_code_judging import SHORT, isolated
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from marft.envs.code.formats import FORMATS
-from marft.envs.code.grading import Bench
-from marft.envs.code.judging import Call, Limits, Outcome, outcomes
-from marft.envs.code.problems import Problem
-from marft.envs.code.problems import passes as was_right
+from marft.agents.sandbox.runner import isolation_problem
 from marft.envs.rows import Row
-from marft.sandbox.runner import isolation_problem
+from marft_envs.code.formats import FORMATS
+from marft_envs.code.grading import Bench
+from marft_envs.code.judging import Call, Limits, Outcome, outcomes
+from marft_envs.code.problems import Problem
+from marft_envs.code.problems import passes as was_right
 
 SHORT = Limits(seconds=2, all_seconds=8, output_kb=64)
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from marft.agents.sandbox.runner import isolation_problem
+from marft.common.types import Episode
 from marft.config import load_recipe
 from marft.config.models import ModelSettings
 from marft.models.formats import load_format
-from marft.sandbox.runner import isolation_problem
-from marft.scripted import ScriptedTeam
-from marft.types import Episode
+from marft_lab.scripted import ScriptedTeam
 from tests.nights import BY_NIGHT, some
 
 ROOM = 4096  # tokens: scripts are measured in another vocabulary than that of the recipe's own model

@@ -17,16 +17,16 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.envs.code import session
-from marft.envs.code.drawing import drawn, problem_of
-from marft.envs.code.environment import Code
-from marft.envs.code.grading import Bench, Verdict
-from marft.envs.code.judging import Feed, JudgingError, Outcome
-from marft.envs.code.packed import unpacked
-from marft.envs.code.phrases import PHRASES, in_code, in_words, mistakes, steps_in, value_of
+from marft.agents.sandbox.runner import isolation_problem
+from marft.common.types import JointAction, Step, Task
 from marft.envs.scripts import Cue
-from marft.sandbox.runner import isolation_problem
-from marft.types import JointAction, Step, Task
+from marft_envs.code import session
+from marft_envs.code.drawing import drawn, problem_of
+from marft_envs.code.environment import Code
+from marft_envs.code.grading import Bench, Verdict
+from marft_envs.code.judging import Feed, JudgingError, Outcome
+from marft_envs.code.packed import unpacked
+from marft_envs.code.phrases import PHRASES, in_code, in_words, mistakes, steps_in, value_of
 from tests.episodes import make_action
 from tests.nights import some
 

@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from marft.collection import Collection, attempts_at, collect, told_apart
+from marft.agents.game import Attempt
+from marft.common.errors import RunError
+from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config import RunSettings
-from marft.errors import RunError
-from marft.game.game import Attempt
-from marft.learning.interfaces import CreditInputs
 from marft.rewards.shaping import priced_lengths, rewards_for_credit
-from marft.rollouts import LocalRollouts
-from marft.types import Episode, Fork, Observation, Task, Transition
+from marft.rollout.collection import Collection, attempts_at, collect, told_apart
+from marft.rollout.rollouts import LocalRollouts
+from marft.trainer.interfaces import CreditInputs
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -244,7 +244,7 @@ def test_a_candidate_is_carried_on_by_the_price_that_it_learns_by(
         scores.extend(score(replace(episode, fork=Fork("root", episode.actions[0].id))) for episode in played)
         return played, played
 
-    monkeypatch.setattr("marft.forking.tree.tree", tree)
+    monkeypatch.setattr("marft.rollout.forking.tree.tree", tree)
     found = rollouts.collect()
     learned = rewards_for_credit(found.credit_inputs, run.algorithm.reward, priced_lengths(run))
     assert scores == [e.transitions[0].reward + e.transitions[0].agent_rewards.get("actor", 0.0) for e in learned]
@@ -331,7 +331,7 @@ class TestForks:
             come_to.append(replace(candidate, fork=Fork("root", "9/actor/0")))
             return come_to, [candidate, come_to[0]] if as_played else come_to
 
-        monkeypatch.setattr("marft.forking.tree.tree", tree)
+        monkeypatch.setattr("marft.rollout.forking.tree.tree", tree)
         for as_played in (True, False):
             come_to.clear()
             scores.clear()

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
+from marft.common.types import Action
 from marft.runs.columns import codec_of, codecs_of
 from marft.runs.episodes import SCHEMA
-from marft.types import Action
 
 
 class Pair(NamedTuple):

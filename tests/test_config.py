@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from marft.algorithms import PRESETS
+from marft.agents.organizations.chain import Chain
+from marft.common.registry import bundled_parts
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
+from marft.config.algorithms import PRESETS
 from marft.config.bundled import bundled_names
 from marft.config.plugins import Plugin, find_plugin
 from marft.config.seams import SEAMS
-from marft.game.organizations.chain import Chain
-from marft.registry import bundled_parts
 from tests.helpers import recipe
 
 
@@ -376,7 +376,7 @@ class TestPlugins:
 
 @pytest.mark.slow
 def test_configuration_imports_no_torch() -> None:
-    code = "import sys, marft.config, marft.cli.main, marft.cli.serving, marft.federated.recipes; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    code = "import sys, marft.config, marft.cli.main, marft_serve.cli.serving, marft_lab.federated.recipes; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.split() == ["False", "False"]
 

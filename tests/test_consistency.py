@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.learning.credit.consistency import CONSISTENCIES, Consistency, kendall, levels, ndcg, spearman
+from marft.trainer.credit.consistency import CONSISTENCIES, Consistency, kendall, levels, ndcg, spearman
 from tests import references_credit as slow
 
 NOISE = 1e-12  # of adding up in another order

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from marft.consulted import Consultation, own_words
-from marft.errors import EpisodeFailedError
+from marft.agents.consulting import Consulting, Helper
+from marft.agents.game import Attempt, Game
+from marft.agents.play import play
+from marft.agents.rendering import PromptTooLongError
+from marft.common.consulted import Consultation, own_words
+from marft.common.errors import EpisodeFailedError
+from marft.common.marks import Mark
+from marft.common.types import Action, ActionKey, Completion, Episode, Profile, Prompt, Sampling, Task, TokenIds
+from marft.common.usage import Usage
 from marft.evaluation.metrics import episode_metrics
-from marft.game.consulting import Consulting, Helper
-from marft.game.game import Attempt, Game
-from marft.game.play import play
-from marft.game.rendering import PromptTooLongError
-from marft.learning.batching import normaliser
-from marft.marks import Mark
-from marft.types import Action, ActionKey, Completion, Episode, Profile, Prompt, Sampling, Task, TokenIds
-from marft.usage import Usage
+from marft.trainer.batching import normaliser
 from tests import tools as offered
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.nights import MANY

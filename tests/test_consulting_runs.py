@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from marft.agents.game import Attempt
 from marft.cli.commands import _looked_at
-from marft.collection import attempts_at
+from marft.common.types import Task
+from marft.common.usage import Usage
 from marft.config.consulting import ConsultingSettings, HelperSettings, unlearned_replies, without_helpers
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
-from marft.evaluation.league import matches
 from marft.evaluation.session import evaluate_checkpoints
-from marft.export.loading import settings_of
-from marft.export.manifest import load_export
-from marft.export.writing import export_run
-from marft.game.game import Attempt
+from marft.rollout.collection import attempts_at
 from marft.runs.episodes import read_episodes
+from marft.runs.export.loading import settings_of
+from marft.runs.export.manifest import load_export
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Task
-from marft.usage import Usage
+from marft.trainer.loop import train
+from marft_lab.league.evaluation import matches
 from tests.endpoint import says, serving
 from tests.helpers import settings as recipe
 from tests.nights import BY_NIGHT, MANY

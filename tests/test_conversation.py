@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.game.conversation import Conversation, Node
-from marft.game.rendering import ChatMessage, NotExact
-from marft.types import TokenIds
+from marft.agents.conversation import Conversation, Node
+from marft.agents.rendering import ChatMessage, NotExact
+from marft.common.types import TokenIds
 
 BEGIN, END = ord(">"), ord(";")
 

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.learning.credit.agent_group import AgentGroup
-from marft.learning.credit.batch import Batch
-from marft.learning.credit.comam import CoMAM
-from marft.learning.credit.counterfactual import Counterfactual
-from marft.learning.credit.gae import GAE
-from marft.learning.credit.grpo import GRPO
-from marft.learning.credit.magrpo import MAGRPO
-from marft.learning.credit.monte_carlo import MonteCarlo
-from marft.learning.credit.rae import RAE
-from marft.learning.credit.rloo import RLOO
-from marft.learning.credit.step_gae import StepGAE
-from marft.learning.credit.tree import Tree
-from marft.learning.interfaces import Credit, CreditInputs, Credits, Level, Values
-from marft.types import Episode, Fork, Observation, Task, Transition
+from marft.common.types import Episode, Fork, Observation, Task, Transition
+from marft.trainer.credit.agent_group import AgentGroup
+from marft.trainer.credit.batch import Batch
+from marft.trainer.credit.comam import CoMAM
+from marft.trainer.credit.counterfactual import Counterfactual
+from marft.trainer.credit.gae import GAE
+from marft.trainer.credit.grpo import GRPO
+from marft.trainer.credit.magrpo import MAGRPO
+from marft.trainer.credit.monte_carlo import MonteCarlo
+from marft.trainer.credit.rae import RAE
+from marft.trainer.credit.rloo import RLOO
+from marft.trainer.credit.step_gae import StepGAE
+from marft.trainer.credit.tree import Tree
+from marft.trainer.interfaces import Credit, CreditInputs, Credits, Level, Values
 from tests import references_credit as slow
 from tests.episodes import episodes, make_action, values_for
 from tests.nights import MANY

@@ -8,21 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from marft.common.marks import Mark
+from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config.parts import CreditPart
-from marft.learning.credit.agent_group import AgentGroup
-from marft.learning.credit.batch import Batch
-from marft.learning.credit.comam import CoMAM
-from marft.learning.credit.counterfactual import Counterfactual
-from marft.learning.credit.grpo import GRPO
-from marft.learning.credit.magrpo import MAGRPO
-from marft.learning.credit.preference_tree import PreferenceTree
-from marft.learning.credit.rae import RAE
-from marft.learning.credit.rloo import RLOO
-from marft.learning.credit.step_gae import StepGAE
-from marft.learning.credit.tree import Tree
-from marft.learning.interfaces import CreditInputs, Credits, Values
-from marft.marks import Mark
-from marft.types import Episode, Fork, Observation, Task, Transition
+from marft.trainer.credit.agent_group import AgentGroup
+from marft.trainer.credit.batch import Batch
+from marft.trainer.credit.comam import CoMAM
+from marft.trainer.credit.counterfactual import Counterfactual
+from marft.trainer.credit.grpo import GRPO
+from marft.trainer.credit.magrpo import MAGRPO
+from marft.trainer.credit.preference_tree import PreferenceTree
+from marft.trainer.credit.rae import RAE
+from marft.trainer.credit.rloo import RLOO
+from marft.trainer.credit.step_gae import StepGAE
+from marft.trainer.credit.tree import Tree
+from marft.trainer.interfaces import CreditInputs, Credits, Values
 from tests.episodes import make_action
 
 COSTS = [(0.1, 0.2), (0.4, 0.8), (1.6, 3.2)]  # of a's and b's action in each of three episodes

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from marft.learning import undoing
-from marft.learning.interfaces import Progress
+from marft.common.types import ActionCredit, Task
 from marft.runs.credit import LARGEST, read_advantages, read_credit, read_groups, write_credit
-from marft.training import _record_credit
-from marft.types import ActionCredit, Task
+from marft.trainer import undoing
+from marft.trainer.interfaces import Progress
+from marft.trainer.loop import _record_credit
 from tests.episodes import make_action
 from tests.learners import ROLES, begun, episodes, recipe
 from tests.runs import contents, finished

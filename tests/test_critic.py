@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config.algorithm import CriticSettings
-from marft.learning.credit.gae import GAE
-from marft.learning.critic import Critic, Reading, read_features, reading
-from marft.learning.interfaces import CreditInputs, Level
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
-from marft.types import Action, Episode, Observation, Task, Transition
+from marft.trainer.credit.gae import GAE
+from marft.trainer.critic import Critic, Reading, read_features, reading
+from marft.trainer.interfaces import CreditInputs, Level
 from tests.draws import DrawnFrom
 from tests.episodes import make_action
 from tests.helpers import lengths_read

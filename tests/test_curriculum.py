@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.ahead.gathering import Ahead, Synchronous
-from marft.collection import attempts_at, training_tasks
+from marft.common.errors import RunError
+from marft.common.types import Episode, Task
 from marft.config import RunSettings
 from marft.config.curriculum import CurriculumSettings
-from marft.curriculum import begun, levels_of, moved, shares, taken_back
-from marft.drawing import Draws, advanced
 from marft.envs.reasoning_gym import ReasoningGym
-from marft.errors import RunError
-from marft.playing import Rollouts
+from marft.rollout.ahead.gathering import Ahead, Synchronous
+from marft.rollout.collection import attempts_at, training_tasks
+from marft.rollout.curriculum import begun, levels_of, moved, shares, taken_back
+from marft.rollout.drawing import Draws, advanced
+from marft.rollout.playing import Rollouts
 from marft.runs.checkpoints import State
 from marft.runs.folder import RunFolder
 from marft.runs.stated import Standing, WrittenStanding
-from marft.training import train
-from marft.types import Episode, Task
+from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.playing_ahead import PROCESS, fake

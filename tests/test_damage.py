@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from marft.config import RunSettings
 from marft.evaluation.report import write_report
-from marft.learning.learner import Learner
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, Record, read_record, restore, verify
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log, Mark, read_rows, rewind
-from marft.training import train
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.runs import Listening, contents

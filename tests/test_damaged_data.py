@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from marft.envs.arrow_tables import saved_rows
-from marft.envs.code.environment import Code
-from marft.envs.code.grading import Bench
-from marft.envs.code.judging import Limits
-from marft.envs.code.problems import Problem
-from marft.envs.instructions.environment import Instructions
 from marft.envs.math import Math
-from marft.envs.memory.files import read_conversations
 from marft.envs.splits import share_of
 from marft.envs.table import Table
 from marft.envs.tasks import tasks_of
-from marft.envs.tool_use.environment import ToolUse
-from marft.envs.tool_use.loading.files import lines_of
-from marft.envs.tool_use.toolbox import Error
+from marft_envs.code.environment import Code
+from marft_envs.code.grading import Bench
+from marft_envs.code.judging import Limits
+from marft_envs.code.problems import Problem
+from marft_envs.instructions.environment import Instructions
+from marft_envs.memory.files import read_conversations
+from marft_envs.tool_use.environment import ToolUse
+from marft_envs.tool_use.loading.files import lines_of
+from marft_envs.tool_use.toolbox import Error
 
 TASK = {"instruction": "Cancel it.", "actions": [{"name": "cancel_pending_order", "kwargs": {}}], "outputs": ["5"]}
 TASK2: dict[str, Any] = {"id": "1", "user_scenario": {"instructions": "Go."}, "evaluation_criteria": {}}

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marft.agents.game import Attempt
+from marft.agents.play import play
+from marft.agents.reading import RefusedError, declared
+from marft.common.declared import Declared
+from marft.common.types import Episode, Task
 from marft.config.parts import EnvironmentPart
-from marft.declared import Declared
 from marft.envs.tasks import tasks_of
 from marft.evaluation.metrics import episode_metrics
-from marft.game.game import Attempt
-from marft.game.play import play
-from marft.game.reading import RefusedError, declared
 from marft.runs.episodes import read_episodes, write_episodes
-from marft.types import Episode, Task
 from tests.fakes import Script, ends, game, goes_on
 
 

@@ -11,17 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft import seeds
-from marft.engines.decoding import Finished, Row, RunningBatch
-from marft.engines.sampling import BLOCK, allowed_tokens, draw, inverse
-from marft.game.live import Spelling
+from marft.agents.live import Spelling
+from marft.common import seeds
+from marft.common.thoughts import Said
+from marft.common.types import Sampling
+from marft.inference.decoding import Finished, Row, RunningBatch
+from marft.inference.sampling import BLOCK, allowed_tokens, draw, inverse
 from marft.models import running_rows
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.packed_rows import PackedRows
 from marft.models.running_rows import CachedRows
-from marft.thoughts import Said
-from marft.types import Sampling
 from tests.helpers import lengths_read
 
 

@@ -8,10 +8,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.common.registry import bundled_parts
 from marft.config.plugins import find_plugin
-from marft.envs.drawn import Drawing, Drawn
 from marft.envs.splits import part_of, split_of
-from marft.registry import bundled_parts
+from marft_envs.drawn import Drawing, Drawn
 
 
 class Sums(Drawn):

@@ -10,7 +10,7 @@ import pytest
 
 from marft.cli.commands import _looked_at
 from marft.config import parse_recipe
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from tests.helpers import recipe
 
 REMOTE = {"path": "m", "endpoint": {"url": "http://127.0.0.1:1/v1", "api_key_variable": "NOT_THERE", "reader": "base"}}

@@ -11,24 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from marft.agents.live import Spelling
+from marft.common.marks import Grammar
+from marft.common.types import Option, Sampling
 from marft.config import RunSettings
-from marft.engines.choice_sampling import ChoiceRequest, choose
-from marft.engines.decoding import Finished, Row, RunningBatch
-from marft.engines.grammars import Grammars
-from marft.engines.holding import Holding
-from marft.game.live import Spelling
-from marft.learning.interfaces import Progress
-from marft.learning.keeping import not_finite
-from marft.learning.learner import Learner
-from marft.learning.supervised import Supervisor
-from marft.learning.undoing import Before
-from marft.marks import Grammar
+from marft.inference.choice_sampling import ChoiceRequest, choose
+from marft.inference.decoding import Finished, Row, RunningBatch
+from marft.inference.grammars import Grammars
+from marft.inference.holding import Holding
 from marft.models.backbone import Backbone
 from marft.models.log_probs import token_scores
 from marft.models.packed_rows import PackedRows
 from marft.models.pool import Models
-from marft.traces.settings import SftSettings
-from marft.types import Option, Sampling
+from marft.trainer.interfaces import Progress
+from marft.trainer.keeping import not_finite
+from marft.trainer.learner import Learner
+from marft.trainer.supervised import Supervisor
+from marft.trainer.undoing import Before
+from marft_serve.traces.settings import SftSettings
 from tests.elsewhere import CPU, DEVICE, Elsewhere, elsewhere
 from tests.learners import begun, episodes, recipe, samples_of
 from tests.nights import BY_NIGHT, some

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.engines.tool_format import MOST_UNREADABLE, Syntax
-from marft.envs.apart.inside.calls import called
-from marft.envs.code import proposing
-from marft.envs.code.proposing import program_in
-from marft.envs.gyms.acts import chosen
-from marft.envs.instructions.counting import sentences_of
-from marft.envs.instructions.registry import KINDS
-from marft.game.answers import statement_in
-from marft.memories.notebook import Notebook
+from marft.agents.answers import statement_in
+from marft.agents.memories.notebook import Notebook
+from marft.inference.tool_format import MOST_UNREADABLE, Syntax
 from marft.rewards.comparing import number_stated
 from marft.rewards.quantities import quantities_in
+from marft_envs.apart.inside.calls import called
+from marft_envs.code import proposing
+from marft_envs.code.proposing import program_in
+from marft_envs.gyms.acts import chosen
+from marft_envs.instructions.counting import sentences_of
+from marft_envs.instructions.registry import KINDS
 
 MANY = 20_000
 SECONDS = 0.5  # which any of these took several times over, or minutes, while its pattern tried every way

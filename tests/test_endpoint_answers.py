@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from marft.endpoints.failures import clean
-from marft.endpoints.replies import read_body, reply_of, usage_of
-from marft.endpoints.response_size import LARGEST
-from marft.errors import EpisodeFailedError
-from marft.usage import Usage
+from marft.common.errors import EpisodeFailedError
+from marft.common.usage import Usage
+from marft.inference.endpoints.failures import clean
+from marft.inference.endpoints.replies import read_body, reply_of, usage_of
+from marft.inference.endpoints.response_size import LARGEST
 from tests.endpoint import Reply, error, says, serving
 from tests.remotely import ask, asking, teammates
 

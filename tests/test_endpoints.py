@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from marft.agents.agents import Agents
+from marft.agents.game import Attempt
+from marft.agents.play import play
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import JointAction, Observation, Task
+from marft.common.usage import Usage
 from marft.config.parts import OrganizationPart
-from marft.endpoints.rate_limit import RateLimit
-from marft.endpoints.replies import read_body, reply_of
-from marft.errors import EpisodeFailedError
-from marft.game.agents import Agents
-from marft.game.game import Attempt
-from marft.game.play import play
-from marft.types import JointAction, Observation, Task
-from marft.usage import Usage
+from marft.inference.endpoints.rate_limit import RateLimit
+from marft.inference.endpoints.replies import read_body, reply_of
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.fakes import Script, ends
 from tests.nights import BY_NIGHT, NIGHT

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from marft.engines.caller_thread import GRACE_SECONDS, CallerThreadExecutor
-from marft.engines.local import LocalEngine
-from marft.game.engine import Sampler
-from marft.rollouts import LocalRollouts
-from marft.types import ActionKey, Completion, Prompt, Sampling
+from marft.agents.engine import Sampler
+from marft.common.types import ActionKey, Completion, Prompt, Sampling
+from marft.inference.caller_thread import GRACE_SECONDS, CallerThreadExecutor
+from marft.inference.local import LocalEngine
+from marft.rollout.rollouts import LocalRollouts
 from tests.helpers import settings
 
 

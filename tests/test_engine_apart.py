@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.apart.asked import Asked
-from marft.engines.apart.engine import EngineApart, PolicyApart
-from marft.engines.apart.environment import python_of
-from marft.engines.apart.frames import LENGTHS, packed, unpacked
-from marft.engines.apart.options import nodes
-from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load, Open, Said
-from marft.errors import EpisodeFailedError, RunError
-from marft.types import ActionKey, Prompt, Sampling, Versions
+from marft.common.errors import EpisodeFailedError, RunError
+from marft.common.types import ActionKey, Prompt, Sampling, Versions
+from marft.inference.apart.asked import Asked
+from marft.inference.apart.engine import EngineApart, PolicyApart
+from marft.inference.apart.environment import python_of
+from marft.inference.apart.frames import LENGTHS, packed, unpacked
+from marft.inference.apart.options import nodes
+from marft.inference.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load, Open, Said
 from tests.nights import BY_NIGHT, NIGHT
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def with_engine(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
     """Runs what is done with an engine whose program does as it is told."""
-    monkeypatch.setattr("marft.engines.apart.engine.TICK_SECONDS", 0.1)
+    monkeypatch.setattr("marft.inference.apart.engine.TICK_SECONDS", 0.1)
 
     def run(use: Callable[[EngineApart, Weights], Awaitable[T]], *, patience: float = 20.0, **does: Any) -> T:
         async def whole() -> T:
@@ -371,8 +371,8 @@ def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
 def test_a_python_that_hangs_is_named_without_what_it_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("marft.engines.apart.environment.LOOK_SECONDS", 0.4)
-    monkeypatch.setattr("marft.engines.apart.environment.SAY_SECONDS", 0.1)
+    monkeypatch.setattr("marft.inference.apart.environment.LOOK_SECONDS", 0.4)
+    monkeypatch.setattr("marft.inference.apart.environment.SAY_SECONDS", 0.1)
     hangs = tmp_path / "python"
     hangs.write_text("#!/bin/sh\nexec sleep 60\n")
     hangs.chmod(0o755)

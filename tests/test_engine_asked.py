@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.apart.asked import Asked
-from marft.engines.apart.words import Said
-from marft.engines.spelling import Ending, spelling_of
-from marft.marks import Grammar
-from marft.types import Completion, Sampling
+from marft.common.marks import Grammar
+from marft.common.types import Completion, Sampling
+from marft.inference.apart.asked import Asked
+from marft.inference.apart.words import Said
+from marft.inference.spelling import Ending, spelling_of
 
 NOBODY: Any = None
 STOPS = (2,)

@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[grammar]'")
 
-from marft.engines.apart import held
-from marft.engines.grammars import Grammars
-from marft.engines.holding import Holding
-from marft.errors import EpisodeFailedError, RunError
-from marft.marks import Grammar
-from marft.rollouts import LocalRollouts
-from marft.types import ActionKey, Completion, Prompt, Sampling
+from marft.common.errors import EpisodeFailedError, RunError
+from marft.common.marks import Grammar
+from marft.common.types import ActionKey, Completion, Prompt, Sampling
+from marft.inference.apart import held
+from marft.inference.grammars import Grammars
+from marft.inference.holding import Holding
+from marft.rollout.rollouts import LocalRollouts
 from tests.helpers import settings
 
 NUMBER = Grammar("regex", r"[0-9]{1,3}(\+[0-9]{1,3})?")

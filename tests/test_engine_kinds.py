@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marft.engines.kinds import Local
+from marft.inference.kinds import Local
 from tests.helpers import settings
 
 
@@ -21,7 +21,7 @@ def test_admission_is_in_order_where_that_is_asked_for_and_else_on_a_cpu(
     admission: Any, device: str, in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: dict[str, Any] = {}
-    monkeypatch.setattr("marft.engines.local.LocalEngine", lambda policies, thread, **keys: made.update(keys))
+    monkeypatch.setattr("marft.inference.local.LocalEngine", lambda policies, thread, **keys: made.update(keys))
     models: Any = SimpleNamespace(device=SimpleNamespace(type=device), policies={})
     run = settings().model_copy(update={"seed": 7})
     Local(admission=admission, max_rows=9, prefix_cache_mb=3).open(run, models, [], SimpleNamespace())  # type: ignore[arg-type]

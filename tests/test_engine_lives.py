@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.apart.engine import EngineApart, PolicyApart
-from marft.engines.apart.frames import BUFFER, Connection, packed
-from marft.engines.apart.resting import RestingEngine
-from marft.engines.apart.words import TO_ENGINE, Ask, Forget, Load, Open, Rest
-from marft.errors import RunError
-from marft.processes.child import KILLED
-from marft.types import ActionKey, Option, Sampling, Versions
+from marft.common.errors import RunError
+from marft.common.processes.child import KILLED
+from marft.common.types import ActionKey, Option, Sampling, Versions
+from marft.inference.apart.engine import EngineApart, PolicyApart
+from marft.inference.apart.frames import BUFFER, Connection, packed
+from marft.inference.apart.resting import RestingEngine
+from marft.inference.apart.words import TO_ENGINE, Ask, Forget, Load, Open, Rest
 from tests.played_engines import ENDED, Life, Starter, answers, dies_asked, mute
 from tests.test_engine_apart import PROMPT, Weights
 
@@ -26,7 +26,7 @@ from tests.test_engine_apart import PROMPT, Weights
 @pytest.fixture
 def played(tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Uses an engine whose processes are played."""
-    monkeypatch.setattr("marft.engines.apart.engine.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("marft.inference.apart.engine.TICK_SECONDS", 0.01)
 
     def run(
         use: Callable[[Any, Starter], Awaitable[Any]], *plays: Any, how: str = ENDED, busy: int = -1,

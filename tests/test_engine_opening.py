@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from marft.engines.apart import installing, vllm
-from marft.engines.apart.bases import open_each
-from marft.engines.apart.process import _opened as opened_process
-from marft.engines.apart.replicas import Once, Replicas
-from marft.types import ActionKey, Prompt, Sampling
+from marft.common.types import ActionKey, Prompt, Sampling
+from marft.inference.apart import installing, vllm
+from marft.inference.apart.bases import open_each
+from marft.inference.apart.process import _opened as opened_process
+from marft.inference.apart.replicas import Once, Replicas
 from tests.helpers import settings
 from tests.test_engine_apart import PROMPT
 

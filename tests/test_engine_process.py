@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from marft.agents.game import Attempt
+from marft.common.errors import RunError
+from marft.common.types import Episode
+from marft.common.usage import RESTARTS
 from marft.config import RunSettings
-from marft.errors import RunError
-from marft.game.game import Attempt
-from marft.rollouts import LocalRollouts, open_rollouts
+from marft.rollout.rollouts import LocalRollouts, open_rollouts
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode
-from marft.usage import RESTARTS
+from marft.trainer.loop import train
 from tests.crews import crew, told
 from tests.engine_process import Elsewhere
 from tests.helpers import settings
@@ -91,7 +91,7 @@ def test_an_engine_that_is_gone_ends_the_run(tmp_path: Path) -> None:
 def test_restarts_between_two_samplings_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the learner learns nobody samples; an engine that ends then has ended all the same."""
     counts = iter([0.0] * 2 + [1.0] * 2 + [3.0] * 99)
-    monkeypatch.setattr("marft.training._lost", lambda _: {RESTARTS: next(counts)})
+    monkeypatch.setattr("marft.trainer.loop._lost", lambda _: {RESTARTS: next(counts)})
     monkeypatch.setattr(LocalRollouts, "usage", lambda self: {**self.engine.usage(), RESTARTS: 7.0})
     train(run := settings("tiny", tmp_path, "--training.steps", "4"), folder := RunFolder.create(run))
     assert [row[RESTARTS] for row in folder.read_metrics()] == [0.0, 1.0, 0.0, 2.0]

@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.apart.engine import EngineApart, PolicyApart
-from marft.engines.apart.replicas import Once, Replicas, on_devices, spread
-from marft.engines.apart.resting import RestingEngine
-from marft.engines.apart.vllm import _opened
-from marft.engines.apart.words import Open
+from marft.common.types import ActionKey, Prompt, Sampling, Versions
+from marft.inference.apart.engine import EngineApart, PolicyApart
+from marft.inference.apart.replicas import Once, Replicas, on_devices, spread
+from marft.inference.apart.resting import RestingEngine
+from marft.inference.apart.vllm import _opened
+from marft.inference.apart.words import Open
 from marft.models.pool import Models
-from marft.types import ActionKey, Prompt, Sampling, Versions
 from tests.helpers import settings
 from tests.test_engine_apart import Weights, command
 

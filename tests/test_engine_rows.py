@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from marft.engines.choice_sampling import ChoiceRequest, choose
-from marft.engines.decoding import Finished, Row, RunningBatch
-from marft.errors import RowFailedError
-from marft.marks import Grammar
+from marft.common.errors import RowFailedError
+from marft.common.marks import Grammar
+from marft.common.types import Option, Prompt, Sampling
+from marft.inference.choice_sampling import ChoiceRequest, choose
+from marft.inference.decoding import Finished, Row, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.families import small_backbone
 from marft.models.running_rows import CachedRows
-from marft.rollouts import LocalRollouts
-from marft.types import Option, Prompt, Sampling
+from marft.rollout.rollouts import LocalRollouts
 from tests.families import FAMILY
 from tests.nights import BY_NIGHT
 from tests.test_decoding import PROMPTS, new_batch, row, run, tuned

@@ -6,7 +6,7 @@ import pytest
 
 from marft.config import parse_recipe, to_toml
 from marft.config.run import idle_cluster
-from marft.engines.kinds import Vllm
+from marft.inference.kinds import Vllm
 from tests.helpers import recipe, settings
 
 VLLM = ("--engine.kind", "vllm")

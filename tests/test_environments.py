@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from marft.agents.answers import find_answer, last_boxed
+from marft.agents.environment import Environment
+from marft.common.types import JointAction, Step, Task
 from marft.envs.math import Math
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.envs.splits import split_of
-from marft.game.answers import find_answer, last_boxed
-from marft.game.environment import Environment
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import equal
-from marft.types import JointAction, Step, Task
 from tests.conftest import SHARED_DATA
 from tests.episodes import make_action
 from tests.helpers import CHAIN_SUM

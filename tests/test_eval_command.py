@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from marft.evaluation import report
-from marft.export.writing import export_run
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
 from tests.nights import BY_NIGHT
 from tests.test_kept_evaluations import lengths

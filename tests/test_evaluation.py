@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from marft.agents.agents import Agent
+from marft.agents.game import Attempt
+from marft.agents.organizations.chain import Chain
+from marft.agents.team import Team
 from marft.cli.console import evaluation_table
+from marft.common.types import Episode, JointAction, Observation, Profile, Sampling, Step, Task, Transition
+from marft.common.usage import Usage
 from marft.config.parts import EnvironmentPart
 from marft.envs.tasks import digest_of
 from marft.evaluation.compare import comparison_tables, gains, gains_of
@@ -21,15 +27,9 @@ from marft.evaluation.evaluate import attempts_at, evaluate, greedy, modes_in, n
 from marft.evaluation.intervals import mean_interval, paired_difference, wilson
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.game.agents import Agent
-from marft.game.game import Attempt
-from marft.game.organizations.chain import Chain
-from marft.game.team import Team
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode, JointAction, Observation, Profile, Sampling, Step, Task, Transition
-from marft.usage import Usage
+from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.test_unknown_success import saved

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from marft import rollouts as rollouts_here
+from marft.common.types import Task
 from marft.config import RunSettings
 from marft.config.models import BUNDLED
 from marft.evaluation.scenarios import freeze
 from marft.evaluation.session import Keeping, evaluate_checkpoints
 from marft.models.known import files_of, known
+from marft.rollout import rollouts as rollouts_here
 from marft.runs import lock
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Task
+from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.test_kept_evaluations import Lengths, found, lengths, plays, said  # noqa: F401

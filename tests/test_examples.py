@@ -8,7 +8,7 @@ import pytest
 
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 from tests.helpers import settings
 
 

@@ -20,13 +20,13 @@ from marft.cli.errors import DEBUG
 from marft.cli.main import app
 from marft.cli.options import overrides_of
 from marft.config import RunSettings, load_recipe, parse_recipe
-from marft.config.federation import parse_federation
 from marft.config.reorganizing import LIKE, TABLES, Reorganization, reorganized
 from marft.config.seams import SEAMS
-from marft.evaluation.safety.suite import SuiteSettings
 from marft.examples import plugins
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
+from marft_lab.federated.settings import parse_federation
+from marft_lab.safety.suite import SuiteSettings
 from tests.docs import ROOT, Block, blocks, inline
 from tests.fuzzing import OURS
 from tests.helpers import recipe

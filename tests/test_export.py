@@ -13,21 +13,21 @@ import torch
 import yaml
 from peft import LoraConfig
 
+from marft.common.types import Episode
 from marft.config.given import refuse_missing
 from marft.config.models import BUNDLED
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
-from marft.export.card import _with_llama
-from marft.export.loading import check_bases, settings_of
-from marft.export.manifest import Export, ModelEntry, load_export
-from marft.export.recipe import Shipped, shipped
-from marft.export.weights import _adapter_config, _without_sampling
-from marft.export.writing import export_run
 from marft.models.adapters import CONFIG, read_lora_settings
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, Record, load_policies
+from marft.runs.export.card import _with_llama
+from marft.runs.export.loading import check_bases, settings_of
+from marft.runs.export.manifest import Export, ModelEntry, load_export
+from marft.runs.export.recipe import Shipped, shipped
+from marft.runs.export.weights import _adapter_config, _without_sampling
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
-from marft.types import Episode
 from tests.exports import Plain, merged_logits, texts_in, whole
 from tests.nights import NIGHT
 from tests.runs import contents, finished
@@ -207,7 +207,7 @@ class TestWhole:
 
     @pytest.mark.parametrize("name", ["../outside", "/etc/hostname"])
     def test_a_manifest_names_no_file_outside(self, copy: Path, name: str) -> None:
-        from marft.export import manifest
+        from marft.runs.export import manifest
 
         table = json.loads((copy / "team.json").read_text())
         del table["digest"]
@@ -235,7 +235,7 @@ class TestWriting:
         self, trained: RunFolder, copy: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = contents(copy)
-        monkeypatch.setattr("marft.export.writing.write_manifest", lambda *_: 1 / 0)
+        monkeypatch.setattr("marft.runs.export.writing.write_manifest", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             export_run(trained, "last", copy, force=True)
         assert contents(copy) == before
@@ -257,8 +257,8 @@ class TestWriting:
             out.table["team"] |= {"organization": "their_team:Mine"}
             return out
 
-        monkeypatch.setattr("marft.export.writing.known_places", lambda *_: ["/tmp/x"])
-        monkeypatch.setattr("marft.export.writing.shipped", names_one)
+        monkeypatch.setattr("marft.runs.export.writing.known_places", lambda *_: ["/tmp/x"])
+        monkeypatch.setattr("marft.runs.export.writing.shipped", names_one)
         said: list[str] = []
         folder = export_run(trained, "last", tmp_path / "team", note=said.append)
         assert said[-1].startswith("agents.0.instructions of recipe.toml names /tmp/x, a folder of this machine")

@@ -10,10 +10,10 @@ import marft
 from marft.config.reorganizing import read_reorganization
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
-from marft.export.loading import settings_of
-from marft.export.manifest import load_export
-from marft.export.writing import export_run
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
+from marft.runs.export.loading import settings_of
+from marft.runs.export.manifest import load_export
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
 from tests.nights import BY_NIGHT
 from tests.test_scenarios import command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from marft.export.card import _loading, _with_peft, _with_vllm
+from marft.runs.export.card import _loading, _with_peft, _with_vllm
 
 TABLE: dict[str, Any] = {
     "models": {

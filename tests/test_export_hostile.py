@@ -10,10 +10,10 @@ import pytest
 import tomli_w
 
 from marft.config.plugins import import_path
-from marft.export.loading import recipe_of
-from marft.export.manifest import RECIPE, load_export, write_manifest
-from marft.export.recipe import shipped
-from marft.serving.settings import served
+from marft.runs.export.loading import recipe_of
+from marft.runs.export.manifest import RECIPE, load_export, write_manifest
+from marft.runs.export.recipe import shipped
+from marft_serve.serving.settings import served
 
 MANIFEST: dict[str, Any] = {
     "marft": "1", "name": "theirs", "made": "today", "checkpoint": {"name": "s", "step": 1, "environment_steps": 1},

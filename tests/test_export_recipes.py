@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from marft.config.load import parse_recipe, to_toml
-from marft.engines.kinds import Vllm
-from marft.export.loading import recipe_of
-from marft.export.manifest import Export, Manifest
-from marft.export.places import known_places, named_in
-from marft.export.recipe import STAND_IN, Shipped, runs_code, shipped, trust_flag
+from marft.inference.kinds import Vllm
+from marft.runs.export.loading import recipe_of
+from marft.runs.export.manifest import Export, Manifest
+from marft.runs.export.places import known_places, named_in
+from marft.runs.export.recipe import STAND_IN, Shipped, runs_code, shipped, trust_flag
 from marft.runs.folder import RunFolder
-from marft.serving.settings import served_table
+from marft_serve.serving.settings import served_table
 from tests.helpers import recipe
 
 ORGANIZATION = """

@@ -16,12 +16,12 @@ from marft.cli.evaluating import Asked
 from marft.cli.evaluating import evaluate as evaluate_targets
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.export.manifest import ModelEntry, PolicyEntry
-from marft.export.recipe import Shipped
-from marft.export.weights import Weights
-from marft.export.writing import export_run
 from marft.models.adapters import WEIGHTS
 from marft.models.pool import Models
+from marft.runs.export.manifest import ModelEntry, PolicyEntry
+from marft.runs.export.recipe import Shipped
+from marft.runs.export.weights import Weights
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
 from tests.runs import contents
@@ -35,7 +35,7 @@ def weights(run: RunSettings, draft: Path, **table: Any) -> Weights:
 def test_a_base_of_the_hub_is_named_by_the_commit_that_was_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marft.export.weights.load_config", lambda _: SimpleNamespace(_commit_hash="c0ffee"))
+    monkeypatch.setattr("marft.runs.export.weights.load_config", lambda _: SimpleNamespace(_commit_hash="c0ffee"))
     it = weights(settings(), tmp_path)
     it._model("base", ModelSettings(path="org/model", revision="v1", template_options={"enable_thinking": False}))
     assert it.models["base"] == ModelEntry(
@@ -105,10 +105,10 @@ def test_on_another_base_it_is_neither_evaluated_nor_served(
     trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
-    from marft.serving.app import Limits
-    from marft.serving.offering import Also, Place
-    from marft.serving.server import serve
-    from marft.serving.settings import served
+    from marft_serve.serving.app import Limits
+    from marft_serve.serving.offering import Also, Place
+    from marft_serve.serving.server import serve
+    from marft_serve.serving.settings import served
 
     path = export_run(trained, "last", tmp_path / "team")
     monkeypatch.setattr(Models, "digests", lambda _: {"models.base": "0" * 64})

@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from marft.common.types import TokenIds
 from marft.config.models import LoraSettings, ModelSettings
 from marft.models import families
 from marft.models.adapters import save_adapter
@@ -22,7 +23,6 @@ from marft.models.loading import load_backbone
 from marft.models.log_probs import token_scores
 from marft.models.packed_rows import PackedRows
 from marft.models.running_rows import running_rows
-from marft.types import TokenIds
 from tests.families import FAMILY, OWN, PACKED, random_model
 from tests.nights import BY_NIGHT, some
 

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marft.config.federation import load_federation, refuse_other
-from marft.engines.apart.frames import LENGTHS, packed, unpacked
-from marft.federated.combiners.alone import Alone
-from marft.federated.combiners.average import Average
-from marft.federated.combiners.gossip import Gossip
-from marft.federated.mixing import Adapter, distance, mixed, product_of_rank
-from marft.federated.parcels import FIXED, differences, files_with, opened, read_folder, weights_of, write_folder
-from marft.federated.privacy import epsilon, gaussian, hidden, norm_of
-from marft.federated.words import KINDS, LARGEST, Asked, Update, data_of, files_of, receive
+from marft.inference.apart.frames import LENGTHS, packed, unpacked
 from marft.models.adapters import CONFIG, WEIGHTS, read_lora_settings
+from marft_lab.federated.combiners.alone import Alone
+from marft_lab.federated.combiners.average import Average
+from marft_lab.federated.combiners.gossip import Gossip
+from marft_lab.federated.mixing import Adapter, distance, mixed, product_of_rank
+from marft_lab.federated.parcels import FIXED, differences, files_with, opened, read_folder, weights_of, write_folder
+from marft_lab.federated.privacy import epsilon, gaussian, hidden, norm_of
+from marft_lab.federated.settings import load_federation, refuse_other
+from marft_lab.federated.words import KINDS, LARGEST, Asked, Update, data_of, files_of, receive
 
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
 SITES = ("north", "south", "east", "west", "middle")
@@ -251,7 +251,7 @@ def test_noise_is_finite_and_symmetric_to_its_ends(monkeypatch: pytest.MonkeyPat
     for byte in (b"\0", b"\xff"):
         stream = SimpleNamespace(digest=lambda count, byte=byte: byte * count)
         with monkeypatch.context() as patched:
-            patched.setattr("marft.federated.privacy.hashlib.shake_256", lambda _, stream=stream: stream)
+            patched.setattr("marft_lab.federated.privacy.hashlib.shake_256", lambda _, stream=stream: stream)
             ends.append(float(gaussian(1, b"7", "1")))
     assert -9.0 < ends[0] == pytest.approx(-ends[1])
     assert ends[1] < 9.0

@@ -18,20 +18,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import marft.federated.place as place_module
-import marft.federated.site as site_module
+import marft_lab.federated.place as place_module
+import marft_lab.federated.site as site_module
 from marft.config.run import RunSettings
-from marft.federated.mixing import Adapter
-from marft.federated.parcels import files_with, opened, write_folder
-from marft.federated.place import Begun, Place
-from marft.federated.privacy import hidden, norm_of
-from marft.federated.site import Site, Until
-from marft.federated.words import About, Asked, Update, data_of, files_of
 from marft.models.adapters import CONFIG
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, Record, name_of, read_record
 from marft.runs.folder import RunFolder
 from marft.runs.receiving import make_whole, receive
+from marft_lab.federated.mixing import Adapter
+from marft_lab.federated.parcels import files_with, opened, write_folder
+from marft_lab.federated.place import Begun, Place
+from marft_lab.federated.privacy import hidden, norm_of
+from marft_lab.federated.site import Site, Until
+from marft_lab.federated.words import About, Asked, Update, data_of, files_of
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT, some
 from tests.runs import contents, finished
@@ -367,7 +367,7 @@ class TestARound:
         monkeypatch.setattr(Place, "newest", newest)
         monkeypatch.setattr(place_module, "receive", lambda *_: None)
         monkeypatch.setattr(site_module, "resumed_or_started", lambda *_: (self.at > 0, None, self.at == 0))
-        monkeypatch.setattr("marft.training.train", train)
+        monkeypatch.setattr("marft.trainer.loop.train", train)
         monkeypatch.setattr(Site, "_sent", sent)
         return site(tmp_path / "own", site_in(tmp_path / "one", tmp_path.name) / "recipe.toml")
 

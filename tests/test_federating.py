@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.common.errors import RunError
 from marft.config.bundled import bundled
-from marft.config.federation import FederationSettings, parse_federation
 from marft.config.parts import CombinerPart
-from marft.errors import RunError
-from marft.federated import coordinator, link
-from marft.federated.coordinator import federate
-from marft.federated.history import History, Round
-from marft.federated.ledger import Ledger
-from marft.federated.link import Link, SiteLostError
-from marft.federated.mixing import mixed
-from marft.federated.parcels import files_with, opened, weights_of
-from marft.federated.privacy import epsilon
-from marft.federated.words import About, Update, data_of
 from marft.models.adapters import CONFIG, WEIGHTS
+from marft_lab.federated import coordinator, link
+from marft_lab.federated.coordinator import federate
+from marft_lab.federated.history import History, Round
+from marft_lab.federated.ledger import Ledger
+from marft_lab.federated.link import Link, SiteLostError
+from marft_lab.federated.mixing import mixed
+from marft_lab.federated.parcels import files_with, opened, weights_of
+from marft_lab.federated.privacy import epsilon
+from marft_lab.federated.settings import FederationSettings, parse_federation
+from marft_lab.federated.words import About, Update, data_of
 from tests.runs import contents
 from tests.test_cli import run
 from tests.test_federated import CONFIGURATION, adapter
@@ -384,7 +384,9 @@ class TestAProcess:
             real(end, message)
 
         monkeypatch.setattr(link, "send", send)
-        monkeypatch.setattr("marft.processes.child.END_SECONDS", 0.2)  # it waits to be told, and is not asked to end
+        monkeypatch.setattr(
+            "marft.common.processes.child.END_SECONDS", 0.2
+        )  # it waits to be told, and is not asked to end
         one = asked("ends once")
         with pytest.raises(SiteLostError, match=", 2 times"):
             one.ask(1, 1, {"a": b"123"})

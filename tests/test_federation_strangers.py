@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from marft.config.federation import parse_federation
-from marft.engines.apart.frames import LENGTHS, packed, unpacked
-from marft.federated.coordinator import federate
-from marft.federated.history import History
-from marft.federated.ledger import Ledger
-from marft.federated.link import _checked
-from marft.federated.mixing import mixed
-from marft.federated.parcels import SENT, differences, files_with
-from marft.federated.words import Update, data_of
+from marft.inference.apart.frames import LENGTHS, packed, unpacked
 from marft.models.adapters import CONFIG
 from marft.runs.checkpoints import digest_of_table
 from marft.runs.receiving import receive
+from marft_lab.federated.coordinator import federate
+from marft_lab.federated.history import History
+from marft_lab.federated.ledger import Ledger
+from marft_lab.federated.link import _checked
+from marft_lab.federated.mixing import mixed
+from marft_lab.federated.parcels import SENT, differences, files_with
+from marft_lab.federated.settings import parse_federation
+from marft_lab.federated.words import Update, data_of
 from tests.test_cli import run
 from tests.test_federated import adapter
 from tests.test_federating import CONFIGURATIONS, Learner, learners, settings, stopping_after

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 import torch
 
-from marft.ahead import gathering
-from marft.collection import Collection
-from marft.learning import learner as learner_module
-from marft.learning import scoring as scoring_module
-from marft.learning import update as update_module
-from marft.learning.batching import FixedLogProbs, Packing
-from marft.learning.interfaces import Floats, Progress, UpdatePhase
-from marft.learning.learner import Learner
-from marft.learning.metering import Meter
-from marft.learning.ranks import Ranks
-from marft.learning.scoring import score_actions
-from marft.learning.team_ratios import TeamRatios
-from marft.learning.update import PACKING_CHECKS, Update
+from marft.common.types import ActionKey, Episode, Observation, Sample, Task, Transition
 from marft.models.log_probs import TokenScores, token_scores
 from marft.models.pool import Models
+from marft.rollout.ahead import gathering
+from marft.rollout.collection import Collection
 from marft.runs.folder import RunFolder
-from marft.training import Silent, train
-from marft.types import ActionKey, Episode, Observation, Sample, Task, Transition
+from marft.trainer import learner as learner_module
+from marft.trainer import scoring as scoring_module
+from marft.trainer import update as update_module
+from marft.trainer.batching import FixedLogProbs, Packing
+from marft.trainer.interfaces import Floats, Progress, UpdatePhase
+from marft.trainer.learner import Learner
+from marft.trainer.loop import Silent, train
+from marft.trainer.metering import Meter
+from marft.trainer.rank_group import Ranks
+from marft.trainer.scoring import score_actions
+from marft.trainer.team_ratios import TeamRatios
+from marft.trainer.update import PACKING_CHECKS, Update
 from tests.episodes import make_action
 from tests.learners import ROLES, STILL, begun, episodes, recipe, samples_of
 from tests.nights import BY_NIGHT, some

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from marft import seeds
+from marft.common import seeds
 from marft.config.algorithm import CriticSettings
-from marft.learning.critic import LORA_TARGETS, Critic, Reading, explained_variance, read_features
-from marft.learning.value_normaliser import ValueNormaliser
 from marft.models.backbone import Backbone
 from marft.models.critic import ValueHead
+from marft.trainer.critic import LORA_TARGETS, Critic, Reading, explained_variance, read_features
+from marft.trainer.value_normaliser import ValueNormaliser
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.test_critic import critic, episode

@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
-from marft.cli.flows import grow, show
+from marft.agents.game import Attempt
+from marft.agents.play import play
+from marft.common.seeds import generator
+from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.config import parse_recipe
 from marft.config.load import to_toml
 from marft.evaluation.intervals import bounds_of_gain, paired_difference
-from marft.export.recipe import runs_code
-from marft.flows.board import Board, Judged, bounded, judged
-from marft.flows.choosing import context_of
-from marft.flows.growing import Growth
-from marft.flows.improving import Failure, Improving, _failures, reworded
-from marft.flows.learning import Learning, _walked, edges_learned
-from marft.flows.network import SINK, SOURCE, Change, FlowNetwork, Node, read_network, write_network
-from marft.flows.organization import Flow, instructed, options_at, path_of_step, paths_of
-from marft.flows.skipping import skipped
-from marft.game.game import Attempt
-from marft.game.play import play
 from marft.runs.episodes import read_episodes, write_episodes
+from marft.runs.export.recipe import runs_code
 from marft.runs.folder import RunFolder
-from marft.seeds import generator
-from marft.training import train
-from marft.types import Episode, JointAction, Observation, Step, Task
+from marft.trainer.loop import train
+from marft_lab.cli.flows import grow, show
+from marft_lab.flows.board import Board, Judged, bounded, judged
+from marft_lab.flows.choosing import context_of
+from marft_lab.flows.growing import Growth
+from marft_lab.flows.improving import Failure, Improving, _failures, reworded
+from marft_lab.flows.learning import Learning, _walked, edges_learned
+from marft_lab.flows.network import SINK, SOURCE, Change, FlowNetwork, Node, read_network, write_network
+from marft_lab.flows.organization import Flow, instructed, options_at, path_of_step, paths_of
+from marft_lab.flows.skipping import skipped
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game
 from tests.flow_teams import Solves, board, contexts, flow, network
@@ -557,8 +557,8 @@ def test_the_planted_world_plays_on_threads_as_on_its_bench(tmp_path: Path, monk
     monkeypatch.syspath_prepend(BENCHMARKS)
     import flow_world as world
 
-    from marft.flows.growing import grown
-    from marft.scripted import ScriptedTeam
+    from marft_lab.flows.growing import grown
+    from marft_lab.scripted import ScriptedTeam
 
     run = world.recipe(3, {"organization": "orchestrated", "most": 6}, router=True)
     tasks = list(run.environment.tasks("train"))[:60]  # type: ignore[attr-defined]

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from marft import rollouts
-from marft.cli.flows import Tuning, grow, tune
+from marft.agents.rendering import PromptTooLongError
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import ActionKey, Episode, Sampling, Task
 from marft.config.load import parse_recipe, to_toml
-from marft.errors import EpisodeFailedError
-from marft.flows import learning, skipping
-from marft.flows.board import Board
-from marft.flows.critics import PolicyCritic, question_of
-from marft.flows.growing import Growth
-from marft.flows.improving import Failure
-from marft.flows.network import FlowNetwork, Node, read_network, write_network
-from marft.game.rendering import PromptTooLongError
+from marft.rollout import rollouts
 from marft.runs import episodes as recorded
 from marft.runs.folder import RunFolder
-from marft.types import ActionKey, Episode, Sampling, Task
+from marft_lab.cli.flows import Tuning, grow, tune
+from marft_lab.flows import learning, skipping
+from marft_lab.flows.board import Board
+from marft_lab.flows.critics import PolicyCritic, question_of
+from marft_lab.flows.growing import Growth
+from marft_lab.flows.improving import Failure
+from marft_lab.flows.network import FlowNetwork, Node, read_network, write_network
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, FakeRenderer
 from tests.flow_teams import network

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.flows.choosing import (
+from marft.common.types import Choice, Episode, Task
+from marft_lab.flows.choosing import (
     Walked,
     advantages,
     chances,
@@ -27,10 +28,9 @@ from marft.flows.choosing import (
     score,
     walk,
 )
-from marft.flows.growing import Growth, grown
-from marft.flows.likeness import added, cosine, nearest, vectors_of
-from marft.flows.network import ANY, SINK, SOURCE, Context, Edge, FlowNetwork, Node, read_network, write_network
-from marft.types import Choice, Episode, Task
+from marft_lab.flows.growing import Growth, grown
+from marft_lab.flows.likeness import added, cosine, nearest, vectors_of
+from marft_lab.flows.network import ANY, SINK, SOURCE, Context, Edge, FlowNetwork, Node, read_network, write_network
 from tests.episodes import make_action
 from tests.flow_teams import contexts, network
 
@@ -260,7 +260,7 @@ class TestGrowing:
             grown([episode(("x", "zzz"), success=False), episode(("x", "zzz"), success=None), failed], Growth())
 
     def test_more_than_a_network_holds_is_said_to_be_that(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("marft.flows.growing.MOST_NODES", 2)
+        monkeypatch.setattr("marft_lab.flows.growing.MOST_NODES", 2)
         with pytest.raises(ValueError, match="3 nodes and 1 kinds of tasks, where 2 are the most: lower the threshold"):
             grown([episode(("a", "plan"), ("b", "do it"), ("c", "look"))], Growth())
         three = [episode(("a", "plan"), prompt=prompt) for prompt in ("Add 1 and 2.", "Write a letter.", "???")]

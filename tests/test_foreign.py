@@ -11,15 +11,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marft.engines.foreign import ForeignEngine, _says_masks, problem_of
-from marft.engines.kinds import Local
-from marft.errors import EpisodeFailedError, RunError
-from marft.game.engine import Engine
-from marft.marks import Masks
+from marft.agents.engine import Engine
+from marft.common.errors import EpisodeFailedError, RunError
+from marft.common.marks import Masks
+from marft.common.thoughts import Said
+from marft.common.types import ActionKey, Completion, Prompt, Sampling
+from marft.inference.foreign import ForeignEngine, _says_masks, problem_of
+from marft.inference.kinds import Local
 from marft.runs.folder import RunFolder
-from marft.thoughts import Said
-from marft.training import train
-from marft.types import ActionKey, Completion, Prompt, Sampling
+from marft.trainer.loop import train
 from tests.helpers import settings
 
 FINE = Completion(np.array([5, 6, 2], np.int32), np.array([-0.1, -0.2, -0.3], np.float32), "ab", "stop")
@@ -122,7 +122,7 @@ def test_an_episode_that_it_cannot_sample_is_lost_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (None, "a NoneType, not a marft.types.Completion"),
+        (None, "a NoneType, not a marft.common.types.Completion"),
         (replace(FINE, tokens=FINE.tokens[:0], log_probs=FINE.log_probs[:0]), "0 tokens where 1 to 3"),
         (replace(FINE, tokens=np.tile(FINE.tokens, 2)), "6 tokens where 1 to 3 were asked for"),
         (replace(FINE, log_probs=FINE.log_probs[:2]), "2 log-probs for 3 tokens"),

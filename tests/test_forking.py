@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from marft.errors import RunError
-from marft.forking.counterfactual import Counterfactuals, counterfactuals, dependents
-from marft.forking.crossed import Crossed, crossed
-from marft.forking.interface import Step, as_played
-from marft.forking.tree import Candidates, tree
-from marft.game.game import Attempt, Replay
-from marft.learning.credit.counterfactual import Counterfactual
-from marft.learning.credit.tree import Tree
-from marft.types import Action, Episode, Fork, Observation, Task, Transition
+from marft.agents.game import Attempt, Replay
+from marft.common.errors import RunError
+from marft.common.types import Action, Episode, Fork, Observation, Task, Transition
+from marft.rollout.forking.counterfactual import Counterfactuals, counterfactuals, dependents
+from marft.rollout.forking.crossed import Crossed, crossed
+from marft.rollout.forking.interface import Step, as_played
+from marft.rollout.forking.tree import Candidates, tree
+from marft.trainer.credit.counterfactual import Counterfactual
+from marft.trainer.credit.tree import Tree
 from tests.episodes import make_action
 
 ONE, TWO = (Attempt(Task("t", "go"), "train/0", sample) for sample in (0, 1))

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marft.common.types import Episode
 from marft.config import load_recipe
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode
+from marft.trainer.loop import train
 from tests.nights import NIGHT, some
 from tests.test_gateway_parity import compare, trained
 

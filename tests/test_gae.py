@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.algorithms import PRESETS
-from marft.learning.credit.gae import GAE
-from marft.learning.credit.monte_carlo import MonteCarlo
-from marft.learning.interfaces import CreditInputs, Level, Values, all_actions
+from marft.common.types import Episode, Observation, Task, Transition
+from marft.config.algorithms import PRESETS
 from marft.rewards.shaping import mix
-from marft.types import Episode, Observation, Task, Transition
+from marft.trainer.credit.gae import GAE
+from marft.trainer.credit.monte_carlo import MonteCarlo
+from marft.trainer.interfaces import CreditInputs, Level, Values, all_actions
 from tests import references
 from tests.episodes import episodes, make_action, values_for
 from tests.nights import BY_NIGHT, MANY

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.envs.gaia.environment import Gaia
-from marft.envs.gaia.library import Library, Page, library_of, part_of_text
-from marft.envs.gaia.scoring import matches, stated
-from marft.envs.gaia.session import GaiaSession
-from marft.envs.gaia.tables import READ, WRITTEN
+from marft.common.types import Step, Task
 from marft.envs.scripts import Cue, Line
-from marft.types import Step, Task
+from marft_envs.gaia.environment import Gaia
+from marft_envs.gaia.library import Library, Page, library_of, part_of_text
+from marft_envs.gaia.scoring import matches, stated
+from marft_envs.gaia.session import GaiaSession
+from marft_envs.gaia.tables import READ, WRITTEN
 from tests.visits import joint
 
 FEW: dict[str, Any] = {"train_tasks": 60, "held_out_tasks": 20}

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from marft.envs.gaia import library
-from marft.envs.gaia.library import Attached, Library, Page, text_of
-from marft.envs.gaia.session import UNSOLVED, Asked, GaiaSession
+from marft.common.types import Step
 from marft.envs.scripts import Cue
-from marft.types import Step
+from marft_envs.gaia import library
+from marft_envs.gaia.library import Attached, Library, Page, text_of
+from marft_envs.gaia.session import UNSOLVED, Asked, GaiaSession
 from tests.test_gaia import gaia, metadata, row
 from tests.visits import joint
 

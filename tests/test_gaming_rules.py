@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marft.guards.interface import Finding
+from marft.evaluation.guards.interface import Finding
 from tests.series import Values, around, found
 
 

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from marft.cli.main import app
+from marft.common.types import Task
 from marft.evaluation.changes import as_markdown, changes
 from marft.evaluation.cohorts import cohorts_of, fields_of
 from marft.evaluation.comparison import compared
 from marft.evaluation.gates import Gate, judged
 from marft.evaluation.turned import Turned
 from marft.runs.folder import RunFolder
-from marft.types import Task
 from tests.helpers import settings
 
 

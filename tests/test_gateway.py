@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.gateway.client import Client
-from marft.types import ActionKey, Completion, Episode, Observation, Prompt, Sampling, Step, Task
+from marft.common.types import ActionKey, Completion, Episode, Observation, Prompt, Sampling, Step, Task
+from marft_serve.gateway.client import Client
 from tests.fakes import FakeEngine, goes_on
 from tests.gateways import ASK, Response, ask, completions, game_of, play_game, played, send
 

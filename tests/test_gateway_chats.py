@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.errors import EpisodeFailedError
-from marft.game.agents import Agents
-from marft.game.chat import ChatRefusedError
-from marft.game.conversation import Node
-from marft.types import ActionKey, Completion, Episode, Observation
+from marft.agents.agents import Agents
+from marft.agents.chat import ChatRefusedError
+from marft.agents.conversation import Node
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import ActionKey, Completion, Episode, Observation
+from marft.inference.renderer import ChatFormat, ChatRenderer
 from tests.chatting import ADD, SEEK, Parrot, Said, Stopping, asked, talked
 from tests.test_gateway_tokens import CALL, format_named, starts
 

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
+from marft.common.types import Episode, Task
 from marft.config import parse_recipe
-from marft.gateway.client import Client, environment
-from marft.gateway.program import Program
-from marft.gateway.solving import _beside_proxies, printed_last
-from marft.types import Episode, Task
+from marft_serve.gateway.client import Client, environment
+from marft_serve.gateway.program import Program
+from marft_serve.gateway.solving import _beside_proxies, printed_last
 from tests.gateways import game_of, play_game, played
 from tests.helpers import recipe
 from tests.nights import BY_NIGHT

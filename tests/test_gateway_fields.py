@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.gateway.client import Client
-from marft.gateway.protocol import fields
-from marft.gateway.protocol.anthropic import Messages
-from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.gateway.protocol.exchange import Asked, Protocol
-from marft.gateway.protocol.responses import Responses
-from marft.gateway.refusals import RequestError
-from marft.types import Task
+from marft.common.types import Task
+from marft_serve.gateway.client import Client
+from marft_serve.gateway.protocol import fields
+from marft_serve.gateway.protocol.anthropic import Messages
+from marft_serve.gateway.protocol.chat_completions import ChatCompletions
+from marft_serve.gateway.protocol.exchange import Asked, Protocol
+from marft_serve.gateway.protocol.responses import Responses
+from marft_serve.gateway.refusals import RequestError
 from tests.gateways import Response, ask, played, send
 
 USER = {"role": "user", "content": "x"}
@@ -246,8 +246,8 @@ def test_a_fault_of_ours_is_said_in_words_and_logged(
     def fails(*_: object) -> None:
         raise RuntimeError("inside")
 
-    monkeypatch.setattr("marft.gateway.session.Session.tokens_of", fails)
-    monkeypatch.setattr("marft.gateway.session.Session.policy_of", fails)
+    monkeypatch.setattr("marft_serve.gateway.session.Session.tokens_of", fails)
+    monkeypatch.setattr("marft_serve.gateway.session.Session.policy_of", fails)
     counts = path != "models"
     (answer,) = answers((path, {"model": "a", "messages": [USER]} if counts else None, "POST" if counts else "GET"))
     assert (answer.status, answer.table.get("type", "")) == (500, "error" if counts else "")

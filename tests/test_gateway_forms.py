@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.game.chat import Chat, Constraint
-from marft.gateway.protocol.anthropic import Messages
-from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.gateway.protocol.responses import Responses
-from marft.gateway.refusals import RequestError
-from marft.marks import Grammar
-from marft.types import Sampling
+from marft.agents.chat import Chat, Constraint
+from marft.common.marks import Grammar
+from marft.common.types import Sampling
+from marft_serve.gateway.protocol.anthropic import Messages
+from marft_serve.gateway.protocol.chat_completions import ChatCompletions
+from marft_serve.gateway.protocol.responses import Responses
+from marft_serve.gateway.refusals import RequestError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 USER = {"role": "user", "content": "1 + 2?"}

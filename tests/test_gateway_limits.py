@@ -15,13 +15,13 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.gateway.budget import Budget
-from marft.gateway.client import Client
-from marft.gateway.masking import without
-from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.gateway.protocol.reading import CallSaid, Said, chat_of
-from marft.gateway.refusals import RequestError
-from marft.types import ActionKey, Completion, Prompt, Sampling, Task
+from marft.common.types import ActionKey, Completion, Prompt, Sampling, Task
+from marft_serve.gateway.budget import Budget
+from marft_serve.gateway.client import Client
+from marft_serve.gateway.masking import without
+from marft_serve.gateway.protocol.chat_completions import ChatCompletions
+from marft_serve.gateway.protocol.reading import CallSaid, Said, chat_of
+from marft_serve.gateway.refusals import RequestError
 from tests.fakes import FakeEngine, ends, goes_on
 from tests.gateways import ASK, Response, ask, completions, played, send
 from tests.test_gateway import Slow

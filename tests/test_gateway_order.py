@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.engines.stillness import Stillness
-from marft.game.game import Game
-from marft.gateway.client import Client
-from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
+from marft.agents.game import Game
+from marft.common.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
+from marft.inference.stillness import Stillness
+from marft_serve.gateway.client import Client
 from tests.fakes import FakeEngine
 from tests.gateways import ASK, ask, game_of, play_game, send
 from tests.helpers import until

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marft.common.types import Episode
 from marft.config import load_recipe
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode
+from marft.trainer.loop import train
 from tests.nights import BY_NIGHT
 
 pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'")
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-PLAIN = "{ organization = 'program', call = 'marft.examples.openai_team:solve' }"
+PLAIN = "{ organization = 'program', call = 'marft_serve.examples.openai_team:solve' }"
 STREAMING = "{ organization = 'program', call = 'tests.streaming_team:solve' }"
 TIMES = ("second", "gateway/overdue", "workers_lost", "episodes_played_again", "tasks_set_aside")
 

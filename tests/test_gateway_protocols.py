@@ -14,14 +14,14 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, OpenAI, RateLimitError
 
-from marft.game.chat import Constraint
-from marft.gateway.client import Client
-from marft.gateway.protocol.anthropic import Messages
-from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.gateway.protocol.exchange import Protocol
-from marft.gateway.protocol.responses import Responses
-from marft.gateway.refusals import RequestError
-from marft.types import Episode, Task
+from marft.agents.chat import Constraint
+from marft.common.types import Episode, Task
+from marft_serve.gateway.client import Client
+from marft_serve.gateway.protocol.anthropic import Messages
+from marft_serve.gateway.protocol.chat_completions import ChatCompletions
+from marft_serve.gateway.protocol.exchange import Protocol
+from marft_serve.gateway.protocol.responses import Responses
+from marft_serve.gateway.refusals import RequestError
 from tests.fakes import FakeEngine
 from tests.gateways import Response, played, send
 

@@ -18,10 +18,10 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.gateway import app, listening
-from marft.gateway.client import Client
-from marft.gateway.session import Session
-from marft.types import Episode, Task
+from marft.common.types import Episode, Task
+from marft_serve.gateway import app, listening
+from marft_serve.gateway.client import Client
+from marft_serve.gateway.session import Session
 from tests.fakes import FakeEngine, ends, goes_on
 from tests.gateways import ASK, Response, ask, completions, game_of, play_game, played, send
 from tests.test_gateway import Slow

@@ -16,8 +16,8 @@ from tests.nights import NIGHT
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.gateway.client import Client
-from marft.types import ActionKey, Episode, Task
+from marft.common.types import ActionKey, Episode, Task
+from marft_serve.gateway.client import Client
 from tests.fakes import FakeEngine
 from tests.gateways import ASK, completions, game_of, play_game
 from tests.test_gateway_requests import RETRY, damaged

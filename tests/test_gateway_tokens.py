@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.agents.agents import Agents
+from marft.agents.chat import ChatRefusedError
+from marft.common.types import Action, Episode, Observation
 from marft.config.models import ModelSettings
-from marft.engines.messages import render_messages, render_text
-from marft.engines.renderer import ChatFormat
-from marft.game.agents import Agents
-from marft.game.chat import ChatRefusedError
+from marft.inference.messages import render_messages, render_text
+from marft.inference.renderer import ChatFormat
 from marft.models.formats import load_tokenizer
 from marft.models.templates import CANNOT_RENDER
-from marft.types import Action, Episode, Observation
 from tests import chat_families, templates
 from tests.chatting import ADD, SEEK, Parrot, Said, asked, talked
 from tests.nights import some

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.engines.messages import render_text
-from marft.engines.renderer import ChatRenderer
-from marft.game.agents import Agents
-from marft.game.chat import ChatRefusedError, Reply
-from marft.game.live import Begun
-from marft.gateway.protocol.anthropic import Messages
-from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.gateway.protocol.exchange import Asked, Protocol, said_by
-from marft.gateway.protocol.responses import Responses
-from marft.gateway.refusals import RequestError
-from marft.traces.messages import text_of
-from marft.types import Action, Observation
+from marft.agents.agents import Agents
+from marft.agents.chat import ChatRefusedError, Reply
+from marft.agents.live import Begun
+from marft.common.types import Action, Observation
+from marft.inference.messages import render_text
+from marft.inference.renderer import ChatRenderer
+from marft_serve.gateway.protocol.anthropic import Messages
+from marft_serve.gateway.protocol.chat_completions import ChatCompletions
+from marft_serve.gateway.protocol.exchange import Asked, Protocol, said_by
+from marft_serve.gateway.protocol.responses import Responses
+from marft_serve.gateway.refusals import RequestError
+from marft_serve.traces.messages import text_of
 from tests.chatting import ADD, Said, Stopping, asked, talked
 from tests.test_gateway_chats import scripted, user
 from tests.test_gateway_tokens import CALL, format_named, starts

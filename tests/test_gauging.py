@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from marft import gauging
+from marft.common.types import Choice, Episode, Option, Task
 from marft.config import RunSettings, load_recipe
-from marft.gauging import MEMORY, MFU, Gauge, Row, Utilization
 from marft.models.cards import REPORTED
 from marft.models.shapes import KNOWN
-from marft.types import Choice, Episode, Option, Task
+from marft.trainer import gauging
+from marft.trainer.gauging import MEMORY, MFU, Gauge, Row, Utilization
 from tests.episodes import make_action
 
 SHAPE = KNOWN["qwen2.5-3b"]
@@ -116,6 +116,6 @@ def test_every_card_but_a_processor_has_a_name_that_its_driver_gives() -> None:
 
 
 def test_its_names_are_in_the_catalogue() -> None:
-    from marft.metrics import known
+    from marft.common.metrics import known
 
     assert {known(name).name for name in (gauging.MEMORY, gauging.MFU)} == {MEMORY, MFU}

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.consulted import Consultation
-from marft.errors import EpisodeFailedError, RowFailedError
-from marft.game.agents import Agent, Request
-from marft.game.chat import Chat, ChatRefusedError, Constraint
-from marft.game.chat_record import ChatRecord
-from marft.game.consulting import Quote
-from marft.game.generation import (
+from marft.agents.agents import Agent, Request
+from marft.agents.chat import Chat, ChatRefusedError, Constraint
+from marft.agents.chat_record import ChatRecord
+from marft.agents.consulting import Quote
+from marft.agents.generation import (
     ResponsePrefix,
     answer,
     check_log_probs,
@@ -25,14 +23,16 @@ from marft.game.generation import (
     options_of,
     response_prefix_of,
 )
-from marft.game.live import Live, LiveText
-from marft.game.quoting import Quoting
-from marft.game.rendering import NOTHING, ChatMessage, NotExact
-from marft.game.tool_sources import ToolUse
-from marft.marks import Grammar, Mark, Masks, only
-from marft.segments import Restart
-from marft.thoughts import Said
-from marft.types import (
+from marft.agents.live import Live, LiveText
+from marft.agents.quoting import Quoting
+from marft.agents.rendering import NOTHING, ChatMessage, NotExact
+from marft.agents.tool_sources import ToolUse
+from marft.common.consulted import Consultation
+from marft.common.errors import EpisodeFailedError, RowFailedError
+from marft.common.marks import Grammar, Mark, Masks, only
+from marft.common.segments import Restart
+from marft.common.thoughts import Said
+from marft.common.types import (
     Action,
     ActionKey,
     Choice,
@@ -47,7 +47,7 @@ from marft.types import (
     ToolCall,
     Versions,
 )
-from marft.usage import Usage
+from marft.common.usage import Usage
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, FakeRenderer
 from tests.tool_games import call

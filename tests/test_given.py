@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import marft
+from marft.agents.channels.last import Last
 from marft.config import parse_recipe, to_toml
 from marft.config.given import Given, in_words
 from marft.config.parts import SchedulePart
 from marft.config.plugins import Plugin
 from marft.examples.plugins import SPO, Median
-from marft.game.channels.last import Last
 from tests.helpers import recipe
 from tests.plugins import Flaky
 from tests.test_python import BREVITY, as_in_a_notebook

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import marft
-from marft import training
 from marft.config import RunSettings, parse_recipe
 from marft.runs.changes import changes
 from marft.runs.checkpoints import verify
 from marft.runs.folder import RunFolder
-from marft.training import Silent, train
+from marft.trainer import loop as training
+from marft.trainer.loop import Silent, train
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT, NIGHT
 from tests.runs import Listening, contents, finished

@@ -36,7 +36,7 @@ def a_run(folder: Path, weight: float = 1.0, file: str = "policies/a/adapter_mod
 
 
 def told(golden: Any, one: Path, other: Path, **tables: Any) -> list[str]:
-    tables = {"times": ["seconds"], "metrics": {}, "keys": {}, "files": {}, **tables}
+    tables = {"times": ["seconds"], "metrics": {}, "keys": {}, "values": {}, "files": {}, **tables}
     return list(golden.differences(one, other, golden.Names("abc", **tables)))
 
 
@@ -75,6 +75,11 @@ def test_keys_of_recipes_are_renamed_for_the_present_tree_alone(golden: Any, tmp
     assert "--rollout.processes" in golden.command(run, "a", tmp_path, short=False, keys={})
     assert "--workers.count" in golden.command(run, "a", tmp_path, short=False, keys=keys)
     assert "--training.steps 2" in " ".join(golden.command(run, "a", tmp_path, short=True, keys={}))
+
+
+def test_what_values_name_is_renamed_too(golden: Any, tmp_path: Path) -> None:
+    run = golden.Run("demo", {"team": "{ call = 'a.b:solve' }"})
+    assert "{ call = 'a_b.c:solve' }" in golden.command(run, "a", tmp_path, short=True, values={"a.b:": "a_b.c:"})
 
 
 def test_a_zero_of_another_sign_is_another_weight(golden: Any, tmp_path: Path) -> None:

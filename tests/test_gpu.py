@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from marft.engines.decoding import Finished, Row, RunningBatch
-from marft.game.live import Spelling
-from marft.learning.batching import Denominators
-from marft.learning.interfaces import Progress
-from marft.learning.scoring import score
+from marft.agents.live import Spelling
+from marft.common.types import Sampling
+from marft.inference.decoding import Finished, Row, RunningBatch
 from marft.models.packed_rows import PackedRows
 from marft.models.pool import Models
-from marft.types import Sampling
+from marft.trainer.batching import Denominators
+from marft.trainer.interfaces import Progress
+from marft.trainer.scoring import score
 from tests.learners import begun, episodes, recipe, samples_of
 
 DEVICE = os.environ.get("MARFT_GPU", "")  # "cuda", or "cpu" to try the questions out

@@ -16,22 +16,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marft.agents.agents import Agents
+from marft.agents.answers import stated_answer, text_said
+from marft.agents.channels.record import Record
+from marft.agents.game import Attempt
+from marft.agents.organizations.joining import majority
+from marft.agents.play import play
+from marft.agents.rendering import Message
+from marft.common.thoughts import thought
+from marft.common.types import JointAction, Observation, Task
 from marft.envs.table import Table
-from marft.game.agents import Agents
-from marft.game.answers import stated_answer, text_said
-from marft.game.channels.record import Record
-from marft.game.game import Attempt
-from marft.game.organizations.joining import majority
-from marft.game.play import play
-from marft.game.rendering import Message
 from marft.rewards.math_answers import equal
-from marft.thoughts import thought
-from marft.types import JointAction, Observation, Task
-from marft.vetting.checks import rewards
-from marft.vetting.evidence import Evidence
-from marft.vetting.limits import Limits
-from marft.vetting.loading import load
-from marft.vetting.subject import Subject
+from marft_envs.vetting.checks import rewards
+from marft_envs.vetting.evidence import Evidence
+from marft_envs.vetting.limits import Limits
+from marft_envs.vetting.loading import load
+from marft_envs.vetting.subject import Subject
 from tests.episodes import make_action
 from tests.fakes import FakeEngine
 from tests.test_environments import answer

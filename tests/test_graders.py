@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.game.answers import find_answer, last_boxed, stated_answer
-from marft.processes.helpers import DiedError, FailedError, NotStartedError, TooSlowError
+from marft.agents.answers import find_answer, last_boxed, stated_answer
+from marft.common.processes.helpers import DiedError, FailedError, NotStartedError, TooSlowError
 from marft.rewards import grader as grading
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import equal

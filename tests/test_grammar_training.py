@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[grammar]'")
 
+from marft.common.marks import Mark
+from marft.common.types import Action, Episode, Task
 from marft.config import RunSettings, parse_recipe
 from marft.config.given import Given
-from marft.gateway.client import Client
-from marft.marks import Mark
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import Silent, train
-from marft.types import Action, Episode, Task
+from marft.trainer.loop import Silent, train
+from marft_serve.gateway.client import Client
 from tests import templates
 from tests.helpers import recipe
 from tests.nights import BY_NIGHT

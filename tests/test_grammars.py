@@ -16,19 +16,19 @@ from transformers import PreTrainedTokenizerBase
 
 pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[grammar]'")
 
-from marft import seeds
+from marft.common import seeds
+from marft.common.marks import Grammar, Masks
+from marft.common.types import Sampling
 from marft.config.models import ModelSettings
-from marft.engines.decoding import Finished, Row, RunningBatch
-from marft.engines.grammars import Grammars
-from marft.engines.holding import Holding
-from marft.engines.spelling import spelling_of
-from marft.marks import Grammar, Masks
+from marft.inference.decoding import Finished, Row, RunningBatch
+from marft.inference.grammars import Grammars
+from marft.inference.holding import Holding
+from marft.inference.spelling import spelling_of
 from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone
 from marft.models.log_probs import token_scores
 from marft.models.masked import PackedMasks
 from marft.models.packed_rows import PackedRows
-from marft.types import Sampling
 
 END = 2
 POINT = {

@@ -15,11 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from marft.cli.main import app
+from marft.common.types import Action, Episode, Task
 from marft.evaluation.graph import draw, file_name, find_episode, timeline
 from marft.evaluation.remembering import newly_seen
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
-from marft.types import Action, Episode, Task
 from tests.episodes import make_action
 from tests.helpers import settings
 

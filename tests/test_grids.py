@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.envs.grids import maps, moves, search
-from marft.envs.grids.maps import canonical, variants
-from marft.envs.grids.moves import WAYS, moves_in, step
-from marft.envs.grids.search import distances, first_ways
-from marft.envs.grids.slips import works
-from marft.envs.plan_path import rules
+from marft.common.types import Task
 from marft.envs.scripts import Cue
-from marft.types import Task
+from marft_envs.grids import maps, moves, search
+from marft_envs.grids.maps import canonical, variants
+from marft_envs.grids.moves import WAYS, moves_in, step
+from marft_envs.grids.search import distances, first_ways
+from marft_envs.grids.slips import works
+from marft_envs.plan_path import rules
 from tests.grids import FEW, relaxed
 
 WAY = st.sampled_from(sorted(WAYS))

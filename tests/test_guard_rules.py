@@ -7,9 +7,9 @@ import math
 import pytest
 
 from marft.config.guards import GuardSettings
-from marft.guards import kl
-from marft.guards.interface import Finding
-from marft.guards.watch import GUARDS, Raised
+from marft.evaluation.guards import kl
+from marft.evaluation.guards.interface import Finding
+from marft.evaluation.guards.watch import GUARDS, Raised
 from tests.series import Values, around, found, history
 
 

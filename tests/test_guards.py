@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.common.metrics import known
 from marft.config.guards import GuardSettings
-from marft.guards.history import RETURNED
-from marft.guards.watch import GUARDS, Watch, sentences
-from marft.metrics import known
+from marft.evaluation.guards.history import RETURNED
+from marft.evaluation.guards.watch import GUARDS, Watch, sentences
 from marft.runs.changes import changes
 from tests.helpers import settings
 from tests.nights import some

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marft.common.types import JointAction, Observation, Step
 from marft.config import parse_recipe
-from marft.envs.gyms.acts import acts_of, chosen
-from marft.envs.gyms.gymnasium_game import Gymnasium
-from marft.envs.gyms.pettingzoo_game import PettingZoo
-from marft.envs.gyms.worded import plain, worded
 from marft.envs.scripts import Cue
-from marft.scripted import ScriptedTeam
-from marft.types import JointAction, Observation, Step
+from marft_envs.gyms.acts import acts_of, chosen
+from marft_envs.gyms.gymnasium_game import Gymnasium
+from marft_envs.gyms.pettingzoo_game import PettingZoo
+from marft_envs.gyms.worded import plain, worded
+from marft_lab.scripted import ScriptedTeam
 from tests.episodes import make_action
 
 WALK, NIM, MEETING = "tests.gym_games:Walk", "tests.gym_games:Nim", "tests.gym_games:Meeting"
@@ -152,7 +152,7 @@ class TestGymnasium:
 
 
 def test_a_package_that_is_not_there_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.envs.gyms.making.find_spec", lambda _: None)
+    monkeypatch.setattr("marft_envs.gyms.making.find_spec", lambda _: None)
     for environment in (Gymnasium(game="FrozenLake-v1"), PettingZoo(game=NIM)):
         with pytest.raises(ValueError, match=r"pip install 'marft\[(gymnasium|pettingzoo)\]'"):
             environment.tasks("train")

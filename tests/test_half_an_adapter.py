@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from marft.federated.privacy import norm_of
-from marft.federated.site import Site
-from marft.federated.words import About, Asked, data_of, files_of
 from marft.models.pool import Models
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
+from marft_lab.federated.privacy import norm_of
+from marft_lab.federated.site import Site
+from marft_lab.federated.words import About, Asked, data_of, files_of
 from tests.helpers import settings
 from tests.runs import finished
 from tests.test_federated_sites import site_in
@@ -81,7 +81,7 @@ def test_noise_is_on_what_learns_alone(tmp_path: Path) -> None:
 
 
 def _place(path: Path) -> object:
-    from marft.federated.place import Place
+    from marft_lab.federated.place import Place
 
     path.mkdir()
     return Place(path)

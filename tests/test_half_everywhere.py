@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from marft.agents.live import Spelling
+from marft.common.marks import Masks
+from marft.common.types import Option, Sampling
 from marft.config.models import ModelSettings
-from marft.engines.choice_sampling import ChoiceRequest, choose
-from marft.engines.decoding import Finished, Row, RunningBatch
-from marft.game.live import Spelling
-from marft.learning.interfaces import Progress
-from marft.learning.keeping import not_finite
-from marft.learning.undoing import Before
-from marft.marks import Masks
+from marft.inference.choice_sampling import ChoiceRequest, choose
+from marft.inference.decoding import Finished, Row, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.forest import Forest
 from marft.models.held_in_half import hold_in_half
@@ -26,7 +24,9 @@ from marft.models.log_probs import token_scores
 from marft.models.masked import PackedMasks
 from marft.models.packed_rows import PackedRows
 from marft.models.pool import Models
-from marft.types import Option, Sampling
+from marft.trainer.interfaces import Progress
+from marft.trainer.keeping import not_finite
+from marft.trainer.undoing import Before
 from tests.learners import begun, episodes, recipe
 from tests.nights import some
 

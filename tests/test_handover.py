@@ -14,7 +14,7 @@ from threading import Barrier
 import pytest
 
 from marft.cli.errors import friendly
-from marft.processes import handover
+from marft.common.processes import handover
 
 
 def test_folders_that_nobody_holds_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_folders_that_nobody_holds_are_taken_away(tmp_path: Path, monkeypatch: p
     code = """
         import os, signal
         from pathlib import Path
-        from marft.processes import handover
+        from marft.common.processes import handover
         handover.SHARED = Path(os.environ["SHARED_AT"])
         print(handover.SharedFolder().path, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
-from marft.learning.scoring import score_actions
 from marft.models import held_in_half
 from marft.models.backbone import Backbone
 from marft.models.digests import digest_of
 from marft.models.held_in_half import hold_in_half
 from marft.models.linear_layers import project
 from marft.models.pool import Models
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
+from marft.trainer.scoring import score_actions
 from tests.families import FAMILY, random_model
 from tests.learners import begun, episodes, recipe, samples_of
 from tests.test_families import decode, ours, scored

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from marft.config import parse_recipe
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 from tests.helpers import recipe
 
 TEMPLATE = (

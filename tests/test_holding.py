@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from marft.engines.holding import Holding, Text
+from marft.inference.holding import Holding, Text
 
 
 class Grammars:

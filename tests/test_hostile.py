@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from marft.game.game import Attempt
-from marft.game.rollout import play_all
+from marft.agents.game import Attempt
+from marft.agents.rollout import play_all
+from marft.common.types import Task
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Task
+from marft.trainer.loop import train
 from tests.beside import action_bytes, lost, play_beside, unharmed, world
 from tests.helpers import settings
 from tests.hostile import (

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from marft.game.agents import Agents, Excerpt
-from marft.game.game import Attempt, Game
-from marft.game.play import play
-from marft.game.team import Team
-from marft.game.tool_sources import ToolUse
+from marft.agents.agents import Agents, Excerpt
+from marft.agents.game import Attempt, Game
+from marft.agents.play import play
+from marft.agents.team import Team
+from marft.agents.tool_sources import ToolUse
+from marft.agents.tools.functions import SessionSource
+from marft.common.texts import LONGEST
+from marft.common.types import Action, JointAction, Observation, Task
 from marft.rewards.terms import Term
-from marft.texts import LONGEST
-from marft.tools.functions import SessionSource
-from marft.types import Action, JointAction, Observation, Task
 from tests.beside import GOOD, MISDEED, Given, as_they_were, lost, play_beside, unharmed, world
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 from tests.hostile import (

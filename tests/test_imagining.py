@@ -13,24 +13,24 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from marft.collection import Collection
+from marft.agents.environment import Environment
+from marft.agents.game import Attempt
+from marft.common.seeds import derive_seed
+from marft.common.types import Declared, Episode, Observation, Status, Task, Transition
 from marft.config import RunSettings, parse_recipe
 from marft.config.parts import WorldModelPart
-from marft.game.environment import Environment
-from marft.game.game import Attempt
-from marft.rollouts import LocalRollouts
+from marft.rollout.collection import Collection
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import State
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.seeds import derive_seed
-from marft.training import train
-from marft.types import Declared, Episode, Observation, Status, Task, Transition
-from marft.world_models.counts import Counts
-from marft.world_models.experience import Experience
-from marft.world_models.imagined import CUT, UNCERTAINTY
-from marft.world_models.imagining import Imagining, _begins
-from marft.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
-from marft.world_models.settings import DynaSettings
+from marft.trainer.loop import train
+from marft_lab.world_models.counts import Counts
+from marft_lab.world_models.experience import Experience
+from marft_lab.world_models.imagined import CUT, UNCERTAINTY
+from marft_lab.world_models.imagining import Imagining, _begins
+from marft_lab.world_models.interface import Lived, Outcome, Prediction, Situation, WorldModel
+from marft_lab.world_models.settings import DynaSettings
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game, goes_on
 from tests.helpers import recipe, settings

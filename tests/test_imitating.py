@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.cli.traces import _changes
-from marft.errors import RunError
-from marft.learning.supervised import Imitation, as_sample
+from marft.common.errors import RunError
+from marft.common.types import Action, Choice, Mark, Option
 from marft.runs.checkpoints import Checkpoints, State
 from marft.runs.folder import RunFolder
-from marft.traces import warm_start
-from marft.traces.lessons import Lessons, imitated, weighed
-from marft.traces.record import Tally, TracedTurn
-from marft.traces.warm_start import _Loop, _losses
-from marft.types import Action, Choice, Mark, Option
+from marft.trainer.supervised import Imitation, as_sample
+from marft_serve.cli.traces import _changes
+from marft_serve.traces import warm_start
+from marft_serve.traces.lessons import Lessons, imitated, weighed
+from marft_serve.traces.record import Tally, TracedTurn
+from marft_serve.traces.warm_start import _Loop, _losses
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.runs import Listening

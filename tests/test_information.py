@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.declared import Declared
+from marft.agents.game import Attempt
+from marft.agents.play import play
+from marft.agents.reading import RefusedError, declared
+from marft.common.declared import Declared
+from marft.common.types import Episode, Observation, Task, Transition
 from marft.evaluation.information import Information, information, information_metrics
 from marft.evaluation.metrics import episode_metrics
-from marft.game.game import Attempt
-from marft.game.play import play
-from marft.game.reading import RefusedError, declared
-from marft.types import Episode, Observation, Task, Transition
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.nights import some
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marft.cli.starter.tables import guess, invented, look_at
+from marft.cli.starter.teams import SHAPES
 from marft.config import RunSettings, load_recipe
 from marft.envs.tasks import tasks_of
-from marft.starter.tables import guess, invented, look_at
-from marft.starter.teams import SHAPES
 from tests.nights import BY_NIGHT, NIGHT, some
 from tests.test_cli import run
 

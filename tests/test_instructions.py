@@ -13,14 +13,14 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.envs.instructions.counting import sentences_of, words_of
-from marft.envs.instructions.environment import DRAWN, Instructions
-from marft.envs.instructions.kinds import counted
-from marft.envs.instructions.languages import SAMPLES, may_be
-from marft.envs.instructions.registry import KINDS, NEEDS_A_PACKAGE, Instruction, followed, of_plain
-from marft.envs.instructions.topics import TOPICS
+from marft.common.types import JointAction
 from marft.envs.scripts import Cue
-from marft.types import JointAction
+from marft_envs.instructions.counting import sentences_of, words_of
+from marft_envs.instructions.environment import DRAWN, Instructions
+from marft_envs.instructions.kinds import counted
+from marft_envs.instructions.languages import SAMPLES, may_be
+from marft_envs.instructions.registry import KINDS, NEEDS_A_PACKAGE, Instruction, followed, of_plain
+from marft_envs.instructions.topics import TOPICS
 from tests.episodes import make_action
 
 F, L, K, C = "detectable_format:", "length_constraints:", "keywords:", "change_case:"

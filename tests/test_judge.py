@@ -16,19 +16,19 @@ from typing import Any, cast
 
 import pytest
 
-from marft.collection import training_tasks
+from marft.agents.game import Attempt
+from marft.agents.loop_threads import LoopThreadPool
+from marft.common.types import Episode, Observation, Task, ToolCall, Transition
+from marft.common.usage import Usage
 from marft.config import parse_recipe
 from marft.config.endpoint import EndpointSettings
-from marft.game.game import Attempt
-from marft.game.loop_threads import LoopThreadPool
 from marft.rewards.composer import RewardComposer
 from marft.rewards.judge import Judge
 from marft.rewards.terms import Outcome, TermReward
-from marft.rollouts import LocalRollouts, open_rollouts
+from marft.rollout.collection import training_tasks
+from marft.rollout.rollouts import LocalRollouts, open_rollouts
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode, Observation, Task, ToolCall, Transition
-from marft.usage import Usage
+from marft.trainer.loop import train
 from tests.endpoint import KEY, Reply, Server, error, says, serving
 from tests.episodes import make_action
 from tests.helpers import recipe, settings, shown_in_docs
@@ -287,7 +287,7 @@ def test_what_cannot_be_kept_is_known_in_memory(tmp_path: Path, monkeypatch: pyt
             tmp_path.rmdir()
             tmp_path.write_text("")
         else:
-            monkeypatch.setattr("marft.atomic.write_file", full)
+            monkeypatch.setattr("marft.common.atomic.write_file", full)
         made = compose(judge, episode()) + compose(judge, episode())
         counts = judge.counts()
     assert [one.transitions[0].reward for one in made] == [0.7, 0.7]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.common.lineage import Worth
+from marft.common.types import Task
 from marft.evaluation.intervals import paired_difference, wilson
-from marft.lineage import Worth
-from marft.profiles.judging import halved, rungs, share, worth
-from marft.types import Task
+from marft_lab.profiles.judging import halved, rungs, share, worth
 
 OUTCOMES = st.dictionaries(st.sampled_from("abcdefgh"), st.booleans())
 

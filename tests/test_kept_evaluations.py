@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft import atomic
-from marft import rollouts as rollouts_here
+from marft.agents.game import Attempt
+from marft.common import atomic
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import RunSettings
 from marft.config.parts import EnvironmentPart
 from marft.evaluation.evaluate import Evaluation
@@ -28,12 +29,11 @@ from marft.evaluation.session import Keeping, evaluate_checkpoints
 from marft.evaluation.shares import clustered, passes
 from marft.evaluation.showing import EXAMPLES
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.game.game import Attempt
-from marft.playing import Rollouts
+from marft.rollout import rollouts as rollouts_here
+from marft.rollout.playing import Rollouts
 from marft.runs import lock
 from marft.runs.episodes import read_episodes
 from marft.runs.removing import written_by_a_run
-from marft.types import JointAction, Observation, Step, Task
 from tests.helpers import settings, until
 from tests.nights import NIGHT
 from tests.views import attempt as recorded

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from marft import rollouts as rollouts_here
 from marft.config.models import BUNDLED
 from marft.evaluation import keeping
 from marft.evaluation.evaluate import attempts_at
 from marft.evaluation.keeping import Place
 from marft.models import known
+from marft.rollout import rollouts as rollouts_here
 from marft.runs import lock
 from tests.nights import BY_NIGHT
 from tests.test_faults import held_to_permissions  # noqa: F401

@@ -14,7 +14,7 @@ import pytest
 from marft.config import RunSettings
 from marft.runs.checkpoints import Checkpoints, read_record, starts
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, some
 from tests.runs import finished
@@ -27,8 +27,8 @@ KILLED = """
     import os, shutil, signal, sys
     from pathlib import Path
     from marft.runs.folder import RunFolder
-    from marft.rollouts import LocalRollouts
-    from marft.training import Silent, train
+    from marft.rollout.rollouts import LocalRollouts
+    from marft.trainer.loop import Silent, train
     from tests.helpers import settings
 
     LocalRollouts(settings()).close()  # imports what the children would, each for itself

@@ -9,7 +9,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from marft import atomic
+from marft.common import atomic
 from marft.config import RunSettings
 from marft.config.models import BUNDLED
 from marft.models import known

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from marft.ahead.gathering import Ahead
+from marft.common.types import Episode
 from marft.config import RunSettings
+from marft.rollout.ahead.gathering import Ahead
 from marft.runs.episodes import read_episodes, read_rows
 from marft.runs.folder import RunFolder
-from marft.training import Silent, train
-from marft.types import Episode
+from marft.trainer.loop import Silent, train
 from tests.crews import told
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT
@@ -81,7 +81,7 @@ def test_what_a_step_learns_from_has_the_keys_of_a_synchronous_run(
     steps = []
     for name, through in (("with", True), ("without", False)):
         if through:
-            monkeypatch.setattr("marft.training.open_gathering", Ahead)
+            monkeypatch.setattr("marft.trainer.loop.open_gathering", Ahead)
         run = run_of(tmp_path, 0, "--name", name, steps=3)
         train(run, folder := RunFolder.create(run))
         monkeypatch.undo()

@@ -57,7 +57,7 @@ def test_what_is_tried_and_not_right_is_wrong(text: str) -> None:
 def test_the_ceiling_is_the_product_of_what_is_right_when_it_is_tried() -> None:
     from studies.ceiling import summary
 
-    from marft.types import Episode, Observation, Task, Transition
+    from marft.common.types import Episode, Observation, Task, Transition
 
     task = Task("t", "State the final answer to the following arithmetic problem: 10 + 20 =")
 

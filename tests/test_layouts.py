@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from marft.traces.reading import read_traces
-from marft.traces.record import Tally, TracedEpisode
+from marft_serve.traces.reading import read_traces
+from marft_serve.traces.record import Tally, TracedEpisode
 from tests.tracing import current, otlp, span, write
 
 USER = {"role": "user", "content": "1 + 2?"}

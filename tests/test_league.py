@@ -14,20 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.collection import Collection
+from marft.agents.game import Attempt
+from marft.common.seeds import generator
+from marft.common.types import Episode, Observation, Task, Transition
 from marft.config.load import parse_recipe
 from marft.config.pools import slots_of
 from marft.config.run import RunSettings
-from marft.game.game import Attempt
-from marft.league.elo import expected_score
-from marft.league.gathering import Against, score
-from marft.league.pool import Member, Pool, superfluous
+from marft.rollout.collection import Collection
 from marft.runs.checkpoints import State
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.seeds import generator
-from marft.training import train
-from marft.types import Episode, Observation, Task, Transition
+from marft.trainer.loop import train
+from marft_lab.league.elo import expected_score
+from marft_lab.league.gathering import Against, score
+from marft_lab.league.pool import Member, Pool, superfluous
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT
 

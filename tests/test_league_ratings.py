@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.agents.game import Attempt
+from marft.common.types import Choice, Episode, Observation, Task, Transition
 from marft.config.parts import EnvironmentPart
 from marft.config.run import RunSettings
-from marft.envs.textarena.kuhn_value import exploitability
-from marft.evaluation.league.matches import League, Pairing, attempts_of, league_of, pairing_of
-from marft.evaluation.league.ratings import SPREAD, Tally, ratings
-from marft.evaluation.league.versions import casting, sides_of, versions_of
-from marft.evaluation.league.written import headline, tables, write_league
-from marft.game.game import Attempt
-from marft.league.elo import SCALE, expected_score
-from marft.learning.interfaces import Floats
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Choice, Episode, Observation, Task, Transition
+from marft.trainer.interfaces import Floats
+from marft.trainer.loop import train
+from marft_envs.textarena.kuhn_value import exploitability
+from marft_lab.league.elo import SCALE, expected_score
+from marft_lab.league.evaluation.matches import League, Pairing, attempts_of, league_of, pairing_of
+from marft_lab.league.evaluation.ratings import SPREAD, Tally, ratings
+from marft_lab.league.evaluation.versions import casting, sides_of, versions_of
+from marft_lab.league.evaluation.written import headline, tables, write_league
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT
 from tests.test_league import league
@@ -330,7 +330,7 @@ class TestLeague:
     def test_every_pair_is_played_and_every_match_counts_for_its_two_versions(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(EARNED))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(EARNED))
         run, folder = with_versions(tmp_path, 0, 1, 2)
         told: list[int | None] = []
         found = league_of(run, folder, 4, 8, lambda total=None: told.append(total))
@@ -348,7 +348,7 @@ class TestLeague:
     def test_how_much_a_version_can_be_exploited_is_by_the_chances_of_all_its_choices(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(EARNED))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(EARNED))
         run, folder = with_versions(tmp_path, 1, 2, game="kuhn")
         found = league_of(run, folder, 4, 8, lambda _=None: None)
         newest = exploitability({("K", ""): 0.5, ("J", "b"): 0.25})
@@ -358,7 +358,7 @@ class TestLeague:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         draws: dict[str, list[float | None]] = {"base step_000002": [0.0], "step_000002 base": [0.0]}
-        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(draws))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(draws))
         run, folder = with_versions(tmp_path, 2)
         found = league_of(run, folder, 2, 2, lambda _=None: None)
         assert found.exploitability == []
@@ -369,7 +369,7 @@ class TestLeague:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         broken: dict[str, list[float | None]] = {"base step_000002": [None], "step_000002 base": [None]}
-        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(broken))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(broken))
         run, folder = with_versions(tmp_path, 2)
         with pytest.raises(ValueError, match="no match could be scored: it broke"):
             league_of(run, folder, 2, 8, lambda _=None: None)
@@ -378,7 +378,7 @@ class TestLeague:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         failed: dict[str, list[float | None]] = {"base step_000001": [None], "step_000001 base": [None]}
-        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played({**EARNED, **failed}))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played({**EARNED, **failed}))
         run, folder = with_versions(tmp_path, 1, 2)
         found = league_of(run, folder, 2, 8, lambda _=None: None)
         assert [pairing.tally.matches for pairing in found.pairings] == [0, 2, 2]
@@ -389,7 +389,7 @@ class TestLeague:
     def test_other_games_between_two_sides_have_leagues_too(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("marft.evaluation.league.matches.open_rollouts", Played(EARNED))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(EARNED))
         _, folder = with_versions(tmp_path, 1, 2)
         run = league(
             tmp_path,

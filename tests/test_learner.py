@@ -13,18 +13,18 @@ import pytest
 import torch
 from pydantic import PrivateAttr
 
+from marft.common.types import Sample
 from marft.config import RunSettings
-from marft.learning import learner as learner_module
-from marft.learning.batching import FixedLogProbs, Packing
-from marft.learning.interfaces import CreditInputs, Credits, Floats, Progress, UpdatePhase
-from marft.learning.learner import Learner
-from marft.learning.optimizers import PolicyOptimizer
-from marft.learning.ranks import Alone
-from marft.learning.schedules import Simultaneous
-from marft.learning.scoring import score_actions
-from marft.learning.update import Update
 from marft.models.pool import Models
-from marft.types import Sample
+from marft.trainer import learner as learner_module
+from marft.trainer.batching import FixedLogProbs, Packing
+from marft.trainer.interfaces import CreditInputs, Credits, Floats, Progress, UpdatePhase
+from marft.trainer.learner import Learner
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.rank_group import Alone
+from marft.trainer.schedules import Simultaneous
+from marft.trainer.scoring import score_actions
+from marft.trainer.update import Update
 from tests.episodes import make_action
 from tests.learners import STILL, begun, episodes, samples_of
 from tests.learners import recipe as of

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from marft.config.endpoint import EndpointSettings
-from marft.workers.client import Client
-from marft.workers.leases import Leases
-from marft.workers.leasing import LeasedLimits, LeasingThreads
-from marft.workers.messages import GiveBack, Granted, Lease, Turn
+from marft.rollout.workers.client import Client
+from marft.rollout.workers.leases import Leases
+from marft.rollout.workers.leasing import LeasedLimits, LeasingThreads
+from marft.rollout.workers.messages import GiveBack, Granted, Lease, Turn
 
 
 async def passes() -> None:

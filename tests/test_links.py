@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marft.learning.credit.gae import GAE
-from marft.learning.credit.links import backward_sum, link
-from marft.learning.credit.monte_carlo import MonteCarlo
-from marft.learning.interfaces import CreditInputs, Level, Values, all_actions
-from marft.types import Action, Episode, Observation, Task, Transition
+from marft.common.types import Action, Episode, Observation, Task, Transition
+from marft.trainer.credit.gae import GAE
+from marft.trainer.credit.links import backward_sum, link
+from marft.trainer.credit.monte_carlo import MonteCarlo
+from marft.trainer.interfaces import CreditInputs, Level, Values, all_actions
 from tests import references
 from tests.episodes import make_action
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from marft.algorithms import ABOUT
 from marft.cli import listings
 from marft.cli.console import evaluation_table, wide_console
+from marft.common.registry import bundled_parts
 from marft.config import load_recipe
+from marft.config.algorithms import ABOUT
 from marft.config.bundled import bundled_names
 from marft.evaluation.compare import Gain, Measured, _table
-from marft.registry import bundled_parts
 from tests.test_cli import run
 
 NARROW = 80

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from marft.agents.game import Attempt
+from marft.agents.organizations.orchestrated import Orchestrated
+from marft.agents.play import play
+from marft.agents.rendering import Message
 from marft.cli.live import Screen, play_live
-from marft.engines.human import HumanSampler
-from marft.engines.router import Router
-from marft.game.game import Attempt
-from marft.game.organizations.orchestrated import Orchestrated
-from marft.game.play import play
-from marft.game.rendering import Message
-from marft.types import Observation, Task
+from marft.common.types import Observation, Task
+from marft.inference.human import HumanSampler
+from marft.inference.router import Router
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.helpers import settings

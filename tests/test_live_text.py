@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from marft.agents.live import LiveText, Spelling, before
+from marft.common.texts import place, until
+from marft.common.thoughts import Said
+from marft.common.types import Tool
 from marft.config.models import ModelSettings
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.engines.spelling import Ending, spelling_of
-from marft.game.live import LiveText, Spelling, before
+from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.spelling import Ending, spelling_of
 from marft.models.formats import load_tokenizer
-from marft.texts import place, until
-from marft.thoughts import Said
-from marft.types import Tool
 from tests import chat_families, templates
 from tests.nights import by_day, some
 from tests.test_messages import format_of

@@ -24,7 +24,7 @@ from marft.models.checking import refuse_pickled
 from marft.models.formats import context_of, load_config, load_tokenizer
 from marft.models.loading import load_backbone, load_weights
 from marft.models.paths import resolve_path
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from tests.families import FAMILY, random_model
 from tests.helpers import settings
 from tests.nights import some

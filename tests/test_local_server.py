@@ -14,20 +14,20 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from marft.agents.game import Attempt
+from marft.common.errors import RunError
+from marft.common.marks import Grammar
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 from marft.config import parse_recipe
-from marft.engines.apart import local_server
-from marft.engines.apart.engine import EngineApart
-from marft.engines.apart.environment import own_command
-from marft.engines.apart.frames import packed
-from marft.engines.apart.local_server import Server
-from marft.engines.apart.words import Alive, Open, Ready
-from marft.errors import RunError
-from marft.game.game import Attempt
-from marft.marks import Grammar
-from marft.rollouts import LocalRollouts
+from marft.inference.apart import local_server
+from marft.inference.apart.engine import EngineApart
+from marft.inference.apart.environment import own_command
+from marft.inference.apart.frames import packed
+from marft.inference.apart.local_server import Server
+from marft.inference.apart.words import Alive, Open, Ready
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+from marft.trainer.loop import train
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT, NIGHT
 
@@ -109,7 +109,7 @@ def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, seconds in (("TICK_SECONDS", 0.01), ("HUSH_SECONDS", 0.03)):
-        monkeypatch.setattr(f"marft.engines.apart.engine.{name}", seconds)
+        monkeypatch.setattr(f"marft.inference.apart.engine.{name}", seconds)
 
     async def whole() -> str:
         engine = EngineApart("fake", own_command, Open("", "", 0, 0, 0, 0, 0), {}, seed=1, patience=0.1)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.engines.apart import local_server
-from marft.engines.apart.local_server import Server
-from marft.engines.apart.words import Ask, Load, Loaded, Open, Said, Weigh, Weighed
-from marft.engines.caller_thread import CallerThreadExecutor
+from marft.inference.apart import local_server
+from marft.inference.apart.local_server import Server
+from marft.inference.apart.words import Ask, Load, Loaded, Open, Said, Weigh, Weighed
+from marft.inference.caller_thread import CallerThreadExecutor
 from marft.models.adapters import save_adapter
 from marft.models.backbone import Backbone
 from marft.models.formats import load_format

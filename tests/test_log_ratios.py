@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from marft.config.algorithm import KLSettings, SamplerCorrectionSettings
-from marft.learning.interfaces import LossInputs
-from marft.learning.objectives.cispo import CISPO
-from marft.learning.objectives.ppo import PPO
-from marft.learning.objectives.terms import kl_terms, sampler_weights
-from marft.learning.teammate_weights import Truncated
+from marft.trainer.interfaces import LossInputs
+from marft.trainer.objectives.cispo import CISPO
+from marft.trainer.objectives.ppo import PPO
+from marft.trainer.objectives.terms import kl_terms, sampler_weights
+from marft.trainer.teammate_weights import Truncated
 
 LIMIT = math.exp(20.0)
 

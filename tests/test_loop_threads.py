@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from marft.game import loop_threads
-from marft.game.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
+from marft.agents import loop_threads
+from marft.agents.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
 
 LONG = 30.0  # seconds: never waited for where all is well
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.learning.batching import normalise, normaliser
-from marft.learning.critic import explained_variance, value_loss
-from marft.learning.interfaces import LossInputs
-from marft.learning.objectives.ppo import PPO
-from marft.learning.scoring import k3
+from marft.trainer.batching import normalise, normaliser
+from marft.trainer.critic import explained_variance, value_loss
+from marft.trainer.interfaces import LossInputs
+from marft.trainer.objectives.ppo import PPO
+from marft.trainer.scoring import k3
 from tests import references
 from tests.episodes import make_action
 from tests.nights import MANY

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from marft.errors import RunError
-from marft.game.game import Attempt
-from marft.processes.child import LONGEST_LINE, Child
-from marft.types import Task
-from marft.workers import crew as crews
-from marft.workers.program import worker_command
-from marft.workers.rollouts import WorkerRollouts
+from marft.agents.game import Attempt
+from marft.common.errors import RunError
+from marft.common.processes.child import LONGEST_LINE, Child
+from marft.common.types import Task
+from marft.rollout.workers import crew as crews
+from marft.rollout.workers.program import worker_command
+from marft.rollout.workers.rollouts import WorkerRollouts
 from tests.crews import crew
 from tests.helpers import until
 from tests.nights import BY_NIGHT, NIGHT
@@ -178,7 +178,7 @@ def test_what_a_worker_cannot_have_is_said_as_it_would_be_in_one_process(tmp_pat
 
 @pytest.mark.slow
 def test_workers_that_never_begin_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.processes.python_here.START", "import sys; sys.exit(4)")
+    monkeypatch.setattr("marft.common.processes.python_here.START", "import sys; sys.exit(4)")
     with pytest.raises(RunError, match=r"a worker process ended itself \(exit status 4\) before it had begun"):
         run_in(tmp_path)
 
@@ -196,7 +196,7 @@ def test_a_run_that_ends_while_a_worker_is_started_again_ends_in_silence(
 def test_what_a_worker_prints_without_end_comes_out_in_pieces(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("marft.processes.python_here.START", f"print('x' * {2 * LONGEST_LINE + 7})")
+    monkeypatch.setattr("marft.common.processes.python_here.START", f"print('x' * {2 * LONGEST_LINE + 7})")
     child = Child("worker 7", worker_command)
     assert child.outcome() == "ended itself (exit status 0)"
     said = [line.removeprefix("worker 7: ") for line in capfd.readouterr().err.splitlines()]
@@ -204,7 +204,7 @@ def test_what_a_worker_prints_without_end_comes_out_in_pieces(
 
 
 def test_a_process_whose_keeper_was_stopped_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.processes.python_here.START", "import time; time.sleep(600)")
+    monkeypatch.setattr("marft.common.processes.python_here.START", "import time; time.sleep(600)")
     child = Child("worker 7", worker_command)
     os.kill(child._process.pid, signal.SIGSTOP)
     closing = threading.Thread(target=child.close, daemon=True)
@@ -217,9 +217,9 @@ def test_a_process_whose_keeper_was_stopped_is_ended_all_the_same(monkeypatch: p
 STARTED = """
     import sys
     from pathlib import Path
-    from marft.game.game import Attempt
-    from marft.rollouts import open_rollouts
-    from marft.types import Task
+    from marft.agents.game import Attempt
+    from marft.rollout.rollouts import open_rollouts
+    from marft.common.types import Task
     from tests.crews import crew
 
     folder = Path(sys.argv[1])

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marft.game.agents import Agent
-from marft.game.generation import Draft, ResponsePrefix, response_prefix_of
-from marft.learning.batching import make_samples
-from marft.learning.choice_scoring import scored_tokens
-from marft.learning.interfaces import Credits
-from marft.marks import Mark, Masks, allows_one, only
+from marft.agents.agents import Agent
+from marft.agents.generation import Draft, ResponsePrefix, response_prefix_of
+from marft.common.marks import Mark, Masks, allows_one, only
+from marft.common.segments import Restart
+from marft.common.types import Action, Completion, Episode, Profile, Prompt, Task
 from marft.models import log_probs
 from marft.models.log_probs import token_scores
 from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 from marft.models.masked import PackedMasks, allowed
-from marft.segments import Restart
-from marft.types import Action, Completion, Episode, Profile, Prompt, Task
+from marft.trainer.batching import make_samples
+from marft.trainer.choice_scoring import scored_tokens
+from marft.trainer.interfaces import Credits
 from tests.episodes import make_action
 
 TOKENS, VOCABULARY = 23, 50

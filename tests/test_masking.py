@@ -10,14 +10,14 @@ from urllib.parse import quote
 import pytest
 import tomli_w
 
+from marft.agents.tools.connection import secrets_of, text_of
+from marft.agents.tools.mcp import MCP
 from marft.config import load_recipe
 from marft.config.keys import masked, masked_recipe, read_key, secrets_in
 from marft.evaluation.report import write_report
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
-from marft.tools.connection import secrets_of, text_of
-from marft.tools.mcp import MCP
-from marft.training import train
+from marft.trainer.loop import train
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.remotely import asking, play_many, remote_game, team
 from tests.test_judge import compose, episode, judging

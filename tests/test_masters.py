@@ -11,12 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from marft.common.marks import Masks
 from marft.config import RunSettings
 from marft.config.algorithm import OptimizerSettings
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
-from marft.learning.optimizers import PolicyOptimizer
-from marft.marks import Masks
 from marft.models import held_in_half, log_probs
 from marft.models.log_probs import token_scores
 from marft.models.logit_shape import LogitShape
@@ -24,10 +21,13 @@ from marft.models.masked import PackedMasks
 from marft.models.masters import Masters
 from marft.models.parts import whole
 from marft.models.pool import Models
-from marft.ranks.group import Group
-from marft.ranks.member import put_in_parts
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.ranks.group import Group
+from marft.trainer.ranks.member import put_in_parts
 from tests.helpers import settings
 from tests.learners import episodes, recipe
 from tests.nights import BY_NIGHT, NIGHT
@@ -184,7 +184,7 @@ class TestPolicies:
         assert norms[0] == pytest.approx(norms[1], rel=2e-2)
 
     def test_what_is_not_finite_is_undone_and_masters_are_what_they_were(self, tmp_path: Path) -> None:
-        from marft.learning.undoing import Before
+        from marft.trainer.undoing import Before
 
         run = recipe(tmp_path, "marft", *FULL, dtype="bfloat16")
         learner = Learner(run, models := Models(run))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marft.common.types import JointAction, Step, Task
 from marft.config import load_recipe
 from marft.config.folders import FOLDER
 from marft.envs.math import Math
@@ -20,7 +21,6 @@ from marft.envs.revising import Revising
 from marft.envs.single_turn import Grade
 from marft.evaluation.cohorts import cohorts_of, fields_of
 from marft.rewards.math_answers import equal
-from marft.types import JointAction, Step, Task
 from tests.episodes import make_action
 
 SPLITS = ("train", "validation", "test")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from marft.tools import connection
-from marft.tools.intake import Intake
-from marft.tools.mcp import MCP, SharedServer
+from marft.agents.tools import connection
+from marft.agents.tools.intake import Intake
+from marft.agents.tools.mcp import MCP, SharedServer
 from tests.nights import BY_NIGHT, NIGHT
 from tests.test_mcp import SERVER, ask
 from tests.test_subreaper import gone, linux, soon

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.tools.mcp import MCP
+from marft.agents.tools.mcp import MCP
 from tests.nights import BY_NIGHT
 from tests.test_mcp import alive, ask
 from tests.test_subreaper import linux, soon
@@ -113,8 +113,8 @@ def test_records_of_others_are_still_logged(caplog: pytest.LogCaptureFixture) ->
 MAIN = """\
 import asyncio, signal, sys
 from marft.cli.interrupts import terminated
-from marft.tools.mcp import MCP
-from marft.types import Task
+from marft.agents.tools.mcp import MCP
+from marft.common.types import Task
 signal.signal(signal.SIGTERM, terminated)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("begun", flush=True)

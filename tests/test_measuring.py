@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from marft.learning.batching import MicroBatch
-from marft.learning.measuring import (
+from marft.common.types import Sample
+from marft.models.devices import Awaited
+from marft.trainer.batching import MicroBatch
+from marft.trainer.measuring import (
     BASE_KL_ACTIONS,
     advantage_metrics,
     advantage_sizes,
@@ -29,10 +31,8 @@ from marft.learning.measuring import (
     measure_units,
     measure_weights,
 )
-from marft.learning.metering import Meter
-from marft.learning.scoring import k3
-from marft.models.devices import Awaited
-from marft.types import Sample
+from marft.trainer.metering import Meter
+from marft.trainer.scoring import k3
 from tests.episodes import make_action
 
 NAN = math.nan

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.memories.costs import Cost
-from marft.memories.interface import Entry
-from marft.memories.selection import words_and_marks
-from marft.memories.store import open_store, plain_key
+from marft.agents.memories.costs import Cost
+from marft.agents.memories.interface import Entry
+from marft.agents.memories.selection import words_and_marks
+from marft.agents.memories.store import open_store, plain_key
 from tests.memory_systems import (
     CALLS,
     CONSTRUCTIONS,

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.forking.counterfactual import counterfactuals
-from marft.forking.tree import tree
-from marft.game import memory
-from marft.game.agents import Agents, Excerpt
-from marft.game.channels.last import Last
-from marft.game.conversation import Conversation
-from marft.game.game import Attempt, Game, Replay
-from marft.game.memory import AT_ONCE, FULL
-from marft.game.play import play
-from marft.game.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError
-from marft.types import (
+from marft.agents import memory
+from marft.agents.agents import Agents, Excerpt
+from marft.agents.channels.last import Last
+from marft.agents.conversation import Conversation
+from marft.agents.game import Attempt, Game, Replay
+from marft.agents.memory import AT_ONCE, FULL
+from marft.agents.play import play
+from marft.agents.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError
+from marft.common.types import (
     Action,
     ActionKey,
     Completion,
@@ -34,6 +32,8 @@ from marft.types import (
     TokenIds,
     Tool,
 )
+from marft.rollout.forking.counterfactual import counterfactuals
+from marft.rollout.forking.tree import tree
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game, goes_on
 from tests.test_conversation import nodes
 from tests.test_turns import Acts, Doing, failed, run

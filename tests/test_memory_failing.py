@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from marft.memories.deferred import Deferred
-from marft.memories.interface import Entry, Work
+from marft.agents.memories.deferred import Deferred
+from marft.agents.memories.interface import Entry, Work
 from tests.memory_systems import opened, run
 
 

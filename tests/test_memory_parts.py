@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.agents.memories.condensing import Line, by_choice, whose
+from marft.agents.memories.deferred import Deferred
+from marft.agents.memories.embedding import Table, checked, hashed
+from marft.agents.memories.interface import Entry, Work
+from marft.agents.memories.keys import ANY, MOST_KEYS, made_of, merged
+from marft.agents.memories.learned import LearnedMemory
+from marft.agents.memories.notebook import FULL, Notebook
+from marft.agents.memories.selection import Placed, cut, fitting, words_and_marks
+from marft.agents.memories.shelf import Shelf, size_of
+from marft.agents.memories.store import Store
+from marft.agents.tools.memory import Remembering
+from marft.common.types import Task
 from marft.config import parse_recipe, to_toml
 from marft.config.load import load_recipe
-from marft.envs.memory.environment import Memory
-from marft.memories.condensing import Line, by_choice, whose
-from marft.memories.deferred import Deferred
-from marft.memories.embedding import Table, checked, hashed
-from marft.memories.interface import Entry, Work
-from marft.memories.keys import ANY, MOST_KEYS, made_of, merged
-from marft.memories.learned import LearnedMemory
-from marft.memories.notebook import FULL, Notebook
-from marft.memories.selection import Placed, cut, fitting, words_and_marks
-from marft.memories.shelf import Shelf, size_of
-from marft.memories.store import Store
-from marft.tools.memory import Remembering
-from marft.types import Task
+from marft_envs.memory.environment import Memory
 from tests.helpers import recipe
 from tests.memory_systems import SYSTEMS, facts, opened, part, run, tokens
 from tests.visits import by_script

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from marft.agents.game import Attempt
+from marft.agents.play import play
+from marft.agents.rendering import Message
 from marft.cli.show import transcript
+from marft.common.marks import Mark
+from marft.common.types import Action, ActionKey, Completion, Episode, Observation, Prompt, Sampling
 from marft.config import RunSettings
-from marft.engines.human import HumanSampler
-from marft.engines.local import LocalEngine
 from marft.evaluation.prompts import Recorded
-from marft.game.game import Attempt
-from marft.game.play import play
-from marft.game.rendering import Message
-from marft.marks import Mark
-from marft.rollouts import LocalRollouts
+from marft.inference.human import HumanSampler
+from marft.inference.local import LocalEngine
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Action, ActionKey, Completion, Episode, Observation, Prompt, Sampling
+from marft.trainer.loop import train
 from tests import templates
 from tests.endpoint import says, serving
 from tests.helpers import settings

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.messages import REWRITES, changes_turns, continue_ids, render_messages, rewritten, thinks
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.game.conversation import Conversation
-from marft.game.rendering import ChatMessage, NotExact
-from marft.marks import Mark
-from marft.thoughts import Said
-from marft.types import Action, TokenIds, Tool, ToolCall
+from marft.agents.conversation import Conversation
+from marft.agents.rendering import ChatMessage, NotExact
+from marft.common.marks import Mark
+from marft.common.thoughts import Said
+from marft.common.types import Action, TokenIds, Tool, ToolCall
+from marft.inference.messages import REWRITES, changes_turns, continue_ids, render_messages, rewritten, thinks
+from marft.inference.renderer import ChatFormat, ChatRenderer
 from tests import templates
 from tests.episodes import make_action
 from tests.test_tool_format import speaks

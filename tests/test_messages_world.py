@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from marft.game.channels.record import Record
-from marft.game.rendering import Message
+from marft.agents.channels.record import Record
+from marft.agents.rendering import Message
 from tests.nights import BY_NIGHT, some
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -79,7 +79,7 @@ def test_what_an_answer_is_comes_last(pact: Any) -> None:
     del pact
     import whereabouts
 
-    from marft.types import Task
+    from marft.common.types import Task
 
     session = whereabouts.Session(Task("t", "Where is the lamp?", {"answer": "Rome", "shown": {}}))
     assert session.grade("Answer: Oslo. Answer: Rome.").success

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from marft.cli.steplines import AGENT, TEAM, line
-from marft.consulted import Consultation
-from marft.declared import Declared
+from marft.common.consulted import Consultation
+from marft.common.declared import Declared
+from marft.common.marks import Mark
+from marft.common.metrics import CATALOGUE, everything, find, known, named
+from marft.common.metrics.page import page
+from marft.common.segments import Restart
+from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition, Versions
+from marft.common.usage import Usage
 from marft.evaluation.curves import FIRST
 from marft.evaluation.information import information_metrics
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.trajectories.attempts import attempt_metrics
 from marft.evaluation.trajectories.measures import trajectory_metrics
 from marft.evaluation.writing.metrics import writing_metrics
-from marft.marks import Mark
-from marft.metrics import CATALOGUE, everything, find, known, named
-from marft.metrics.page import page
 from marft.runs.folder import RunFolder
-from marft.segments import Restart
-from marft.training import train
-from marft.types import Action, Episode, Observation, Task, ToolCall, Transition, Versions
-from marft.usage import Usage
+from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 
@@ -38,7 +38,7 @@ def test_no_metric_is_defined_twice() -> None:
 
 
 def test_the_page_is_what_the_catalogue_says() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == page(), "run python -m marft.metrics"
+    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == page(), "run python -m marft.common.metrics"
     assert all(f"`{metric.name}`" in page() for metric in everything())
 
 
@@ -73,8 +73,8 @@ def test_a_line_leaves_out_what_is_not_there_and_what_says_nothing() -> None:
 
 def test_whatever_a_run_writes_is_in_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets that write more are looked at where each of them trains (tests/test_algorithms.py)."""
-    monkeypatch.setattr("marft.gauging.reported_name", lambda _: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr("marft.gauging.peak_memory", lambda _: 5)
+    monkeypatch.setattr("marft.trainer.gauging.reported_name", lambda _: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr("marft.trainer.gauging.peak_memory", lambda _: 5)
     table = recipe("tiny", tmp_path, rewards=[{"name": "outcome"}, {"name": "format", "pattern": ".*"}])
     run = settings(
         "tiny", tmp_path, "--algorithm.nll", "0.1", "--evaluation.every", "1", "--evaluation.validation_tasks", "2",

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from marft.learning.batching import Denominators, FixedLogProbs, MicroBatch, Packing
-from marft.marks import Mark
+from marft.common.marks import Mark
+from marft.common.types import Choice, Option, Sample
 from marft.models.backbone import Backbone
 from marft.models.log_probs import TokenScores
-from marft.types import Choice, Option, Sample
+from marft.trainer.batching import Denominators, FixedLogProbs, MicroBatch, Packing
 from tests.episodes import make_action
 
 CPU = torch.device("cpu")

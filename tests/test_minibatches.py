@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from marft.learning.batching import Denominators, FixedLogProbs
-from marft.learning.interfaces import Floats
-from marft.learning.measuring import effective_sizes, gradient_shares
-from marft.learning.metering import Meter
-from marft.learning.objectives.ppo import PPO
-from marft.learning.scoring import score
-from marft.learning.update import Update
+from marft.common.types import Sample
 from marft.models.backbone import Backbone
-from marft.types import Sample
+from marft.trainer.batching import Denominators, FixedLogProbs
+from marft.trainer.interfaces import Floats
+from marft.trainer.measuring import effective_sizes, gradient_shares
+from marft.trainer.metering import Meter
+from marft.trainer.objectives.ppo import PPO
+from marft.trainer.scoring import score
+from marft.trainer.update import Update
 from tests import references
 from tests.test_updates import POLICIES, Recording, algorithm, double, optimizers, packing, random_samples
 

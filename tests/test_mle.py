@@ -17,18 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.envs.mle import running
-from marft.envs.mle.competition import Competition, InvalidError
-from marft.envs.mle.drawing import competition_of, text
-from marft.envs.mle.environment import Mle
-from marft.envs.mle.fitting import predicted
-from marft.envs.mle.medals import Leaderboard, medal_places
-from marft.envs.mle.metrics import accuracy, auc, log_loss, mae, rmse, rmsle
-from marft.envs.mle.running import Left, run
-from marft.envs.mle.session import MleSession, graded
-from marft.sandbox.runner import Ran
-from marft.sandbox.settings import SandboxSettings
-from marft.types import Step
+from marft.agents.sandbox.runner import Ran
+from marft.agents.sandbox.settings import SandboxSettings
+from marft.common.types import Step
+from marft_envs.mle import running
+from marft_envs.mle.competition import Competition, InvalidError
+from marft_envs.mle.drawing import competition_of, text
+from marft_envs.mle.environment import Mle
+from marft_envs.mle.fitting import predicted
+from marft_envs.mle.medals import Leaderboard, medal_places
+from marft_envs.mle.metrics import accuracy, auc, log_loss, mae, rmse, rmsle
+from marft_envs.mle.running import Left, run
+from marft_envs.mle.session import MleSession, graded
 from tests.visits import by_script, joint
 
 FEW: dict[str, Any] = {"train_tasks": 12, "held_out_tasks": 4}

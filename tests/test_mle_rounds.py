@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from marft.envs.mle import environment, loading, session
-from marft.envs.mle.environment import LIMITS
-from marft.envs.mle.loading import check_room
-from marft.envs.mle.medals import Leaderboard
-from marft.envs.mle.running import AROUND, PRINTED, PROGRAM, SUBMISSION, Left
-from marft.envs.mle.session import HEAD, MleSession, Rules
-from marft.sandbox.settings import SandboxSettings
+from marft.agents.sandbox.settings import SandboxSettings
+from marft_envs.mle import environment, loading, session
+from marft_envs.mle.environment import LIMITS
+from marft_envs.mle.loading import check_room
+from marft_envs.mle.medals import Leaderboard
+from marft_envs.mle.running import AROUND, PRINTED, PROGRAM, SUBMISSION, Left
+from marft_envs.mle.session import HEAD, MleSession, Rules
 from tests.test_mle import answered, folder, mle, small
 
 BOARD = Leaderboard([float(place) for place in range(10)], lower_is_better=True)  # gold to 0, silver to 1, bronze to 3

@@ -29,8 +29,8 @@ from transformers import (
 )
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.engines.messages import render_messages
-from marft.engines.renderer import ChatFormat
+from marft.inference.messages import render_messages
+from marft.inference.renderer import ChatFormat
 from marft.models.adapters import save_adapter
 from marft.models.control_tokens import leave_thoughts
 from marft.models.families import HEADS, LINEAR, LOCAL, SCALED, SMALL, enlarge, forward_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marft.config import parse_recipe
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from tests.helpers import recipe
 
 BAD = (

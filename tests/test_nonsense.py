@@ -8,13 +8,13 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from marft.common.registry import bundled_parts
 from marft.config import agents as agent_settings
 from marft.config import algorithm, endpoint, load_recipe, models, parse_recipe, run, to_toml
 from marft.config.plugins import find_plugin
 from marft.config.seams import SEAMS
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
-from marft.registry import bundled_parts
 from tests.helpers import recipe
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel, ValidationError, create_model
 
+from marft.common.registry import bundled_parts
 from marft.config import parse_recipe
-from marft.config.federation import FederationSettings
 from marft.config.plugins import find_plugin
 from marft.config.run import RunSettings
 from marft.config.seams import SEAMS
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
-from marft.registry import bundled_parts
+from marft_lab.federated.settings import FederationSettings
 from tests.helpers import recipe
 
 BEYOND = (1e30, -1e30, math.nan, math.inf, -math.inf, 10**30, -(10**30))

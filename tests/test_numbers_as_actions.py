@@ -6,10 +6,10 @@ import pytest
 
 from marft.envs.choices import choices_in
 from marft.envs.choices import chosen as labelled
-from marft.envs.gyms.acts import chosen
-from marft.envs.memory.session import numbered
-from marft.envs.sudoku.answers import answer_in
-from marft.envs.textarena.games import legal
+from marft_envs.gyms.acts import chosen
+from marft_envs.memory.session import numbered
+from marft_envs.sudoku.answers import answer_in
+from marft_envs.textarena.games import legal
 
 PARTS = [
     "I choose -1", "I choose \u22121", "2 - 1", "0.5", "1.0", ".1", "1,5", "1,000", "1 000", "1'000", "1/2", "2/1", "1%", "1 %",

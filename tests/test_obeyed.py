@@ -12,22 +12,22 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
+from marft.agents.rendering import Message
 from marft.cli.console import evaluation_table, guarded, wide_console
 from marft.cli.live import Screen
 from marft.cli.main import app
 from marft.cli.outcomes import terms_table
 from marft.cli.terminal import Terminal
+from marft.common.texts import LONGEST, cut, raised, visible
+from marft.common.types import Episode, Observation, Task, ToolCall, Transition
 from marft.evaluation.compare import comparison_tables
 from marft.evaluation.graph import draw, timeline
 from marft.evaluation.pages import page
-from marft.evaluation.replay import Audit, Opinion
-from marft.evaluation.replay_page import action_table, agreement_table, audit_table, pictures_of, write_replay
 from marft.evaluation.report import write_report
-from marft.game.rendering import Message
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
-from marft.texts import LONGEST, cut, raised, visible
-from marft.types import Episode, Observation, Task, ToolCall, Transition
+from marft.trainer.replay import Audit, Opinion
+from marft.trainer.replay_page import action_table, agreement_table, audit_table, pictures_of, write_replay
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.test_unknown_success import saved
@@ -158,7 +158,7 @@ def test_pages_show_what_was_written_and_obey_nothing(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_endless_is_cut_on_a_page() -> None:
-    written = page("replay.html.jinja", title="x" * 20_000_000, audit=audit(), titles=[], rows=[], agreement=[],
+    written = page("marft.trainer", "replay.html.jinja", title="x" * 20_000_000, audit=audit(), titles=[], rows=[], agreement=[],
                    names=[], notes=[], pictures=[], outcome=str)  # fmt: skip
     assert len(written) < 1_000_000
     assert "19,800,000 more characters" in written

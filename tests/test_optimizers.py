@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from marft.config.algorithm import OptimizerSettings
-from marft.learning import optimizers
-from marft.learning.acceptance import BACKTRACKS, accept
-from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, rate_at, restore_optimizer
+from marft.trainer import optimizers
+from marft.trainer.acceptance import BACKTRACKS, accept
+from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors, rate_at, restore_optimizer
 
 Named = dict[str, torch.nn.Parameter]
 

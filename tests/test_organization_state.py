@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from marft.game.agents import Agents
-from marft.game.game import Attempt, Replay
-from marft.game.play import play
-from marft.game.rollout import play_all
-from marft.seeds import derive_seed
-from marft.types import Episode, JointAction, Observation, Step, Task
+from marft.agents.agents import Agents
+from marft.agents.game import Attempt, Replay
+from marft.agents.play import play
+from marft.agents.rollout import play_all
+from marft.common.seeds import derive_seed
+from marft.common.types import Episode, JointAction, Observation, Step, Task
 from tests.fakes import Script, ends, game
 
 CLOSED: list[str] = []

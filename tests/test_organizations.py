@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
+from marft.agents.game import Attempt
+from marft.agents.organizations.debate import Debate
+from marft.agents.organizations.graph import Graph
+from marft.agents.organizations.hierarchical import Hierarchical
+from marft.agents.organizations.joining import majority
+from marft.agents.organizations.mixture import MixtureOfAgents
+from marft.agents.organizations.parallel import Parallel
+from marft.agents.organizations.reflective import Reflective
+from marft.agents.play import play
+from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from marft.config import parse_recipe
-from marft.game.game import Attempt
-from marft.game.organizations.debate import Debate
-from marft.game.organizations.graph import Graph
-from marft.game.organizations.hierarchical import Hierarchical
-from marft.game.organizations.joining import majority
-from marft.game.organizations.mixture import MixtureOfAgents
-from marft.game.organizations.parallel import Parallel
-from marft.game.organizations.reflective import Reflective
-from marft.game.play import play
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import ActionKey, Episode, JointAction, Observation, Step, Task
+from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, game
 from tests.helpers import recipe

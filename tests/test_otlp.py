@@ -15,14 +15,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
 )
 
-from marft.traces.record import TracedEpisode
-from marft.tracing.batches import MOST_SPANS, MOST_TEXT, batches
-from marft.tracing.cast import Cast, Seat
-from marft.tracing.episode import Tracer
-from marft.tracing.otlp import json_line, protobuf
-from marft.tracing.span import LONGEST, Span
-from marft.tracing.turns import beside_calls, turns_of
-from marft.types import ActionKey, Episode, Fork, Profile, Task, ToolCall
+from marft.common.types import ActionKey, Episode, Fork, Profile, Task, ToolCall
+from marft_serve.traces.record import TracedEpisode
+from marft_serve.tracing.batches import MOST_SPANS, MOST_TEXT, batches
+from marft_serve.tracing.cast import Cast, Seat
+from marft_serve.tracing.episode import Tracer
+from marft_serve.tracing.otlp import json_line, protobuf
+from marft_serve.tracing.span import LONGEST, Span
+from marft_serve.tracing.turns import beside_calls, turns_of
 from tests.episodes import episodes, make_action
 from tests.otlp import BEGAN, CAST, named, spans_in, team
 from tests.tracing import read

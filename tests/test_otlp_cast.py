@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from marft.tracing.batches import resource_of
-from marft.tracing.cast import Cast
-from marft.tracing.episode import Tracer
+from marft_serve.tracing.batches import resource_of
+from marft_serve.tracing.cast import Cast
+from marft_serve.tracing.episode import Tracer
 
 TABLE: dict[str, Any] = {
     "name": "demo",

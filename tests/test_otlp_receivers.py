@@ -19,16 +19,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from marft.cli.tracing import trace
+from marft.common.errors import RunError
+from marft.common.observing import Observer
 from marft.config import load_recipe
-from marft.errors import RunError
-from marft.observing import Observer
 from marft.runs.episodes import read_episodes, write_episodes
-from marft.tracing.episode import Tracer
-from marft.tracing.live import Live, Traced, traced
-from marft.tracing.receiver import Receiver, UnsentError, headers_of, traces_url
-from marft.tracing.recorded import Recording
-from marft.tracing.settings import TracingSettings
+from marft_serve.cli.tracing import trace
+from marft_serve.tracing.episode import Tracer
+from marft_serve.tracing.live import Live, Traced, traced
+from marft_serve.tracing.receiver import Receiver, UnsentError, headers_of, traces_url
+from marft_serve.tracing.recorded import Recording
+from marft_serve.tracing.settings import TracingSettings
 from tests.otlp import BEGAN, collecting, run_of, team
 from tests.runs import contents, finished
 
@@ -391,7 +391,7 @@ def test_a_receiver_in_a_recipe_is_an_address() -> None:
 
 
 def test_what_is_missing_to_send_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.tracing.otlp.find_spec", lambda _: None)
+    monkeypatch.setattr("marft_serve.tracing.otlp.find_spec", lambda _: None)
     run = run_of(tmp_path, [team()])
     with pytest.raises(ValueError, match=r"pip install 'marft\[otel\]'"):
         send(run, "http://127.0.0.1:9")

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from marft.agents.live import Spelling
+from marft.common.observing import Silent
+from marft.common.types import Sampling
 from marft.config import parse_recipe
-from marft.engines.decoding import Finished, Row, RunningBatch
-from marft.game.live import Spelling
+from marft.inference.decoding import Finished, Row, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.families import small_backbone
 from marft.models.packed_rows import PackedRows
-from marft.observing import Silent
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Sampling
+from marft.trainer.loop import train
 from tests.families import FAMILY, OWN, random_model
 from tests.helpers import recipe
 

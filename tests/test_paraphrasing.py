@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from marft.errors import EpisodeFailedError
-from marft.evaluation.worth.options import Options
-from marft.evaluation.worth.paraphrasing import DONE, INSTRUCTIONS, Rewriter, by_function, messages, paraphrased
-from marft.game.agents import Agent
-from marft.game.game import Attempt
-from marft.game.organizations.chain import Chain
-from marft.game.team import Team
-from marft.marks import Grammar
-from marft.types import Episode, Observation, Profile, Sampling, Task, Tool
+from marft.agents.agents import Agent
+from marft.agents.game import Attempt
+from marft.agents.organizations.chain import Chain
+from marft.agents.team import Team
+from marft.common.errors import EpisodeFailedError
+from marft.common.marks import Grammar
+from marft.common.types import Episode, Observation, Profile, Sampling, Task, Tool
+from marft_lab.worth.options import Options
+from marft_lab.worth.paraphrasing import DONE, INSTRUCTIONS, Rewriter, by_function, messages, paraphrased
 from tests.benches import Plays, Told, attempt, run_of, told
 from tests.episodes import make_action
 

@@ -8,16 +8,16 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
+from marft.agents.channels.record import Record
+from marft.agents.rendering import Message
+from marft.common.errors import EpisodeFailedError
 from marft.config.guards import GuardSettings
 from marft.config.patterns import holds, last_group
-from marft.errors import EpisodeFailedError
-from marft.evaluation.safety.checks.calls import Calls
-from marft.evaluation.safety.checks.says import Says
-from marft.evaluation.safety.deeds import Deed, Deeds
-from marft.evaluation.safety.suite import SuiteSettings
-from marft.game.channels.record import Record
-from marft.game.rendering import Message
 from marft.rewards.terms import Format
+from marft_lab.safety.checks.calls import Calls
+from marft_lab.safety.checks.says import Says
+from marft_lab.safety.deeds import Deed, Deeds
+from marft_lab.safety.suite import SuiteSettings
 
 CATASTROPHIC = r"(a+)+$"
 TEXT = "a" * 50_000 + "!"

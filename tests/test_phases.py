@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from marft.learning import minibatches as minibatches_module
-from marft.learning import update as update_module
-from marft.learning.batching import FixedLogProbs, minibatches
-from marft.learning.interfaces import Floats, LossInputs, LossOutput, Objective, UpdatePhase
-from marft.learning.metering import Meter
-from marft.learning.minibatches import Minibatch
-from marft.learning.objectives.cispo import CISPO
-from marft.learning.objectives.ppo import PPO
-from marft.learning.optimizers import PolicyOptimizer
-from marft.learning.scoring import score_actions
-from marft.learning.update import PACKING_CHECKS, Update
-from marft.types import Sample
+from marft.common.types import Sample
+from marft.trainer import minibatches as minibatches_module
+from marft.trainer import update as update_module
+from marft.trainer.batching import FixedLogProbs, minibatches
+from marft.trainer.interfaces import Floats, LossInputs, LossOutput, Objective, UpdatePhase
+from marft.trainer.metering import Meter
+from marft.trainer.minibatches import Minibatch
+from marft.trainer.objectives.cispo import CISPO
+from marft.trainer.objectives.ppo import PPO
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.scoring import score_actions
+from marft.trainer.update import PACKING_CHECKS, Update
 from tests.learners import begun, episodes, recipe, samples_of
 
 ROLES = ("reasoner", "actor")

@@ -12,17 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 from marft.cli.main import app
-from marft.cli.planning import run_plan
+from marft.common.types import Action, Episode, Fork, Observation, Task, Transition
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.consulting import without_helpers
 from marft.config.models import ModelSettings
 from marft.models.cards import card_named
 from marft.models.shapes import find_shape
-from marft.planning.measured import Recorded, lengths_of, recorded
-from marft.planning.plan import Ask, plan
-from marft.planning.work import MOST, Known, work_of
 from marft.runs.folder import RunFolder
-from marft.types import Action, Episode, Fork, Observation, Task, Transition
+from marft_lab.cli.planning import run_plan
+from marft_lab.planning.measured import Recorded, lengths_of, recorded
+from marft_lab.planning.plan import Ask, plan
+from marft_lab.planning.work import MOST, Known, work_of
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.test_consulting_runs import helped
@@ -150,7 +150,7 @@ class TestRuns:
             forked = episode(acted("a", 0, 1, tokens=99), fork=Fork("x", "y"))
             return [episode(acted("a", 0, 1)), forked, episode()]
 
-        monkeypatch.setattr("marft.planning.measured.read_episodes", read)
+        monkeypatch.setattr("marft_lab.planning.measured.read_episodes", read)
         folder = RunFolder.create(settings("tiny", tmp_path))
         assert recorded(folder) is None
         folder.episodes.mkdir(exist_ok=True)
@@ -165,7 +165,7 @@ class TestRuns:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         known = Known(300.0, 40.0, 50.0, 2.0, {"reasoner": 2.0, "actor": 4.0}, "the run")
-        monkeypatch.setattr("marft.cli.planning.recorded", lambda _: Recorded(known, 3.0))
+        monkeypatch.setattr("marft_lab.cli.planning.recorded", lambda _: Recorded(known, 3.0))
         folder = RunFolder.create(settings("tiny", tmp_path, "--rollout.max_steps", "9"))
 
         def said(given: Known, seconds: float | None = None) -> dict[str, Any]:

@@ -16,14 +16,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 from transformers import masking_utils as masking
 
 from marft.config.algorithm import OptimizerSettings
-from marft.learning.optimizers import PolicyOptimizer
 from marft.models import attention
 from marft.models.backbone import Backbone
 from marft.models.cards import Precision
 from marft.models.packed_rows import PackedRows
 from marft.models.shapes import KNOWN, Shape
-from marft.planning.activations import Pass, kept
-from marft.planning.work import Lengths, PolicyWork
+from marft.trainer.optimizers import PolicyOptimizer
+from marft_lab.planning.activations import Pass, kept
+from marft_lab.planning.work import Lengths, PolicyWork
 from tests.nights import BY_NIGHT, some
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -185,7 +185,7 @@ def test_tensors_are_counted_while_they_live() -> None:
 def test_published_figures_are_predicted_as_the_committed_table_says() -> None:
     import plan_published
 
-    from marft.planning.efficiencies import Efficiencies
+    from marft_lab.planning.efficiencies import Efficiencies
 
     text = (BENCHMARKS / "results" / "plan_published.md").read_text(encoding="utf-8")
     assert plan_published.table(Efficiencies()) in text

@@ -9,11 +9,11 @@ import pytest
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.models.cards import card_named
 from marft.models.shapes import KNOWN
-from marft.planning.efficiencies import Efficiencies
-from marft.planning.memory import CONTEXT, Part, Process
-from marft.planning.plan import Ask, Plan, Split, plan
-from marft.planning.seconds import Engine
-from marft.planning.work import Known
+from marft_lab.planning.efficiencies import Efficiencies
+from marft_lab.planning.memory import CONTEXT, Part, Process
+from marft_lab.planning.plan import Ask, Plan, Split, plan
+from marft_lab.planning.seconds import Engine
+from marft_lab.planning.work import Known
 
 SHAPE = KNOWN["qwen2.5-3b"]
 ADAPTER = SHAPE.adapter_parameters(8, ("q_proj", "v_proj"))

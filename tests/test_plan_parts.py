@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from marft.cli.planning import as_json
 from marft.config import RunSettings, load_recipe
 from marft.models.cards import Precision, card_named
 from marft.models.shapes import KNOWN
-from marft.planning import changes as advice
-from marft.planning.activations import Pass, back, beside, chunk_rows, head, kept, kept_of_layer
-from marft.planning.company import Company
-from marft.planning.memory import Part, Place, Process, passes
-from marft.planning.plan import Ask, Plan, Split, plan
-from marft.planning.seconds import Phase
-from marft.planning.shards import Sharded, gathered, gathering
-from marft.planning.work import Known, Lengths, PolicyWork
+from marft_lab.cli.planning import as_json
+from marft_lab.planning import changes as advice
+from marft_lab.planning.activations import Pass, back, beside, chunk_rows, head, kept, kept_of_layer
+from marft_lab.planning.company import Company
+from marft_lab.planning.memory import Part, Place, Process, passes
+from marft_lab.planning.plan import Ask, Plan, Split, plan
+from marft_lab.planning.seconds import Phase
+from marft_lab.planning.shards import Sharded, gathered, gathering
+from marft_lab.planning.work import Known, Lengths, PolicyWork
 
 SHAPE = KNOWN["qwen2.5-3b"]
 ADAPTER = SHAPE.adapter_parameters(8, ("q_proj", "v_proj"))

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marft.agents.environment import Session
+from marft.common.types import Task
 from marft.config.load import load_recipe
-from marft.envs.grids.maps import canonical
-from marft.envs.grids.moves import WAYS
-from marft.envs.plan_path.environment import PlanPath
-from marft.envs.plan_path.rules import Maze
 from marft.envs.tasks import tasks_of
-from marft.game.environment import Session
-from marft.types import Task
+from marft_envs.grids.maps import canonical
+from marft_envs.grids.moves import WAYS
+from marft_envs.plan_path.environment import PlanPath
+from marft_envs.plan_path.rules import Maze
 from tests.grids import FEW, STEPS, by_script, first_shown, play, relaxed, spoken, with_changes
 
 WAY = st.sampled_from(sorted(WAYS))

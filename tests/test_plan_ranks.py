@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from marft.cli.planning import as_json, run_plan
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.models import attention
 from marft.models.backbone import Backbone
@@ -22,11 +21,12 @@ from marft.models.cards import card_named
 from marft.models.packed_rows import PackedRows
 from marft.models.shapes import KNOWN, Shape
 from marft.models.sharding import shard
-from marft.planning.changes import changes
-from marft.planning.memory import CONTEXT, PYTHON, Process
-from marft.planning.plan import Ask, Plan, Split, plan
-from marft.planning.shards import Sharded, gathered, gathering
-from marft.planning.work import Known
+from marft_lab.cli.planning import as_json, run_plan
+from marft_lab.planning.changes import changes
+from marft_lab.planning.memory import CONTEXT, PYTHON, Process
+from marft_lab.planning.plan import Ask, Plan, Split, plan
+from marft_lab.planning.shards import Sharded, gathered, gathering
+from marft_lab.planning.work import Known
 from tests.nights import some
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

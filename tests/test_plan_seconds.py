@@ -9,11 +9,11 @@ import pytest
 from marft.config import RunSettings, load_recipe
 from marft.models.cards import card_named
 from marft.models.shapes import KNOWN
-from marft.planning.efficiencies import Efficiencies
-from marft.planning.memory import Place, micro_batch
-from marft.planning.plan import Ask, Split, plan
-from marft.planning.seconds import learned
-from marft.planning.work import Known, Lengths, PolicyWork, work_of
+from marft_lab.planning.efficiencies import Efficiencies
+from marft_lab.planning.memory import Place, micro_batch
+from marft_lab.planning.plan import Ask, Split, plan
+from marft_lab.planning.seconds import learned
+from marft_lab.planning.work import Known, Lengths, PolicyWork, work_of
 
 SHAPE = KNOWN["qwen2.5-3b"]
 VLLM = ("--engine.kind", "vllm")

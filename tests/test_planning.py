@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.cli.planning import as_json, run_plan
 from marft.config import RunSettings, load_recipe
 from marft.config.models import BUNDLED, ModelSettings
 from marft.models.cards import CARDS, card_named
 from marft.models.shapes import KNOWN, find_shape, known_shape, shape_of
-from marft.planning.changes import changes
-from marft.planning.efficiencies import Efficiencies
-from marft.planning.memory import Process
-from marft.planning.plan import Ask, Plan, plan
-from marft.planning.work import Known, work_of
+from marft_lab.cli.planning import as_json, run_plan
+from marft_lab.planning.changes import changes
+from marft_lab.planning.efficiencies import Efficiencies
+from marft_lab.planning.memory import Process
+from marft_lab.planning.plan import Ask, Plan, plan
+from marft_lab.planning.work import Known, work_of
 
 PUBLISHED = {  # parameters, as the models' cards and safetensors' headers on the hub have them
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marft.game.planting import Plant, heard
-from marft.types import ActionKey
+from marft.agents.planting import Plant, heard
+from marft.common.types import ActionKey
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 from tests.tool_games import call, run, says, with_tools

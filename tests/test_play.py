@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from marft.game import loop_threads
-from marft.game.agents import Agents
-from marft.game.game import Attempt, Game
-from marft.game.organizations.chain import Chain
-from marft.game.play import play
-from marft.game.rollout import at_most, play_all
-from marft.types import ActionKey, Episode, JointAction, Observation, Step, Task
+from marft.agents import loop_threads
+from marft.agents.agents import Agents
+from marft.agents.game import Attempt, Game
+from marft.agents.organizations.chain import Chain
+from marft.agents.play import play
+from marft.agents.rollout import at_most, play_all
+from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 
 TASK = Task("t0", "begin")

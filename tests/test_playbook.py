@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.common.declared import Declared
+from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft.config.load import load_recipe
-from marft.declared import Declared
 from marft.envs.splits import split_of
 from marft.envs.tasks import tasks_of
 from marft.examples.orders import LINE, Orders, OrderSession
 from marft.rewards.terms import Progress, TrajectoryScore
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode, JointAction, Observation, Step, Task, Transition
+from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT
 

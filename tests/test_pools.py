@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from marft.pools import THEIRS, wait_briefly
+from marft.common.pools import THEIRS, wait_briefly
 
 LOOK = "import marft, os, sys; assert 'torch' not in sys.modules; print(os.environ.get('GOMP_SPINCOUNT'))"
 

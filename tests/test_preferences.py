@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marft.common.marks import Mark
+from marft.common.types import Action, ActionKey, Episode, Observation, Sample, Task, Transition
 from marft.config.algorithm import AlgorithmSettings
-from marft.learning.comparing import Compared
-from marft.learning.credit.preference import Preference
-from marft.learning.credit.sides import Side, comparisons
-from marft.learning.interfaces import Comparison, CreditInputs, PairInputs, Progress
-from marft.learning.metering import Meter
-from marft.learning.objectives.dpo import DPO
-from marft.marks import Mark
-from marft.types import Action, ActionKey, Episode, Observation, Sample, Task, Transition
+from marft.trainer.comparing import Compared
+from marft.trainer.credit.preference import Preference
+from marft.trainer.credit.sides import Side, comparisons
+from marft.trainer.interfaces import Comparison, CreditInputs, PairInputs, Progress
+from marft.trainer.metering import Meter
+from marft.trainer.objectives.dpo import DPO
 from tests import references_preferences as slow
 from tests.episodes import make_action
 from tests.learners import begun, episodes, recipe

@@ -13,11 +13,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marft import seeds
-from marft.engines.decoding import Finished, Row, RunningBatch
-from marft.engines.local import LocalEngine, LocalPolicy, _pass_of
-from marft.engines.prefilling import Asked, Prefill
-from marft.game.live import Spelling
+from marft.agents.live import Spelling
+from marft.common import seeds
+from marft.common.types import ActionKey, Completion, Prompt, Sampling
+from marft.inference.decoding import Finished, Row, RunningBatch
+from marft.inference.local import LocalEngine, LocalPolicy, _pass_of
+from marft.inference.prefilling import Asked, Prefill
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
@@ -25,8 +26,7 @@ from marft.models.forest import Forest
 from marft.models.packed_rows import PackedRows
 from marft.models.prefixes import Prefixes
 from marft.models.running_rows import running_rows
-from marft.rollouts import LocalRollouts
-from marft.types import ActionKey, Completion, Prompt, Sampling
+from marft.rollout.rollouts import LocalRollouts
 from tests.helpers import lengths_read
 from tests.helpers import settings as run_settings
 from tests.nights import BY_NIGHT

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from marft.algorithms import ABOUT, PRESETS
 from marft.config.algorithm import (
     AlgorithmSettings,
     CriticSettings,
@@ -23,7 +22,8 @@ from marft.config.algorithm import (
     SamplerCorrectionSettings,
     TeammateTextSettings,
 )
-from marft.sources import OURS, SOURCES, flat, source_of
+from marft.config.algorithms import ABOUT, PRESETS
+from marft.config.sources import OURS, SOURCES, flat, source_of
 
 SNAPSHOT = Path(__file__).parent / "presets.json"
 PLUGINS = ("credit.", "objective.", "schedule.")

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config import RunSettings
 from marft.config.models import BUNDLED
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
 from marft.models.pool import Models
-from marft.types import Action, Episode, Observation, Task, Transition
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import tomli_w
 
+from marft.agents.sandbox.runner import isolation_problem, run_python
+from marft.agents.sandbox.settings import SandboxSettings
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.parts import EnvironmentPart
-from marft.sandbox.runner import isolation_problem, run_python
-from marft.sandbox.settings import SandboxSettings
-from marft.types import JointAction, Observation, Step, Task
 from tests import templates
 from tests.helpers import recipe
 from tests.nights import NIGHT

@@ -12,14 +12,14 @@ import pytest
 from marft.config.reorganizing import Reorganization, changes_of_team, reorganized
 from marft.config.run import RunSettings
 from marft.evaluation.session import put_in_place
-from marft.export.writing import export_run
-from marft.profiles.tuning import _Turn
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import read_record
 from marft.runs.episodes import read_episodes
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
 from marft.runs.stated import LINEAGE, told_at
-from marft.training import train
+from marft.trainer.loop import train
+from marft_lab.profiles.tuning import _Turn
 from tests.helpers import settings
 from tests.runs import contents
 from tests.test_profiles import TABLE

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from marft.agents.game import Attempt
+from marft.agents.team import Team
+from marft.common.lineage import Lineage, Worth
+from marft.common.types import Episode, Task
 from marft.config.parts import ProposerPart
-from marft.game.game import Attempt
-from marft.game.team import Team
-from marft.lineage import Lineage, Worth
-from marft.profiles.proposals import Asked, Proposal, Told, ranked
-from marft.profiles.proposers.gradient import Gradient
-from marft.profiles.tuning import Tuner, _Turn
-from marft.types import Episode, Task
+from marft_lab.profiles.proposals import Asked, Proposal, Told, ranked
+from marft_lab.profiles.proposers.gradient import Gradient
+from marft_lab.profiles.tuning import Tuner, _Turn
 from tests.episodes import make_action
 from tests.test_profiles import Planted, asked, tuner, version
 

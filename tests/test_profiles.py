@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.agents.agents import Agent
+from marft.agents.game import Attempt
+from marft.agents.team import Team
+from marft.common.lineage import Lineage, Version, Worth
+from marft.common.types import Action, ActionKey, Episode, Profile, Sampling, Task
 from marft.config.consulting import without_helpers
 from marft.config.parts import ProposerPart
 from marft.config.run import RunSettings
-from marft.game.agents import Agent
-from marft.game.game import Attempt
-from marft.game.team import Team
-from marft.lineage import Lineage, Version, Worth
-from marft.planning.work import work_of
-from marft.profiles.asking import instructions_in, mark_beside
-from marft.profiles.proposals import Asked, Proposal, Told, ranked
-from marft.profiles.proposers.edits import Edits, crossed, mutated, sentences_of
-from marft.profiles.proposers.evolution import Evolution
-from marft.profiles.proposers.gradient import Gradient
-from marft.profiles.settings import ProfileSettings
-from marft.profiles.tuning import Tuner
 from marft.runs.stated import LINEAGE
-from marft.serving.settings import served_table
-from marft.types import Action, ActionKey, Episode, Profile, Sampling, Task
+from marft_lab.planning.work import work_of
+from marft_lab.profiles.asking import instructions_in, mark_beside
+from marft_lab.profiles.proposals import Asked, Proposal, Told, ranked
+from marft_lab.profiles.proposers.edits import Edits, crossed, mutated, sentences_of
+from marft_lab.profiles.proposers.evolution import Evolution
+from marft_lab.profiles.proposers.gradient import Gradient
+from marft_lab.profiles.settings import ProfileSettings
+from marft_lab.profiles.tuning import Tuner
+from marft_serve.serving.settings import served_table
 from tests.helpers import settings
 
 POOL = ("Add.", "Be brief.", "Say so.")

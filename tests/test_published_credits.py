@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.common.types import Action, Episode, Fork, Observation, Task, Transition
 from marft.config import load_recipe
-from marft.learning.credit.batch import Batch
-from marft.learning.credit.comam import CoMAM
-from marft.learning.credit.magrpo import MAGRPO
-from marft.learning.interfaces import CreditInputs, Credits, Level
-from marft.types import Action, Episode, Fork, Observation, Task, Transition
+from marft.trainer.credit.batch import Batch
+from marft.trainer.credit.comam import CoMAM
+from marft.trainer.credit.magrpo import MAGRPO
+from marft.trainer.interfaces import CreditInputs, Credits, Level
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.nights import MANY

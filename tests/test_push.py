@@ -14,10 +14,10 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 
-from marft.errors import RunError
-from marft.export.manifest import load_export, write_manifest
-from marft.export.push import _problems, push
-from marft.export.writing import export_run
+from marft.common.errors import RunError
+from marft.runs.export.manifest import load_export, write_manifest
+from marft.runs.export.push import _problems, push
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
 from tests.hub import Hub, hub
 from tests.nights import BY_NIGHT
@@ -194,7 +194,7 @@ class TestTheClient:
         for name in listed:
             (tmp_path / name).write_text("name = 'x'")
         write_manifest(tmp_path, MANIFEST)
-        monkeypatch.setattr("marft.export.push.HfApi", asked := Asked(refuses=False))
+        monkeypatch.setattr("marft.runs.export.push.HfApi", asked := Asked(refuses=False))
         assert push(tmp_path, "me/team", private=True, token=TOKEN) == "https://hub/me/team"
         assert (asked.said["token"], asked.said["private"], asked.said["exist_ok"]) == (TOKEN, True, True)
         beside = ["skills/a.md", "skills/ab.md", "skills/[a]x.md", "optimizer.safetensors"]
@@ -204,7 +204,7 @@ class TestTheClient:
     def test_a_failure_is_told_without_the_token(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "recipe.toml").write_text("")
         write_manifest(tmp_path, MANIFEST)
-        monkeypatch.setattr("marft.export.push.HfApi", Asked(refuses=True))
+        monkeypatch.setattr("marft.runs.export.push.HfApi", Asked(refuses=True))
         with pytest.raises(RunError, match=r"the hub did not take me/team: cannot send with \*\*\*$"):
             push(tmp_path, "me/team", token=TOKEN)
 

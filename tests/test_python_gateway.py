@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import marft
-from marft.gateway.client import Client
 from marft.runs.episodes import read_episodes
+from marft_serve.gateway.client import Client
 from tests.nights import BY_NIGHT
 
 openai = pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'")

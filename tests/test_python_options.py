@@ -46,7 +46,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What training is asked for; it does nothing."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr("marft.training.train", lambda run, folder, **rest: asked.append({"run": run, **rest}))
+    monkeypatch.setattr("marft.trainer.loop.train", lambda run, folder, **rest: asked.append({"run": run, **rest}))
     monkeypatch.setattr("marft.evaluation.report.write_report", lambda folder: folder.report.write_text("a report"))
     return asked
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from marft.errors import EpisodeFailedError
+from marft.common.errors import EpisodeFailedError
 from marft.rewards import questions
 from marft.rewards.questions import Questions, digest
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from marft.game.agents import Agents
-from marft.game.chat import Chat
-from marft.game.quoting import Quoting, Speech, plain, texts_of
-from marft.types import Action, Observation
+from marft.agents.agents import Agents
+from marft.agents.chat import Chat
+from marft.agents.quoting import Quoting, Speech, plain, texts_of
+from marft.common.types import Action, Observation
 from tests.chatting import asked, talked
 from tests.episodes import make_action
 from tests.nights import by_day

@@ -17,19 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from marft.common.types import Episode, Sample
 from marft.config import RunSettings
 from marft.config.algorithm import AlgorithmSettings, CriticSettings
-from marft.learning.batching import FixedLogProbs, Idle, MicroBatch, Packing
-from marft.learning.critic import Critic
-from marft.learning.interfaces import Progress, UpdatePhase
-from marft.learning.learner import Learner
-from marft.learning.metering import Meter
-from marft.learning.objectives.ppo import PPO
-from marft.learning.ranks import ALONE, Alone, Ranks, merged, share, share_on, total
-from marft.learning.scoring import score_actions
-from marft.learning.update import Update
 from marft.models.backbone import Backbone
-from marft.types import Episode, Sample
+from marft.trainer.batching import FixedLogProbs, Idle, MicroBatch, Packing
+from marft.trainer.critic import Critic
+from marft.trainer.interfaces import Progress, UpdatePhase
+from marft.trainer.learner import Learner
+from marft.trainer.metering import Meter
+from marft.trainer.objectives.ppo import PPO
+from marft.trainer.rank_group import ALONE, Alone, Ranks, merged, share, share_on, total
+from marft.trainer.scoring import score_actions
+from marft.trainer.update import Update
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.learners import begun, episodes, recipe

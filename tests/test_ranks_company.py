@@ -12,19 +12,19 @@ from typing import Any, cast
 import pytest
 import torch
 
-from marft.errors import RunError
-from marft.learning.interfaces import Progress
-from marft.processes.held import HeldFolder
-from marft.ranks import company
-from marft.ranks.company import LOST, Company
-from marft.ranks.devices import device_of
-from marft.ranks.group import Group
-from marft.ranks.heeding import Heeding
-from marft.ranks.learners import RanksLostError
-from marft.ranks.words import Done, Failed, Learn, Line, Load, RankFaultError, Tell
+from marft.common.errors import RunError
+from marft.common.processes.held import HeldFolder
+from marft.common.types import Episode, Task
 from marft.runs.checkpoints import Record
-from marft.starting import Start
-from marft.types import Episode, Task
+from marft.trainer.interfaces import Progress
+from marft.trainer.ranks import company
+from marft.trainer.ranks.company import LOST, Company
+from marft.trainer.ranks.devices import device_of
+from marft.trainer.ranks.group import Group
+from marft.trainer.ranks.heeding import Heeding
+from marft.trainer.ranks.learners import RanksLostError
+from marft.trainer.ranks.words import Done, Failed, Learn, Line, Load, RankFaultError, Tell
+from marft.trainer.starting import Start
 from tests.helpers import settings
 
 
@@ -322,7 +322,7 @@ def test_more_ranks_than_a_processor_has_any_use_for_are_refused_before_one_is_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    run: Any = SimpleNamespace(device="cpu", cluster=None, training=SimpleNamespace(ranks=16))
+    run: Any = SimpleNamespace(device="cpu", sections=[], training=SimpleNamespace(ranks=16))
     assert device_of(run, 15) == "cpu"
     run.training.ranks = 17
     with pytest.raises(ValueError, match=r"training.ranks = 17: on a CPU .* there are 2"):

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from marft.ranks import group
-from marft.ranks.devices import device_of
-from marft.ranks.group import INTERFACE, Group, Some, interface_to
+from marft.trainer.ranks import group
+from marft.trainer.ranks.devices import device_of
+from marft.trainer.ranks.group import INTERFACE, Group, Some, interface_to
 from tests import test_ranks
 from tests.helpers import settings
 from tests.test_ranks import Member
@@ -139,7 +139,7 @@ def test_ranks_on_one_machine_meet_where_nobody_else_is_and_others_on_the_interf
 def test_each_rank_has_a_gpu_of_its_own_from_the_runs_on(
     device: str, ranks: int, found: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marft.ranks.devices.pick_device", torch.device)
+    monkeypatch.setattr("marft.trainer.ranks.devices.pick_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     run = settings("tiny", tmp_path, "--training.ranks", str(ranks)).model_copy(update={"device": device})
     if found is None:
@@ -152,7 +152,7 @@ def test_each_rank_has_a_gpu_of_its_own_from_the_runs_on(
 def test_the_run_on_a_cluster_has_the_device_that_its_recipe_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marft.ranks.devices.pick_device", torch.device)
+    monkeypatch.setattr("marft.trainer.ranks.devices.pick_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     run = settings("tiny", tmp_path, "--training.ranks", "3", "--cluster.learner.cpus", "1")
     there = run.model_copy(update={"device": "cuda:1"})

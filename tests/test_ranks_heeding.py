@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from marft.ranks import heeding
-from marft.ranks.heeding import Heeding
+from marft.trainer.ranks import heeding
+from marft.trainer.ranks.heeding import Heeding
 from tests.helpers import until
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from marft import training
-from marft.learning.interfaces import Progress
-from marft.learning.undoing import Careful
 from marft.models.pool import Models
-from marft.ranks.company import LOST, Company
-from marft.ranks.learners import RanksLostError
 from marft.runs.folder import RunFolder
+from marft.trainer import loop as training
+from marft.trainer.interfaces import Progress
+from marft.trainer.ranks.company import LOST, Company
+from marft.trainer.ranks.learners import RanksLostError
+from marft.trainer.undoing import Careful
 from tests.test_ranks_runs import FULL, NIGHT, assert_close, assert_same, on_two_models, run_of, trained
 
 PATIENCE = 15.0

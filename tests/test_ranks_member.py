@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from marft.common.errors import RunError
 from marft.config import RunSettings
-from marft.errors import RunError
-from marft.learning.interfaces import Progress
-from marft.learning.optimizers import optimizer_tensors
-from marft.learning.ranks import Alone
-from marft.learning.undoing import Careful
 from marft.models.pool import Models
-from marft.ranks.member import Member, put_in_parts, sharing_cores
-from marft.ranks.program import _loaded
-from marft.ranks.words import Begin, Learn
+from marft.trainer.interfaces import Progress
+from marft.trainer.optimizers import optimizer_tensors
+from marft.trainer.rank_group import Alone
+from marft.trainer.ranks.member import Member, put_in_parts, sharing_cores
+from marft.trainer.ranks.program import _loaded
+from marft.trainer.ranks.words import Begin, Learn
+from marft.trainer.undoing import Careful
 from tests import test_ranks
 from tests.learners import episodes, recipe
 from tests.test_optimizers import optimizer, values
@@ -143,7 +143,7 @@ def test_what_others_have_learned_the_first_rank_is_given_by_one_of_them_and_put
         member.group.rank = rank
     reasoner = first.learner.optimizers["reasoner"].snapshot().parameters
     moved: list[torch.device] = []
-    monkeypatch.setattr("marft.learning.optimizers.move", lambda _, device: moved.append(device))
+    monkeypatch.setattr("marft.trainer.optimizers.move", lambda _, device: moved.append(device))
     third._hand_over()
     assert not box
     second._hand_over()
@@ -167,7 +167,7 @@ def test_a_rank_loads_the_models_that_it_learns_on_and_only_knows_of_others(
     rank: int, elsewhere: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[object] = []
-    monkeypatch.setattr("marft.ranks.program.Models", lambda _, **how: found.append(how["elsewhere"]))
+    monkeypatch.setattr("marft.trainer.ranks.program.Models", lambda _, **how: found.append(how["elsewhere"]))
     run = recipe(tmp_path, "grpo", *PLACED)
     _loaded(Begin(pickle.dumps(run), "", rank, 40))
     assert found == [elsewhere]
@@ -194,7 +194,7 @@ def test_every_rank_loads_what_a_run_goes_on_with_or_its_weights_and_critic_alon
 ) -> None:
     did: list[str] = []
     for name in ("read_record", "put_in_place", "load_policies", "load_critic"):
-        monkeypatch.setattr(f"marft.ranks.member.{name}", lambda *_, name=name: did.append(name))
+        monkeypatch.setattr(f"marft.trainer.ranks.member.{name}", lambda *_, name=name: did.append(name))
     member = Idle(SimpleNamespace(rank=rank), torch.ones(1), torch.ones(1))
     member.load(tmp_path, goes_on)
     assert did == (["read_record", "put_in_place"] if goes_on else ["load_policies", "load_critic"])

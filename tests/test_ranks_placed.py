@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from marft.common.types import Episode
 from marft.config import RunSettings
-from marft.learning.batching import MicroBatch, Packing
-from marft.learning.ranks import ALONE
 from marft.models.backbone import Backbone
-from marft.types import Episode
+from marft.trainer.batching import MicroBatch, Packing
+from marft.trainer.rank_group import ALONE
 from tests import test_ranks
 from tests.learners import episodes, recipe
 from tests.test_ranks import Meeting, Member, learned

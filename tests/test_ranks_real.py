@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from marft.common.types import Episode
 from marft.config import RunSettings
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
-from marft.learning.optimizers import PolicyOptimizer
-from marft.learning.ranks import ALONE, Ranks
 from marft.models.parts import local, whole
 from marft.models.pool import Models
-from marft.ranks.group import Group
-from marft.ranks.member import put_in_parts
-from marft.types import Episode
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.rank_group import ALONE, Ranks
+from marft.trainer.ranks.group import Group
+from marft.trainer.ranks.member import put_in_parts
 from tests.draws import DrawnFrom
 from tests.learners import ROLES, episodes, recipe
 from tests.nights import BY_NIGHT, NIGHT

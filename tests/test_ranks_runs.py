@@ -12,15 +12,15 @@ import torch
 from safetensors.numpy import load_file
 
 from marft.config import RunSettings
-from marft.guards.history import RETURNED
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
-from marft.learning.undoing import Careful
+from marft.evaluation.guards.history import RETURNED
 from marft.models.backbone import Backbone
-from marft.ranks.company import LOST, Company
 from marft.runs.checkpoints import verify
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
+from marft.trainer.ranks.company import LOST, Company
+from marft.trainer.undoing import Careful
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT
 from tests.runs import Listening
@@ -246,8 +246,8 @@ def test_one_process_alone_imports_nothing_of_several(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import sys, marft.training; from marft.workers import crew, worker; from marft.models.pool import Models\n"
-        "of_several = {'marft.ranks.company', 'marft.ranks.group', 'marft.models.sharding', 'ray'}\n"
+        "import sys, marft.trainer.loop; from marft.rollout.workers import crew, worker; from marft.models.pool import Models\n"
+        "of_several = {'marft.trainer.ranks.company', 'marft.trainer.ranks.group', 'marft.models.sharding', 'ray'}\n"
         "assert of_several.isdisjoint(sys.modules), 'imported where one process learns'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

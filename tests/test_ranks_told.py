@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from marft.common.types import ActionCredit, Episode
 from marft.config import RunSettings
-from marft.learning.interfaces import Progress
-from marft.learning.ranks import ALONE, Ranks
-from marft.types import ActionCredit, Episode
+from marft.trainer.interfaces import Progress
+from marft.trainer.rank_group import ALONE, Ranks
 from tests import test_ranks
 from tests.learners import begun, episodes, recipe
 from tests.nights import NIGHT

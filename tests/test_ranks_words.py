@@ -7,8 +7,8 @@ import socket
 import pytest
 import torch
 
-from marft.errors import RunError
-from marft.ranks.words import Adopt, Done, Failed, Line, of_company
+from marft.common.errors import RunError
+from marft.trainer.ranks.words import Adopt, Done, Failed, Line, of_company
 
 CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3489"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from marft.agents.sandbox.runner import isolation_problem
 from marft.config import load_recipe, parse_recipe
 from marft.config.run import RunSettings
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
-from marft.sandbox.runner import isolation_problem
-from marft.training import train
+from marft.trainer.loop import train
 from tests.nights import BY_NIGHT, some
 
 PROBLEMS = [

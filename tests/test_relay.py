@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.common.types import JointAction, Step
 from marft.config.load import load_recipe
-from marft.envs.relay.codes import decode, encode, width
-from marft.envs.relay.environment import Relay
-from marft.envs.relay.passing import passed
-from marft.envs.relay.puzzles import KEYS
 from marft.evaluation.metrics import episode_metrics
-from marft.scripted import ScriptedTeam
-from marft.types import JointAction, Step
-from marft.vetting.limits import Limits
-from marft.vetting.players import Moment, Performer
-from marft.vetting.plays import Play, Said
-from marft.vetting.stage import Stage
-from marft.vetting.subject import Subject
+from marft_envs.relay.codes import decode, encode, width
+from marft_envs.relay.environment import Relay
+from marft_envs.relay.passing import passed
+from marft_envs.relay.puzzles import KEYS
+from marft_envs.vetting.limits import Limits
+from marft_envs.vetting.players import Moment, Performer
+from marft_envs.vetting.plays import Play, Said
+from marft_envs.vetting.stage import Stage
+from marft_envs.vetting.subject import Subject
+from marft_lab.scripted import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import NIGHT, some
 

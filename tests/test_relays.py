@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import pytest
 
-from marft.cluster.relay import LARGEST, Drawn, Relay
+from marft.common.processes import handover
+from marft.common.processes.starting import LocalStarter, Started, start_all
+from marft.common.version import __version__
 from marft.config.placement import open_starter
-from marft.processes import handover
-from marft.processes.starting import LocalStarter, Started, start_all
-from marft.version import __version__
+from marft_lab.cluster.relay import LARGEST, Drawn, Relay
 from tests.helpers import settings
 
 ECHO = """
@@ -52,7 +52,7 @@ def nowhere(descriptor: int) -> list[str]:
 
 @pytest.fixture
 def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
-    monkeypatch.setattr("marft.cluster.relay.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("marft_lab.cluster.relay.IDLE_SECONDS", 0.2)
     monkeypatch.setattr(sys, "path", [*sys.path])  # a relay changes it, and the folder, of the process that it is
     monkeypatch.chdir(Path.cwd())
     made = Relay()

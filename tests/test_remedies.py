@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from marft.cli.live import Screen
+from marft.common.errors import RunError
 from marft.config import to_toml
-from marft.errors import RunError
 from tests.helpers import settings
 from tests.test_cli import run
 

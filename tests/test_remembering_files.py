@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from marft.envs.memory.conversations import Question
-from marft.envs.memory.environment import Memory
-from marft.envs.memory.grading import NOT_MENTIONED, graded
+from marft_envs.memory.conversations import Question
+from marft_envs.memory.environment import Memory
+from marft_envs.memory.grading import NOT_MENTIONED, graded
 from tests.visits import visit
 
 

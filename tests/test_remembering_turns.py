@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from marft.envs.memory.conversations import Chunk, Question
-from marft.envs.memory.facts import MONTHS, dates, day_before
-from marft.envs.memory.session import MOST_OPTIONS, MemorySession, Rules
-from marft.types import Observation, Step
+from marft.common.types import Observation, Step
+from marft_envs.memory.conversations import Chunk, Question
+from marft_envs.memory.facts import MONTHS, dates, day_before
+from marft_envs.memory.session import MOST_OPTIONS, MemorySession, Rules
 from tests.visits import joint
 
 KEYS: dict[str, Any] = {

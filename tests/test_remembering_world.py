@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.agents.memories.notebook import Notebook
+from marft.common.types import Observation
 from marft.config.load import load_recipe
 from marft.config.models import ModelSettings
-from marft.envs.memory.conversations import KINDS, Chunk, Question
-from marft.envs.memory.environment import Memory
-from marft.envs.memory.facts import ANIMALS, CITIES, COLORS, FOODS, JOBS, PEOPLE, THINGS, Fact, day_before
-from marft.envs.memory.grading import NOT_MENTIONED, graded
-from marft.learning.credit.comam import CoMAM
-from marft.learning.interfaces import CreditInputs
-from marft.memories.notebook import Notebook
 from marft.models.formats import load_format
 from marft.rewards.shaping import local_rewards
-from marft.scripted import ScriptedTeam
-from marft.types import Observation
+from marft.trainer.credit.comam import CoMAM
+from marft.trainer.interfaces import CreditInputs
+from marft_envs.memory.conversations import KINDS, Chunk, Question
+from marft_envs.memory.environment import Memory
+from marft_envs.memory.facts import ANIMALS, CITIES, COLORS, FOODS, JOBS, PEOPLE, THINGS, Fact, day_before
+from marft_envs.memory.grading import NOT_MENTIONED, graded
+from marft_lab.scripted import ScriptedTeam
 from tests.nights import NIGHT
 from tests.visits import by_script, visit
 

@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from marft.agents.game import Attempt
 from marft.cli.live import play_live
+from marft.common.errors import EpisodeFailedError
+from marft.common.marks import Mark
+from marft.common.thoughts import Said
+from marft.common.types import Option, Prompt, Sampling, Tool
+from marft.common.usage import Usage
 from marft.config import load_recipe, parse_recipe
-from marft.engines.router import Router
-from marft.errors import EpisodeFailedError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import remote_metrics
-from marft.evaluation.replay import replay
 from marft.evaluation.report import write_report
-from marft.game.game import Attempt
-from marft.marks import Mark
-from marft.rollouts import LocalRollouts
+from marft.inference.router import Router
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.thoughts import Said
-from marft.training import train
-from marft.types import Option, Prompt, Sampling, Tool
-from marft.usage import Usage
+from marft.trainer.loop import train
+from marft.trainer.replay import replay
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.helpers import recipe
 from tests.nights import BY_NIGHT

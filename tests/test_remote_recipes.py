@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from marft.common.types import Sampling
 from marft.config import parse_recipe
 from marft.config.endpoint import OMISSIBLE, EndpointSettings
-from marft.endpoints.client import Endpoint
-from marft.engines.remote import _fields
-from marft.rollouts import LocalRollouts
-from marft.types import Sampling
+from marft.inference.endpoints.client import Endpoint
+from marft.inference.remote import _fields
+from marft.rollout.rollouts import LocalRollouts
 from tests.endpoint import says, serving
 from tests.helpers import recipe, shown_in_docs
 from tests.remotely import ENDPOINT, team
@@ -84,7 +84,7 @@ def test_a_key_that_is_not_there_and_a_context_that_nobody_reads_are_refused(tmp
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.endpoints.client.find_spec", lambda name: None)
+    monkeypatch.setattr("marft.inference.endpoints.client.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'marft\[remote\]'"):
         Endpoint("teacher", EndpointSettings(**ENDPOINT), "gpt-x")
 
@@ -105,5 +105,5 @@ def test_a_recipe_may_leave_out_all_that_is_sent_and_no_more() -> None:
 
 @pytest.mark.slow
 def test_nothing_imports_the_client_before_it_is_needed() -> None:
-    code = "import marft.engines.remote, marft.rewards.judge, marft.cli.main, sys; assert 'openai' not in sys.modules"
+    code = "import marft.inference.remote, marft.rewards.judge, marft.cli.main, sys; assert 'openai' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.game.rendering import Cut, Message, PromptTooLongError, compose
-from marft.types import Profile
+from marft.agents.rendering import Cut, Message, PromptTooLongError, compose
+from marft.common.types import Profile
+from marft.inference.renderer import ChatFormat, ChatRenderer
 
 PROFILE = Profile("actor", "Act well.", guidance="Be brief.")
 LONG = " ".join(f"word{n}" for n in range(60))

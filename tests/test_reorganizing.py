@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marft
+from marft.agents.organizations.joining import closed_up
 from marft.config import RunSettings
 from marft.config.load import overrides_of_others
 from marft.config.reorganizing import Reorganization, changes_of_team, read_reorganization, reorganized
 from marft.evaluation.comparison import compared
-from marft.game.organizations.joining import closed_up
 from marft.runs.folder import RunFolder
 from tests.nights import some
 from tests.test_comparison import over, saved
@@ -46,7 +46,8 @@ def test_what_is_there_for_learning_alone_is_left_behind(part: str) -> None:
     run = chain("a", "b", "c", **whole, **algorithm, **{part: LEARNS_WITH[part]})
     other = reorganized(run, Reorganization("pair", {"agents": [{"role": "a"}, {"role": "c"}]}))
     assert [agent.role for agent in other.agents] == ["a", "c"]
-    assert getattr(other, part) is None
+    assert other.consulting is None
+    assert part not in {section.key for section in other.sections}
     assert set(other.policies) == {"a", "c"}
 
 

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from marft.learning.credit.best import Best
-from marft.learning.interfaces import CreditInputs, Progress
-from marft.learning.scoring import score_actions
+from marft.trainer.credit.best import Best
+from marft.trainer.interfaces import CreditInputs, Progress
+from marft.trainer.scoring import score_actions
 from tests.learners import begun, episodes, recipe, samples_of
 from tests.test_preferences import attempt
 

@@ -18,9 +18,20 @@ from hypothesis import settings as examples
 from rich.console import Console
 from rich.table import Table
 
+from marft.common.marks import Mark
+from marft.common.segments import Restart
+from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config.algorithm import AlgorithmSettings
-from marft.evaluation.replay import Audit, replay
-from marft.evaluation.replay_page import (
+from marft.models.pool import Models
+from marft.runs.checkpoints import Checkpoints, State, load_critic
+from marft.runs.episodes import read_episodes, write_episodes
+from marft.runs.folder import RunFolder
+from marft.runs.log import Mark as LogMark
+from marft.trainer.batching import FixedLogProbs
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
+from marft.trainer.replay import Audit, replay
+from marft.trainer.replay_page import (
     action_table,
     agreement_rows,
     audit_rows,
@@ -28,17 +39,6 @@ from marft.evaluation.replay_page import (
     pictures_of,
     write_replay,
 )
-from marft.learning.batching import FixedLogProbs
-from marft.learning.learner import Learner
-from marft.marks import Mark
-from marft.models.pool import Models
-from marft.runs.checkpoints import Checkpoints, State, load_critic
-from marft.runs.episodes import read_episodes, write_episodes
-from marft.runs.folder import RunFolder
-from marft.runs.log import Mark as LogMark
-from marft.segments import Restart
-from marft.training import train
-from marft.types import Episode, Fork, Observation, Task, Transition
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.helpers import settings

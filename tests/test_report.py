@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from marft.cli.commands import report
+from marft.common.types import Episode, Observation, Task, Transition
 from marft.evaluation.curves import Curve, curves_beside, cut_name, first_curves, line_style, other_curves
 from marft.evaluation.report import write_report
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
-from marft.types import Episode, Observation, Task, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
 

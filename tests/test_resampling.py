@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marft.evaluation.worth.arms import Arm
-from marft.evaluation.worth.contributions import Contribution
-from marft.evaluation.worth.options import Options
-from marft.evaluation.worth.resampling import as_json, counterfactual
-from marft.types import Episode, Fork, Task
+from marft.common.types import Episode, Fork, Task
+from marft_lab.worth.arms import Arm
+from marft_lab.worth.contributions import Contribution
+from marft_lab.worth.options import Options
+from marft_lab.worth.resampling import as_json, counterfactual
 from tests.benches import Plays, Told, attempt, run_of, told
 
 

@@ -20,7 +20,7 @@ from marft.config import to_toml
 from marft.runs.checkpoints import Checkpoints, State, verify
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
-from marft.training import Silent, train
+from marft.trainer.loop import Silent, train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT
 
@@ -141,7 +141,7 @@ def test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before_whole(straig
     script = f"""
         import os, signal
         import safetensors.torch
-        from marft.training import train  # whose adapters are written as ever
+        from marft.trainer.loop import train  # whose adapters are written as ever
         save, calls = safetensors.torch.save_file, []
         def dying(tensors, path, **options):
             calls.append(path)

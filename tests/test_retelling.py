@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.agents.game import Attempt
+from marft.agents.rendering import Message, compose
 from marft.cli.interrupts import terminated
+from marft.common.types import Action, Mark
 from marft.config import RunSettings, parse_recipe
 from marft.envs.tasks import tasks_of
-from marft.game.game import Attempt
-from marft.game.rendering import Message, compose
 from marft.models.formats import load_formats
-from marft.rollouts import open_rollouts
-from marft.traces.lessons import imitated, plan, read_lessons, weighed
-from marft.traces.reading import read_traces
-from marft.traces.record import Tally
-from marft.traces.retelling import Retold
-from marft.traces.stage import Stage, Told
-from marft.types import Action, Mark
+from marft.rollout.rollouts import open_rollouts
+from marft_serve.traces.lessons import imitated, plan, read_lessons, weighed
+from marft_serve.traces.reading import read_traces
+from marft_serve.traces.record import Tally
+from marft_serve.traces.retelling import Retold
+from marft_serve.traces.stage import Stage, Told
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 from tests.tracing import agent_attributes, current, otlp, span, write
@@ -340,7 +340,7 @@ def test_turns_of_weight_0_are_marked_as_read() -> None:
 
 def test_a_programs_prompts_are_its_own_messages(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
-    program = {"organization": "program", "call": "marft.examples.openai_team:solve"}
+    program = {"organization": "program", "call": "marft_serve.examples.openai_team:solve"}
     for team, by_messages in ((program, True), ({"organization": "chain"}, False)):
         with Stage(parse_recipe(recipe("tiny", tmp_path, team=team)), Tally()) as stage:
             assert stage.by_messages is by_messages

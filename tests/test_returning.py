@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from marft.config import RunSettings
-from marft.guards.history import RETURNED
-from marft.guards.watch import Watch, sentences
-from marft.learning.learner import Learner
-from marft.returning import Returning
-from marft.rollouts import LocalRollouts, open_rollouts
+from marft.evaluation.guards.history import RETURNED
+from marft.evaluation.guards.watch import Watch, sentences
+from marft.rollout.rollouts import LocalRollouts, open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, kept, restore, verify
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
-from marft.training import train
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
+from marft.trainer.returning import Returning
 from tests.helpers import settings
 from tests.nights import BY_NIGHT, some
 from tests.runs import Listening

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from marft.common.marks import Mark
+from marft.common.types import Action, Choice, Episode, Observation, Option, Task, Transition
 from marft.config.algorithm import RewardSettings
-from marft.marks import Mark
 from marft.rewards.shaping import earned_alike, price_overlong, rewards_for_credit
-from marft.types import Action, Choice, Episode, Observation, Option, Task, Transition
 from tests.episodes import make_action
 
 

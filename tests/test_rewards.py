@@ -12,12 +12,13 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+from marft.agents.game import Attempt
+from marft.agents.loop_threads import LoopThread, LoopThreadPool
+from marft.common.declared import Declared
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition
 from marft.config import parse_recipe
-from marft.declared import Declared
-from marft.errors import EpisodeFailedError
 from marft.evaluation.metrics import episode_metrics
-from marft.game.game import Attempt
-from marft.game.loop_threads import LoopThread, LoopThreadPool
 from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import (
     Format,
@@ -33,11 +34,10 @@ from marft.rewards.terms import (
     TrajectoryScore,
     names_of,
 )
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Action, Episode, Observation, Task, ToolCall, Transition
+from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from marft.envs.rooms.drawing import Level, content_of, draw_kitchen
-from marft.envs.rooms.environment import Rooms
-from marft.envs.rooms.layout import KEY, Layout
-from marft.envs.rooms.session import Rules, Shift
-from marft.envs.rooms.state import Kitchen, signs
-from marft.types import Step
+from marft.common.types import Step
+from marft_envs.rooms.drawing import Level, content_of, draw_kitchen
+from marft_envs.rooms.environment import Rooms
+from marft_envs.rooms.layout import KEY, Layout
+from marft_envs.rooms.session import Rules, Shift
+from marft_envs.rooms.state import Kitchen, signs
 from tests.test_rooms_world import PLAIN, TWO, acted, changed, opened, played
 
 ROW = {

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from marft.envs.rooms.environment import Rooms
-from marft.envs.rooms.script import Script
-from marft.envs.rooms.sight import sight
+from marft.common.types import Observation
 from marft.envs.scripts import Cue
-from marft.types import Observation
+from marft_envs.rooms.environment import Rooms
+from marft_envs.rooms.script import Script
+from marft_envs.rooms.sight import sight
 from tests.nights import some
 from tests.test_rooms_world import HARD, acted
 

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marft.common.types import JointAction, Step, Task
 from marft.config import load_recipe
-from marft.envs.rooms.drawing import Level, content_of, draw_kitchen, taken
-from marft.envs.rooms.environment import Rooms
-from marft.envs.rooms.layout import Layout, layout_of
-from marft.envs.rooms.session import Rules, Shift
-from marft.envs.rooms.sight import sight
-from marft.envs.rooms.words import answer_of, answers_of
 from marft.envs.scripts import Cue
-from marft.scripted import ScriptedTeam
-from marft.types import JointAction, Step, Task
+from marft_envs.rooms.drawing import Level, content_of, draw_kitchen, taken
+from marft_envs.rooms.environment import Rooms
+from marft_envs.rooms.layout import Layout, layout_of
+from marft_envs.rooms.session import Rules, Shift
+from marft_envs.rooms.sight import sight
+from marft_envs.rooms.words import answer_of, answers_of
+from marft_lab.scripted import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import some
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from marft.engines.local import LocalEngine
-from marft.engines.router import Router
-from marft.game.engine import Weights
-from marft.game.game import Attempt
-from marft.rollouts import LocalRollouts
-from marft.types import ActionKey, Completion, Prompt, Sampling, Task, Versions
+from marft.agents.engine import Weights
+from marft.agents.game import Attempt
+from marft.common.types import ActionKey, Completion, Prompt, Sampling, Task, Versions
+from marft.inference.local import LocalEngine
+from marft.inference.router import Router
+from marft.rollout.rollouts import LocalRollouts
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings
 from tests.remotely import play_many

@@ -16,28 +16,29 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from marft import atomic, load_run
-from marft.atomic import new_folder
+from marft import load_run
 from marft.cli.evaluating import Asked, evaluate
-from marft.cli.serving import export
+from marft.cli.exporting import export
+from marft.common import atomic
+from marft.common.atomic import new_folder
+from marft.common.errors import RunError
 from marft.config import RunSettings, parse_recipe
-from marft.errors import RunError
 from marft.evaluation.session import find_checkpoint
-from marft.export.writing import export_run
-from marft.learning import undoing
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
-from marft.learning.undoing import MOST_IN_A_ROW, Careful
 from marft.models.pool import Models
 from marft.runs import lock
 from marft.runs.changes import changes, notes
 from marft.runs.checkpoints import Checkpoints, State, load_critic, load_policies, read_record
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Log, Mark, read_rows, rewind
 from marft.runs.removing import remove_checkpoint, remove_run
 from marft.runs.sinks import MetricSinks
-from marft.serving.settings import served
-from marft.training import MEASURES, Silent, _rate, train
+from marft.trainer import undoing
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
+from marft.trainer.loop import MEASURES, Silent, _rate, train
+from marft.trainer.undoing import MOST_IN_A_ROW, Careful
+from marft_serve.serving.settings import served
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT
 from tests.runs import Listening, contents
@@ -264,7 +265,7 @@ def validated_run(output: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str
     def validate(*_: object) -> dict[str, float]:
         return {"validation_accuracy": SCORES[len(folder.read_metrics())]}
 
-    monkeypatch.setattr("marft.training._validate", validate)
+    monkeypatch.setattr("marft.trainer.loop._validate", validate)
     return run, folder
 
 
@@ -460,7 +461,7 @@ def test_a_folder_that_takes_the_place_of_another_is_never_there_in_part(
 
 
 def test_drafts_whose_makers_were_killed_are_cleared_and_no_others(tmp_path: Path) -> None:
-    code = "import sys; from marft.atomic import new_folder\nwith new_folder(%r) as d: print(d, flush=True); sys.stdin.read()"
+    code = "import sys; from marft.common.atomic import new_folder\nwith new_folder(%r) as d: print(d, flush=True); sys.stdin.read()"
     paths = {"killed": tmp_path / "a", "at work": tmp_path / "b"}
     makers = {
         name: subprocess.Popen(

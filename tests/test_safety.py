@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.common.texts import storable
+from marft.common.types import Action, Episode, Task, ToolCall
 from marft.config.parts import CheckPart
-from marft.evaluation.safety.arms import arms_of, keeping_secrets
-from marft.evaluation.safety.checks.calls import Calls
-from marft.evaluation.safety.checks.leaks import Leaks
-from marft.evaluation.safety.checks.says import Says
-from marft.evaluation.safety.deeds import QUOTED, Deed, Deeds, deeds_of, said
-from marft.evaluation.safety.disguises import disguised
-from marft.evaluation.safety.measures import measured_of
-from marft.evaluation.safety.promotion import gates_of, promotions
-from marft.evaluation.safety.suite import AttackSettings, Suite, SuiteSettings, bundled_suites, read_suite
 from marft.evaluation.trajectories.measures import over
-from marft.texts import storable
-from marft.types import Action, Episode, Task, ToolCall
+from marft_lab.safety.arms import arms_of, keeping_secrets
+from marft_lab.safety.checks.calls import Calls
+from marft_lab.safety.checks.leaks import Leaks
+from marft_lab.safety.checks.says import Says
+from marft_lab.safety.deeds import QUOTED, Deed, Deeds, deeds_of, said
+from marft_lab.safety.disguises import disguised
+from marft_lab.safety.measures import measured_of
+from marft_lab.safety.promotion import gates_of, promotions
+from marft_lab.safety.suite import AttackSettings, Suite, SuiteSettings, bundled_suites, read_suite
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game
 from tests.helpers import settings

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from marft.common.types import ToolCall
 from marft.config import RunSettings
-from marft.evaluation.safety.arms import arms_of
-from marft.evaluation.safety.checks.leaks import Leaks
-from marft.evaluation.safety.deeds import Deed, Deeds, deeds_of, meant, said
-from marft.evaluation.safety.measures import measured_of
-from marft.evaluation.safety.promotion import gates_of, promotions
-from marft.types import ToolCall
+from marft_lab.safety.arms import arms_of
+from marft_lab.safety.checks.leaks import Leaks
+from marft_lab.safety.deeds import Deed, Deeds, deeds_of, meant, said
+from marft_lab.safety.measures import measured_of
+from marft_lab.safety.promotion import gates_of, promotions
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game
 from tests.helpers import settings

@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
+from marft.agents.game import Attempt
+from marft.agents.team import Team
+from marft.common.types import Task
 from marft.evaluation import evaluate
-from marft.evaluation.safety import session
-from marft.evaluation.safety.arms import Arm
-from marft.evaluation.safety.session import Size
-from marft.evaluation.safety.suite import Suite
 from marft.evaluation.session import Keeping
-from marft.game.game import Attempt
-from marft.game.team import Team
-from marft.rollouts import LocalRollouts
-from marft.types import Task
+from marft.rollout.rollouts import LocalRollouts
+from marft_lab.safety import session
+from marft_lab.safety.arms import Arm
+from marft_lab.safety.session import Size
+from marft_lab.safety.suite import Suite
 from tests.fakes import Script, ends, game
 from tests.helpers import settings
 from tests.test_safety import ORDER, SUITE, episode, suite

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from marft.sandbox import calls, filter
-from marft.sandbox.calls import MACHINES, numbers
-from marft.sandbox.runner import isolation_problem, run_python
-from marft.sandbox.settings import SandboxSettings
+from marft.agents.sandbox import calls, filter
+from marft.agents.sandbox.calls import MACHINES, numbers
+from marft.agents.sandbox.runner import isolation_problem, run_python
+from marft.agents.sandbox.settings import SandboxSettings
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 HERE = os.uname().machine
@@ -270,8 +270,8 @@ class TestTheParentsKeys:
         """In a process with a session keyring of its own, which holds a key."""
         source = f"""
 import ctypes
-from marft.sandbox.kernel import KEYCTL, new_session_keyring
-from marft.sandbox.runner import run_python
+from marft.agents.sandbox.kernel import KEYCTL, new_session_keyring
+from marft.agents.sandbox.runner import run_python
 add, keyctl = {REFUSED["add_key"][MACHINES.index(HERE)]}, KEYCTL[{HERE!r}]
 libc = ctypes.CDLL(None, use_errno=True)
 new_session_keyring()
@@ -295,7 +295,7 @@ print(text.value)
     def test_the_session_keyring_is_a_new_one(self) -> None:
         source = f"""
 import ctypes
-from marft.sandbox.kernel import KEYCTL, new_session_keyring
+from marft.agents.sandbox.kernel import KEYCTL, new_session_keyring
 libc, keyctl = ctypes.CDLL(None), KEYCTL[{HERE!r}]
 new_session_keyring()
 libc.syscall({REFUSED["add_key"][MACHINES.index(HERE)]}, b"user", b"marft", b"hush", 4, -3)

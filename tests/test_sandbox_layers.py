@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from marft.sandbox import root, runner, watch
-from marft.sandbox.runner import JAIL, isolation_problem, run_python
-from marft.sandbox.settings import SandboxSettings
+from marft.agents.sandbox import root, runner, watch
+from marft.agents.sandbox.runner import JAIL, isolation_problem, run_python
+from marft.agents.sandbox.settings import SandboxSettings
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 ROOT = os.getuid() == 0
@@ -272,8 +272,8 @@ class TestWithoutTheFilter:
     def test_the_session_keyring_is_not_the_parents(self) -> None:
         source = f"""
 import ctypes, os
-from marft.sandbox import runner
-from marft.sandbox.kernel import KEYCTL, new_session_keyring
+from marft.agents.sandbox import runner
+from marft.agents.sandbox.kernel import KEYCTL, new_session_keyring
 runner.program = lambda machine: b""
 libc, keyctl = ctypes.CDLL(None), KEYCTL[os.uname().machine]
 new_session_keyring()

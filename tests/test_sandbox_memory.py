@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from marft.sandbox import group, jail, watch
-from marft.sandbox.runner import isolation_problem, run_python
-from marft.sandbox.settings import SandboxSettings
+from marft.agents.sandbox import group, jail, watch
+from marft.agents.sandbox.runner import isolation_problem, run_python
+from marft.agents.sandbox.settings import SandboxSettings
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 SMALL = SandboxSettings(seconds=15, memory_mb=160, disk_mb=120, processes=16)

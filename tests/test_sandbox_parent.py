@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from marft.sandbox import jail, runner
-from marft.sandbox.runner import end_all, isolation_problem, run_python
-from marft.sandbox.settings import SandboxSettings
+from marft.agents.sandbox import jail, runner
+from marft.agents.sandbox.runner import end_all, isolation_problem, run_python
+from marft.agents.sandbox.settings import SandboxSettings
 from tests.helpers import until
 from tests.nights import BY_NIGHT
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marft.sandbox import calls
-from marft.sandbox.calls import MACHINES, numbers
+from marft.agents.sandbox import calls
+from marft.agents.sandbox.calls import MACHINES, numbers
 from tests.test_sandbox_calls import numbers_of_libseccomp
 
 # as in calls.py: a name, its number on x86_64 and on aarch64

@@ -14,10 +14,10 @@ import pydantic
 import pytest
 
 import marft
-from marft.sandbox import interpreter, runner
-from marft.sandbox.interpreter import needs
-from marft.sandbox.runner import isolation_problem, run_python
-from marft.sandbox.settings import SandboxSettings
+from marft.agents.sandbox import interpreter, runner
+from marft.agents.sandbox.interpreter import needs
+from marft.agents.sandbox.runner import isolation_problem, run_python
+from marft.agents.sandbox.settings import SandboxSettings
 
 pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 am_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may")
@@ -161,7 +161,7 @@ class TestAnInterpreterElsewhere:
     def told_by(self, python: str | Path, *before: str) -> Any:
         """What code in the jail of another interpreter sees."""
         code = "import os, sys, ssl, sqlite3\nprint([os.path.join(f, n) for f, _, ns in os.walk('/') for n in ns])\nprint(sys.executable)"
-        source = f"from marft.sandbox.settings import SandboxSettings as Settings\nfrom marft.sandbox.runner import run_python\nprint(run_python({code!r}, Settings(output_kb=4096), files={{'a': b''}}))"
+        source = f"from marft.agents.sandbox.settings import SandboxSettings as Settings\nfrom marft.agents.sandbox.runner import run_python\nprint(run_python({code!r}, Settings(output_kb=4096), files={{'a': b''}}))"
         done = subprocess.run(
             [*before, str(python), "-c", source], env={"PYTHONPATH": ":".join(PACKAGES), "PATH": os.environ["PATH"]},
             capture_output=True, text=True, check=False,
@@ -216,9 +216,7 @@ class TestAnInterpreterElsewhere:
 class TestGroups:
     @am_root
     def test_code_is_in_no_supplementary_group(self) -> None:
-        source = (
-            "from marft.sandbox.runner import run_python\nprint(run_python('import os; print(os.getgroups())').output)"
-        )
+        source = "from marft.agents.sandbox.runner import run_python\nprint(run_python('import os; print(os.getgroups())').output)"
         done = subprocess.run(
             [sys.executable, "-c", source], extra_groups=[27, 44], capture_output=True, text=True, check=True
         )

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from marft import seeds
-from marft.learning.interfaces import CreditInputs, Progress, UpdatePhase, Values
-from marft.learning.schedules import A2PO, AgentByAgent, Sequential, Simultaneous, drawn_order, semi_greedy_order
+from marft.common import seeds
+from marft.trainer.interfaces import CreditInputs, Progress, UpdatePhase, Values
+from marft.trainer.schedules import A2PO, AgentByAgent, Sequential, Simultaneous, drawn_order, semi_greedy_order
 from tests.episodes import make_action
 
 START = Progress(0, 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marft.engines.schema_checks import check_schema
+from marft.inference.schema_checks import check_schema
 
 OBJECT = {"type": "object"}
 ENDLESS: dict[str, Any] = {

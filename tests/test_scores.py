@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.errors import EpisodeFailedError
+from marft.common.errors import EpisodeFailedError
 from marft.rewards.scores import read_score
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from marft.common.types import Episode, Observation, Transition
 from marft.evaluation.intervals import paired_difference, wilson
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.evaluation.worth.scores import (
+from marft_lab.worth.scores import (
     Scores,
     by_task,
     row_of,
@@ -19,7 +20,6 @@ from marft.evaluation.worth.scores import (
     tokens_of,
     value_of,
 )
-from marft.types import Episode, Observation, Transition
 from tests.benches import attempt
 from tests.episodes import make_action
 

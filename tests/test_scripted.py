@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from marft.agents.answers import find_answer
+from marft.common.types import ToolCall
 from marft.config.load import load_recipe
 from marft.envs.scripts import Cue, Line
-from marft.game.answers import find_answer
-from marft.scripted import ScriptedTeam, Spoken
-from marft.types import ToolCall
+from marft_lab.scripted import ScriptedTeam, Spoken
 
 
 def adds(cue: Cue) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from marft.common.registry import bundled_parts
 from marft.config import parse_recipe
 from marft.config.plugins import find_plugin
 from marft.config.seams import SEAMS, class_problems
-from marft.registry import bundled_parts
 from tests.helpers import recipe
 
 OPTION = {
@@ -46,12 +46,12 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
 @pytest.mark.parametrize(
     ("kind", "name", "told"),
     [
-        ("organizations", "marft.learning.objectives.ppo:PPO", "no method async def act(self, observation, agents), it looks like an objective"),
-        ("environments", "marft.game.organizations.chain:Chain", "no method def tasks(self, split)"),
-        ("credits", "marft.game.channels.raw:Raw", "no method def assign(self, inputs)"),
-        ("objectives", "marft.learning.credit.grpo:GRPO", "no method def __call__(self, inputs), it looks like a credit"),
-        ("schedules", "marft.learning.credit.rae:RAE", "derive it from marft.config.parts.SchedulePart"),
-        ("channels", "marft.learning.schedules:A2PO", "no method def carry(self, messages)"),
+        ("organizations", "marft.trainer.objectives.ppo:PPO", "no method async def act(self, observation, agents), it looks like an objective"),
+        ("environments", "marft.agents.organizations.chain:Chain", "no method def tasks(self, split)"),
+        ("credits", "marft.agents.channels.raw:Raw", "no method def assign(self, inputs)"),
+        ("objectives", "marft.trainer.credit.grpo:GRPO", "no method def __call__(self, inputs), it looks like a credit"),
+        ("schedules", "marft.trainer.credit.rae:RAE", "derive it from marft.config.parts.SchedulePart"),
+        ("channels", "marft.trainer.schedules:A2PO", "no method def carry(self, messages)"),
         ("tools", "marft.envs.math:Math", "no method def connect(self), it looks like an environment"),
         ("rewards", "tests.plugins:NotANumber", "derive it from marft.rewards.terms.Term"),
         ("organizations", "tests.wrong:NotAwaited", "act is no coroutine; write async def act(self, observation, agents)"),

@@ -14,13 +14,13 @@ import pytest
 
 from marft.config import parse_recipe
 from marft.config.endpoint import EndpointSettings
-from marft.config.federation import parse_federation
 from marft.config.keys import filled
 from marft.config.parts import EnvironmentPart
 from marft.config.secrets import censored, refuse_secrets, secrets_at
-from marft.endpoints.client import Endpoint
+from marft.inference.endpoints.client import Endpoint
 from marft.runs.folder import RunFolder
-from marft.sinks.mlflow import MLflow
+from marft.runs.loggers.mlflow import MLflow
+from marft_lab.federated.settings import parse_federation
 from tests.endpoint import says, serving
 from tests.helpers import recipe, settings
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from marft.common.registry import bundled_parts
 from marft.config import load_recipe, parse_recipe, to_toml
 from marft.config.seams import SEAMS
 from marft.config.sections import section_class, section_names
-from marft.registry import bundled_parts
-from marft.tracing.settings import TracingSettings
-from marft.world_models.settings import DynaSettings
+from marft_lab.world_models.settings import DynaSettings
+from marft_serve.tracing.settings import TracingSettings
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 THEIRS = """
@@ -114,5 +114,10 @@ def test_a_recipe_imports_the_sections_that_it_sets_alone() -> None:
     said = subprocess.run(
         [sys.executable, "-c", script, "--tracing.queue", "7"], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert "marft.tracing.settings" in said
-    assert not {"marft.world_models.settings", "marft.profiles.settings", "marft.shadow.settings", "torch"} & set(said)
+    assert "marft_serve.tracing.settings" in said
+    assert not {
+        "marft_lab.world_models.settings",
+        "marft_lab.profiles.settings",
+        "marft_lab.shadow.settings",
+        "torch",
+    } & set(said)

@@ -19,24 +19,24 @@ import pytest
 import torch
 from rich.console import Console
 
+from marft.agents.agents import Agents
+from marft.agents.game import Attempt, Game
+from marft.agents.memory import AT_ONCE
+from marft.agents.rendering import ChatMessage, NotExact, exchange
+from marft.agents.team import Team
 from marft.cli.show import transcript
+from marft.common.marks import Mark
+from marft.common.types import Action, Episode, JointAction, Observation, TokenIds, Tool, ToolCall
 from marft.config import RunSettings
-from marft.engines.messages import REWRITES
 from marft.evaluation.prompts import Recorded
-from marft.evaluation.replay import ANEW, replay
-from marft.evaluation.replay_page import pictures_of, write_replay
-from marft.game.agents import Agents
-from marft.game.game import Attempt, Game
-from marft.game.memory import AT_ONCE
-from marft.game.rendering import ChatMessage, NotExact, exchange
-from marft.game.team import Team
-from marft.marks import Mark
+from marft.inference.messages import REWRITES
 from marft.models.packed_rows import PackedRows
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Action, Episode, JointAction, Observation, TokenIds, Tool, ToolCall
+from marft.trainer.loop import train
+from marft.trainer.replay import ANEW, replay
+from marft.trainer.replay_page import pictures_of, write_replay
 from tests import templates
 from tests import tools as offered
 from tests.fakes import FakeRenderer, Script, ends, goes_on

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marft.learning.batching import Denominators, Packing, make_samples, normaliser, of_all_lengths
-from marft.learning.choice_scoring import tokens_read
-from marft.learning.credit.gae import GAE
-from marft.learning.credit.grpo import GRPO
-from marft.learning.critic import readings
-from marft.learning.interfaces import CreditInputs, Credits, Level
-from marft.learning.scoring import score
-from marft.marks import Mark
+from marft.common.marks import Mark
+from marft.common.segments import Restart
+from marft.common.types import Action, Episode, Sample, TokenIds
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
-from marft.segments import Restart
-from marft.types import Action, Episode, Sample, TokenIds
+from marft.trainer.batching import Denominators, Packing, make_samples, normaliser, of_all_lengths
+from marft.trainer.choice_scoring import tokens_read
+from marft.trainer.credit.gae import GAE
+from marft.trainer.credit.grpo import GRPO
+from marft.trainer.critic import readings
+from marft.trainer.interfaces import CreditInputs, Credits, Level
+from marft.trainer.scoring import score
 from tests.episodes import episodes, make_action, values_for
 from tests.nights import by_day, some
 from tests.test_updates import POLICIES, _double_backbone, assert_equal, gradients, packing, random_samples

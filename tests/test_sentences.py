@@ -17,10 +17,10 @@ import pytest
 
 from marft.cli import errors
 from marft.cli.terminal import Terminal
+from marft.common.faults import deliberate, place_of
 from marft.config.parts import EnvironmentPart
 from marft.config.plugins import Plugin, find_plugin
 from marft.envs.tasks import tasks_of
-from marft.faults import deliberate, place_of
 from marft.runs.folder import step_of
 
 

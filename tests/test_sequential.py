@@ -13,23 +13,23 @@ import pytest
 import torch
 from torch import Tensor
 
-import marft.learning.learner as learner_module
-from marft.collection import collect, training_tasks
+import marft.trainer.learner as learner_module
+from marft.common.types import Action, ActionKey, Episode, Sample
 from marft.config import RunSettings
-from marft.learning import update as update_module
-from marft.learning.batching import FixedLogProbs, Packing
-from marft.learning.credit.step_gae import StepGAE
-from marft.learning.interfaces import Credits, Floats, Progress, UpdatePhase
-from marft.learning.learner import CreditedEpisodes, Learner
-from marft.learning.metering import Meter
-from marft.learning.optimizers import PolicyOptimizer
-from marft.learning.ranks import Ranks
-from marft.learning.schedules import A2PO
-from marft.learning.scoring import score_actions
-from marft.learning.update import Update
 from marft.models.pool import Models
-from marft.rollouts import LocalRollouts
-from marft.types import Action, ActionKey, Episode, Sample
+from marft.rollout.collection import collect, training_tasks
+from marft.rollout.rollouts import LocalRollouts
+from marft.trainer import update as update_module
+from marft.trainer.batching import FixedLogProbs, Packing
+from marft.trainer.credit.step_gae import StepGAE
+from marft.trainer.interfaces import Credits, Floats, Progress, UpdatePhase
+from marft.trainer.learner import CreditedEpisodes, Learner
+from marft.trainer.metering import Meter
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.rank_group import Ranks
+from marft.trainer.schedules import A2PO
+from marft.trainer.scoring import score_actions
+from marft.trainer.update import Update
 from tests import references
 from tests import references_credit as slow
 from tests.helpers import settings

@@ -20,13 +20,13 @@ pytest.importorskip("prometheus_client", reason="needs a server: pip install 'ma
 from marft.cli import show as show_command
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
-from marft.export.writing import export_run
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
 from marft.runs.episodes import read_episodes, sessions_in
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
-from marft.serving.recording import FULL
-from marft.serving.settings import served, served_table
+from marft_serve.serving.recording import FULL
+from marft_serve.serving.settings import served, served_table
 from tests.gateways import Response, send
 from tests.helpers import recipe, until
 from tests.servings import command

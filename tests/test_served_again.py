@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.game import turns
-from marft.game.agents import Agents
-from marft.game.game import Replay
-from marft.game.organizations.chain import Chain
-from marft.game.rendering import Message
-from marft.game.tool_sources import ToolUse
-from marft.seeds import derive_seed
-from marft.types import Action, Episode, JointAction, Observation, ToolCall
+from marft.agents import turns
+from marft.agents.agents import Agents
+from marft.agents.game import Replay
+from marft.agents.organizations.chain import Chain
+from marft.agents.rendering import Message
+from marft.agents.tool_sources import ToolUse
+from marft.common.seeds import derive_seed
+from marft.common.types import Action, Episode, JointAction, Observation, ToolCall
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 from tests.test_turns import TASK, doing, run
 

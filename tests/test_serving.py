@@ -19,14 +19,14 @@ import openai
 from rich.console import Console
 
 from marft.cli import show as show_command
-from marft.gateway.refusals import RequestError
+from marft.common.types import Episode, JointAction, Task
 from marft.runs.episodes import read_episodes
-from marft.serving.admission import BusyError, Gate
-from marft.serving.app import Limits
-from marft.serving.asking import task_of
-from marft.serving.offering import Place
-from marft.serving.recording import Recorder
-from marft.types import Episode, JointAction, Task
+from marft_serve.gateway.refusals import RequestError
+from marft_serve.serving.admission import BusyError, Gate
+from marft_serve.serving.app import Limits
+from marft_serve.serving.asking import task_of
+from marft_serve.serving.offering import Place
+from marft_serve.serving.recording import Recorder
 from tests.fakes import FakeEngine
 from tests.gateways import send
 from tests.helpers import until

@@ -37,11 +37,11 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
-from marft.export.writing import export_run
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
-from marft.serving.a2a import Kept
-from marft.serving.app import Limits
-from marft.serving.offering import Also
+from marft_serve.serving.a2a import Kept
+from marft_serve.serving.app import Limits
+from marft_serve.serving.offering import Also
 from tests.agents import WORDS, agent, client, message, sent, told
 from tests.docs import blocks
 from tests.gateways import send

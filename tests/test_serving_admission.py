@@ -16,11 +16,11 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
-from marft.gateway.hosts import is_our_origin, is_ours
-from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.gateway.refusals import RequestError
-from marft.serving.app import Limits
-from marft.texts import until
+from marft.common.texts import until
+from marft_serve.gateway.hosts import is_our_origin, is_ours
+from marft_serve.gateway.protocol.chat_completions import ChatCompletions
+from marft_serve.gateway.refusals import RequestError
+from marft_serve.serving.app import Limits
 from tests.fakes import FakeEngine
 from tests.gateways import send
 from tests.servings import Held, bearer, serving
@@ -91,8 +91,8 @@ def test_a_fault_of_ours_is_said_in_words_and_logged(
         raise RuntimeError("inside")
 
     with serving("a") as s:
-        monkeypatch.setattr("marft.serving.asking.Asking.count", fails)
-        monkeypatch.setattr("marft.serving.app.App.check", fails)
+        monkeypatch.setattr("marft_serve.serving.asking.Asking.count", fails)
+        monkeypatch.setattr("marft_serve.serving.app.App.check", fails)
         counts = path.endswith("count_tokens")
         body = {"model": "a", "messages": [USER]} if counts else None
         answer = send(f"{s.url}/{path}", body, method="POST" if counts else "GET")
@@ -135,7 +135,7 @@ def test_where_all_places_are_taken_no_body_is_read(monkeypatch: pytest.MonkeyPa
         first = crowd.submit(s.ask, "a")
         while not engine.waiting:
             time.sleep(0.01)
-        monkeypatch.setattr("marft.serving.app.asked_by", lambda _, body: read.append(body))
+        monkeypatch.setattr("marft_serve.serving.app.asked_by", lambda _, body: read.append(body))
         assert [send(f"{s.url}/{path}", b"{").status for path in ASKED[:3]] == [429] * 3
         monkeypatch.undo()
         engine.may.set()

@@ -13,9 +13,9 @@ pytest.importorskip("prometheus_client", reason="needs a server: pip install 'ma
 pytest.importorskip("a2a", reason="needs A2A: pip install 'marft[a2a]'")
 pytest.importorskip("mcp", reason="needs MCP: pip install 'marft[mcp]'")
 
-from marft.gateway.listening import Listener
-from marft.serving.calls import DEEPEST, MOST_TABLES, MOST_VALUES, PARSE_ERROR
-from marft.serving.mcp import beside, team_server
+from marft_serve.gateway.listening import Listener
+from marft_serve.serving.calls import DEEPEST, MOST_TABLES, MOST_VALUES, PARSE_ERROR
+from marft_serve.serving.mcp import beside, team_server
 from tests.agents import agent
 from tests.gateways import Response, send
 

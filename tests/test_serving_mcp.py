@@ -17,11 +17,11 @@ pytest.importorskip("mcp", reason="needs MCP: pip install 'marft[mcp]'")
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from marft.export.writing import export_run
-from marft.gateway.listening import Listener
+from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
-from marft.serving.app import Limits
-from marft.serving.mcp import beside, team_server
+from marft_serve.gateway.listening import Listener
+from marft_serve.serving.app import Limits
+from marft_serve.serving.mcp import beside, team_server
 from tests.docs import blocks
 from tests.gateways import send
 from tests.servings import Serving, bearer, serving

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
-from marft.cli import serving as shipping
-from marft.serving import server
-from marft.serving.app import Limits
-from marft.serving.offering import Also, Place, announced
+from marft_serve.cli import serving as shipping
+from marft_serve.serving import server
+from marft_serve.serving.app import Limits
+from marft_serve.serving.offering import Also, Place, announced
 from tests.gateways import send
 from tests.servings import serving
 

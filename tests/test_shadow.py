@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from marft.game.tool_sources import ToolUse
+from marft.agents.tool_sources import ToolUse
+from marft.agents.tools.functions import Functions, FunctionSource
+from marft.common.types import Episode, Tool, ToolCall
 from marft.runs.episodes import read_episodes, write_episodes
-from marft.serving.offered import digest_of, read_tools, write_tools
-from marft.shadow.effects import held_back
-from marft.shadow.playing import Played, as_shadow, played
-from marft.shadow.sessions import Sessions, answer_of, drawn
-from marft.shadow.settings import ShadowSettings
-from marft.shadow.stubs import Replayed, stubbed
-from marft.tools.functions import Functions, FunctionSource
-from marft.types import Episode, Tool, ToolCall
+from marft_lab.shadow.effects import held_back
+from marft_lab.shadow.playing import Played, as_shadow, played
+from marft_lab.shadow.sessions import Sessions, answer_of, drawn
+from marft_lab.shadow.settings import ShadowSettings
+from marft_lab.shadow.stubs import Replayed, stubbed
+from marft_serve.serving.offered import digest_of, read_tools, write_tools
 from tests.fakes import FakeEngine, Script, game
 from tests.helpers import settings as recipe_settings
 from tests.recorded_sessions import session

@@ -17,14 +17,14 @@ from rich.console import Console
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
-from marft.cli import shadowing
 from marft.envs.tasks import tasks_of
 from marft.runs.folder import RunFolder
-from marft.serving.admission import Gate
-from marft.shadow import beside
-from marft.shadow.beside import ShadowBeside
-from marft.shadow.opening import Asked, shadow
-from marft.shadow.settings import ShadowSettings
+from marft_lab.cli import shadowing
+from marft_lab.shadow import beside
+from marft_lab.shadow.beside import ShadowBeside
+from marft_lab.shadow.opening import Asked, shadow
+from marft_lab.shadow.settings import ShadowSettings
+from marft_serve.serving.admission import Gate
 from tests.gateways import send
 from tests.helpers import until
 from tests.nights import BY_NIGHT

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.betting import BETS, MEANS, log_capital, log_factors, p_value
-from marft.shadow.evidence import Evidence, Verdict
-from marft.shadow.settings import ShadowSettings
+from marft.common.betting import BETS, MEANS, log_capital, log_factors, p_value
+from marft_lab.shadow.evidence import Evidence, Verdict
+from marft_lab.shadow.settings import ShadowSettings
 
 UNIT = st.floats(0, 1, allow_subnormal=False)
 INNER = st.floats(0.01, 0.99)

@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
+from marft.common.types import Episode, Task
 from marft.envs.tasks import tasks_of
-from marft.export.manifest import TEAM
 from marft.runs.episodes import write_episodes
-from marft.shadow import opening
-from marft.shadow.comparing import Comparing, about
-from marft.shadow.journal import Journal, Line
-from marft.shadow.opening import Asked
-from marft.shadow.playing import Played
-from marft.shadow.report import report_of, sentences
-from marft.shadow.scoring import Agreement, Rewards, UnscoredError, read_feedback
-from marft.shadow.settings import ShadowSettings
-from marft.types import Episode, Task
+from marft.runs.export.manifest import TEAM
+from marft_lab.shadow import opening
+from marft_lab.shadow.comparing import Comparing, about
+from marft_lab.shadow.journal import Journal, Line
+from marft_lab.shadow.opening import Asked
+from marft_lab.shadow.playing import Played
+from marft_lab.shadow.report import report_of, sentences
+from marft_lab.shadow.scoring import Agreement, Rewards, UnscoredError, read_feedback
+from marft_lab.shadow.settings import ShadowSettings
 from tests.helpers import settings as recipe_settings
 from tests.recorded_sessions import session
 

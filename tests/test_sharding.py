@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from marft.config.algorithm import OptimizerSettings
-from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.models.parts import in_parts, local
 from marft.models.parts import whole as gathered
 from marft.models.pool import Models
-from marft.ranks.group import Group
-from marft.ranks.member import put_in_parts
+from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer
+from marft.trainer.ranks.group import Group
+from marft.trainer.ranks.member import put_in_parts
 from tests.learners import recipe
 
 

@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marft.learning.batching import Denominators, Packing
-from marft.learning.cutting import length
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
-from marft.learning.scoring import picked, score_actions, score_all
-from marft.marks import Mark
+from marft.common.marks import Mark
+from marft.common.types import Choice, Option, Sample
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
 from marft.models.logit_shape import LogitShape
 from marft.models.pool import Models
-from marft.types import Choice, Option, Sample
+from marft.trainer.batching import Denominators, Packing
+from marft.trainer.cutting import length
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
+from marft.trainer.scoring import picked, score_actions, score_all
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.learners import episodes, recipe

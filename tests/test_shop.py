@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.common.types import Observation, Task
 from marft.config.load import load_recipe
-from marft.envs.shop.catalogue import Product, catalogue_of
-from marft.envs.shop.environment import Shop
-from marft.envs.shop.goals import Goal, draw_goal, worth
-from marft.envs.shop.search import LENGTH, SATURATION, Index, words_in
-from marft.envs.shop.session import ShopSession, read
-from marft.types import Observation, Task
+from marft_envs.shop.catalogue import Product, catalogue_of
+from marft_envs.shop.environment import Shop
+from marft_envs.shop.goals import Goal, draw_goal, worth
+from marft_envs.shop.search import LENGTH, SATURATION, Index, words_in
+from marft_envs.shop.session import ShopSession, read
 from tests.nights import MANY, NIGHT, some
 from tests.visits import by_script, by_texts, joint
 

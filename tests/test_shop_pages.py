@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from marft.envs.shop.catalogue import Product, catalogue_of
-from marft.envs.shop.environment import Shop
-from marft.envs.shop.goals import BOUNDS, Goal, draw_goal, instruction, type_score
-from marft.envs.shop.session import read
-from marft.envs.shop.words import Kind
+from marft_envs.shop.catalogue import Product, catalogue_of
+from marft_envs.shop.environment import Shop
+from marft_envs.shop.goals import BOUNDS, Goal, draw_goal, instruction, type_score
+from marft_envs.shop.session import read
+from marft_envs.shop.words import Kind
 from tests.test_shop import PLAIN, shop
 from tests.visits import by_texts
 

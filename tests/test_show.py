@@ -14,11 +14,11 @@ import tomli_w
 from typer.testing import CliRunner
 
 from marft.cli.main import app
+from marft.common.types import Episode, Fork, Observation, Task, ToolCall, Transition
 from marft.evaluation.prompts import Recorded
 from marft.evaluation.transcripts import answer_of, difference, dropped, ordered
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
-from marft.types import Episode, Fork, Observation, Task, ToolCall, Transition
 from tests.episodes import make_action
 from tests.helpers import recipe, settings
 from tests.test_cli import run

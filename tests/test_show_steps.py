@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console, RenderableType
 
 from marft.cli.show import history, transcript
+from marft.common.types import Choice, Episode, Observation, Option, Transition
 from marft.evaluation.prompts import Recorded
 from marft.evaluation.remembering import newly_seen
 from marft.evaluation.transcripts import attempts_at, read_of
 from marft.runs.episodes import write_episodes
-from marft.types import Choice, Episode, Observation, Option, Transition
 from tests.episodes import make_action
 from tests.test_show import episode, lost
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from marft.common.types import Task
 from marft.envs.choices import choices_in, shuffled
 from marft.envs.table import Table
 from marft.envs.tasks import digest_of
-from marft.types import Task
 from tests.test_environments import answer
 from tests.test_table import FORMATS, complaint
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.planning.simulation import Scene, Turn, simulate
+from marft_lab.planning.simulation import Scene, Turn, simulate
 
 
 def fixed(*turns: tuple[float, float]) -> Scene:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from marft.common.types import Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft.evaluation.worth.arms import Arm
-from marft.evaluation.worth.options import Options
-from marft.evaluation.worth.scores import Row
-from marft.evaluation.worth.single import answering_role, arms_of, held_against, problem_of, single
-from marft.types import Episode, Observation, Task, Transition
+from marft_lab.worth.arms import Arm
+from marft_lab.worth.options import Options
+from marft_lab.worth.scores import Row
+from marft_lab.worth.single import answering_role, arms_of, held_against, problem_of, single
 from tests.benches import Plays, Told, attempt, run_of, told
 from tests.helpers import settings
 

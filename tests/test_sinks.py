@@ -21,10 +21,10 @@ from marft.config import RunSettings, parse_recipe
 from marft.config.run import refuse_missing_packages
 from marft.runs.folder import RunFolder
 from marft.runs.log import read_rows
+from marft.runs.loggers.feed import Feed
+from marft.runs.loggers.interface import Opening
 from marft.runs.sinks import MetricSinks, parameters
-from marft.sinks.feed import Feed
-from marft.sinks.interface import Opening
-from marft.training import train
+from marft.trainer.loop import train
 from tests.helpers import recipe, settings, until
 from tests.runs import Listening
 from tests.sink_parts import NEVER, Bad, Keeps
@@ -152,7 +152,7 @@ def test_where_a_run_is_to_end_at_once_nobody_waits_for_its_sinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Bad", "where": "open", "how": "hang", "close_seconds": 3600.0})
-    monkeypatch.setattr("marft.sinks.feed.HURRIED", 0.01)
+    monkeypatch.setattr("marft.runs.loggers.feed.HURRIED", 0.01)
     with pytest.raises(KeyboardInterrupt), MetricSinks(run, RunFolder.create(run), 0, Listening()):
         raise KeyboardInterrupt  # or this test would take an hour
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-import marft.federated.site as site_module
-from marft.errors import RunError
-from marft.federated.place import Place
-from marft.federated.site import Site, Until
-from marft.federated.words import About, Asked, Failed, Update, data_of, files_of, send
-from marft.federated.words import receive as next_message
+import marft_lab.federated.site as site_module
+from marft.common.errors import RunError
 from marft.models.adapters import WEIGHTS
 from marft.runs import lock
+from marft_lab.federated.place import Place
+from marft_lab.federated.site import Site, Until
+from marft_lab.federated.words import About, Asked, Failed, Update, data_of, files_of, send
+from marft_lab.federated.words import receive as next_message
 from tests.runs import contents
 from tests.test_federated_sites import GIVEN, asked
 

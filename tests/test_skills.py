@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.tools.skills import SkillSource, read_skill
+from marft.agents.tools.skills import SkillSource, read_skill
 from tests.tool_games import call, isolated, run, says, with_tools
 
 HEADER = "---\nname: {name}\ndescription: Says things.\n---\nSay them."

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.envs.grids.maps import variants
-from marft.envs.sokoban import rules
-from marft.envs.sokoban.drawing import content, room, start
-from marft.envs.sokoban.environment import Sokoban
-from marft.envs.sokoban.rules import Yard, drawn
-from marft.envs.sokoban.solving import best_ways, known_of, pushes
-from marft.game.environment import Session
-from marft.types import Task
+from marft.agents.environment import Session
+from marft.common.types import Task
+from marft_envs.grids.maps import variants
+from marft_envs.sokoban import rules
+from marft_envs.sokoban.drawing import content, room, start
+from marft_envs.sokoban.environment import Sokoban
+from marft_envs.sokoban.rules import Yard, drawn
+from marft_envs.sokoban.solving import best_ways, known_of, pushes
 from tests.grids import FEW, STEPS, by_script, first_shown, play, pushed, solved_in, spoken, with_changes
 from tests.nights import NIGHT
 

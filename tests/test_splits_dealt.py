@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marft.envs.splits import dealt
-from marft.envs.toolsandbox.related import related
+from marft_envs.toolsandbox.related import related
 
 
 def test_a_few_groups_are_dealt_in_an_order_of_their_own() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from marft.common.errors import RunError
 from marft.config import RunSettings, load_recipe, to_toml
-from marft.errors import RunError
 from marft.runs.folder import RunFolder
 from marft.runs.removing import written_by_a_run
-from marft.training import train
+from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.runs import Listening, contents

@@ -23,20 +23,20 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 from openai import APIError, OpenAI
 from starlette.types import Message
 
-from marft.errors import EpisodeFailedError
-from marft.game.organizations.chain import Chain
-from marft.game.organizations.debate import Debate
-from marft.game.organizations.graph import Graph
-from marft.game.organizations.hierarchical import Hierarchical
-from marft.game.organizations.mixture import MixtureOfAgents
-from marft.game.organizations.orchestrated import Orchestrated
-from marft.game.organizations.parallel import Parallel
-from marft.game.organizations.reflective import Reflective
-from marft.gateway.client import Client
-from marft.gateway.http import EventStream
-from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.rollouts import LocalRollouts
-from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
+from marft.agents.organizations.chain import Chain
+from marft.agents.organizations.debate import Debate
+from marft.agents.organizations.graph import Graph
+from marft.agents.organizations.hierarchical import Hierarchical
+from marft.agents.organizations.mixture import MixtureOfAgents
+from marft.agents.organizations.orchestrated import Orchestrated
+from marft.agents.organizations.parallel import Parallel
+from marft.agents.organizations.reflective import Reflective
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
+from marft.rollout.rollouts import LocalRollouts
+from marft_serve.gateway.client import Client
+from marft_serve.gateway.http import EventStream
+from marft_serve.gateway.protocol.chat_completions import ChatCompletions
 from tests.fakes import FakeEngine
 from tests.gateways import Response, ask, completions, game_of, play_game, played
 from tests.helpers import settings, until

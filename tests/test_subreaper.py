@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.processes import SUBREAPER
+from marft.common.processes import SUBREAPER
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are watched on Linux alone")
 TREE = "setsid sleep 300 & sh -c 'echo $$; exec sleep 300' & echo $!; sleep 300; true"

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.collection import collect, training_tasks
-from marft.learning.batching import FixedLogProbs, make_samples
-from marft.learning.interfaces import Credits, Progress
-from marft.learning.learner import Learner
+from marft.common.types import Episode, Observation, Step, Task, Transition
 from marft.models.pool import Models
 from marft.rewards.shaping import succeeded, success_metrics
-from marft.rollouts import LocalRollouts
-from marft.types import Episode, Observation, Step, Task, Transition
+from marft.rollout.collection import collect, training_tasks
+from marft.rollout.rollouts import LocalRollouts
+from marft.trainer.batching import FixedLogProbs, make_samples
+from marft.trainer.interfaces import Credits, Progress
+from marft.trainer.learner import Learner
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.plugins import Flaky

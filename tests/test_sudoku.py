@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marft.agents.environment import Session
+from marft.common.types import Task
 from marft.envs.scripts import Cue
-from marft.envs.sudoku import answers, rules
-from marft.envs.sudoku.answers import answer_in
-from marft.envs.sudoku.environment import Sudoku
-from marft.envs.sudoku.rules import Board, peers, to_grid, wrong_with
-from marft.envs.sudoku.script import SudokuScript
-from marft.envs.sudoku.solving import by_singles, canonical, puzzle, solutions, unique
-from marft.game.environment import Session
-from marft.types import Task
+from marft_envs.sudoku import answers, rules
+from marft_envs.sudoku.answers import answer_in
+from marft_envs.sudoku.environment import Sudoku
+from marft_envs.sudoku.rules import Board, peers, to_grid, wrong_with
+from marft_envs.sudoku.script import SudokuScript
+from marft_envs.sudoku.solving import by_singles, canonical, puzzle, solutions, unique
 from tests.grids import FEW, by_script, every_solution, first_shown, play, with_changes
 
 SOLUTION = ((1, 2, 3, 4), (3, 4, 1, 2), (2, 1, 4, 3), (4, 3, 2, 1))

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from marft.common.types import Mark, Sample
 from marft.config import RunSettings
-from marft.learning.batching import Denominators
-from marft.learning.learner import Learner
-from marft.learning.supervised import TRACES, Imitation, Supervisor, as_sample, refuse_traces
 from marft.models.packed_rows import PackedRows
 from marft.models.pool import Models
-from marft.traces.settings import SftSettings
-from marft.types import Mark, Sample
+from marft.trainer.batching import Denominators
+from marft.trainer.learner import Learner
+from marft.trainer.supervised import TRACES, Imitation, Supervisor, as_sample, refuse_traces
+from marft_serve.traces.settings import SftSettings
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.learners import ROLES, begun, episodes, recipe

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from marft.common.types import Episode
 from marft.config import RunSettings
-from marft.evaluation.worth.arms import Arm
-from marft.evaluation.worth.swaps import cross_play, orders, swappable, swaps, words_of
-from marft.types import Episode
+from marft_lab.worth.arms import Arm
+from marft_lab.worth.swaps import cross_play, orders, swappable, swaps, words_of
 from tests.benches import attempt, run_of, told
 from tests.helpers import settings
 

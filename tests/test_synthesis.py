@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft import atomic
+from marft.agents.game import Attempt
+from marft.common import atomic
+from marft.common.types import Episode
 from marft.config import RunSettings
 from marft.envs.tasks import tasks_of
-from marft.game.game import Attempt
 from marft.models.formats import load_formats
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.scripted import ScriptedTeam
-from marft.synthesis import manifest
-from marft.synthesis.manifest import Made
-from marft.synthesis.session import synthesize
-from marft.traces.lessons import read_lessons
-from marft.traces.record import Tally
-from marft.traces.settings import SftSettings
-from marft.types import Episode
+from marft_lab.scripted import ScriptedTeam
+from marft_lab.synthesis import manifest
+from marft_lab.synthesis.manifest import Made
+from marft_lab.synthesis.session import synthesize
+from marft_serve.traces.lessons import read_lessons
+from marft_serve.traces.record import Tally
+from marft_serve.traces.settings import SftSettings
 from tests.cold_worlds import cold
 
 DICE = {"environment": {"name": "tests.cold_worlds:Dice"}, "synthesis.attempts": 1}

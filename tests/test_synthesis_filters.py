@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.common.types import Episode, Observation, Task, ToolCall, Transition
 from marft.config.parts import FilterPart
 from marft.evaluation.trajectories.handoffs import looping
-from marft.synthesis.candidates import Candidate, World
-from marft.synthesis.filters.duplicates import Duplicates
-from marft.synthesis.filters.handoffs import Handoffs, efficiencies
-from marft.synthesis.filters.leakage import HELD_OUT, Leakage, nearly_held_out
-from marft.synthesis.filters.success import Success
-from marft.synthesis.sifting import Passage, out_of_balance, over_cap, sifted
-from marft.types import Episode, Observation, Task, ToolCall, Transition
+from marft_lab.synthesis.candidates import Candidate, World
+from marft_lab.synthesis.filters.duplicates import Duplicates
+from marft_lab.synthesis.filters.handoffs import Handoffs, efficiencies
+from marft_lab.synthesis.filters.leakage import HELD_OUT, Leakage, nearly_held_out
+from marft_lab.synthesis.filters.success import Success
+from marft_lab.synthesis.sifting import Passage, out_of_balance, over_cap, sifted
 from tests.episodes import make_action
 from tests.test_trajectories import talk
 

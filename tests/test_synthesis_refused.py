@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from marft.cli.synthesis import synthesize
 from marft.config import to_toml
 from marft.runs.folder import RunFolder
-from marft.synthesis.asked import changes_of
-from marft.synthesis.teachers import teacher_of
-from marft.training import train
+from marft.trainer.loop import train
+from marft_lab.cli.synthesis import synthesize
+from marft_lab.synthesis.asked import changes_of
+from marft_lab.synthesis.teachers import teacher_of
 from tests.cold_worlds import RECIPE, cold
 from tests.helpers import settings
 from tests.test_cli import run as marft

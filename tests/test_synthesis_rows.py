@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from marft.synthesis import session
-from marft.synthesis.candidates import Candidate
-from marft.synthesis.rows import called, rows_of, traced
-from marft.synthesis.teachers import Teacher
-from marft.traces.record import TracedEpisode
-from marft.traces.retelling import Retelling
-from marft.traces.stage import Stage, Told
-from marft.types import Episode, Observation, Prompt, Task, ToolCall, Transition
+from marft.common.types import Episode, Observation, Prompt, Task, ToolCall, Transition
+from marft_lab.synthesis import session
+from marft_lab.synthesis.candidates import Candidate
+from marft_lab.synthesis.rows import called, rows_of, traced
+from marft_lab.synthesis.teachers import Teacher
+from marft_serve.traces.record import TracedEpisode
+from marft_serve.traces.retelling import Retelling
+from marft_serve.traces.stage import Stage, Told
 from tests.cold_worlds import cold
 from tests.episodes import make_action
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from marft import rollouts
-from marft.synthesis import teachers
-from marft.synthesis.playing import attempts_of, begun_with
-from marft.synthesis.settings import SynthesisSettings
-from marft.synthesis.teachers import Teacher, playing, teacher_of
+from marft.rollout import rollouts
+from marft_lab.synthesis import teachers
+from marft_lab.synthesis.playing import attempts_of, begun_with
+from marft_lab.synthesis.settings import SynthesisSettings
+from marft_lab.synthesis.teachers import Teacher, playing, teacher_of
 from tests.cold_worlds import cold
 
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from marft.common.types import Task
 from marft.config import parse_recipe
 from marft.envs.splits import bare, share_of
 from marft.envs.table import Table
 from marft.envs.tasks import tasks_of
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Task
+from marft.trainer.loop import train
 from tests.helpers import recipe, shown_in_docs
 from tests.test_environments import SPLITS, answer
 

@@ -11,21 +11,21 @@ import tomli_w
 import typer
 
 import marft.cli.main  # noqa: F401  makes the commands
-from marft import atomic
+from marft.agents.tools.skills import read_skill
 from marft.cli.app import app
+from marft.common import atomic
 from marft.config import load_recipe, parse_recipe
-from marft.config.federation import load_federation
 from marft.config.reorganizing import read_reorganization
 from marft.envs.rows import read_table
 from marft.envs.tasks import tasks_of
-from marft.evaluation.safety.suite import read_suite
-from marft.flows.network import read_network
 from marft.runs.folder import RunFolder
-from marft.shadow.scoring import read_feedback
-from marft.tools.skills import read_skill
-from marft.traces.lines import objects
-from marft.traces.record import Tally
-from marft.traces.settings import SftSettings
+from marft_lab.federated.settings import load_federation
+from marft_lab.flows.network import read_network
+from marft_lab.safety.suite import read_suite
+from marft_lab.shadow.scoring import read_feedback
+from marft_serve.traces.lines import objects
+from marft_serve.traces.record import Tally
+from marft_serve.traces.settings import SftSettings
 from tests.helpers import recipe
 
 TABLE = {"name": "table", "question": "q", "answer": "a", "grading": "exact"}

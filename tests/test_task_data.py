@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.agents.game import Attempt
+from marft.agents.loop_threads import LoopThreadPool
+from marft.agents.play import play
+from marft.agents.tasks import own_copy
+from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft.config.load import load_recipe
-from marft.drawing import Draws
 from marft.envs.gradings import ByFunction
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.envs.scripts import Cue
-from marft.game.game import Attempt
-from marft.game.loop_threads import LoopThreadPool
-from marft.game.play import play
-from marft.game.tasks import own_copy
-from marft.gateway.client import Client
-from marft.learning.batching import FixedLogProbs
-from marft.learning.interfaces import CreditInputs, Credits
 from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import Function, Outcome, Term, TermReward
-from marft.scripted import ScriptedTeam
-from marft.synthesis.candidates import Candidate, World
-from marft.synthesis.sifting import sifted
-from marft.types import Episode, JointAction, Observation, Step, Task, Transition
+from marft.rollout.drawing import Draws
+from marft.trainer.batching import FixedLogProbs
+from marft.trainer.interfaces import CreditInputs, Credits
+from marft_lab.scripted import ScriptedTeam
+from marft_lab.synthesis.candidates import Candidate, World
+from marft_lab.synthesis.sifting import sifted
+from marft_serve.gateway.client import Client
 from tests.episodes import make_action
 from tests.fakes import goes_on
 from tests.gateways import ask, game_of

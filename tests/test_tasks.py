@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from marft.collection import training_tasks
+from marft.common.types import Task
 from marft.config import load_recipe, parse_recipe
 from marft.config.parts import EnvironmentPart
 from marft.envs.math import Math
 from marft.envs.tasks import digest_of, refuse_too_few_steps, tasks_of
-from marft.types import Task
+from marft.rollout.collection import training_tasks
 from tests.helpers import recipe
 
 
@@ -43,7 +43,7 @@ def lazily(split: str) -> Iterator[Task]:
     [
         ([Task("a", "1"), Task("b", "2"), Task("a", "3")], "training split, task 2: another one has the id 'a' too"),
         ([], "training split has no tasks"),
-        ([Task("a", "1"), "b"], "task 1: it is a str, not a marft.types.Task"),
+        ([Task("a", "1"), "b"], "task 1: it is a str, not a marft.common.types.Task"),
         ([Task(7, "1")], "task 0: its id is a int, not a text"),  # type: ignore[arg-type]
         ([Task("a", None)], "task 0: its prompt is a NoneType, not a text"),  # type: ignore[arg-type]
         ([Task("a", "half \ud83d")], r"its prompt is no whole text: 'half \\ud83d'"),

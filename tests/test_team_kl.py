@@ -13,14 +13,14 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from marft.common.types import ActionKey, Episode
 from marft.config.algorithm import AlgorithmSettings
-from marft.learning.acceptance import hold
-from marft.learning.interfaces import Progress, UpdatePhase
-from marft.learning.learner import Learner
-from marft.learning.optimizers import PolicyOptimizer
-from marft.learning.scoring import score_actions
-from marft.learning.team_kl import closer, environment_steps, joint_kl, shares
-from marft.types import ActionKey, Episode
+from marft.trainer.acceptance import hold
+from marft.trainer.interfaces import Progress, UpdatePhase
+from marft.trainer.learner import Learner
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.scoring import score_actions
+from marft.trainer.team_kl import closer, environment_steps, joint_kl, shares
 from tests import references
 from tests.episodes import episodes as random_episodes
 from tests.learners import begun, episodes, recipe, samples_of

@@ -13,20 +13,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.agents.game import Attempt
+from marft.agents.play import play
+from marft.common.marks import Mark
+from marft.common.types import Episode, Observation, Sample, Task, Transition
 from marft.config.parts import TeammateWeightPart
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.game.game import Attempt
-from marft.game.play import play
-from marft.learning.batching import normaliser
-from marft.learning.critic import reading
-from marft.learning.teammate_weights import Bounded, Shaped, Truncated, Unweighted
-from marft.marks import Mark
+from marft.inference.renderer import ChatFormat, ChatRenderer
 from marft.models.backbone import Backbone
 from marft.rewards.shaping import price_overlong
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode, Observation, Sample, Task, Transition
+from marft.trainer.batching import normaliser
+from marft.trainer.critic import reading
+from marft.trainer.loop import train
+from marft.trainer.teammate_weights import Bounded, Shaped, Truncated, Unweighted
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from marft.evaluation.worth.teams import Alone, Unheard, alone, reseated, unheard
-from marft.game.agents import Agent
-from marft.game.channels.raw import Raw
-from marft.game.organizations.chain import Chain
-from marft.game.rendering import Message
-from marft.game.team import Team
-from marft.types import JointAction, Observation, Profile
+from marft.agents.agents import Agent
+from marft.agents.channels.raw import Raw
+from marft.agents.organizations.chain import Chain
+from marft.agents.rendering import Message
+from marft.agents.team import Team
+from marft.common.types import JointAction, Observation, Profile
+from marft_lab.worth.teams import Alone, Unheard, alone, reseated, unheard
 from tests.episodes import make_action
 
 TEAM = Team((Agent(Profile("a", ""), "one"), Agent(Profile("b", ""), "two"), Agent(Profile("c", ""), "one")), Chain())

@@ -28,8 +28,8 @@ from marft.cli.output import how
 from marft.cli.sparks import BLOCKS, Eta, sparkline
 from marft.cli.steplines import AgentLines, team_line
 from marft.cli.terminal import Progress, Quiet, Terminal
+from marft.common.types import Episode, Task
 from marft.config import to_toml
-from marft.types import Episode, Task
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.test_obeyed import HOSTILE

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.common.types import Episode, Observation, Sample, Task, Transition
 from marft.config.algorithm import KLSettings, SamplerCorrectionSettings
-from marft.learning.interfaces import LossInputs
-from marft.learning.objectives.cispo import CISPO
-from marft.learning.objectives.ppo import PPO
-from marft.learning.objectives.reinforce import Reinforce
-from marft.learning.objectives.terms import kl_terms, sampler_weights
-from marft.learning.team_ratios import TeamRatios
 from marft.rewards import shaping
-from marft.types import Episode, Observation, Sample, Task, Transition
+from marft.trainer.interfaces import LossInputs
+from marft.trainer.objectives.cispo import CISPO
+from marft.trainer.objectives.ppo import PPO
+from marft.trainer.objectives.reinforce import Reinforce
+from marft.trainer.objectives.terms import kl_terms, sampler_weights
+from marft.trainer.team_ratios import TeamRatios
 from tests.episodes import episodes, make_action
 from tests.nights import MANY
 

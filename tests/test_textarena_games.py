@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.envs.textarena.environment import OWN, played
-from marft.envs.textarena.games import legal
-from marft.envs.textarena.hints import Hints
-from marft.envs.textarena.kuhn import EQUILIBRIUM, VALUE, Kuhn, known, won
-from marft.envs.textarena.kuhn_value import DEALS, exploitability, strategy_of, value
-from marft.envs.textarena.nim import Nim
-from marft.types import Observation
+from marft.common.types import Observation
+from marft_envs.textarena.environment import OWN, played
+from marft_envs.textarena.games import legal
+from marft_envs.textarena.hints import Hints
+from marft_envs.textarena.kuhn import EQUILIBRIUM, VALUE, Kuhn, known, won
+from marft_envs.textarena.kuhn_value import DEALS, exploitability, strategy_of, value
+from marft_envs.textarena.nim import Nim
 from tests.playing_games import environment, match
 
 SMALL = st.dictionaries(st.sampled_from(sorted(EQUILIBRIUM)), st.floats(0, 1), min_size=12)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from marft.envs.textarena.environment import TextArena
-from marft.types import Observation, Step
+from marft.common.types import Observation, Step
+from marft_envs.textarena.environment import TextArena
 from tests.playing_games import match
 
 REAL = find_spec("textarena") is not None
@@ -177,7 +177,7 @@ class TestStandIn:
 
 
 def test_a_package_that_is_not_there_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.envs.textarena.package.find_spec", lambda name: None)
+    monkeypatch.setattr("marft_envs.textarena.package.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'marft\[textarena\]'"):
         dice()
 

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.common.types import Episode, JointAction, Observation, Task, Transition
 from marft.config.load import parse_recipe
-from marft.learning.credit.agent_group import AgentGroup
-from marft.learning.credit.gae import GAE
-from marft.learning.credit.grpo import GRPO
-from marft.learning.credit.monte_carlo import MonteCarlo
-from marft.learning.credit.rae import RAE
-from marft.learning.interfaces import CreditInputs, Values
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode, JointAction, Observation, Task, Transition
+from marft.trainer.credit.agent_group import AgentGroup
+from marft.trainer.credit.gae import GAE
+from marft.trainer.credit.grpo import GRPO
+from marft.trainer.credit.monte_carlo import MonteCarlo
+from marft.trainer.credit.rae import RAE
+from marft.trainer.interfaces import CreditInputs, Values
+from marft.trainer.loop import train
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.playing_games import acted, environment, first_option, match
@@ -126,8 +126,8 @@ class TestWhoIsPaid:
         assert last.agent_rewards == {"north": 0.0, "south": 0.0}
 
     def test_players_who_are_said_to_play_together_and_earn_differently_are_refused(self) -> None:
-        from marft.envs.textarena.nim import Nim
-        from marft.envs.textarena.session import GameSession, Seating
+        from marft_envs.textarena.nim import Nim
+        from marft_envs.textarena.session import GameSession, Seating
 
         seating = Seating((("a",), ("b",)), (0, 1), cooperative=True)
         session = GameSession(Nim().begin({"heaps": [1]}), seating, Random(0))

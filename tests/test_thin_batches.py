@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from marft.algorithms import PRESETS
+from marft.common.errors import RunError
+from marft.common.types import Action, Episode, Fork, Observation, Status, Task, Transition
+from marft.config.algorithms import PRESETS
 from marft.config.parts import CreditPart, EnvironmentPart
-from marft.errors import RunError
-from marft.learning.interfaces import CreditInputs, Credits, Progress
-from marft.learning.learner import Learner
 from marft.models.pool import Models
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Action, Episode, Fork, Observation, Status, Task, Transition
+from marft.trainer.interfaces import CreditInputs, Credits, Progress
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
 from tests.episodes import make_action
 from tests.helpers import settings
 from tests.nights import some

@@ -8,11 +8,11 @@ from typing import Literal
 
 import pytest
 
+from marft.agents.agents import Agents
+from marft.agents.game import Attempt, Game
+from marft.agents.play import play
+from marft.common.types import Episode, JointAction, Observation, Task
 from marft.evaluation.evaluate import _messages
-from marft.game.agents import Agents
-from marft.game.game import Attempt, Game
-from marft.game.play import play
-from marft.types import Episode, JointAction, Observation, Task
 from tests.fakes import FakeEngine
 from tests.test_memory import Plain, acting, text_of
 

@@ -15,7 +15,7 @@ from marft.models import loading
 from marft.models.critic import ValueHead
 from marft.models.pool import Models
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 from tests.helpers import settings
 
 

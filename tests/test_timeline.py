@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from marft.evaluation.worth.contributions import Contribution
-from marft.evaluation.worth.timeline import timeline
-from marft.types import Episode, Observation, Task, Transition
+from marft.common.types import Episode, Observation, Task, Transition
+from marft_lab.worth.contributions import Contribution
+from marft_lab.worth.timeline import timeline
 from tests.episodes import make_action
 
 

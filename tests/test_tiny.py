@@ -18,7 +18,7 @@ from marft.envs.splits import split_of
 from marft.evaluation.evaluate import evaluate
 from marft.models.loading import load_backbone
 from marft.models.paths import resolve_path
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from tests.nights import BY_NIGHT, some
 
 ROOT = Path(__file__).parents[1]

@@ -14,9 +14,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from marft.engines.tool_format import Syntax, ToolFormat, asked
+from marft.common.types import Tool, ToolCall
+from marft.inference.tool_format import Syntax, ToolFormat, asked
 from marft.models import templates as other_process
-from marft.types import Tool, ToolCall
 from tests import templates
 from tests.nights import BY_NIGHT, MANY
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from marft.tools.connection import text_of
-from marft.tools.functions import FunctionSource
-from marft.types import Task
+from marft.agents.tools.connection import text_of
+from marft.agents.tools.functions import FunctionSource
+from marft.common.types import Task
 
 mcp_types = pytest.importorskip("mcp_types")
 

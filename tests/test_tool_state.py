@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
+from marft.agents.agents import Agents
+from marft.agents.game import Attempt, Replay
+from marft.agents.play import play
+from marft.agents.tools.functions import SessionSource
+from marft.common.types import JointAction, Observation, Task
 from marft.config.parts import OrganizationPart
-from marft.game.agents import Agents
-from marft.game.game import Attempt, Replay
-from marft.game.play import play
-from marft.tools.functions import SessionSource
-from marft.types import JointAction, Observation, Task
 from tests import tools as offered
 from tests.fakes import FakeEngine, Script, ends, goes_on
 from tests.tool_games import call, run, says, with_tools

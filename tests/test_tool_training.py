@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from marft.common.marks import Mark
+from marft.common.types import ActionKey, Completion, Prompt, Sampling
 from marft.config import RunSettings, parse_recipe
 from marft.config.load import to_toml
-from marft.engines.local import LocalEngine
 from marft.evaluation.evaluate import evaluate
-from marft.marks import Mark
+from marft.inference.local import LocalEngine
 from marft.models.log_probs import token_scores
 from marft.models.packed_rows import PackedRows
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import ActionKey, Completion, Prompt, Sampling
+from marft.trainer.loop import train
 from tests import templates
 from tests.helpers import recipe, settings, shown_in_docs
 from tests.nights import BY_NIGHT
@@ -203,8 +203,8 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_what_others_write_never_becomes_a_control_token(tmp_path: Path) -> None:
     """Spelled out in plain letters, a teammate's end-of-turn marker stays text."""
-    from marft.game.rendering import Cut, Message
-    from marft.types import Profile
+    from marft.agents.rendering import Cut, Message
+    from marft.common.types import Profile
 
     with LocalRollouts(settings("tiny", tmp_path)) as rollouts:
         renderer, stops = rollouts.game.renderer, rollouts.models.policies["actor"].stop_ids

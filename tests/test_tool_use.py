@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.envs.tool_use.airline import FREE_BAGS, Airline, FlightOn
-from marft.envs.tool_use.airline_data import airline_tables
-from marft.envs.tool_use.arithmetic import value_of
-from marft.envs.tool_use.retail import Retail
-from marft.envs.tool_use.retail_data import retail_tables, short_tables
-from marft.envs.tool_use.shop import Shop
-from marft.envs.tool_use.tables import Tables
-from marft.envs.tool_use.toolbox import Error
+from marft_envs.tool_use.airline import FREE_BAGS, Airline, FlightOn
+from marft_envs.tool_use.airline_data import airline_tables
+from marft_envs.tool_use.arithmetic import value_of
+from marft_envs.tool_use.retail import Retail
+from marft_envs.tool_use.retail_data import retail_tables, short_tables
+from marft_envs.tool_use.shop import Shop
+from marft_envs.tool_use.tables import Tables
+from marft_envs.tool_use.toolbox import Error
 
 TREES = st.recursive(
     st.integers(0, 3) | st.text("ab", max_size=2) | st.none(),

@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from marft.config.load import parse_recipe, to_toml
-from marft.envs.tool_use.loading import load
-from marft.envs.tool_use.retail_data import retail_tables
-from marft.envs.tool_use.users import OUT_OF_SCOPE, STOP, TRANSFER
+from marft_envs.tool_use.loading import load
+from marft_envs.tool_use.retail_data import retail_tables
+from marft_envs.tool_use.users import OUT_OF_SCOPE, STOP, TRANSFER
 from tests.conversations import Played, environment
 from tests.helpers import recipe
 

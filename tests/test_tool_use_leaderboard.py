@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from marft.envs.tool_use.loading import load
-from marft.envs.tool_use.loading.bfcl import call_of
-from marft.envs.tool_use.simulated import of_classes
-from marft.tools.functions import SessionSource
+from marft.agents.tools.functions import SessionSource
+from marft_envs.tool_use.loading import load
+from marft_envs.tool_use.loading.bfcl import call_of
+from marft_envs.tool_use.simulated import of_classes
 from tests.conversations import Played, environment
 from tests.test_tool_use_files import COUNTER, DRAWER, leaderboard, tasks_of
 

@@ -12,7 +12,7 @@ import pytest
 from marft.config import load_recipe
 from marft.models.paths import resolve_path
 from marft.runs.folder import RunFolder
-from marft.training import train
+from marft.trainer.loop import train
 from tests.nights import BY_NIGHT
 
 WIDE = 4096  # tokens of context, for fifteen tools in a vocabulary that was not made for them

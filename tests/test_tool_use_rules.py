@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from marft.envs.tool_use.airline import Airline
-from marft.envs.tool_use.loading import load
-from marft.envs.tool_use.retail import Retail
-from marft.envs.tool_use.retail_data import retail_tables
-from marft.envs.tool_use.simulated import of_classes
-from marft.envs.tool_use.tables import Tables
-from marft.envs.tool_use.toolbox import Error
+from marft_envs.tool_use.airline import Airline
+from marft_envs.tool_use.loading import load
+from marft_envs.tool_use.retail import Retail
+from marft_envs.tool_use.retail_data import retail_tables
+from marft_envs.tool_use.simulated import of_classes
+from marft_envs.tool_use.tables import Tables
+from marft_envs.tool_use.toolbox import Error
 from tests.conversations import Played, environment, wants
 from tests.test_tool_use_files import leaderboard
 

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.config.load import load_recipe
-from marft.envs.tool_use.airline import Airline
-from marft.envs.tool_use.checking import expected
-from marft.envs.tool_use.goals import Draft
-from marft.envs.tool_use.retail import Retail
-from marft.envs.tool_use.retail_data import retail_tables, short_tables
-from marft.envs.tool_use.session import agrees
-from marft.envs.tool_use.shop import Shop
-from marft.envs.tool_use.tables import Tables
-from marft.envs.tool_use.toolbox import Error, offered, run, writing
-from marft.envs.tool_use.worlds import WORLDS
+from marft_envs.tool_use.airline import Airline
+from marft_envs.tool_use.checking import expected
+from marft_envs.tool_use.goals import Draft
+from marft_envs.tool_use.retail import Retail
+from marft_envs.tool_use.retail_data import retail_tables, short_tables
+from marft_envs.tool_use.session import agrees
+from marft_envs.tool_use.shop import Shop
+from marft_envs.tool_use.tables import Tables
+from marft_envs.tool_use.toolbox import Error, offered, run, writing
+from marft_envs.tool_use.worlds import WORLDS
 from tests.conversations import Played, environment, scripted, wants
 from tests.nights import BY_NIGHT, NIGHT, some
 

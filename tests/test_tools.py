@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from marft.agents.agents import Agent, Agents
+from marft.agents.game import Attempt
+from marft.agents.rendering import NOTHING
+from marft.agents.rollout import play_all
+from marft.agents.tool_sources import StatelessSource
+from marft.agents.tools.functions import Functions, FunctionSource
+from marft.agents.tools.python import Python
+from marft.common.marks import Mark
+from marft.common.types import ActionKey, JointAction, Observation, Profile, Step, Task, TokenIds, Tool, ToolCall
 from marft.evaluation.metrics import episode_metrics
-from marft.game.agents import Agent, Agents
-from marft.game.game import Attempt
-from marft.game.rendering import NOTHING
-from marft.game.rollout import play_all
-from marft.game.tool_sources import StatelessSource
-from marft.marks import Mark
 from marft.rewards.terms import ToolErrors
-from marft.tools.functions import Functions, FunctionSource
-from marft.tools.python import Python
-from marft.types import ActionKey, JointAction, Observation, Profile, Step, Task, TokenIds, Tool, ToolCall
 from tests import tools as offered
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.nights import NIGHT

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
+from marft.agents.environment import Split
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import parse_recipe
-from marft.envs.apart.process import EnvironmentApartError
 from marft.envs.scripts import Cue
-from marft.envs.toolsandbox.environment import ToolSandbox
-from marft.envs.toolsandbox.session import Talk
-from marft.game.environment import Split
-from marft.scripted import ScriptedTeam
-from marft.types import JointAction, Observation, Step, Task
-from marft.vetting.check import check
-from marft.vetting.subject import subject_of
+from marft_envs.apart.process import EnvironmentApartError
+from marft_envs.toolsandbox.environment import ToolSandbox
+from marft_envs.toolsandbox.session import Talk
+from marft_envs.vetting.check import check
+from marft_envs.vetting.subject import subject_of
+from marft_lab.scripted import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT, NIGHT
 from tests.test_vetting_built_in import AT_NIGHT, BY_DAY

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.envs.apart.inside.matching import search_once
+from marft_envs.apart.inside.matching import search_once
 
 
 class Calculator:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from marft.envs.toolsandbox.environment import ToolSandbox
+from marft_envs.toolsandbox.environment import ToolSandbox
 
 
 @pytest.mark.parametrize(

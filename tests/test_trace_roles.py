@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marft.traces.roles import Roles, given_roles
+from marft_serve.traces.roles import Roles, given_roles
 
 
 class TestRoles:

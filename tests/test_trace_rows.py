@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.traces.reading import read_traces
-from marft.traces.record import Tally, TracedEpisode
-from marft.traces.rows import MANIFEST, ROWS, rows_in
+from marft_serve.traces.reading import read_traces
+from marft_serve.traces.record import Tally, TracedEpisode
+from marft_serve.traces.rows import MANIFEST, ROWS, rows_in
 
 
 def row(number: int, index: int, agent: str, text: str, **more: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marft.traces.messages import answered, calls_of, message_of
-from marft.traces.record import UnreadableError
+from marft_serve.traces.messages import answered, calls_of, message_of
+from marft_serve.traces.record import UnreadableError
 from tests.helpers import settings
 from tests.test_retelling import TestTools, prompt_of, said, told
 from tests.tracing import write

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.game.rendering import arguments_of
-from marft.traces import assembling, lines
-from marft.traces.conversations import reward_of
-from marft.traces.reading import read_traces
-from marft.traces.record import MOST_TURNS, Tally, TracedTurn
-from marft.traces.spans import spans_of as spans_in
-from marft.types import Task
-from marft.usage import Usage
+from marft.agents.rendering import arguments_of
+from marft.common.types import Task
+from marft.common.usage import Usage
+from marft_serve.traces import assembling, lines
+from marft_serve.traces.conversations import reward_of
+from marft_serve.traces.reading import read_traces
+from marft_serve.traces.record import MOST_TURNS, Tally, TracedTurn
+from marft_serve.traces.spans import spans_of as spans_in
 from tests.nights import some
 from tests.tracing import (
     CONVENTIONS,

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from marft.traces import assembling
-from marft.traces.conversations import MOST_MESSAGES
-from marft.traces.messages import chat, message_of, tools_of
-from marft.traces.reading import read_traces
-from marft.traces.record import MOST_TURNS, UNNAMED, Tally
-from marft.traces.spans import spans_of
-from marft.usage import Usage
+from marft.common.usage import Usage
+from marft_serve.traces import assembling
+from marft_serve.traces.conversations import MOST_MESSAGES
+from marft_serve.traces.messages import chat, message_of, tools_of
+from marft_serve.traces.reading import read_traces
+from marft_serve.traces.record import MOST_TURNS, UNNAMED, Tally
+from marft_serve.traces.spans import spans_of
 from tests.tracing import agent_attributes, current, otlp, read, readable, span, write
 
 USER = {"role": "user", "content": "1 + 1 ="}

@@ -12,18 +12,18 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
-from marft import atomic
-from marft.collection import attempts_at, training_tasks
+from marft.common import atomic
+from marft.common.errors import RunError
 from marft.config import load_recipe
-from marft.errors import RunError
-from marft.learning.interfaces import Progress, all_actions
-from marft.learning.learner import Learner
-from marft.rollouts import LocalRollouts
+from marft.rollout.collection import attempts_at, training_tasks
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs import checkpoints
 from marft.runs.checkpoints import Checkpoints
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
-from marft.training import Silent, train
+from marft.trainer.interfaces import Progress, all_actions
+from marft.trainer.learner import Learner
+from marft.trainer.loop import Silent, train
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 

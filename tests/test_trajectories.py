@@ -15,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from marft.declared import Declared
+from marft.common.declared import Declared
+from marft.common.metrics import find, known
+from marft.common.types import Action, Episode, Observation, Task, ToolCall, Transition
+from marft.common.usage import Usage
 from marft.evaluation.trajectories.asking import asks_again, content_words
 from marft.evaluation.trajectories.attempts import attempt_metrics
 from marft.evaluation.trajectories.by_cohort import cohort_table, shared_fields
@@ -23,9 +26,6 @@ from marft.evaluation.trajectories.handoffs import handoffs, looping
 from marft.evaluation.trajectories.measures import MEASURES, measured, over, trajectory_metrics
 from marft.evaluation.trajectories.ratio import TEAM, Ratio
 from marft.evaluation.trajectories.table import trajectory_rows, trajectory_table
-from marft.metrics import find, known
-from marft.types import Action, Episode, Observation, Task, ToolCall, Transition
-from marft.usage import Usage
 from tests.episodes import ROLES, episodes, make_action
 
 PAID = (None, Usage(cost=0.25), Usage(cost=0.5))

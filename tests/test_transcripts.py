@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from marft.profiles.proposals import Told
-from marft.profiles.transcripts import MOST, transcript
-from marft.types import Episode, Observation, Task, ToolCall, Transition
+from marft.common.types import Episode, Observation, Task, ToolCall, Transition
+from marft_lab.profiles.proposals import Told
+from marft_lab.profiles.transcripts import MOST, transcript
 from tests.episodes import make_action
 
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.errors import RunError
-from marft.game.engine import Sampler
-from marft.game.game import Attempt
-from marft.game.rollout import at_most
-from marft.types import Episode, Task
-from marft.workers import crew as crews
-from marft.workers.crew import Crew
-from marft.workers.messages import Begin
-from marft.workers.tried import LostError, Playing, Tried
+from marft.agents.engine import Sampler
+from marft.agents.game import Attempt
+from marft.agents.rollout import at_most
+from marft.common.errors import RunError
+from marft.common.types import Episode, Task
+from marft.rollout.workers import crew as crews
+from marft.rollout.workers.crew import Crew
+from marft.rollout.workers.messages import Begin
+from marft.rollout.workers.tried import LostError, Playing, Tried
 
 TRIES = 2
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.betting import BETS
-from marft.world_models.counts import Counted, Counts
-from marft.world_models.interface import Lived, Outcome, Prediction, Situation
-from marft.world_models.trust import Heard, Trust, heard_of, of_step
+from marft.common.betting import BETS
+from marft_lab.world_models.counts import Counted, Counts
+from marft_lab.world_models.interface import Lived, Outcome, Prediction, Situation
+from marft_lab.world_models.trust import Heard, Trust, heard_of, of_step
 
 EXCESS = st.floats(-1, 1, allow_nan=False)
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.game.agents import Agents
-from marft.game.game import Attempt, Game
-from marft.game.play import play
-from marft.game.rendering import Cut, Message, PromptTooLongError
-from marft.texts import LONGEST
-from marft.types import Action, Choice, Completion, Episode, JointAction, Observation, Prompt, Sampling, Task
+from marft.agents.agents import Agents
+from marft.agents.game import Attempt, Game
+from marft.agents.play import play
+from marft.agents.rendering import Cut, Message, PromptTooLongError
+from marft.common.texts import LONGEST
+from marft.common.types import Action, Choice, Completion, Episode, JointAction, Observation, Prompt, Sampling, Task
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game, goes_on
 
 TASK = Task("t0", "begin")

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import pytest
 
+from marft.common.types import Task
 from marft.config.load import load_recipe
 from marft.config.parts import EnvironmentPart
-from marft.types import Task
 
 NOT_ASKED = "act although it is not their turn; use organization = 'turns'"
 BESIDE = "they would read each other's whole turns beside it"

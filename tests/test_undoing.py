@@ -11,19 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from marft.common.errors import RunError
 from marft.config.algorithm import OptimizerSettings
-from marft.errors import RunError
-from marft.learning.interfaces import Progress
-from marft.learning.keeping import not_finite
-from marft.learning.learner import Learner
-from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors
-from marft.learning.undoing import MOST_IN_A_ROW, Before, Careful
 from marft.models.pool import Models
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, State
 from marft.runs.folder import RunFolder
 from marft.runs.log import Mark
-from marft.training import train
+from marft.trainer.interfaces import Progress
+from marft.trainer.keeping import not_finite
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
+from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors
+from marft.trainer.undoing import MOST_IN_A_ROW, Before, Careful
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.runs import Listening

@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from marft.cli.console import evaluation_table
+from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft.config.parts import EnvironmentPart
 from marft.evaluation.compare import comparison_tables, gains, gains_of
 from marft.evaluation.evaluate import Evaluation, evaluate
 from marft.evaluation.intervals import mean_interval
 from marft.evaluation.metrics import episode_metrics
 from marft.evaluation.report import write_report
-from marft.rollouts import LocalRollouts
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode, JointAction, Observation, Step, Task, Transition
+from marft.trainer.loop import train
 from tests.helpers import settings
 
 

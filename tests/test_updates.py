@@ -12,17 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft.common.types import Episode, Sample, Task
 from marft.config.algorithm import AlgorithmSettings, OptimizerSettings
-from marft.learning.batching import Denominators, FixedLogProbs, Packing, make_samples, minibatches
-from marft.learning.interfaces import Credits, LossInputs, Progress, UpdatePhase
-from marft.learning.metering import Meter
-from marft.learning.objectives.ppo import PPO
-from marft.learning.optimizers import PolicyOptimizer
-from marft.learning.schedules import AgentByAgent, Simultaneous
-from marft.learning.scoring import score, score_all
-from marft.learning.update import Update
 from marft.models.backbone import Backbone
-from marft.types import Episode, Sample, Task
+from marft.trainer.batching import Denominators, FixedLogProbs, Packing, make_samples, minibatches
+from marft.trainer.interfaces import Credits, LossInputs, Progress, UpdatePhase
+from marft.trainer.metering import Meter
+from marft.trainer.objectives.ppo import PPO
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.schedules import AgentByAgent, Simultaneous
+from marft.trainer.scoring import score, score_all
+from marft.trainer.update import Update
 from tests import references
 from tests.episodes import make_action
 from tests.nights import by_day

@@ -17,19 +17,20 @@ from typing import Any
 import pytest
 import tomli_w
 
-from marft import user_modules
-from marft.cli import search_path, shadowing
+from marft.cli import search_path
 from marft.cli.commands import compare
+from marft.common import user_modules
+from marft.common.processes.python_here import python_here
 from marft.config import load_recipe, parse_recipe
 from marft.config.models import ModelSettings
 from marft.config.plugins import import_path
-from marft.export.loading import recipe_of, settings_of
-from marft.export.manifest import load_export
 from marft.models.adapters import read_lora_settings
 from marft.models.formats import load_config
-from marft.processes.python_here import python_here
-from marft.serving.loading import loaded
-from marft.serving.settings import served
+from marft.runs.export.loading import recipe_of, settings_of
+from marft.runs.export.manifest import load_export
+from marft_lab.cli import shadowing
+from marft_serve.serving.loading import loaded
+from marft_serve.serving.settings import served
 from tests.helpers import recipe
 from tests.nights import BY_NIGHT, NIGHT
 from tests.test_export_hostile import HOLDS, written
@@ -316,8 +317,11 @@ class TestOfAnExport:
     @pytest.mark.parametrize(
         ("recipe", "says"),
         [
-            ({"tools": {"x": {"name": "function", "call": "marft.atomic:write_file"}}}, "tools.x.call = marft.atomic"),
-            ({"environment": {"name": "table", "grading": "marft.gateway.solving:call"}}, "environment.grading"),
+            (
+                {"tools": {"x": {"name": "function", "call": "marft.common.atomic:write_file"}}},
+                "tools.x.call = marft.common.atomic",
+            ),
+            ({"environment": {"name": "table", "grading": "marft_serve.gateway.solving:call"}}, "environment.grading"),
             ({"environment": {"name": "gymnasium", "game": "h2:Game-v0"}}, "environment.game = h2:Game-v0"),
             ({"environment": {"name": "pettingzoo", "game": "their.game"}}, "environment.game = their.game"),
             ({"environment": {"name": "pettingzoo", "game": "antigravity"}}, "environment.game = antigravity"),
@@ -357,7 +361,7 @@ class TestProcesses:
         return file.read_text() if file.exists() else ""
 
     def test_one_of_ours_runs_nothing_of_the_working_folder(self, planted: Path) -> None:
-        command = [word.replace("main(int", "print(int") for word in python_here("marft.workers.worker", 7)]
+        command = [word.replace("main(int", "print(int") for word in python_here("marft.rollout.workers.worker", 7)]
         done = subprocess.run(command, cwd=planted, capture_output=True, text=True, check=False)
         assert done.stdout == "7\n", done.stderr
         assert not self.said(planted)
@@ -389,7 +393,7 @@ class TestProcesses:
         body = "def work(): pass\ndef start():\n    p = m.get_context('spawn').Process(target=work)\n    p.start(); p.join()"
         put(tmp_path / "recipe", {f"{MINE}_a.py": f"import multiprocessing as m\n{body}"})
         main = (
-            "from pathlib import Path\nfrom marft import user_modules\nif __name__ == '__main__':\n"
+            "from pathlib import Path\nfrom marft.common import user_modules\nif __name__ == '__main__':\n"
             f"    user_modules.add_folder(Path('recipe').resolve())\n    user_modules.import_named('{MINE}_a').start()"
         )
         command = [sys.executable, put(tmp_path, {"main.py": main}) / "main.py"]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.learning.critic import Critic
-from marft.learning.value_normaliser import ValueNormaliser
+from marft.common.types import Episode
 from marft.models.backbone import Backbone
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode
+from marft.trainer.critic import Critic
+from marft.trainer.loop import train
+from marft.trainer.value_normaliser import ValueNormaliser
 from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.helpers import settings

@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import parse_recipe
-from marft.envs.apart.inside.calls import called
-from marft.envs.apart.inside.calls import described as error_described
-from marft.envs.apart.process import EnvironmentApartError, number_in
-from marft.envs.apart.words import described, measures, told
 from marft.envs.scripts import Cue
-from marft.envs.verifying.environment import Rollout, Verifiers
-from marft.scripted import ScriptedTeam
-from marft.types import JointAction, Observation, Step, Task
+from marft_envs.apart.inside.calls import called
+from marft_envs.apart.inside.calls import described as error_described
+from marft_envs.apart.process import EnvironmentApartError, number_in
+from marft_envs.apart.words import described, measures, told
+from marft_envs.verifying.environment import Rollout, Verifiers
+from marft_lab.scripted import ScriptedTeam
 from tests.episodes import make_action
 from tests.nights import BY_NIGHT, NIGHT
 

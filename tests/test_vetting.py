@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from marft.common.types import Episode
 from marft.config.parts import EnvironmentPart
 from marft.rewards.terms import Function
-from marft.types import Episode
-from marft.vetting.check import CHECKS, check
-from marft.vetting.findings import Report
-from marft.vetting.limits import Limits
-from marft.vetting.subject import of_object, subject_of
+from marft_envs.vetting.check import CHECKS, check
+from marft_envs.vetting.findings import Report
+from marft_envs.vetting.limits import Limits
+from marft_envs.vetting.subject import of_object, subject_of
 from tests import faulty
 from tests.nights import BY_NIGHT, NIGHT, some
 
@@ -37,7 +37,7 @@ FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what 
     faulty.Nested: ("plain data", "more than 32 tables and lists are inside each other"),
     faulty.NoObservation: ("observations", "which is no whole text"),
     faulty.Long: ("observations", "characters are shown to one agent at a time"),
-    faulty.Untyped: ("steps", "returned tuple, not marft.types.Step"),
+    faulty.Untyped: ("steps", "returned tuple, not marft.common.types.Step"),
     faulty.Declaring: ("declared", "progress = 3; must be from 0 to 1"),
     faulty.NotANumber: ("rewards", "gave the team a reward of nan"),
     faulty.Generous: ("range", "outside of -1 to 1: the team earns 10"),
@@ -99,7 +99,7 @@ def test_without_tasks_nothing_else_is_looked_at(tmp_path: Path) -> None:
     assert report.of("failure") == ["tasks"]
     assert report.of("skipped") == [name for name in CHECKS if name != "tasks"]
     assert str(report).startswith("tasks: failure: ")
-    assert "marft.types.Task" not in str(report)  # what a class of one's own has to return
+    assert "marft.common.types.Task" not in str(report)  # what a class of one's own has to return
     assert "checks, 1 failed (tasks); 0 episodes in" in str(report).splitlines()[-1]
 
 

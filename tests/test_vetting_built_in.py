@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from marft.common.registry import bundled_parts
 from marft.config.bundled import bundled_names
 from marft.config.load import load_recipe
-from marft.registry import bundled_parts
-from marft.vetting.check import check
-from marft.vetting.limits import Limits
-from marft.vetting.subject import Subject, of_recipe, subject_of
+from marft_envs.vetting.check import check
+from marft_envs.vetting.limits import Limits
+from marft_envs.vetting.subject import Subject, of_recipe, subject_of
 from tests.nights import NIGHT, some
 
 GAMES = {"gymnasium": "tests.gym_games:Walk", "pettingzoo": "tests.gym_games:Nim"}  # somebody else's, worn by ours

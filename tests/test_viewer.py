@@ -15,10 +15,10 @@ pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
 from starlette.testclient import TestClient
 
+from marft.common.types import Observation, Task, Transition
 from marft.runs.episodes import write_episodes
-from marft.types import Observation, Task, Transition
-from marft.viewer.indexing import IndexCache, Stamp, index_of
-from marft.viewer.log import thinned
+from marft_serve.viewer.indexing import IndexCache, Stamp, index_of
+from marft_serve.viewer.log import thinned
 from tests.episodes import make_action
 from tests.views import asked, attempt, client, forked, make_run, record
 
@@ -199,7 +199,7 @@ class TestEpisodes:
         assert asked(mine, "runs/one/episodes", limit=0)["total"] == 12
 
     def test_a_step_that_is_recorded_meanwhile_shows_up(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("marft.viewer.shelf.LOOKED_AT", 0.0)
+        monkeypatch.setattr("marft_serve.viewer.shelf.LOOKED_AT", 0.0)
         mine = client(run)
         assert asked(mine, "runs/one/episodes")["total"] == 12
         record(run, 4, [attempt(4, 0, "news")])

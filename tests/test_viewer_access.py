@@ -16,8 +16,8 @@ pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
 from starlette.testclient import TestClient
 
-from marft.cli import viewing
-from marft.viewer.serving import Viewer
+from marft_serve.cli import viewing
+from marft_serve.viewer.serving import Viewer
 from tests.views import asked, client, make_run
 
 SECRET = "s3cret"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import marft
+import marft_serve
 
-STATIC = Path(marft.__file__).parent / "viewer" / "static"
+STATIC = Path(marft_serve.__file__).parent / "viewer" / "static"
 SHEET = (STATIC / "viewer.css").read_text(encoding="utf-8")
 MODULE = (STATIC / "colour.js").read_text(encoding="utf-8")
 THEMES = {

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
+from marft.common.types import ActionCredit, Choice, Observation, Option, Transition
 from marft.runs.credit import write_credit
 from marft.runs.episodes import read_episodes
-from marft.types import ActionCredit, Choice, Observation, Option, Transition
-from marft.viewer.tokens import MOST, spread, token_texts, tokens_of
+from marft_serve.viewer.tokens import MOST, spread, token_texts, tokens_of
 from tests.episodes import make_action
 from tests.views import asked, attempt, client, forked, make_run, record
 

@@ -15,11 +15,11 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
+from marft.common.types import ActionCredit
 from marft.runs.credit import write_credit
-from marft.types import ActionCredit
-from marft.viewer.browsing import REMEMBERED, Episodes, Wanted
-from marft.viewer.indexing import IndexCache, Stamp, index_of
-from marft.viewer.shelf import LOOKED_AT, Indexed, Recorded
+from marft_serve.viewer.browsing import REMEMBERED, Episodes, Wanted
+from marft_serve.viewer.indexing import IndexCache, Stamp, index_of
+from marft_serve.viewer.shelf import LOOKED_AT, Indexed, Recorded
 from tests.nights import BY_NIGHT
 from tests.views import asked, attempt, client, make_run, record
 

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
 from marft.runs.episodes import write_episodes
-from marft.viewer import indexing
-from marft.viewer.indexing import IndexCache, Stamp, Texts, index_of
+from marft_serve.viewer import indexing
+from marft_serve.viewer.indexing import IndexCache, Stamp, Texts, index_of
 from tests.views import attempt
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import marft
+import marft_serve
 
-STATIC = Path(marft.__file__).parent / "viewer" / "static"
+STATIC = Path(marft_serve.__file__).parent / "viewer" / "static"
 MODULES = sorted(STATIC.glob("*.js"))
 WAYS_TO_MARKUP = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|srcdoc|\beval\(|new Function|DOMParser|setAttribute\(\"(on|style)"
 

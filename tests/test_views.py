@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from marft.game.reading import RefusedError, whole
-from marft.types import Observation
+from marft.agents.reading import RefusedError, whole
+from marft.common.types import Observation
 
 
 def test_an_agent_is_shown_what_is_for_everybody_and_then_what_is_for_it_alone() -> None:

@@ -21,21 +21,21 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 from openai import OpenAI
 
 import marft
+from marft.agents.game import Attempt
+from marft.agents.rollout import play_all
+from marft.common.errors import RunError
+from marft.common.marks import Grammar
+from marft.common.types import ActionKey, Choice, Completion, Episode, Option, Prompt, Sampling, Versions
 from marft.config import load_recipe, parse_recipe
-from marft.engines.human import HumanSampler
 from marft.envs.tasks import tasks_of
-from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
-from marft.game.game import Attempt
-from marft.game.rollout import play_all
-from marft.gateway.client import Client
-from marft.marks import Grammar
-from marft.rollouts import LocalRollouts
+from marft.inference.human import HumanSampler
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import ActionKey, Choice, Completion, Episode, Option, Prompt, Sampling, Versions
+from marft.trainer.loop import train
+from marft_serve.gateway.client import Client
 from tests.chat_families import FAMILIES
 from tests.endpoint import says, serving
 from tests.helpers import recipe, settings
@@ -234,7 +234,7 @@ class TestClients:
         assert json.loads(str(call))["a"] in (1, 2)
         assert json.loads(str(form))["a"] in (1, 2)
 
-    @pytest.mark.parametrize("program", ["marft.examples.openai_team:solve", "tests.streaming_team:solve"])
+    @pytest.mark.parametrize("program", ["marft_serve.examples.openai_team:solve", "tests.streaming_team:solve"])
     def test_a_program_of_their_own_is_learned_from(self, tmp_path: Path, program: str) -> None:
         small = ("--training.steps", "2", "--rollout.tasks_per_step", "2", "--algorithm.critic.warmup_steps", "0")
         team = ("--team", f"{{ organization = 'program', call = '{program}' }}")

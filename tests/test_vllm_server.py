@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.engines.apart import vllm_server
-from marft.engines.apart.vllm_server import Server
-from marft.engines.apart.words import (
+from marft.inference.apart import vllm_server
+from marft.inference.apart.vllm_server import Server
+from marft.inference.apart.words import (
     Alive,
     Ask,
     Failed,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from marft.engines.apart import vllm_server
-from marft.engines.apart.words import Open
+from marft.inference.apart import vllm_server
+from marft.inference.apart.words import Open
 
 OPENED = Open("model", "bfloat16", 100, 7, 2, 16, 5, {"enforce_eager": True})
 TAKEN = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from marft.evaluation.worth.voting import affordable, answer_text, best, stated, voted
-from marft.types import Task
+from marft.common.types import Task
+from marft_lab.worth.voting import affordable, answer_text, best, stated, voted
 from tests.benches import attempt
 
 

@@ -13,8 +13,8 @@ from marft.envs.tasks import tasks_of
 from marft.runs.checkpoints import verify
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.traces.warm_start import warm_start
-from marft.training import train
+from marft.trainer.loop import train
+from marft_serve.traces.warm_start import warm_start
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.runs import Listening

@@ -17,7 +17,7 @@ from tests.nights import BY_NIGHT, NIGHT
 pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel: pip install 'marft[dev]'")
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "marft"
+SOURCE = ROOT / "src"
 Command = Callable[..., str]
 
 
@@ -54,14 +54,14 @@ def marft(unpacked: Path, tmp_path: Path) -> Command:
 
 def test_it_holds_every_file_of_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     ours = {
-        f"marft/{path.relative_to(SOURCE)}"
+        str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     held = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
     assert held == ours
     assert {"marft/recipes/demo.toml", "marft/examples/plugins.py", "marft/models/tiny/model.safetensors"} <= held
-    assert {"marft/py.typed", "marft/examples/first_team.ipynb"} <= held
+    assert {"marft/py.typed", "marft_lab/py.typed", "marft/examples/first_team.ipynb"} <= held
 
 
 def test_the_code_that_runs_is_the_wheels(marft: Command, unpacked: Path, tmp_path: Path) -> None:

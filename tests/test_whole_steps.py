@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.algorithms import PRESETS
-from marft.collection import collect
+from marft.agents.game import Attempt
+from marft.common.types import Episode, Observation, Task, Transition
 from marft.config.algorithm import merge
-from marft.game.game import Attempt
-from marft.rollouts import LocalRollouts
-from marft.types import Episode, Observation, Task, Transition
+from marft.config.algorithms import PRESETS
+from marft.rollout.collection import collect
+from marft.rollout.rollouts import LocalRollouts
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, steps_of
 from tests.dense.twins import POLICIES, Twins, differ, recipe, save_small_model

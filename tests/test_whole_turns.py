@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from marft import thoughts
-from marft.engines.messages import render_messages, render_text
-from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.engines.spelling import spelling_of
-from marft.game.agents import Agents
-from marft.game.chat import Chat
-from marft.game.live import Live
-from marft.game.rendering import Cut
+from marft.agents.agents import Agents
+from marft.agents.chat import Chat
+from marft.agents.live import Live
+from marft.agents.rendering import Cut
+from marft.common import thoughts
+from marft.common.types import Observation, Profile, Tool, ToolCall
+from marft.inference.messages import render_messages, render_text
+from marft.inference.renderer import ChatFormat, ChatRenderer
+from marft.inference.spelling import spelling_of
 from marft.models.control_tokens import spelled
-from marft.traces.record import TracedTurn, UnreadableError
-from marft.traces.turns import Thinking, turn_ids
-from marft.types import Observation, Profile, Tool, ToolCall
+from marft_serve.traces.record import TracedTurn, UnreadableError
+from marft_serve.traces.turns import Thinking, turn_ids
 from tests import sentencepiece_tokenizers as sentencepiece
 from tests.chat_families import FAMILIES, Family, chatml, format_of, tokenizer_of
 from tests.chat_templates import BEGINS, CHATML, HARMONY, QWEN3, THINK

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from marft.agents.game import Attempt, Game, Replay
+from marft.agents.organizations.turns import Turns
+from marft.agents.play import play
+from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.evaluation.metrics import episode_metrics
-from marft.game.game import Attempt, Game, Replay
-from marft.game.organizations.turns import Turns
-from marft.game.play import play
 from marft.runs.episodes import read_episodes, write_episodes
-from marft.types import Episode, JointAction, Observation, Step, Task
 from tests.fakes import FakeEngine, Script, game
 
 ATTEMPT = Attempt(Task("t", "begin"), "s")

@@ -12,12 +12,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marft.errors import EpisodeFailedError, RunError
-from marft.game.game import Attempt, Game
-from marft.game.team import Team
-from marft.types import Choice, Episode, Option, Sampling, Versions
-from marft.workers.client import Client
-from marft.workers.messages import (
+from marft.agents.game import Attempt, Game
+from marft.agents.team import Team
+from marft.common.errors import EpisodeFailedError, RunError
+from marft.common.types import Choice, Episode, Option, Sampling, Versions
+from marft.rollout.workers.client import Client
+from marft.rollout.workers.messages import (
     Answer,
     Broken,
     Choose,
@@ -34,8 +34,8 @@ from marft.workers.messages import (
     Sampled,
     Still,
 )
-from marft.workers.wire import Wire
-from marft.workers.worker import Worker
+from marft.rollout.workers.wire import Wire
+from marft.rollout.workers.worker import Worker
 from tests.test_worker_links import ATTEMPT, KEY, PROMPT, SAID
 
 
@@ -207,7 +207,7 @@ class TestAnEpisodeThere:
             await worker._play(Play(3, pickle.dumps(ATTEMPT)), cast("Team", "theirs"))
             return sent
 
-        monkeypatch.setattr("marft.workers.worker.play", play)
+        monkeypatch.setattr("marft.rollout.workers.worker.play", play)
         return asyncio.run(whole())
 
     def test_it_counts_as_live_until_it_is_over_and_comes_back_with_its_rewards_and_what_was_used(

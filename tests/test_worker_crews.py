@@ -13,22 +13,22 @@ from typing import Any, cast
 
 import pytest
 
-from marft.errors import RunError
-from marft.game.channels.last import Last
-from marft.game.engine import Sampler
-from marft.game.game import Attempt
-from marft.game.organizations.chain import Chain
-from marft.game.team import Team
-from marft.processes.starting import LocalStarter, NoRoomError
-from marft.types import Episode, Task
-from marft.workers import crew as crews
-from marft.workers import worker as workers
-from marft.workers.client import Client
-from marft.workers.crew import TRIES, Crew
-from marft.workers.messages import Begin, Cancelled, Change
-from marft.workers.rollouts import WorkerRollouts
-from marft.workers.tried import Playing, Tried
-from marft.workers.worker import Worker
+from marft.agents.channels.last import Last
+from marft.agents.engine import Sampler
+from marft.agents.game import Attempt
+from marft.agents.organizations.chain import Chain
+from marft.agents.team import Team
+from marft.common.errors import RunError
+from marft.common.processes.starting import LocalStarter, NoRoomError
+from marft.common.types import Episode, Task
+from marft.rollout.workers import crew as crews
+from marft.rollout.workers import worker as workers
+from marft.rollout.workers.client import Client
+from marft.rollout.workers.crew import TRIES, Crew
+from marft.rollout.workers.messages import Begin, Cancelled, Change
+from marft.rollout.workers.rollouts import WorkerRollouts
+from marft.rollout.workers.tried import Playing, Tried
+from marft.rollout.workers.worker import Worker
 from tests.helpers import until
 
 ATTEMPT = Attempt(Task("t/0", "begin"), "train/0")

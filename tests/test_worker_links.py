@@ -13,13 +13,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marft.errors import EpisodeFailedError
-from marft.game.engine import Sampler
-from marft.game.game import Attempt, Replay
-from marft.processes.child import Child
-from marft.types import ActionKey, Completion, Episode, Fork, Prompt, Sampling, Task
-from marft.workers.link import Link
-from marft.workers.messages import (
+from marft.agents.engine import Sampler
+from marft.agents.game import Attempt, Replay
+from marft.common.errors import EpisodeFailedError
+from marft.common.processes.child import Child
+from marft.common.types import ActionKey, Completion, Episode, Fork, Prompt, Sampling, Task
+from marft.rollout.workers.link import Link
+from marft.rollout.workers.messages import (
     Answer,
     Begin,
     Broken,
@@ -42,8 +42,8 @@ from marft.workers.messages import (
     Still,
     Turn,
 )
-from marft.workers.tried import LostError, Tried
-from marft.workers.wire import HEADER, Wire
+from marft.rollout.workers.tried import LostError, Tried
+from marft.rollout.workers.wire import HEADER, Wire
 
 KEY, BEGIN = ActionKey("s", "t", 0, 0, "a", 0), Begin(b"", b"", 0)
 PROMPT = Prompt(np.array([1, 2], np.int32), 3, ({"role": "user", "content": "hi"},))

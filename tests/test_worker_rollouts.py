@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from marft.game.rollout import as_it_is
-from marft.rollouts import LocalRollouts
-from marft.types import Episode
-from marft.workers.crew import GRACE_SECONDS, Crew
-from marft.workers.rollouts import WorkerRollouts
-from marft.workers.tried import Tried
+from marft.agents.rollout import as_it_is
+from marft.common.types import Episode
+from marft.rollout.rollouts import LocalRollouts
+from marft.rollout.workers.crew import GRACE_SECONDS, Crew
+from marft.rollout.workers.rollouts import WorkerRollouts
+from marft.rollout.workers.tried import Tried
 from tests.helpers import settings
 from tests.test_worker_crews import ATTEMPT, Starts
 
@@ -30,7 +30,7 @@ def test_a_crew_is_as_the_recipe_says_and_what_it_sets_aside_is_set_aside_for_th
     rollouts.set_aside, rollouts._starter = {}, Starts()
     rollouts._engine = cast("Any", "the engine")
     rollouts._samplers = cast("Any", SimpleNamespace(renderer=SimpleNamespace(formats={})))
-    monkeypatch.setattr("marft.workers.rollouts.Crew", Asked)
+    monkeypatch.setattr("marft.rollout.workers.rollouts.Crew", Asked)
     crew = asyncio.run(rollouts._begin(b"", cast("Any", ["a worker"])))
     assert (crew.tries, crew.patience, crew.engine) == (7, 11.0 + GRACE_SECONDS, "the engine")
     assert crew.starter is rollouts._starter
@@ -80,5 +80,5 @@ class TestTheGate:
                 await rollouts._play(cast("Any", None), [ATTEMPT], lambda _: None)
             assert gates == [gate] * 2
 
-        monkeypatch.setattr("marft.rollouts.play_all", play_all)
+        monkeypatch.setattr("marft.rollout.rollouts.play_all", play_all)
         asyncio.run(whole())

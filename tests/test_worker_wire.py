@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from marft.workers.messages import Still
-from marft.workers.wire import Wire
+from marft.rollout.workers.messages import Still
+from marft.rollout.workers.wire import Wire
 
 
 def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from marft.agents.game import Attempt
+from marft.common.errors import RunError
+from marft.common.types import Episode
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.bundled import bundled_names
 from marft.config.plugins import find_plugin
-from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
-from marft.forking.counterfactual import counterfactuals
-from marft.game.game import Attempt
-from marft.playing import Rollouts
-from marft.rollouts import LocalRollouts, open_rollouts
+from marft.rollout.forking.counterfactual import counterfactuals
+from marft.rollout.playing import Rollouts
+from marft.rollout.rollouts import LocalRollouts, open_rollouts
+from marft.rollout.workers.messages import Fault
+from marft.rollout.workers.rollouts import WorkerRollouts
 from marft.runs.folder import RunFolder
-from marft.training import train
-from marft.types import Episode
-from marft.workers.messages import Fault
-from marft.workers.rollouts import WorkerRollouts
+from marft.trainer.loop import train
 from tests.crews import crew, told
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT, NIGHT

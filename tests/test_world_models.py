@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.game.reading import stepped
-from marft.seeds import generator
-from marft.types import Episode, JointAction, Observation, Step, Task, Transition
-from marft.world_models.counts import Counts
-from marft.world_models.experience import Experience, Kept, read, write
-from marft.world_models.imagined import Imagined, drawn, flagged, was_cut
-from marft.world_models.interface import Lived, Outcome, Prediction, Situation, disagreement
-from marft.world_models.regression import Regression, features, hashed, ridge
-from marft.world_models.trust import Trust
-from marft.world_models.words import gone_on, lived_in, observation_of, observation_text
+from marft.agents.reading import stepped
+from marft.common.seeds import generator
+from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
+from marft_lab.world_models.counts import Counts
+from marft_lab.world_models.experience import Experience, Kept, read, write
+from marft_lab.world_models.imagined import Imagined, drawn, flagged, was_cut
+from marft_lab.world_models.interface import Lived, Outcome, Prediction, Situation, disagreement
+from marft_lab.world_models.regression import Regression, features, hashed, ridge
+from marft_lab.world_models.trust import Trust
+from marft_lab.world_models.words import gone_on, lived_in, observation_of, observation_text
 from tests.episodes import make_action
 
 WRITTEN = (

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from marft.evaluation.worth.options import PARTS, Options
-from marft.evaluation.worth.words import headline
-from marft.evaluation.worth.written import write_worth
+from marft.common.types import ActionKey
 from marft.runs.written import read_headline
-from marft.types import ActionKey
+from marft_lab.worth.options import PARTS, Options
+from marft_lab.worth.words import headline
+from marft_lab.worth.written import write_worth
 from tests.nights import BY_NIGHT
 from tests.number_teams import Played, accuracies, chance, heard_in, number_in
 

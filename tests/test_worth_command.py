@@ -12,9 +12,9 @@ import pytest
 
 import marft
 from marft.config import RunSettings
-from marft.gateway.client import Client
 from marft.runs.folder import RunFolder
 from marft.runs.removing import remove_run
+from marft_serve.gateway.client import Client
 from tests.gateways import ask
 from tests.helpers import recipe, settings
 from tests.nights import BY_NIGHT

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
+from marft.agents.game import Attempt
+from marft.agents.team import Team
+from marft.common.lineage import Lineage, Version
+from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft.evaluation.worth.ablation import ablation, donors_of, reworded
-from marft.evaluation.worth.arms import Arm, Player
-from marft.evaluation.worth.expected import expected, sentence
-from marft.evaluation.worth.leaving import leave_out
-from marft.evaluation.worth.options import Options
-from marft.evaluation.worth.scores import Row
-from marft.evaluation.worth.teams import Alone, Unheard
-from marft.game.game import Attempt
-from marft.game.team import Team
-from marft.lineage import Lineage, Version
 from marft.runs.stated import LINEAGE
-from marft.types import Action, Episode, Observation, Task, Transition
+from marft_lab.worth.ablation import ablation, donors_of, reworded
+from marft_lab.worth.arms import Arm, Player
+from marft_lab.worth.expected import expected, sentence
+from marft_lab.worth.leaving import leave_out
+from marft_lab.worth.options import Options
+from marft_lab.worth.scores import Row
+from marft_lab.worth.teams import Alone, Unheard
 from tests.benches import Told, told
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.common.marks import Mark
+from marft.common.types import Action, Episode, Observation, Task, Transition
+from marft.evaluation.guards.history import KINDS
 from marft.evaluation.writing.characters import character_shares, format_rates
 from marft.evaluation.writing.metrics import writing_metrics
 from marft.evaluation.writing.repetition import repetition
 from marft.evaluation.writing.scripts import other_script, scripts
-from marft.guards.history import KINDS
-from marft.marks import Mark
-from marft.types import Action, Episode, Observation, Task, Transition
 from tests.episodes import make_action
 
 TOKENS = st.lists(st.integers(3, 6), min_size=1, max_size=24)

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from marft.game.agents import Agent
-from marft.game.game import Attempt, Game
-from marft.game.play import play
-from marft.game.team import Team
-from marft.game.tool_sources import ToolSource, ToolUse
-from marft.sandbox.runner import isolation_problem
-from marft.tools.functions import FunctionSource
-from marft.types import ActionKey, Episode, Profile, Task
+from marft.agents.agents import Agent
+from marft.agents.game import Attempt, Game
+from marft.agents.play import play
+from marft.agents.sandbox.runner import isolation_problem
+from marft.agents.team import Team
+from marft.agents.tool_sources import ToolSource, ToolUse
+from marft.agents.tools.functions import FunctionSource
+from marft.common.types import ActionKey, Episode, Profile, Task
 from tests.fakes import FakeEngine, Script, ends, game
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from marft.agents.environment import tool
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.parts import EnvironmentPart
-from marft.game.environment import tool
-from marft.types import JointAction, Observation, Step, Task
 
 
 def add(a: int, b: int = 1) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from marft.thoughts import FAMILIES
-from marft.traces.reading import read_traces
-from marft.traces.record import Tally, TracedEpisode
+from marft.common.thoughts import FAMILIES
+from marft_serve.traces.reading import read_traces
+from marft_serve.traces.record import Tally, TracedEpisode
 
 Message = dict[str, Any]
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}

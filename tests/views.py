@@ -9,13 +9,13 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config.load import to_toml
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import MARK
-from marft.types import Episode, Fork, Observation, Task, Transition
-from marft.viewer.app import build
-from marft.viewer.indexing import IndexCache
-from marft.viewer.library import Library
+from marft_serve.viewer.app import build
+from marft_serve.viewer.indexing import IndexCache
+from marft_serve.viewer.library import Library
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from marft.common.seeds import derive_seed
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.envs.scripts import Cue
-from marft.seeds import derive_seed
-from marft.types import JointAction, Observation, Step, Task
 from tests.episodes import make_action
 
 

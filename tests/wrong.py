@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from pydantic import model_validator
 
+from marft.common.types import JointAction, Task
 from marft.config.parts import CreditPart, EnvironmentPart, OrganizationPart, SchedulePart
 from marft.config.plugins import Plugin
-from marft.learning.interfaces import CreditInputs, Credits
-from marft.types import JointAction, Task
+from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class NotAwaited(OrganizationPart):

@@ -8,11 +8,11 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
+from marft.agents.agents import Agents
+from marft.agents.environment import Split
+from marft.common.types import Action, JointAction, Observation, Task
 from marft.config.parts import EnvironmentPart, OrganizationPart
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.game.agents import Agents
-from marft.game.environment import Split
-from marft.types import Action, JointAction, Observation, Task
 
 NUMBER = re.compile(r"\d+")
 WORD = re.compile(r"[A-Za-z']+")

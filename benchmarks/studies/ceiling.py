@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from marft.agents.answers import find_answer
+from marft.agents.game import Attempt
+from marft.common.types import Episode
 from marft.config import RunSettings
 from marft.envs.tasks import tasks_of
-from marft.game.answers import find_answer
-from marft.game.game import Attempt
-from marft.rollouts import open_rollouts
-from marft.types import Episode
+from marft.rollout.rollouts import open_rollouts
 
 Verdict = Literal["right", "slip", "wrong"]
 TERMS = re.compile(r"-?\d+(?: [+-] \d+)*")

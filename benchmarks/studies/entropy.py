@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from recording import Job, Row, band, collapsed, interval, smooth, tidy
 
-from marft.algorithms import PRESETS
 from marft.config import load_recipe
+from marft.config.algorithms import PRESETS
 
 TABLES: Mapping[str, str] = {"0": "marft-paper-table4", "0.01": "marft-paper-table5", "0.1": "marft-paper-table3"}
 TEAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {

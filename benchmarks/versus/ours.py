@@ -16,17 +16,17 @@ from unittest.mock import patch
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from marft.collection import attempts_at
+from marft.common.types import Episode, Task
 from marft.config import parse_recipe
 from marft.config.parts import EnvironmentPart
 from marft.config.run import RunSettings
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
 from marft.models import formats
 from marft.models.formats import Format
-from marft.rollouts import LocalRollouts
-from marft.types import Episode, Task
+from marft.rollout.collection import attempts_at
+from marft.rollout.rollouts import LocalRollouts
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
 from versus.setting import INSTRUCTIONS, TARGETS, Setting, coin, questions, right
 
 

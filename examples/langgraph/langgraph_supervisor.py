@@ -13,7 +13,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command
 from langgraph_team import Clients, model_of
 
-from marft.types import Task
+from marft.common.types import Task
 
 MOST_NODES = 8
 

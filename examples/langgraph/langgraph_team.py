@@ -10,8 +10,8 @@ from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
-from marft.gateway.client import Client
-from marft.types import Task
+from marft.common.types import Task
+from marft_serve.gateway.client import Client
 
 Clients = Mapping[str, Client]
 

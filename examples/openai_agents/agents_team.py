@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from agents import Agent, AgentsException, OpenAIResponsesModel, RunConfig, Runner, function_tool
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from marft.gateway.client import Client
-from marft.types import Task
+from marft.common.types import Task
+from marft_serve.gateway.client import Client
 
 MOST_TURNS = 6
 UNTRACED = RunConfig(tracing_disabled=True)

@@ -9,8 +9,8 @@ from pydantic_ai import Agent, ToolOutput, UnexpectedModelBehavior, UsageLimitEx
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from marft.gateway.client import Client
-from marft.types import Task
+from marft.common.types import Task
+from marft_serve.gateway.client import Client
 
 MOST = UsageLimits(request_limit=6)
 

@@ -7,27 +7,27 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from marft.pools import wait_briefly
-from marft.version import __version__ as __version__
+from marft.common.pools import wait_briefly
+from marft.common.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from marft.agents.agents import Agents
+    from marft.agents.environment import tool
+    from marft.cli.python.commands import compare, evaluate, load_recipe, load_run, train
+    from marft.cli.python.run import Run
+    from marft.common.errors import RunError
+    from marft.common.observing import Observer
+    from marft.common.types import Action, Episode, JointAction, Observation, Step, Task
     from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart, SchedulePart
     from marft.config.plugins import Plugin
     from marft.config.run import RunSettings
-    from marft.errors import RunError
     from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation
-    from marft.game.agents import Agents
-    from marft.game.environment import tool
-    from marft.observing import Observer
-    from marft.python.commands import compare, evaluate, load_recipe, load_run, train
-    from marft.python.environments import check_environment
-    from marft.python.gateway import Gateway
-    from marft.python.run import Run
-    from marft.python.traces import score, sft
-    from marft.python.worth import worth
-    from marft.traces.scores import Scores
-    from marft.types import Action, Episode, JointAction, Observation, Step, Task
+    from marft_envs.api import check_environment
+    from marft_lab.python.worth import worth
+    from marft_serve.python.gateway import Gateway
+    from marft_serve.python.traces import score, sft
+    from marft_serve.traces.scores import Scores
 
 wait_briefly(os.environ)  # before torch is imported
 
@@ -42,20 +42,20 @@ _PLACES = {
     "marft.config.parts": ("CreditPart", "EnvironmentPart", "ObjectivePart", "OrganizationPart", "SchedulePart"),
     "marft.config.plugins": ("Plugin",),
     "marft.config.run": ("RunSettings",),
-    "marft.errors": ("RunError",),
+    "marft.common.errors": ("RunError",),
     "marft.evaluation.comparison": ("Comparison",),
     "marft.evaluation.evaluate": ("Evaluation",),
-    "marft.game.agents": ("Agents",),
-    "marft.game.environment": ("tool",),
-    "marft.observing": ("Observer",),
-    "marft.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train"),
-    "marft.python.environments": ("check_environment",),
-    "marft.python.gateway": ("Gateway",),
-    "marft.python.run": ("Run",),
-    "marft.python.traces": ("score", "sft"),
-    "marft.python.worth": ("worth",),
-    "marft.traces.scores": ("Scores",),
-    "marft.types": ("Action", "Episode", "JointAction", "Observation", "Step", "Task"),
+    "marft.agents.agents": ("Agents",),
+    "marft.agents.environment": ("tool",),
+    "marft.common.observing": ("Observer",),
+    "marft.cli.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train"),
+    "marft_envs.api": ("check_environment",),
+    "marft_serve.python.gateway": ("Gateway",),
+    "marft.cli.python.run": ("Run",),
+    "marft_serve.python.traces": ("score", "sft"),
+    "marft_lab.python.worth": ("worth",),
+    "marft_serve.traces.scores": ("Scores",),
+    "marft.common.types": ("Action", "Episode", "JointAction", "Observation", "Step", "Task"),
 }
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
+from marft.common.types import Action, ActionCredit, Episode, Observation, Task, ToolCall, Transition
 from marft.config.load import to_toml
 from marft.evaluation.report import write_report
-from marft.evaluation.worth.contributions import Contribution, Share
-from marft.evaluation.worth.resampling import Resampled
-from marft.evaluation.worth.scores import Row, Value
-from marft.evaluation.worth.session import Worth
-from marft.evaluation.worth.timeline import timeline
-from marft.evaluation.worth.written import write_worth
 from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import MARK, RunFolder
-from marft.types import Action, ActionCredit, Episode, Observation, Task, ToolCall, Transition
+from marft_lab.worth.contributions import Contribution, Share
+from marft_lab.worth.resampling import Resampled
+from marft_lab.worth.scores import Row, Value
+from marft_lab.worth.session import Worth
+from marft_lab.worth.timeline import timeline
+from marft_lab.worth.written import write_worth
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.declared import Declared
-from marft.evaluation.worth.contributions import Contribution
-from marft.evaluation.worth.timeline import timeline
+from marft.common.declared import Declared
+from marft.common.types import Action, ActionCredit, Choice, Episode, Observation, Option, Task, ToolCall, Transition
 from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log
-from marft.types import Action, ActionCredit, Choice, Episode, Observation, Option, Task, ToolCall, Transition
+from marft_lab.worth.contributions import Contribution
+from marft_lab.worth.timeline import timeline
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from marft.runs.folder import RunFolder
-from marft.viewer.access import POLICY
-from marft.viewer.indexing import IndexCache
-from marft.viewer.serving import Viewer
+from marft_serve.viewer.access import POLICY
+from marft_serve.viewer.indexing import IndexCache
+from marft_serve.viewer.serving import Viewer
 from tests.browser.conftest import Seen, loop_of, playwright, watched
 from tests.browser.hostile_run import NAME, make_hostile
 from tests.nights import NIGHT

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from marft.metrics import CATALOGUE
-from marft.viewer.serving import Viewer
+from marft.common.metrics import CATALOGUE
+from marft_serve.viewer.serving import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 
 pytestmark = pytest.mark.slow

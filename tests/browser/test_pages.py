@@ -13,8 +13,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from marft.runs.folder import RunFolder
-from marft.viewer.indexing import IndexCache
-from marft.viewer.serving import Viewer
+from marft_serve.viewer.indexing import IndexCache
+from marft_serve.viewer.serving import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 from tests.browser.played_team import HOSTILE, STEPS, log_step, make_run
 from tests.nights import NIGHT

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
-from marft.viewer.indexing import IndexCache
-from marft.viewer.serving import Viewer
+from marft_serve.viewer.indexing import IndexCache
+from marft_serve.viewer.serving import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 from tests.browser.played_team import STEPS, evaluate, make_run
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from marft.marks import Mark
-from marft.segments import Restart
-from marft.types import Action, ActionKey, Choice, Episode, Fork, Observation, Option, Task, Transition
+from marft.common.marks import Mark
+from marft.common.segments import Restart
+from marft.common.types import Action, ActionKey, Choice, Episode, Fork, Observation, Option, Task, Transition
 
 LogProbs = Callable[[Action], list[float]]  # what the policies say of an action's decisions
 ROLES = ("planner", "solver", "judge")

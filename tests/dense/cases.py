@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marft.types import Action, Episode
+from marft.common.types import Action, Episode
 from tests.dense.rewards import Pay
 
 EQUAL = EPSILON = 1e-8

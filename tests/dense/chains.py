@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marft.types import Action
+from marft.common.types import Action
 from tests.dense.cases import Case, Judged, Rows, roots_of
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, silu
 
-from marft.types import Action
+from marft.common.types import Action
 from tests.dense.model import Base, merged, stretches
 from tests.dense.optimizer import AdamW, Gradients, clipped, norm_of
 

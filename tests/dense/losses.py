@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marft.types import Action
+from marft.common.types import Action
 from tests.dense.model import Scores
 
 LIMIT = 20.0  # nats: log-ratios are cut here

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from marft.types import Action
+from marft.common.types import Action
 
 Weights = Mapping[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""What is drawn: the order of minibatches and of turns, from the documented streams (``marft.seeds``). Data, no more."""
+"""What is drawn: the order of minibatches and of turns, from the documented streams (``marft.common.seeds``). Data, no more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marft import seeds
+from marft.common import seeds
 
 Part = np.ndarray  # indices
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marft import seeds
-from marft.types import Action, ActionKey, Episode
+from marft.common import seeds
+from marft.common.types import Action, ActionKey, Episode
 from tests.dense.cases import EQUAL, Case, Judged
 from tests.dense.losses import Row
 from tests.dense.model import Scores, score

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marft.types import Episode
+from marft.common.types import Episode
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marft.common.types import Action, Episode
 from marft.config.run import RunSettings
-from marft.types import Action, Episode
 from tests.dense import orders
 from tests.dense.cases import Case, Judged
 from tests.dense.credit import judge

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marft.algorithms import PRESETS
+from marft.common.types import Episode
 from marft.config.algorithm import merge
-from marft.forking.counterfactual import Counterfactuals
-from marft.forking.crossed import Crossed
-from marft.forking.tree import Candidates
-from marft.types import Episode
+from marft.config.algorithms import PRESETS
+from marft.rollout.forking.counterfactual import Counterfactuals
+from marft.rollout.forking.crossed import Crossed
+from marft.rollout.forking.tree import Candidates
 from tests.dense.report import Report
 from tests.dense.twins import Twins, assert_same, snapshot
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from marft.common.types import Action, Episode
 from marft.config import RunSettings
-from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
 from marft.models.pool import Models
-from marft.types import Action, Episode
+from marft.trainer.interfaces import Progress
+from marft.trainer.learner import Learner
 from tests.dense.batch import Writer
 from tests.dense.critic import Critic
 from tests.dense.model import Base, Policy

@@ -66,6 +66,7 @@ class Names:
     times: Sequence[str]
     metrics: Mapping[str, str]
     keys: Mapping[str, str]
+    values: Mapping[str, str]
     files: Mapping[str, str]
 
     @classmethod
@@ -87,9 +88,13 @@ def renamed(name: str, table: Mapping[str, str]) -> str:
     return name
 
 
-def command(run: Run, name: str, output: Path, *, short: bool, keys: Mapping[str, str]) -> list[str]:
-    """Return the arguments of ``marft`` that train a run, with keys renamed."""
+def command(
+    run: Run, name: str, output: Path, *, short: bool, keys: Mapping[str, str] = {}, values: Mapping[str, str] = {}
+) -> list[str]:
+    """Return the arguments of ``marft`` that train a run, with keys and what their values name renamed."""
     changes = {"training.steps": str(run.steps), "evaluation.every": "0", **run.changes, **(SHORT if short else {})}
+    for old, new in values.items():
+        changes = {key: value.replace(old, new) for key, value in changes.items()}
     options = [word for key, value in changes.items() for word in (f"--{renamed(key, keys)}", value)]
     return ["train", run.recipe, "--overwrite", "--output", str(output), "--name", name, *options]
 
@@ -230,12 +235,15 @@ def main() -> None:
     shutil.rmtree(output, ignore_errors=True)
     pythons = {"reference": tree / ".venv" / "bin" / "python", "present": Path(sys.executable)}
     runs = options.only or list(RUNS)
-    changed = {"reference": {}, "present": names.keys}
+    tables: dict[str, dict[str, Mapping[str, str]]] = {
+        "reference": {},
+        "present": {"keys": names.keys, "values": names.values},
+    }
     with ThreadPoolExecutor() as both:
         sides = [
             both.submit(
                 train, python,
-                [command(RUNS[run], run, output / side, short=options.short, keys=changed[side]) for run in runs],
+                [command(RUNS[run], run, output / side, short=options.short, **tables[side]) for run in runs],
                 output / side,
             )
             for side, python in pythons.items()

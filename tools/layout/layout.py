@@ -1,4 +1,4 @@
-"""Hold the code to the layout that ``rooms.toml`` plans.
+"""Hold the code to its layout: rooms of the core, each importing those before it, and satellites after them.
 
 ::
 
@@ -16,7 +16,6 @@ import ast
 import io
 import re
 import tokenize
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,10 +23,27 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "marft"
-LOOP = "marft.training"
+SOURCE = ROOT / "src"
+ROOMS = (
+    "common",
+    "config",
+    "models",
+    "agents",
+    "inference",
+    "rewards",
+    "envs",
+    "runs",
+    "rollout",
+    "evaluation",
+    "trainer",
+    "cli",
+)
+TOP = "cli"  # where modules are that stand beside the rooms: the Python API, examples
+SATELLITES = ("marft_envs", "marft_serve", "marft_lab")
+ORDER = (*ROOMS, *SATELLITES)
+LOOP = "marft.trainer.loop"
 KNOWN = Path(__file__).parent / "wrong_way.txt"  # imports that still point the wrong way
-TEXT = re.compile(r"[\"'](marft\.[\w.]+(?::\w+)?)[\"']")
+TEXT = re.compile(r"[\"'](marft(?:_\w+)?\.[\w.]+(?::\w+)?)[\"']")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,7 +68,7 @@ class Import:
 @cache
 def modules() -> Mapping[str, Path]:
     """Return the file of each module, by its name."""
-    paths = {file: file.relative_to(SOURCE.parent).with_suffix("").parts for file in SOURCE.rglob("*.py")}
+    paths = {file: file.relative_to(SOURCE).with_suffix("").parts for file in SOURCE.rglob("*.py")}
     return {".".join(parts).removesuffix(".__init__"): file for file, parts in paths.items()}
 
 
@@ -107,46 +123,27 @@ def _names_in(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield _module_of(alias.name), alias.name
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Rooms of the core in their order, then satellites, each with the modules that go there."""
+def place_of(module: str) -> str:
+    """Return the room of a module of the core, or the satellite that it is in.
 
-    core: Mapping[str, list[str]]
-    satellites: Mapping[str, list[str]]
+    >>> [place_of(module) for module in ("marft.trainer.loop", "marft_lab.flows.board", "marft", "marft.examples.demo")]
+    ['trainer', 'marft_lab', 'cli', 'cli']
+    """
+    package, _, rest = module.partition(".")
+    if package != "marft":
+        return package
+    room = rest.partition(".")[0]
+    return room if room in ROOMS else TOP
 
-    @classmethod
-    def read(cls) -> Layout:
-        table = tomllib.loads((Path(__file__).parent / "rooms.toml").read_text(encoding="utf-8"))
-        return cls(table["core"], table["satellites"])
 
-    @property
-    def order(self) -> list[str]:
-        return [*self.core, *self.satellites]
-
-    def place(self, module: str) -> str:
-        """Return the room or satellite of a module.
-
-        Raises:
-            KeyError: the table has no place for it.
-        """
-        places = {
-            name: place for table in (self.core, self.satellites) for place, names in table.items() for name in names
-        }
-        name = module.removeprefix("marft").removeprefix(".")
-        while name not in places:
-            if not name.rpartition(".")[0]:
-                raise KeyError(f"tools/layout/rooms.toml has no room for {module}")
-            name = name.rpartition(".")[0]
-        return places[name]
-
-    def wrong_way(self) -> list[Import]:
-        """Return the imports from a room to one after it. Plugins are named in strings, which do not count."""
-        height = {place: number for number, place in enumerate(self.order)}
-        return [
-            found
-            for found in imports()
-            if not found.text and height[self.place(found.imported)] > height[self.place(found.importer)]
-        ]
+def wrong_way() -> list[Import]:
+    """Return the imports from a room to one after it. Names in strings, such as those of plugins, do not count."""
+    height = {place: number for number, place in enumerate(ORDER)}
+    return [
+        found
+        for found in imports()
+        if not found.text and height[place_of(found.imported)] > height[place_of(found.importer)]
+    ]
 
 
 def code_lines(file: Path) -> int:
@@ -194,20 +191,19 @@ def main() -> None:
         lines = sum(len(modules()[name].read_text(encoding="utf-8").splitlines()) for name in reached)
         print(f"{LOOP} imports {len(reached)} modules of {lines:,} lines")
         return
-    layout = Layout.read()
-    wrong = layout.wrong_way()
+    wrong = wrong_way()
     if asked.remember:
         KNOWN.write_text("".join(f"{found}\n" for found in wrong), encoding="utf-8")
         return
     counts: Counter[str] = Counter()
     for name, file in modules().items():
-        counts[layout.place(name)] += code_lines(file)
-    for place in layout.order:
+        counts[place_of(name)] += code_lines(file)
+    for place in ORDER:
         print(f"{place:12} {counts[place]:7,} lines of code")
-    print(f"{'the core':12} {sum(counts[place] for place in layout.core):7,}")
+    print(f"{'the core':12} {sum(counts[place] for place in ROOMS):7,}")
     print(f"\n{len(wrong)} imports point the wrong way")
     for found in wrong:
-        print(f"  {layout.place(found.importer)} → {layout.place(found.imported)}: {found}")
+        print(f"  {place_of(found.importer)} → {place_of(found.imported)}: {found}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 ::
 
     python tools/layout/move.py moves.toml                                 # old = "new", under [moves]
-    python tools/layout/move.py marft.config.dyna=marft.world_models.settings
+    python tools/layout/move.py marft.config.dyna=marft_lab.world_models.settings
 
 A package moves with all that is in it. Run ``ruff check --fix`` and ``ruff format`` afterwards, to sort imports.
 """
@@ -85,7 +85,7 @@ def rewritten(text: str, moves: Mapping[str, str], python: bool) -> str:
     paths = {path_of(old).as_posix(): path_of(new).as_posix() for old, new in moves.items()}
     inner = {old.removeprefix("src/marft/"): new.removeprefix("src/marft/") for old, new in paths.items()}
     text = _replaced(text, moves, r"(?<![\w./-])", r"(?!\w)")
-    text = _replaced(text, paths, r"(?<![\w.-])", r"(?=\.py\b|/|\"|`)")
+    text = _replaced(text, paths, r"(?<![\w.-])", r"(?=\.py\b|/|\"|`|\))")
     return _replaced(text, inner, r"(?<=[\"`])", r"(?=\.py[\"`:])")
 
 

@@ -15,19 +15,19 @@ from pathlib import Path
 from keys import inner_tables, keys_of
 from papers import page as papers_page
 
-from marft.algorithms import ABOUT
+from marft.common.metrics.page import page as metrics_page
+from marft.common.registry import bundled_parts
 from marft.config.algorithm import AlgorithmSettings
-from marft.config.federation import FederationSettings
+from marft.config.algorithms import ABOUT
 from marft.config.parts import CombinerPart, MemoryPart
 from marft.config.plugins import TAGS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from marft.envs.gradings import GRADINGS
-from marft.evaluation.safety.suite import SuiteSettings
-from marft.metrics.page import page as metrics_page
-from marft.registry import bundled_parts
 from marft.rewards.terms import Term
+from marft_lab.federated.settings import FederationSettings
+from marft_lab.safety.suite import SuiteSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 SECTIONS = {  # kinds of parts: where a recipe names them
@@ -78,8 +78,8 @@ def settings() -> str:
         "# Every key",
         "",
         "All keys of a recipe: what each takes, what it is when it is not given, and what it means. How they go",
-        "together is told in [recipes](recipes.md). `marft train recipe.toml --dry-run` prints a recipe with all of",
-        "them. (This page is written by `python tools/site/pages.py`, from the code.)",
+        "together is told in [recipes](recipes.md). `marft train recipe.toml --dry-run` prints a recipe with all",
+        "keys of the tables that it has. (This page is written by `python tools/site/pages.py`, from the code.)",
         "",
         "A key without a default must be given, but for `name`, `team`, `channel`, `algorithm`, `engine` and `sinks`.",
         'Where a default is "its own", the key is a table with defaults of its own, further down. Defaults of',

@@ -15,15 +15,15 @@ import torch
 from demonstrations import INSTRUCTIONS, QUESTION, Demonstration, Expression, act, reason, solve
 from train import encode
 
+from marft.agents.rendering import Message, compose
+from marft.common.types import Profile
 from marft.config.models import ModelSettings
 from marft.envs.splits import split_of
-from marft.game.rendering import Message, compose
 from marft.models.backbone import Backbone
 from marft.models.formats import load_tokenizer
 from marft.models.loading import load_backbone
 from marft.models.log_probs import scaled_logits
 from marft.models.packed_rows import PackedRows
-from marft.types import Profile
 
 
 def held_out(random: Random, terms: int) -> Expression:

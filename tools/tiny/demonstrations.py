@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
+from marft.agents.rendering import Message, compose
+from marft.common.types import Profile
 from marft.envs.splits import split_of
-from marft.game.rendering import Message, compose
-from marft.types import Profile
 
 QUESTION = "State the final answer to the following arithmetic problem: {} ="
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
-from marft.game.rendering import exchange
-from marft.types import ToolCall
+from marft.agents.rendering import exchange
+from marft.common.types import ToolCall
 
 QUESTIONS = 12
 BETWEEN = ((" ", ", "), (" ", "; "), (": ", "\n"), (" ", "\n"), (" is ", ". "), (" ", " "))

@@ -27,17 +27,17 @@ from checkpoint import CONTEXT, END, HIDDEN, INTERMEDIATE, Row, build_model, fit
 from practice import practice, words_of
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from marft.agents.game import Attempt
+from marft.agents.rendering import exchange
 from marft.config.bundled import bundled_names
 from marft.config.load import load_recipe
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.engines.messages import schema
 from marft.evaluation.intervals import wilson
-from marft.game.game import Attempt
-from marft.game.rendering import exchange
+from marft.inference.messages import schema
 from marft.models.formats import load_format
-from marft.rollouts import LocalRollouts
-from marft.scripted import ScriptedTeam, Spoken
+from marft.rollout.rollouts import LocalRollouts
+from marft_lab.scripted import ScriptedTeam, Spoken
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "src/marft/models"

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from marft.runs.episodes import read_episodes
-from marft.tracing.cast import Cast
-from marft.tracing.episode import Tracer
-from marft.tracing.recorded import Recording
+from marft_serve.tracing.cast import Cast
+from marft_serve.tracing.episode import Tracer
+from marft_serve.tracing.recorded import Recording
 
 STARTS_WITHIN = 180  # seconds
 ASK = """

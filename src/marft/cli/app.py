@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from marft.registry import registered
-from marft.version import __version__
+from marft.common.registry import registered
+from marft.common.version import __version__
 
 
 def group(**attributes: Any) -> typer.Typer:

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from rich.progress import Progress
 from rich.text import Text
 
-from marft import atomic
+from marft.agents.environment import Split
 from marft.cli.console import INTERRUPTED, in_bold, wide_console
 from marft.cli.errors import beside
 from marft.cli.listings import preset
 from marft.cli.output import How, output
+from marft.common import atomic
+from marft.common.texts import one_line, visible
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.consulting import unlearned_replies
 from marft.config.run import check_room, idle_kl_stop, refuse_missing_packages, refuse_nothing_to_train
 from marft.envs.tasks import NoTasksError, refuse_too_few_steps, tasks_of
 from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance
-from marft.game.environment import Split
 from marft.runs.folder import RunFolder
 from marft.runs.going_on import resumed_or_started
-from marft.texts import one_line, visible
 
 if TYPE_CHECKING:
     from marft.models.formats import Format
@@ -72,7 +72,7 @@ def train(
     beside(folder.path)
     quieten()
     from marft.evaluation.report import write_report
-    from marft.training import train as run_training
+    from marft.trainer.loop import train as run_training
 
     roles, steps = [agent.role for agent in run.agents], run.training.steps
     with output(how) as out:
@@ -125,10 +125,10 @@ def _check_parts(run: RunSettings, formats: Mapping[str, Format]) -> None:
     Raises:
         ValueError: training would refuse the recipe.
     """
-    from marft.endpoints.client import Endpoint
-    from marft.game_parts import check_agent, open_terms
-    from marft.samplers import renderer_of
-    from marft.tools.skills import read_skill
+    from marft.agents.tools.skills import read_skill
+    from marft.envs.game_parts import check_agent, open_terms
+    from marft.inference.endpoints.client import Endpoint
+    from marft.inference.samplers import renderer_of
 
     renderer = renderer_of(run, formats)
     check_room(run, {policy: format.context for policy, format in renderer.formats.items()})
@@ -166,8 +166,8 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
         raise ValueError("--algorithms: name at least one, for example marft,grpo")
     algorithms = [own if name == own.name else preset(name).model_copy(update={"reward": own.reward}) for name in names]
     quieten()
-    from marft.evaluation import replay_page
-    from marft.evaluation.replay import replay as run_replay
+    from marft.trainer import replay_page
+    from marft.trainer.replay import replay as run_replay
 
     with bar("crediting") as advance:
         advance(len(algorithms))

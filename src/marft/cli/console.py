@@ -12,8 +12,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from marft.common.texts import one_line, visible
 from marft.evaluation.compare import between, number, passes_cells, percent
-from marft.texts import one_line, visible
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status of what Ctrl-C has ended
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marft.cli.commands import console
-from marft.engines.apart.installing import install as make_environment
+from marft.inference.apart.installing import install as make_environment
 
 
 def install(engine: str, *, cpu: bool) -> None:

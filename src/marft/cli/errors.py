@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from marft.atomic import OWN, write_file
-from marft.errors import RunError
-from marft.faults import deliberate, described, place_of
-from marft.texts import cut, storable, visible
-from marft.version import __version__
+from marft.common.atomic import OWN, write_file
+from marft.common.errors import RunError
+from marft.common.faults import deliberate, described, place_of
+from marft.common.texts import cut, storable, visible
+from marft.common.version import __version__
 
 DEBUG = "--debug"  # with any command: print the traceback of an error
 LONGEST = 4000  # characters of a message in the terminal

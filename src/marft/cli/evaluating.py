@@ -159,8 +159,8 @@ def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:
         ValueError: it is none of them.
     """
     if (path / "team.json").is_file():
-        from marft.export.loading import check_bases, settings_of
-        from marft.export.manifest import load_export
+        from marft.runs.export.loading import check_bases, settings_of
+        from marft.runs.export.manifest import load_export
 
         export = load_export(path)
         others = overrides_of_others(overrides, (*TABLES, "policies"))  # what was left out of it is given so

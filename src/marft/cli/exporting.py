@@ -20,9 +20,9 @@ def export(
     folder = RunFolder.open(run)
     beside(folder.path)
     quieten()
-    from marft.export.manifest import RECIPE
-    from marft.export.recipe import trust_flag
-    from marft.export.writing import export_run
+    from marft.runs.export.manifest import RECIPE
+    from marft.runs.export.recipe import trust_flag
+    from marft.runs.export.writing import export_run
 
     written = export_run(
         folder, checkpoint, output, merged=merged, force=force, into=into,
@@ -35,6 +35,6 @@ def export(
 def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:
     """``marft push``."""
     quieten()
-    from marft.export.push import push as run_push
+    from marft.runs.export.push import push as run_push
 
     console.print(f"see {run_push(path, repo_id, private=private, token=token)}", soft_wrap=True)

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.prompt import Prompt
 
 from marft.cli.console import in_bold, wide_console
+from marft.cli.starter import environment
+from marft.cli.starter.environment import write_environment
+from marft.cli.starter.files import DATA, FILES, TINY, Plan, commands, refuse_taken, write
+from marft.cli.starter.tables import Table, columns_of, guess, invented, look_at
+from marft.cli.starter.teams import SHAPES
 from marft.config.settings import did_you_mean
-from marft.starter import environment
-from marft.starter.environment import write_environment
-from marft.starter.files import DATA, FILES, TINY, Plan, commands, refuse_taken, write
-from marft.starter.tables import Table, columns_of, guess, invented, look_at
-from marft.starter.teams import SHAPES
 
 T = TypeVar("T")
 KINDS = ("team", "environment")

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from marft.algorithms import ABOUT
 from marft.cli.console import wide_console
+from marft.common.texts import one_line
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.algorithms import ABOUT
 from marft.config.bundled import bundled, bundled_about, bundled_names
 from marft.config.plugins import Plugin, find_plugin, plugin_names
 from marft.config.settings import did_you_mean
-from marft.sources import OURS, source_of
-from marft.texts import one_line
+from marft.config.sources import OURS, source_of
 
 ROOMY = 150  # columns in which every part of an algorithm has one of its own
 READABLE = 100  # columns of names, however wide the terminal

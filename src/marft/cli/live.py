@@ -11,23 +11,23 @@ from rich.panel import Panel
 from rich.prompt import IntPrompt, Prompt
 from rich.text import Text
 
+from marft.agents.game import Attempt, Game
+from marft.agents.play import play
+from marft.agents.rendering import Message
 from marft.cli.outcomes import outcome_of
+from marft.common.errors import RunError
+from marft.common.texts import one_line, visible
+from marft.common.types import Action, Episode, Observation
 from marft.config import RunSettings
 from marft.config.settings import did_you_mean
-from marft.engines.human import HumanSampler
 from marft.envs.tasks import tasks_of
-from marft.errors import RunError
 from marft.evaluation.again import Again
 from marft.evaluation.session import find_checkpoint
-from marft.game.game import Attempt, Game
-from marft.game.play import play
-from marft.game.rendering import Message
-from marft.rollouts import LocalRollouts
+from marft.inference.human import HumanSampler
+from marft.rollout.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
 from marft.runs.folder import RunFolder
 from marft.runs.stated import told_at
-from marft.texts import one_line, visible
-from marft.types import Action, Episode, Observation
 
 
 class Screen:

@@ -16,8 +16,8 @@ from typing import TextIO
 from marft.cli.sparks import Eta
 from marft.cli.streams import unbroken
 from marft.cli.terminal import Interruptible
-from marft.texts import storable
-from marft.types import Episode
+from marft.common.texts import storable
+from marft.common.types import Episode
 
 SCHEMA = 1  # which grows when an object loses a key, or one means something else
 

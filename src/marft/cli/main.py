@@ -7,10 +7,10 @@ import sys
 from io import TextIOWrapper
 
 import marft.cli.search_path  # noqa: F401 (before all libraries)
-from marft import user_modules
 from marft.cli.app import app, with_paths_at_home
 from marft.cli.spoken import beginning, engines, exporting, learning, looking  # noqa: F401 (importing them makes the commands)
-from marft.texts import visible
+from marft.common import user_modules
+from marft.common.texts import visible
 
 with_paths_at_home(app)
 

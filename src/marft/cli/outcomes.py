@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from marft.texts import one_line, visible
-from marft.types import Episode
+from marft.common.texts import one_line, visible
+from marft.common.types import Episode
 
 SUCCESS = {True: ("solved", "green"), False: ("not solved", "red"), None: ("success unknown", "dim")}
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from marft.cli.outcomes import SUCCESS
-from marft.texts import cut, one_line
-from marft.types import Episode
+from marft.common.texts import cut, one_line
+from marft.common.types import Episode
 
 TASK_SHOWN, SAID_SHOWN = 160, 400  # characters
 

@@ -14,6 +14,8 @@ from rich.text import Text
 from marft.cli.console import in_bold, wide_console
 from marft.cli.errors import beside
 from marft.cli.outcomes import SUCCESS, outcome_of
+from marft.common.texts import cut, one_line, visible
+from marft.common.types import Action, Episode
 from marft.config.settings import did_you_mean
 from marft.evaluation.prompts import Recorded
 from marft.evaluation.remembering import known_tokens, newly_seen
@@ -29,8 +31,6 @@ from marft.evaluation.transcripts import (
 )
 from marft.runs.episodes import sessions_in
 from marft.runs.folder import RunFolder, step_of
-from marft.texts import cut, one_line, visible
-from marft.types import Action, Episode
 
 ANSWER_SHOWN = 80  # characters of an answer in a table
 COLOURS = {"+": "green", "-": "red", "@": "cyan"}  # of lines of a diff

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from marft.guards.history import RETURNED
-from marft.metrics import named
-from marft.texts import one_line
+from marft.common.metrics import named
+from marft.common.texts import one_line
+from marft.evaluation.guards.history import RETURNED
 
 TEAM = (
     "sft/loss", "sft/held_out_loss",

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TextIO
 
-from marft.atomic import OWN, write_file
 from marft.cli import errors
+from marft.common.atomic import OWN, write_file
 
 RUNS = {"train", "sft", "eval", "synthesize", "federate", "serve", "shadow", "score", "league", "worth", "view"}
 FAILED = 2

@@ -17,10 +17,10 @@ from marft.cli.console import wide_console
 from marft.cli.samples import sample
 from marft.cli.sparks import Eta, sparkline
 from marft.cli.steplines import AgentLines, team_line
+from marft.common.metrics import named
+from marft.common.observing import Observer
+from marft.common.types import Episode
 from marft.evaluation.transcripts import dropped
-from marft.metrics import named
-from marft.observing import Observer
-from marft.types import Episode
 
 UNBOUNDED = 10_000  # columns of a file or a pipe
 REASONS = 3  # why episodes were dropped, of a step's line

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.marks import Grammar
+from marft.common.types import Profile, Sampling
 from marft.config.folders import at_home
 from marft.config.names import Role
 from marft.config.settings import Count, CountOrNone, Few, Names, Plain, Positive, Settings
-from marft.marks import Grammar
-from marft.types import Profile, Sampling
 
 COLDEST = 0.001
 Strings = Annotated[tuple[str, ...], Strict(False)]

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.algorithms import PRESETS
+from marft.common.types import Normalisation
+from marft.config.algorithms import PRESETS
 from marft.config.parts import CreditPlugin, ObjectivePlugin, SchedulePlugin, TeammateWeightPlugin
 from marft.config.settings import (
     LARGEST,
@@ -23,7 +24,6 @@ from marft.config.settings import (
     Weight,
     did_you_mean,
 )
-from marft.types import Normalisation
 
 Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 LearningRate = Annotated[float, Field(ge=1e-12, le=1)]  # with less, weights do not move

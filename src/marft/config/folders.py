@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import AfterValidator
 
-from marft import user_modules
-from marft.user_modules import PROJECT, SOURCE
+from marft.common import user_modules
+from marft.common.user_modules import PROJECT, SOURCE
 
 FOLDER = "recipe_folder"  # what the folder is called in a recipe that is written down, and in validation contexts
 

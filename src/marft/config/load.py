@@ -12,7 +12,8 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from marft.atomic import regular
+from marft.common.atomic import regular
+from marft.common.user_modules import is_export
 from marft.config.algorithm import under_the_preset_named
 from marft.config.bundled import bundled, bundled_names
 from marft.config.changing import NAMED, pairs_of
@@ -22,7 +23,6 @@ from marft.config.keys import SECRET
 from marft.config.run import RunSettings
 from marft.config.secrets import censored, refuse_secrets
 from marft.config.settings import DEEPEST, closest, did_you_mean, too_deep
-from marft.user_modules import is_export
 
 PRESET = ["algorithm", "name"]
 ENGINE = ["engine", "kind"]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.atomic import read_text
+from marft.common.atomic import read_text
 from marft.config.algorithm import LearningRate
 from marft.config.endpoint import TeammateEndpoint
 from marft.config.folders import AtHome

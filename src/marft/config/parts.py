@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny
 
+from marft.common.types import Task
 from marft.config.plugins import Plugin, resolver
 from marft.config.settings import Few, Positive
-from marft.types import Task
 
 LEAST_CAPACITY = 16_384  # bytes of a memory
 LONGEST_SHARE = 16  # what part of a memory one text may take
@@ -121,14 +121,14 @@ class CreditPart(Plugin):
 
     @property
     def forking(self) -> object | None:
-        """How episodes are played again for its sake (:class:`marft.forking.interface.Forking`)."""
+        """How episodes are played again for its sake (:class:`marft.rollout.forking.interface.Forking`)."""
         return None
 
 
 class ObjectivePart(Plugin):
     """Base of objectives."""
 
-    reads_pairs: ClassVar[bool] = False  # its loss is one of comparisons (:mod:`marft.learning.objectives.pairs`)
+    reads_pairs: ClassVar[bool] = False  # its loss is one of comparisons (:mod:`marft.trainer.objectives.pairs`)
 
     @property
     def clip_width(self) -> float:
@@ -146,24 +146,24 @@ class TeammateWeightPart(Plugin):
 
 class SchedulePart(Plugin):
     """Base of schedules. ``correction`` is what policies that step earlier do to those later
-    (:class:`marft.learning.interfaces.UpdateSchedule`)."""
+    (:class:`marft.trainer.interfaces.UpdateSchedule`)."""
 
     correction: ClassVar[Literal["", "product", "preceding"]] = ""
 
 
 class FilterPart(Plugin):
     """Base of filters: what is left out of the episodes that a teacher has played, before any is imitated. ``refused``
-    is a pure function of them and of what is known of the recipe (:mod:`marft.synthesis.candidates`)."""
+    is a pure function of them and of what is known of the recipe (:mod:`marft_lab.synthesis.candidates`)."""
 
 
 class CheckPart(Plugin):
     """Base of checks: what a team must not do, or is made to do by an attack. ``found`` is a pure function of what it
-    did in an episode (:class:`marft.evaluation.safety.deeds.Deeds`): a sentence for each time."""
+    did in an episode (:class:`marft_lab.safety.deeds.Deeds`): a sentence for each time."""
 
 
 class ProposerPart(Plugin):
     """Base of proposers: where new instructions for an agent come from. ``propose`` is a pure function of what is known
-    (:class:`marft.profiles.proposals.Asked`), and of what a policy says that it asks."""
+    (:class:`marft_lab.profiles.proposals.Asked`), and of what a policy says that it asks."""
 
     @property
     def asks(self) -> Sequence[str]:
@@ -172,8 +172,8 @@ class ProposerPart(Plugin):
 
 
 class MemoryPart(Plugin):
-    """Base of memory systems. ``begin(count)`` makes an empty :class:`marft.memories.interface.Memory` that holds at
-    most ``room`` bytes; ``count`` says how many tokens a text has."""
+    """Base of memory systems. ``begin(count)`` makes an empty :class:`marft.agents.memories.interface.Memory` that
+    holds at most ``room`` bytes; ``count`` says how many tokens a text has."""
 
     edits: ClassVar[bool] = False  # a text that is written says how to change what is there, line by line
 
@@ -201,8 +201,8 @@ class MemoryPart(Plugin):
 
 
 class WorldModelPart(Plugin):
-    """Base of world models. ``fit(lived, seed)`` makes a :class:`marft.world_models.interface.WorldModel` of steps that
-    were lived, which ``predict(situation, action)`` says what may come of."""
+    """Base of world models. ``fit(lived, seed)`` makes a model of steps that were lived, which
+    ``predict(situation, action)`` says what may come of."""
 
 
 class CombinerPart(Plugin):
@@ -220,7 +220,7 @@ class CombinerPart(Plugin):
 
 
 class SinkPart(Plugin):
-    """Base of sinks. ``open`` makes a :class:`marft.sinks.interface.Sink`, on the thread that it is told on."""
+    """Base of sinks. ``open`` makes a :class:`marft.runs.loggers.interface.Sink`, on the thread that it is told on."""
 
     package: ClassVar[str] = ""  # that it needs
     extra: ClassVar[str] = ""  # of MARFT's, which brings the package; "": it is installed by its own name

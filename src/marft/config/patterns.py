@@ -10,8 +10,8 @@ import regex
 from pydantic import AfterValidator, Strict
 from pydantic_core import PydanticCustomError
 
+from marft.common.errors import EpisodeFailedError
 from marft.config.settings import are_names
-from marft.errors import EpisodeFailedError
 
 LONGEST = 2_000  # characters of a pattern
 SEARCH_SECONDS = 2.0  # through one text

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal
 
+from marft.common.processes.starting import LocalStarter, Starter
 from marft.config.sections import Section
-from marft.processes.starting import LocalStarter, Starter
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings

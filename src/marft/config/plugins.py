@@ -21,14 +21,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from marft.common.faults import described
+from marft.common.ownership import is_ours
+from marft.common.registry import registered
+from marft.common.user_modules import import_named
 from marft.config.folders import FOLDER, refuse_namesakes
 from marft.config.given import Given
 from marft.config.seams import SEAMS, class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
-from marft.faults import described
-from marft.ownership import is_ours
-from marft.registry import registered
-from marft.user_modules import import_named
 
 TAGS = {"organizations": "organization", "engines": "kind"}
 SINGULAR = {"memories": "memory"}  # of those that do not lose an s alone

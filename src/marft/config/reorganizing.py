@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from marft.atomic import read_text
+from marft.common.atomic import read_text
 from marft.config.consulting import without_helpers
 from marft.config.folders import at_home
 from marft.config.load import parse_recipe

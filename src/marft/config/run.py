@@ -203,7 +203,7 @@ class RunSettings(Settings):
     def section(self, cls: type[S]) -> S | None:
         """Return a section; None where the recipe does not set it.
 
-        >>> from marft.world_models.settings import DynaSettings
+        >>> from marft_lab.world_models.settings import DynaSettings
         >>> RunSettings.model_construct().section(DynaSettings) is None
         True
         """

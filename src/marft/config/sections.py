@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
+from marft.common.registry import registered
 from marft.config.plugins import load_registered
 from marft.config.settings import Settings
-from marft.registry import registered
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from marft.common.types import Task
 from marft.envs.scripts import Cue
-from marft.types import Task
 
 WRONG = "I do not know."
 

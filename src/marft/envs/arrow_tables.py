@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marft.atomic import regular
+from marft.common.atomic import regular
 from marft.config.settings import did_you_mean
 from marft.envs.text_tables import twice_in
 

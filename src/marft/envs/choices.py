@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
+from marft.agents.answers import bold_in, find_answer, statement_in, undecorated
+from marft.common.thoughts import outside_thoughts
 from marft.envs.grading import said_plainly
-from marft.game.answers import bold_in, find_answer, statement_in, undecorated
-from marft.thoughts import outside_thoughts
 
 _OF_OTHERS = re.compile(
     r"\b(?:all|none|neither|any|both|either|each) of (?:the|these|those)\b|\babove\b", re.IGNORECASE

@@ -15,6 +15,12 @@ import numpy as np
 from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.agents.answers import answer_in, stated_answer, undecorated, wordings
+from marft.agents.loop_threads import awaited_elsewhere
+from marft.agents.reading import RefusedError, flag, number
+from marft.agents.tasks import own_data
+from marft.common.faults import defined
+from marft.common.thoughts import outside_thoughts
 from marft.config.given import ImportPath
 from marft.config.plugins import import_path
 from marft.config.settings import CountOrNone, Filled, Fraction, NotNegative, Positive, did_you_mean
@@ -23,14 +29,8 @@ from marft.envs.grading import Cells, Grading, all_or_nothing, label_of, right_a
 from marft.envs.near_gradings import Fuzzy, Quantities
 from marft.envs.rows import written
 from marft.envs.single_turn import Grade
-from marft.faults import defined
-from marft.game.answers import answer_in, stated_answer, undecorated, wordings
-from marft.game.loop_threads import awaited_elsewhere
-from marft.game.reading import RefusedError, flag, number
-from marft.game.tasks import own_data
 from marft.rewards.comparing import close, contains, number_stated, scaled_numbers, token_f1, words_of
 from marft.rewards.grader import Grader
-from marft.thoughts import outside_thoughts
 
 NUMBER = re.compile(r"([0-9]{1,3})(?:\.0+)?")  # of a choice
 LETTER, LETTERS = re.compile("[A-Z]"), Choices(tuple(ascii_uppercase))

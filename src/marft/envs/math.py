@@ -11,6 +11,8 @@ from typing import Annotated
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.agents.environment import Split
+from marft.common.types import Task
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import CountOrNone, Filled, Positive
 from marft.envs.answering import Answering
@@ -20,9 +22,7 @@ from marft.envs.rows import FORMATS, TablePath, read_table
 from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import bare, split_of
-from marft.game.environment import Split
 from marft.rewards.grader import Grader
-from marft.types import Task
 
 MOST_STEPS = 32
 

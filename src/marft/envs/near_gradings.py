@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Strict
 
+from marft.agents.answers import answer_in, find_answer, stated_answer, undecorated
+from marft.common.thoughts import outside_thoughts
 from marft.config.settings import Fraction, NotNegative
 from marft.envs.grading import Cells, Grading, all_or_nothing, right_answers
 from marft.envs.single_turn import Grade
-from marft.game.answers import answer_in, find_answer, stated_answer, undecorated
 from marft.rewards.comparing import plain_words, similarity
 from marft.rewards.quantities import Quantity, quantities_in
-from marft.thoughts import outside_thoughts
 
 LONGEST = 2000  # characters that are compared; an answer that is longer is none
 DENIED = re.compile(r"\s*(?:(?:it|this|that)\s+is\s+)?(?:not|never|neither)\b", re.IGNORECASE)

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
+from marft.agents.answers import answer_in
 from marft.config.settings import did_you_mean
 from marft.envs.grading import label_of, said_plainly
 from marft.envs.rows import Row, written
-from marft.game.answers import answer_in
 from marft.rewards.units import unit_of
 
 Layout = Literal["auto", "math", "gsm8k", "aime", "olympiadbench", "verl", "columns"]

@@ -10,6 +10,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.agents.answers import find_answer
+from marft.agents.environment import Split
+from marft.common.types import Task
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import Plain
 from marft.envs.answering import Answering
@@ -17,9 +20,6 @@ from marft.envs.generators import Generator, Levels, Member, check, datasets_kno
 from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
-from marft.game.answers import find_answer
-from marft.game.environment import Split
-from marft.types import Task
 
 MOST_TASKS = 10_000_000
 PATIENCE = 1000  # draws without a new question of the wanted split before the data set counts as exhausted

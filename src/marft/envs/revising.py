@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from marft.agents.answers import stated_answer, states_answer, text_said
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.envs.single_turn import Grade
-from marft.game.answers import stated_answer, states_answer, text_said
-from marft.types import JointAction, Observation, Step, Task
 
 
 class Revising:

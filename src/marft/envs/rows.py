@@ -11,14 +11,14 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from marft.atomic import regular
+from marft.common.atomic import regular
+from marft.common.texts import cut, storable
 from marft.config.folders import from_recipe
 from marft.config.settings import did_you_mean
 from marft.envs.arrow_tables import parquet_rows, saved_rows
 from marft.envs.contents import content_of
 from marft.envs.data_sets import read_dataset
 from marft.envs.text_tables import LONGEST_NAME, csv_rows, json_rows, jsonl_rows, tsv_rows
-from marft.texts import cut, storable
 
 Cells = Mapping[str, object]
 MOST_COLUMNS = 100  # that a message looks among

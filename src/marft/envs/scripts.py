@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from marft.types import Task, Tool, ToolCall
+from marft.common.types import Task, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

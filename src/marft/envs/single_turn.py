@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from marft.game.answers import text_said
-from marft.types import JointAction, Observation, Step, Task
+from marft.agents.answers import text_said
+from marft.common.types import JointAction, Observation, Step, Task
 
 
 class Grade(NamedTuple):

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from marft.game.environment import Split
+from marft.agents.environment import Split
 
 Part = Literal["train", "validation", "test", "demonstrations"]
 

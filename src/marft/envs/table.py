@@ -11,6 +11,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Strict, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.agents.environment import Split
+from marft.common.types import Task
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import LARGEST, CountOrNone, Filled, Fraction, Settings
 from marft.envs.answering import Answering
@@ -21,9 +23,7 @@ from marft.envs.rows import Cells, Row, TablePath, read_table
 from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import bare, share_of
-from marft.game.environment import Split
 from marft.rewards.comparing import numbers_in
-from marft.types import Task
 
 
 class Shares(Settings):

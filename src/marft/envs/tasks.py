@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from marft.agents.environment import Environment, Split
+from marft.agents.reading import RefusedError, declared
+from marft.common.faults import described, place_of
+from marft.common.texts import storable
+from marft.common.types import Task
 from marft.config.plugins import Plugin
-from marft.faults import described, place_of
-from marft.game.environment import Environment, Split
-from marft.game.reading import RefusedError, declared
-from marft.texts import storable
-from marft.types import Task
 
 FEW = (
     "; where each task's own text says which split it is in (80 % training, 10 % validation, 10 % test), a few may "
@@ -97,7 +97,7 @@ def _twice(task: Task) -> str:
 
 def _problem(task: object) -> str:
     if not isinstance(task, Task):
-        return f"it is a {type(task).__name__}, not a marft.types.Task"
+        return f"it is a {type(task).__name__}, not a marft.common.types.Task"
     for name in ("id", "prompt"):
         text = getattr(task, name)
         if not isinstance(text, str):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from marft.atomic import regular
-from marft.texts import cut
+from marft.common.atomic import regular
+from marft.common.texts import cut
 
 Rows = Iterator[tuple[str, dict[str, object]]]
 LONGEST_NAME = 200  # characters of a column's name in a message

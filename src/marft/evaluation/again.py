@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+from marft.agents.environment import Split
+from marft.agents.game import Attempt
+from marft.common.types import Episode, Task
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
 from marft.evaluation.graph import find_episode
-from marft.forking.counterfactual import replay_around
-from marft.game.environment import Split
-from marft.game.game import Attempt
+from marft.rollout.forking.counterfactual import replay_around
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.types import Episode, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 from rich.table import Table
 from rich.text import Text
 
+from marft.common.texts import one_line
 from marft.evaluation.cohorts import named_cohorts
 from marft.evaluation.gates import Verdict, by_metric, shown
 from marft.evaluation.paired import Difference, paired
 from marft.evaluation.turned import Turned
-from marft.texts import one_line
 
 HEADINGS = ("tasks", "metric", "before", "after", "change", "95 % interval")
 

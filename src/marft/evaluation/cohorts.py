@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from marft.common.texts import storable
+from marft.common.types import Task
 from marft.config.settings import closest
 from marft.envs.contents import CONTENT
-from marft.texts import storable
-from marft.types import Task
 
 LONGEST = 100  # characters of a value that names a cohort
 

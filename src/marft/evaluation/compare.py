@@ -11,10 +11,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from marft.common.texts import one_line
 from marft.evaluation.definitions import check_tools
 from marft.evaluation.intervals import mean_interval, paired_difference
 from marft.runs.folder import RunFolder
-from marft.texts import one_line
 
 
 @dataclass(frozen=True, slots=True)

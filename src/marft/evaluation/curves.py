@@ -12,9 +12,9 @@ from matplotlib.colors import hsv_to_rgb, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from marft.common.metrics import Metric, everything, find, named
+from marft.common.texts import one_line
 from marft.evaluation.pages import plain_labels, svg
-from marft.metrics import Metric, everything, find, named
-from marft.texts import one_line
 
 FIRST = (
     "accuracy", "reward", "validation_accuracy", "validation_reward", "rewards/*", "own_reward", "policy_loss",

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from marft import atomic
-from marft.game.team import Team
+from marft.agents.team import Team
+from marft.common import atomic
 
 FILE = "tools.json"  # of a run: what its agents were told when it began
 SHOWN = 80  # characters of a definition, in messages

@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, cast, get_args
 
+from marft.agents.environment import Split
+from marft.agents.game import Attempt
+from marft.agents.team import Team
+from marft.common.types import Episode, Task
 from marft.envs.tasks import digest_of
 from marft.evaluation.cohorts import fields_of
 from marft.evaluation.definitions import Definitions
@@ -17,11 +21,7 @@ from marft.evaluation.showing import EXAMPLES, example
 from marft.evaluation.trajectories.attempts import solved_of
 from marft.evaluation.trajectories.measures import measured, over
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.game.environment import Split
-from marft.game.game import Attempt
-from marft.game.team import Team
-from marft.playing import Rollouts
-from marft.types import Episode, Task
+from marft.rollout.playing import Rollouts
 
 Interval = tuple[float, float]
 Mode = Literal["greedy", "sampled"]

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marft.common.metrics import find
 from marft.evaluation.cohorts import cohorts_of, named_cohorts
 from marft.evaluation.intervals import Z95_ONE_SIDED, bounds_of_gain
 from marft.evaluation.paired import Difference, paired
 from marft.evaluation.shares import clustered
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.metrics import find
 
 GATE = re.compile(
     r"\s*+(?P<metric>[^\s\[<>]++)\s*+(?:\[(?P<field>[^=\]]+)=(?P<value>[^\]]*)\])?\s*+(?P<after>\bafter\b)?\s*+(?P<bound>\bbound\b)?\s*+"

@@ -9,10 +9,10 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from rich.table import Table
 from rich.text import Text
 
+from marft.common.texts import cut, one_line
+from marft.common.types import Action, Episode
 from marft.evaluation.pages import plain_labels
 from marft.evaluation.remembering import newly_seen
-from marft.texts import cut, one_line
-from marft.types import Action, Episode
 
 WIDTH = 48  # characters of a timeline in the terminal
 COLOURS = tuple(f"C{number}" for number in range(10))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
+from marft.common.texts import one_line
 from marft.evaluation.changes import HEADINGS, Change, rows_of
 from marft.evaluation.gates import Verdict
 from marft.evaluation.turned import Turned
-from marft.texts import one_line
 
 SHOWN = HEADINGS[1:]  # how many tasks it is of stands above
 LEFT = 1  # columns of words

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from marft.seeds import generator
-from marft.types import Episode
+from marft.common.seeds import generator
+from marft.common.types import Episode
 
 SHUFFLES = 20
 Codes = npt.NDArray[np.intp]  # [N], a number for each different value

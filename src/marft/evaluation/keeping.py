@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marft import atomic
-from marft.game.game import Attempt
-from marft.game.team import Team
-from marft.playing import Rollouts
+from marft.agents.game import Attempt
+from marft.agents.team import Team
+from marft.common import atomic
+from marft.common.types import Episode
+from marft.rollout.playing import Rollouts
 from marft.runs import lock
 from marft.runs.episodes import read_episodes, write_episodes
-from marft.types import Episode
 
 KEY = "key.json"
 OTHERWISE = "then ask again: what it has kept is not played again"

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from marft.endpoints.replies import as_metrics
+from marft.agents.chat_record import WHY
+from marft.common.marks import Mark
+from marft.common.types import Action, Episode
+from marft.common.usage import Usage
 from marft.evaluation.information import information_metrics
 from marft.evaluation.trajectories.attempts import attempt_metrics
 from marft.evaluation.trajectories.measures import trajectory_metrics
 from marft.evaluation.writing.metrics import writing_metrics
-from marft.game.chat_record import WHY
-from marft.marks import Mark
-from marft.types import Action, Episode
-from marft.usage import Usage
+from marft.inference.endpoints.replies import as_metrics
 
 
 def episode_metrics(

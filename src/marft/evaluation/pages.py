@@ -11,16 +11,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from marft.texts import cut, visible
+from marft.common.texts import cut, visible
 
 LONGEST = 200_000  # characters of a text on a page
 
 
-def page(template: str, **values: object) -> str:
-    """A template of this folder, filled in. Whatever is put into it is text: escaped, without what a page would obey,
-    and not too long."""
+def page(package: str, template: str, **values: object) -> str:
+    """Return a template of a package, filled in. Whatever is put into it is text: escaped, without what a page would
+    obey, and not too long."""
     environment = Environment(
-        loader=PackageLoader("marft.evaluation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         finalize=_as_text,
     )  # fmt: skip
     return environment.get_template(template).render(values)

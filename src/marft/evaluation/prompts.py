@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from marft.common.types import Action
 from marft.models.paths import resolve_path
-from marft.types import Action
 
 FILE = "tokenizer.json"
 

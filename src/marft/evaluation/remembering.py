@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from marft.types import Action
+from marft.common.types import Action
 
 
 def known_tokens(action: Action, by_id: Mapping[str, Action]) -> int:

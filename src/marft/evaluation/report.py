@@ -10,21 +10,21 @@ from typing import Any
 
 from markupsafe import Markup
 
-from marft import atomic
+from marft.common import atomic
+from marft.common.types import Episode
 from marft.config.keys import masked_recipe
 from marft.evaluation.compare import cells_of, gains_of, measures_of, not_evaluated, passes_cells
 from marft.evaluation.curves import curves_beside, first_curves, other_curves
 from marft.evaluation.graph import draw
+from marft.evaluation.guards.watch import sentences
 from marft.evaluation.pages import page, svg
 from marft.evaluation.showing import EXAMPLES, example
 from marft.evaluation.trajectories.by_cohort import Cohort, by_cohort, shared_fields
 from marft.evaluation.trajectories.table import headings, trajectory_rows
 from marft.evaluation.transcripts import dropped
-from marft.guards.watch import sentences
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.written import read_headline
-from marft.types import Episode
 
 MOST_COHORTS = 20  # of a field, on the page
 
@@ -36,6 +36,7 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
     recorded = Recorded(folder)
     episodes, seconds = (sum(row.get(name) or 0.0 for row in metrics) for name in ("episodes", "seconds"))
     written = page(
+        "marft.evaluation",
         "report.html.jinja",
         name=folder.path.name,
         summary=f"{recipe.algorithm.name} at {recipe.algorithm.level} level · "

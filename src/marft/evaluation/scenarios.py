@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from marft import atomic
+from marft.common import atomic
+from marft.common.types import Task
 from marft.config.load import first_problem
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_of, tasks_of
 from marft.evaluation.cohorts import cohorts_of, fields_of
 from marft.evaluation.evaluate import DIGEST, Mode
-from marft.types import Task
 
 FORMAT = "scenarios of MARFT, 1"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")

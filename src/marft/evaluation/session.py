@@ -7,6 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marft.agents.environment import Split
+from marft.agents.game import Attempt
+from marft.agents.organizations.turns import Turns
+from marft.common.types import Episode, Task
+from marft.common.version import __version__
 from marft.config.consulting import without_helpers
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_of, tasks_of
@@ -14,21 +19,16 @@ from marft.evaluation.definitions import Definitions, changes_of, definitions_of
 from marft.evaluation.evaluate import Advance, Evaluation, Mode, attempts_at, name_of, shuffle, summed, team_in
 from marft.evaluation.keeping import Place, alone, key_of, played
 from marft.evaluation.scenarios import Scenarios
-from marft.game.environment import Split
-from marft.game.game import Attempt
-from marft.game.organizations.turns import Turns
 from marft.models.known import files_of, known, remember
-from marft.playing import Rollouts
+from marft.rollout.playing import Rollouts
 from marft.runs.checkpoints import Checkpoints, load_policies, verify
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
 from marft.runs.stated import STATE, told_at
-from marft.types import Episode, Task
-from marft.version import __version__
 
 if TYPE_CHECKING:
-    from marft.rollouts import LocalRollouts
-    from marft.workers.rollouts import WorkerRollouts
+    from marft.rollout.rollouts import LocalRollouts
+    from marft.rollout.workers.rollouts import WorkerRollouts
 
 BASE = "base"
 PLAYS = {  # of a recipe, what decides what is played
@@ -119,7 +119,7 @@ def evaluate_checkpoints(
 
 def opened(run: RunSettings) -> LocalRollouts | WorkerRollouts:
     """What plays a run, and torch, which is imported here alone."""
-    from marft.rollouts import open_rollouts
+    from marft.rollout.rollouts import open_rollouts
 
     return open_rollouts(without_helpers(run))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marft.types import Action, Episode
+from marft.common.types import Action, Episode
 
 EXAMPLES = 6  # episodes that an evaluation keeps whole
 

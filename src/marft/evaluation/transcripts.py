@@ -8,11 +8,11 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Literal, get_args
 
+from marft.common.texts import one_line
+from marft.common.types import Episode
 from marft.config.settings import did_you_mean
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder, step_of
-from marft.texts import one_line
-from marft.types import Episode
 
 Order = Literal["", "worst", "best", "failed"]
 ORDERS: tuple[Order, ...] = get_args(Order)

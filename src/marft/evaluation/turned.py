@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from marft.common.texts import one_line
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.texts import one_line
 
 NAMED = 5  # tasks of a kind that a sentence names
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from itertools import islice
 from random import Random
 
+from marft.agents.answers import stated_answer, text_said
+from marft.agents.environment import Split
+from marft.common.seeds import derive_seed
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import Count
 from marft.envs.splits import split_of
-from marft.game.answers import stated_answer, text_said
-from marft.game.environment import Split
-from marft.seeds import derive_seed
-from marft.types import JointAction, Observation, Step, Task
 
 LINE = "Solve the following multiplication: {} * {}. Give only the result as your final answer."
 Lines = tuple[tuple[int, int], ...]

@@ -10,14 +10,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from marft.agents.agents import Agents
+from marft.agents.answers import text_said
+from marft.agents.environment import Split
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart
-from marft.game.agents import Agents
-from marft.game.answers import text_said
-from marft.game.environment import Split
-from marft.learning.credit.returns import team_returns, to_actions
-from marft.learning.interfaces import CreditInputs, Credits, LossInputs, LossOutput
 from marft.rewards.groups import members
-from marft.types import JointAction, Observation, Step, Task
+from marft.trainer.credit.returns import team_returns, to_actions
+from marft.trainer.interfaces import CreditInputs, Credits, LossInputs, LossOutput
 
 
 class Guess(EnvironmentPart):

@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from marft.common.user_modules import refuse_unlisted
 from marft.config.models import MOST_RANK, LoraSettings, unadapted
 from marft.models.backbone import Backbone
 from marft.models.checking import refuse_not_finite, refuse_pickled
 from marft.models.lora import Adapter
-from marft.user_modules import refuse_unlisted
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 READ = ("peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights")

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from marft.common.seeds import derive_seed
 from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan
 from marft.models.devices import on_host
@@ -27,7 +28,6 @@ from marft.models.own_forward import own_hidden_states
 from marft.models.packed_rows import PackedRows
 from marft.models.tree_attention import TreePlan
 from marft.models.wide_stream import widen
-from marft.seeds import derive_seed
 
 if TYPE_CHECKING:
     from marft.models.sharding import Shards

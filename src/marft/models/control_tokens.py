@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import mark_control_tokens
 
-from marft.thoughts import MARKS
+from marft.common.thoughts import MARKS
 
 MARKERS = re.compile("[\U000f0000\U000f0001]")  # which transformers puts around control tokens that are text
 APART = "\U000f0001"  # a marker alone: what follows is encoded as in the middle of a chat

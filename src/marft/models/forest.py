@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from marft.types import TokenIds
+from marft.common.types import TokenIds
 
 Span = tuple[int, int]  # of keys: from, to
 

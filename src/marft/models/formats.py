@@ -9,7 +9,9 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from marft.atomic import read_text
+from marft.common.atomic import read_text
+from marft.common.texts import visible
+from marft.common.user_modules import refuse_unlisted
 from marft.config.folders import at_home
 from marft.config.models import BUNDLED, ModelSettings
 from marft.config.run import RunSettings
@@ -21,8 +23,6 @@ from marft.models.dates import dated
 from marft.models.paths import resolve_path
 from marft.models.templates import SAID, check_template
 from marft.models.turn_ends import stop_ids
-from marft.texts import visible
-from marft.user_modules import refuse_unlisted
 
 FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
 CHOSEN = {

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from marft.common.types import TokenIds
 from marft.models import attention
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.models.running_rows import running_rows
 from marft.models.small_copy import VOCABULARY, small_copy
-from marft.types import TokenIds
 
 SAME = 1e-3  # nats: what the order of sums may do in float32
 ROUNDING = 0.02  # nats a token: what half precision always may, on average

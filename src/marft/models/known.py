@@ -13,11 +13,11 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from marft import atomic
+from marft.common import atomic
+from marft.common.version import __version__
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.models.paths import resolve_path
-from marft.version import __version__
 
 MOST_FILES = 1000  # of a model: a folder of more holds other things too, and is not looked through
 KEPT = 256  # answers, the newest

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from marft.common.texts import visible
 from marft.config.models import ModelSettings
 from marft.models import attention
 from marft.models.alone import one_at_a_time
@@ -26,7 +27,6 @@ from marft.models.forward_check import settle_forward
 from marft.models.held_in_half import multiplies_halves_faster
 from marft.models.paths import resolve_path
 from marft.models.quantised import to_one_dtype, written_out
-from marft.texts import visible
 
 OF_TEXT = {
     r"^language_model\.model\.": "model.",

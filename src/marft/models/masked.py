@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from marft.marks import Masks
+from marft.common.marks import Masks
 from marft.models.devices import sent
 
 

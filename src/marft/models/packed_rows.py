@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft.common.types import TokenIds
 from marft.models.devices import sent
 from marft.models.forest import Forest
-from marft.types import TokenIds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from marft.common.types import TokenIds
 from marft.models.cache import KVCache
 from marft.models.forest import common
-from marft.types import TokenIds
 
 Owner = tuple[str, str | None]  # a pass over tasks, and the adapter that keys and values were computed with
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from marft.common.types import TokenIds
 from marft.models.attention import DecodePlan, PackedPlan
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
@@ -14,7 +15,6 @@ from marft.models.forest import Forest
 from marft.models.own_forward import OwnRows
 from marft.models.packed_rows import PackedRows
 from marft.models.tree_attention import KnownKeys, TreePlan
-from marft.types import TokenIds
 
 FIRST_COLUMNS = 64  # room for new tokens beside the longest prompt, before the cache grows
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marft.atomic import read_text
+from marft.common.atomic import read_text
 from marft.config.models import BUNDLED, ModelSettings
 
 CONFIG = "config.json"

@@ -24,9 +24,9 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
-from marft.processes.child import Child
-from marft.processes.python_here import python_here
-from marft.texts import raised, visible
+from marft.common.processes.child import Child
+from marft.common.processes.python_here import python_here
+from marft.common.texts import raised, visible
 
 SECONDS = 5.0  # for one prompt; templates take about a millisecond
 MOST_TEMPLATE = 2**20  # characters of a template's source

@@ -13,8 +13,8 @@ from unicodedata import category, combining, decimal, normalize
 
 import regex
 
-from marft.game.answers import bold_in, denied, find_answer, statement_in
-from marft.thoughts import outside_thoughts
+from marft.agents.answers import bold_in, denied, find_answer, statement_in
+from marft.common.thoughts import outside_thoughts
 
 _GAP = "[ \u00a0\u2009\u202f'’]"
 _WHOLE = (  # as many write it: 1,234 and 12,34,567; 1 234; 1.234.567; 1234

@@ -12,12 +12,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from marft.errors import EpisodeFailedError
-from marft.game.loop_threads import LoopThreadPool, OverdueError, RaisedError, in_words
-from marft.game.reading import RefusedError, number, own_rewards
-from marft.game.tasks import with_own_task
+from marft.agents.loop_threads import LoopThreadPool, OverdueError, RaisedError, in_words
+from marft.agents.reading import RefusedError, number, own_rewards
+from marft.agents.tasks import with_own_task
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import Episode, Observation, Transition
 from marft.rewards.terms import Term, TermReward, names_of
-from marft.types import Episode, Observation, Transition
 
 N = TypeVar("N", bound=np.generic)
 MOST_THREADS = 64  # episodes whose terms run at once, however many are over

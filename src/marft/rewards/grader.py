@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft.processes.helpers import DiedError, FailedError, HelperError, Helpers, limit_memory, serve
+from marft.common.processes.helpers import DiedError, FailedError, HelperError, Helpers, limit_memory, serve
 
 MEMORY_BYTES = 4 * 2**30
 

@@ -22,17 +22,17 @@ from typing import Annotated, ClassVar, Self
 from pydantic import PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.thoughts import outside_thoughts
+from marft.common.types import Action, Episode
 from marft.config.endpoint import EndpointSettings
 from marft.config.patterns import Pattern
 from marft.config.settings import Count, Filled, NotNegative, did_you_mean
-from marft.endpoints.client import Endpoint
-from marft.endpoints.limits import MakeLimits
-from marft.endpoints.replies import as_metrics
+from marft.inference.endpoints.client import Endpoint
+from marft.inference.endpoints.limits import MakeLimits
+from marft.inference.endpoints.replies import as_metrics
 from marft.rewards.questions import Questions
 from marft.rewards.scores import read_score
 from marft.rewards.terms import Roles, Term, TermReward, at_the_end, unknown_roles
-from marft.thoughts import outside_thoughts
-from marft.types import Action, Episode
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 KNOWN = ("task", "answer", "transcript", "mark", "lowest", "highest", "format")

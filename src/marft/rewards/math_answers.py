@@ -14,7 +14,7 @@ from math_verify import parse, verify
 from sympy import And, Basic, Eq, Expr, Float, Interval, MatrixBase, Rational, Set, Union
 from sympy.core.relational import Relational
 
-from marft.game.answers import (
+from marft.agents.answers import (
     bold_in,
     denied,
     find_answer,
@@ -24,6 +24,7 @@ from marft.game.answers import (
     without_aside,
     wordings,
 )  # fmt: skip
+from marft.common.thoughts import outside_thoughts
 from marft.rewards.math_forms import (
     asks_for_interval,
     asks_for_pair,
@@ -40,7 +41,6 @@ from marft.rewards.math_forms import (
     without_percent,
     without_words,
 )  # fmt: skip
-from marft.thoughts import outside_thoughts
 
 LONGEST = 5000  # characters of an answer; math-verify takes minutes for more, and no right one has so many
 SLACK = 1.01  # of a tolerance, as OlympiadBench's judge has it

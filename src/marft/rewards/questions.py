@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from marft import atomic
-from marft.endpoints.client import Endpoint
-from marft.errors import EpisodeFailedError
-from marft.thoughts import outside_thoughts
+from marft.common import atomic
+from marft.common.errors import EpisodeFailedError
+from marft.common.thoughts import outside_thoughts
+from marft.inference.endpoints.client import Endpoint
 
 MOST_IN_MEMORY = 100_000  # scores; the oldest are forgotten first
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from marft.common.types import Episode, Transition
 from marft.config.algorithm import RewardSettings
 from marft.rewards.groups import EQUAL
-from marft.types import Episode, Transition
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings

@@ -28,13 +28,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Strict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.faults import defined
+from marft.common.types import Episode
 from marft.config.given import ImportPath
 from marft.config.patterns import Pattern, holds
 from marft.config.plugins import Plugin, import_path
 from marft.config.settings import Bounded, Felt, Names, did_you_mean
-from marft.endpoints.limits import MakeLimits
-from marft.faults import defined
-from marft.types import Episode
+from marft.inference.endpoints.limits import MakeLimits
 
 Roles = Names
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import ValidationError
 from safetensors import SafetensorError
 
-from marft import atomic
+from marft.common import atomic
+from marft.common.lineage import Lineage
+from marft.common.version import __version__
 from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
-from marft.lineage import Lineage
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
 from marft.runs.stated import STATE, Standing, Written
-from marft.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 import numpy as np
 import pyarrow as pa
 
-from marft.texts import storable
+from marft.common.texts import storable
 
 
 class Codec(NamedTuple):

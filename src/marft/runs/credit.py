@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from marft import atomic
+from marft.common import atomic
 from marft.runs.parquet import opened
 
 if TYPE_CHECKING:
-    from marft.types import ActionCredit
+    from marft.common.types import ActionCredit
 
 LARGEST = float(np.finfo(np.float16).max)  # what is larger is written as this
 DECISIONS: dict[str, Callable[[ActionCredit], npt.NDArray[Any] | None]] = {

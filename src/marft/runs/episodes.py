@@ -1,9 +1,9 @@
 """Episodes as Parquet: one row an action, with token ids, log-probs and what it depended on.
 
-An action's columns are derived from the fields of :class:`marft.types.Action`; ``step``, ``agent``, ``observation`` and
-what the step earned stand beside them for those who read tables. What belongs to the whole episode stands in every row
-of it where it is a number or a word, and in its first row alone where it is long (transitions, and the final
-observation of a truncated one).
+An action's columns are derived from the fields of :class:`marft.common.types.Action`; ``step``, ``agent``,
+``observation`` and what the step earned stand beside them for those who read tables. What belongs to the whole episode
+stands in every row of it where it is a number or a word, and in its first row alone where it is long (transitions, and
+the final observation of a truncated one).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from marft import atomic
+from marft.common import atomic
+from marft.common.texts import storable
+from marft.common.types import Action, Episode, Fork, Task, TokenIds, Transition
 from marft.runs.columns import codec_of, codecs_of
 from marft.runs.parquet import opened
-from marft.texts import storable
-from marft.types import Action, Episode, Fork, Task, TokenIds, Transition
 
 ACTION = codecs_of(Action)
 ADDED = {

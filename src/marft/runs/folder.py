@@ -14,7 +14,8 @@ from uuid import uuid4
 
 from pydantic_core import PydanticCustomError
 
-from marft import atomic
+from marft.common import atomic
+from marft.common.version import __version__
 from marft.config.changing import pairs_of
 from marft.config.folders import at_home
 from marft.config.given import NotGivenError, in_words
@@ -25,7 +26,6 @@ from marft.config.settings import closest
 from marft.runs import lock, removing
 from marft.runs.log import read_rows
 from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
-from marft.version import __version__
 
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 MARK = json.dumps({"format": FORMAT})  # the least that it says

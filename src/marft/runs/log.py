@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marft import atomic
+from marft.common import atomic
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from marft import atomic
+from marft.common import atomic
 from marft.models.adapters import WEIGHTS
 from marft.runs.checkpoints import Record, digest_of_file, digest_of_table
 from marft.runs.stated import STATE

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from marft.atomic import UNFINISHED, read_json
+from marft.common.atomic import UNFINISHED, read_json
 
 LIST = "state.json"  # of a checkpoint, which names its files
 CHECKPOINT = re.compile(r"checkpoints/(step_\d{6,}|start_\d{1,9})(?=/|$)")

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
+from marft.common.observing import Observer
 from marft.config.keys import masked, options_in
 from marft.config.run import RunSettings
-from marft.observing import Observer
 from marft.runs.changes import flat
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log, Mark
-from marft.sinks.feed import Feed
-from marft.sinks.interface import Opening, Parameter
+from marft.runs.loggers.feed import Feed
+from marft.runs.loggers.interface import Opening, Parameter
 
 OURS = ("sinks", "recipe_folder", "output")  # where things lie on this machine, and where metrics go
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, model_validator
 
-from marft import atomic
-from marft.lineage import Lineage, Version
+from marft.common import atomic
+from marft.common.lineage import Lineage, Version
 
 STATE = "state.json"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from marft import atomic
+from marft.common import atomic
 from marft.config.guards import GuardSettings
 from marft.config.load import first_problem
 

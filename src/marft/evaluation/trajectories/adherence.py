@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from marft.common.types import Action, Episode
 from marft.evaluation.trajectories.ratio import Ratios, by_agent
 from marft.evaluation.trajectories.tool_use import declared_at
-from marft.types import Action, Episode
 
 
 def role_adherence(episode: Episode, _: Sequence[str]) -> Ratios:

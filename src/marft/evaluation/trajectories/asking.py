@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from marft.common.types import Action, Episode
 from marft.evaluation.trajectories.ratio import Ratios, by_agent
-from marft.types import Action, Episode
 
 QUESTION = re.compile(r"[^.!?\n]*\?")
 WORD = re.compile(r"\w+")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import comb
 
-from marft.types import Episode
+from marft.common.types import Episode
 
 
 def pass_at(k: int, attempts: int, solved: int) -> float:

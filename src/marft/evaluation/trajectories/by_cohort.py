@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from marft.common.texts import one_line
 from marft.evaluation.cohorts import named_cohorts, together
 from marft.evaluation.trajectories.table import Row, headings, trajectory_rows
-from marft.texts import one_line
 
 
 @dataclass(frozen=True, slots=True)

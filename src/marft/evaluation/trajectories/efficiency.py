@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from marft.common.types import Episode
 from marft.evaluation.trajectories.ratio import Ratios, of_team
-from marft.types import Episode
 
 
 def step_efficiency(episode: Episode, _: Sequence[str]) -> Ratios:

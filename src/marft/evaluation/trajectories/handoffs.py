@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from marft.common.types import Episode
 from marft.evaluation.trajectories.ratio import TEAM, Ratio, Ratios
-from marft.types import Episode
 
 ROUND_TRIPS = 2  # that are no loop yet
 

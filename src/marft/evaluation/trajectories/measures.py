@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from marft.common.types import Episode
 from marft.evaluation.trajectories.adherence import role_adherence
 from marft.evaluation.trajectories.asking import re_ask_rate
 from marft.evaluation.trajectories.cost import (
@@ -19,7 +20,6 @@ from marft.evaluation.trajectories.handoffs import handoff_loop_rate
 from marft.evaluation.trajectories.progress import goal_progress, trajectory_score
 from marft.evaluation.trajectories.ratio import TEAM, Measure, Ratio
 from marft.evaluation.trajectories.tool_use import tool_error_rate, tool_selection_accuracy
-from marft.types import Episode
 
 MEASURES: Mapping[str, Measure] = {
     measure.__name__: measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from marft.types import Action, Episode
+from marft.common.types import Action, Episode
 
 TEAM = ""
 

@@ -9,11 +9,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from marft.common.metrics import find, known
+from marft.common.texts import one_line
 from marft.evaluation.compare import in_words, percent
 from marft.evaluation.trajectories.measures import MEASURES, over
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.metrics import find, known
-from marft.texts import one_line
 
 ELSEWHERE = ("accuracy", "reward")  # which stand in the table of evaluations
 

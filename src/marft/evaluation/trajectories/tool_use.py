@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft.declared import Declared
+from marft.common.declared import Declared
+from marft.common.types import Action, Episode
 from marft.evaluation.trajectories.ratio import Ratios, by_agent
-from marft.types import Action, Episode
 
 
 def declared_at(episode: Episode, action: Action) -> Declared:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import Episode
 from marft.config.patterns import holds
-from marft.errors import EpisodeFailedError
-from marft.guards.history import KINDS
-from marft.types import Episode
+from marft.evaluation.guards.history import KINDS
 
 
 def character_shares(texts: Sequence[str]) -> dict[str, float]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from marft.common.types import Action, Episode
 from marft.evaluation.writing.characters import character_shares
 from marft.evaluation.writing.repetition import repetition
 from marft.evaluation.writing.scripts import other_script
-from marft.types import Action, Episode
 
 
 def writing_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marft.types import Action
+from marft.common.types import Action
 
 N = 4
 

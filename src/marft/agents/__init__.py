@@ -1,0 +1,1 @@
+"""Agents: profiles, teams, organizations, what they read of each other, memory, tools; and playing an episode."""

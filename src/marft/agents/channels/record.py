@@ -1,0 +1,98 @@
+"""An action-state record in place of prose (PACT, arXiv:2606.05304): what was done, and how things stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from string import Formatter
+from typing import Literal
+
+from pydantic import field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.agents.rendering import Message
+from marft.common.thoughts import outside_thoughts
+from marft.config.patterns import Pattern, last_group
+from marft.config.plugins import Plugin
+from marft.config.settings import did_you_mean
+
+
+class Record(Plugin):
+    r"""Every message becomes a record, before anybody else reads it: ``field: value`` pairs, or words of your own.
+
+    ``fields`` is the record's schema: for each field a regular expression, whose first group (or whole match) is the
+    value; the last match in the text counts. A field that is not found is left out; a text in which nothing is found is
+    passed on as it is, or with ``otherwise = "nothing"`` not at all.
+
+    >>> record = Record(fields={"result": r"= (-?\d+)", "state": r"leaving (.+)\."})
+    >>> record.carry([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
+    'result: 68; state: 68 - 12'
+
+    ``template`` says how a record reads, for a model that was made with sentences; ``{{`` and ``}}`` are braces. A text
+    that lacks one of its fields counts as one in which nothing is found.
+
+    >>> record = Record(fields={"state": r"leaving (.+)\."}, template="The problem is {state}.")
+    >>> record.carry([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
+    'The problem is 68 - 12.'
+    """
+
+    fields: dict[str, Pattern]  # a regular expression for each field: its first group is the value
+    template: str = ""  # how it reads, such as "= {result}."; "": field: value
+    otherwise: Literal["raw", "nothing"] = "raw"  # what of a text in which nothing is found
+
+    @field_validator("fields")
+    @classmethod
+    def _are_expressions(cls, fields: dict[str, str]) -> dict[str, str]:
+        if not fields:
+            raise PydanticCustomError("fields", "needs at least one field, such as {{ state = 'leaving (.+)' }}")
+        for name, pattern in fields.items():
+            if not name or not pattern:
+                raise PydanticCustomError("fields", "a field needs a name and a regular expression")
+        return fields
+
+    @model_validator(mode="after")
+    def _template_names_the_fields(self) -> Record:
+        if not self.template:
+            return self
+        try:
+            parts = list(Formatter().parse(self.template))
+        except ValueError as error:
+            raise PydanticCustomError(
+                "template", "template: {error}; a brace of its own is written twice", {"error": str(error)}
+            ) from error
+        named = [name for _, name, _, _ in parts if name is not None]
+        if any(form or conversion for _, _, form, conversion in parts):
+            raise PydanticCustomError("template", "template: a field is named alone, such as {{state}}")
+        for name in [*named, *self.fields]:
+            if name not in self.fields:
+                raise PydanticCustomError(
+                    "template", "template: no field is called {name}{hint}",
+                    {"name": repr(name), "hint": did_you_mean(name, self.fields)},
+                )  # fmt: skip
+            if name not in named:
+                raise PydanticCustomError("template", "template: leaves out the field {name}", {"name": repr(name)})
+        return self
+
+    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+        """A record for each message; None where there is nothing to record and nothing else is passed on.
+
+        Raises:
+            EpisodeFailedError: a field's expression cannot be searched for in time.
+        """
+        return [self._record(message) for message in messages]
+
+    def _record(self, message: Message) -> Message | None:
+        found, text = {}, outside_thoughts(message.text)
+        for name, pattern in self.fields.items():
+            value = last_group(pattern, text)
+            if value is not None:
+                found[name] = value.strip()
+        if not found or (self.template and len(found) < len(self.fields)):
+            return message if self.otherwise == "raw" else None
+        return replace(message, text=self._words(found))
+
+    def _words(self, found: Mapping[str, str]) -> str:
+        if not self.template:
+            return "; ".join(f"{name}: {value}" for name, value in found.items())
+        parts = Formatter().parse(self.template)
+        return "".join(words + (found[name] if name is not None else "") for words, name, _, _ in parts)

@@ -1,0 +1,25 @@
+"""How many tokens a chat is, rendered as a whole."""
+
+from __future__ import annotations
+
+from marft.agents.chat import Chat, ChatRefusedError
+from marft.agents.chat_record import CHARACTERS_OF_A_TOKEN, MOST_MESSAGES
+from marft.agents.rendering import Renderer
+
+
+def tokens_of(renderer: Renderer, policy: str, chat: Chat) -> int:
+    """Return the number of tokens of a chat and its tools, the opening of the next turn included, and what the client
+    begins that turn with.
+
+    Raises:
+        ChatRefusedError: its template cannot show it, or it is far beyond the model's context.
+    """
+    context = renderer.context(policy)
+    size = sum(len(str(message["content"])) for message in chat.messages) + len(chat.begun)
+    if size > CHARACTERS_OF_A_TOKEN * context or len(chat.messages) > MOST_MESSAGES:
+        raise ChatRefusedError("too_long", f"This model's maximum context length is {context} tokens.")
+    try:
+        count = len(renderer.start(policy, list(chat.messages), chat.tools))
+        return count + (len(renderer.opening(policy, chat.begun)) if chat.begun else 0)
+    except ValueError as error:
+        raise ChatRefusedError("invalid", str(error)) from error

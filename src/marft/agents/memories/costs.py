@@ -1,0 +1,51 @@
+"""What a memory costs, by path: writing, which forgetting belongs to, and reading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from marft.agents.memories.interface import Work
+
+Path = Literal["write", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Whole numbers, so that sums are exact in any order."""
+
+    calls: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    nanoseconds: int = 0
+
+    @classmethod
+    def of(cls, work: Work, nanoseconds: int) -> Cost:
+        """What one call took, and how long."""
+        return cls(1, work.tokens, work.bytes, nanoseconds)
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds."""
+        return self.nanoseconds / 1e6
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.calls + other.calls, self.tokens + other.tokens, self.bytes + other.bytes,
+            self.nanoseconds + other.nanoseconds,
+        )  # fmt: skip
+
+
+class Ledger:
+    """Costs by path, each booked where somebody waits for it: what is built in by a read is a cost of reading."""
+
+    def __init__(self) -> None:
+        self.write = self.read = self.total = Cost()
+
+    def book(self, path: Path, cost: Cost) -> None:
+        """Add a call."""
+        self.total += cost
+        if path == "write":
+            self.write += cost
+        else:
+            self.read += cost

@@ -1,0 +1,46 @@
+"""An actor, a critic and a reviser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from marft.agents.agents import Agents
+from marft.common.types import JointAction, Observation
+from marft.config.parts import OrganizationPart
+from marft.config.settings import Few, did_you_mean
+
+
+class Reflective(OrganizationPart):
+    """A draft, then ``rounds`` of criticism and revision; the last draft is the answer.
+
+    ::
+
+        observation ──▶ actor ──▶ critic ──▶ reviser ──▶ answer
+                                    ▲           │
+                                    └── rounds ─┘
+
+    ``reviser`` may be the actor itself.
+    """
+
+    actor: str = "actor"  # the role that drafts
+    critic: str = "critic"  # the role that criticises
+    reviser: str = "reviser"  # the role that revises; may be the actor
+    rounds: Few = 1  # of criticism and revision
+
+    def problems(self, roles: Sequence[str]) -> Iterable[str]:
+        """Seats that nobody has."""
+        for seat in ("actor", "critic", "reviser"):
+            role = getattr(self, seat)
+            if role not in roles:
+                yield f"team.{seat}: no agent is called {role!r}{did_you_mean(role, roles)}"
+
+    def answering_role(self, answering: Sequence[str]) -> str:  # noqa: ARG002
+        """The reviser, where it acts once."""
+        return self.reviser if self.rounds == 1 and self.reviser not in (self.actor, self.critic) else ""
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        draft = await agents[self.actor](observation)
+        for _ in range(self.rounds):
+            criticism = await agents[self.critic](observation, sees=[draft])
+            draft = await agents[self.reviser](observation, sees=[draft, criticism])
+        return JointAction(answer=draft)

@@ -1,0 +1,290 @@
+"""A connection to an MCP server: one client of the official package, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+
+from marft.agents.loop_threads import LoopThread
+from marft.agents.tools.contents import read_result
+from marft.agents.tools.intake import MESSAGE_BYTES, Intake, quiet_library, refuse_many
+from marft.agents.tools.transports import bounded_client, standard_streams
+from marft.common.processes import SUBREAPER
+from marft.common.types import Tool
+from marft.common.user_modules import for_programs
+from marft.config.keys import masked, read_key, secrets_in, without
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient
+    from mcp import Client
+    from mcp_types import CallToolResult
+
+CLOSE_SECONDS = 15.0  # the client gives a server some time to end, then kills it
+PING_SECONDS = 5.0  # for a server to answer anything, after a call that did not end
+
+
+class ServerSettings(Protocol):
+    """How a server is reached: it is started, or it has a url."""
+
+    @property
+    def command(self) -> tuple[str, ...]: ...
+    @property
+    def environment(self) -> tuple[str, ...]: ...
+    @property
+    def folder(self) -> str: ...
+    @property
+    def log(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def header_variables(self) -> Mapping[str, str]: ...
+    @property
+    def connect_seconds(self) -> float: ...
+
+
+class Connection:
+    """Talks to one server, on a thread of its own. It connects with the first call, and again with the next one after
+    the server was lost, or answered nothing after a call that came to no end. Close it."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self._thread = LoopThread()
+        self._link: _Link | None = None
+        self._links: list[_Link] = []  # all that have not come to their end, those that were given up included
+        self._doubts: asyncio.Task[None] | None = None
+        self._over: Future[None] | None = None
+
+    def tools(self) -> list[Tool]:
+        """What the server offers.
+
+        Raises:
+            ValueError: it cannot be reached.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(self._list(), self._thread.loop).result()
+        except Exception as error:  # noqa: BLE001  somebody else's server
+            raise ValueError(f"cannot connect to {self.where}: {_reason(error, self.settings)}") from None
+
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
+        """Use a tool; from any event loop."""
+        if self._over is not None:
+            raise RuntimeError("the connection is closed")
+        return await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(self._call(tool, dict(arguments)), self._thread.loop)
+        )
+
+    def end(self) -> Future[None]:
+        """Leave, which is done once the future is: a server that we started has ended then, and so has the thread."""
+        if self._over is None:
+            self._over = asyncio.run_coroutine_threadsafe(self._part(), self._thread.loop)
+            self._over.add_done_callback(lambda _: self._thread.stop())
+        return self._over
+
+    def close(self) -> None:
+        """Leave, and wait until that is done."""
+        self.end().result()
+
+    @property
+    def where(self) -> str:
+        """The server's address, or what starts it."""
+        return self.settings.url or " ".join(self.settings.command)
+
+    async def _call(self, tool: str, arguments: dict[str, object]) -> str:
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        link = await self._join()
+        client = await link.client()
+        try:
+            return text_of(await client.call_tool(tool, arguments), secrets_of(self.settings))
+        except asyncio.CancelledError:
+            if self._doubts is None or self._doubts.done():
+                self._doubts = asyncio.create_task(self._make_sure(link, client))
+            raise
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED or link.intake.fault:
+                await self._drop(link)
+            raise RuntimeError(link.explained(error)) from None
+
+    async def _list(self) -> list[Tool]:
+        from mcp import MCPError
+
+        link = await self._join()
+        client, found, cursor = await link.client(), list[Tool](), None
+        try:
+            async with asyncio.timeout(self.settings.connect_seconds):
+                for pages in count(1):
+                    page = await client.list_tools(cursor=cursor)
+                    found += [Tool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+                    cursor = page.next_cursor
+                    refuse_many(len(found), pages + bool(cursor))
+                    if not cursor:
+                        break
+        except TimeoutError:
+            raise ValueError(link.explained(_late(self.settings))) from None
+        except MCPError as error:
+            raise ValueError(link.explained(error)) from None
+        return found
+
+    async def _join(self) -> _Link:
+        if self._doubts is not None:
+            await asyncio.shield(self._doubts)
+        if self._link is None or self._link.failed:
+            self._link = _Link(self.settings)
+            self._links = [*(link for link in self._links if not link.over), self._link]
+        return self._link
+
+    async def _make_sure(self, link: _Link, client: Client) -> None:
+        """Part from a server that does not even answer that it is there."""
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                await client.list_tools(cache_mode="refresh")
+        except Exception:  # noqa: BLE001  no answer, whatever the reason
+            await self._drop(link)
+
+    async def _drop(self, link: _Link) -> None:
+        if link is self._link:
+            self._link = None
+        await link.part()
+
+    async def _part(self) -> None:
+        if self._doubts is not None:
+            self._doubts.cancel()
+        await asyncio.gather(*(link.part() for link in self._links))
+
+
+class _Link:
+    """One client, and the task in which it begins and ends."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.intake = Intake()
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._leave = asyncio.Event()
+        self._keeper = asyncio.create_task(self._keep())
+
+    @property
+    def failed(self) -> bool:
+        return self._client.done() and self._client.exception() is not None
+
+    @property
+    def over(self) -> bool:
+        return self._keeper.done()
+
+    async def client(self) -> Client:
+        """The client, once it is connected; whoever is cancelled leaves it to the others that wait.
+
+        Raises:
+            ValueError: the server did not answer in time.
+        """
+        return await asyncio.shield(self._client)
+
+    def explained(self, error: BaseException) -> str:
+        """Return the error in a line, with what the server has sent that it should not have."""
+        told = _masked(self.intake.told(), self.settings)
+        reason = _reason(error, self.settings)
+        return told if self.intake.fault else "; ".join(part for part in (reason, told) if part)
+
+    async def part(self) -> None:
+        """Leave, or give up connecting. Takes ``CLOSE_SECONDS`` at most."""
+        self._leave.set()
+        if not self._client.done():
+            self._keeper.cancel()
+        await asyncio.wait([self._keeper], timeout=CLOSE_SECONDS)
+
+    async def _keep(self) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    async with asyncio.timeout(self.settings.connect_seconds):
+                        made = await _made(self.settings, stack, self.intake)
+                        client = await stack.enter_async_context(made)
+                    client.session.validate_tool_result = _as_it_is  # type: ignore[method-assign]
+                except TimeoutError:
+                    raise _late(self.settings) from None
+                self._client.set_result(client)
+                await self._leave.wait()
+        except Exception as error:  # noqa: BLE001  whoever waits must hear of it; after that the connection is over
+            self._fail(ValueError(self.explained(error)))
+        finally:
+            self._fail(RuntimeError("the connection is closed"))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._client.done():
+            self._client.set_exception(error)
+            self._client.exception()  # has been heard, also where nobody waits
+
+
+async def _as_it_is(name: str, result: CallToolResult) -> None:
+    """Leave a result unchecked against its tool's output schema: agents read it either way, and a pattern of a
+    stranger's schema can search for ever."""
+
+
+async def _made(settings: ServerSettings, stack: AsyncExitStack, intake: Intake) -> Client:
+    from mcp import Client
+    from mcp.client.stdio import get_default_environment
+    from mcp.client.streamable_http import streamable_http_client
+
+    quiet_library()
+    if settings.url:
+        http = await stack.enter_async_context(_http_client(settings, intake))
+        return Client(streamable_http_client(settings.url, http_client=http, max_sse_event_size=MESSAGE_BYTES))
+    command = [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), *settings.command]
+    given = {name: _variable(name) for name in settings.environment}
+    environment = {**get_default_environment(), **given, **for_programs(settings.folder)}
+    errors = stack.enter_context(open(settings.log or os.devnull, "a", encoding="utf-8"))  # noqa: PTH123, SIM115
+    return Client(standard_streams(command, environment, settings.folder or None, errors, intake))
+
+
+def secrets_of(settings: ServerSettings) -> list[str]:
+    """What a server is told in confidence: what its headers hold, and variables whose names sound like secrets."""
+    headers = [os.environ.get(variable, "").strip() for variable in settings.header_variables.values()]
+    return [*headers, *secrets_in({name: os.environ.get(name, "") for name in settings.environment})]
+
+
+def text_of(result: CallToolResult, secrets: Collection[str] = ()) -> str:
+    """What an agent reads of a result, without secrets, should it echo them.
+
+    Raises:
+        RuntimeError: the tool says that it failed.
+    """
+    text = masked(secrets, read_result(result))
+    if result.is_error:
+        raise RuntimeError(text)
+    return text
+
+
+def _http_client(settings: ServerSettings, intake: Intake) -> AsyncClient:
+    from httpx2 import Timeout
+
+    headers = {name: read_key(variable) for name, variable in settings.header_variables.items()}
+    return bounded_client(headers, Timeout(settings.connect_seconds, read=None), intake)
+
+
+def _variable(name: str) -> str:
+    if name not in os.environ:
+        raise ValueError(f"the environment variable {name} is not set")
+    return os.environ[name]
+
+
+def _late(settings: ServerSettings) -> ValueError:
+    return ValueError(f"it did not answer in {settings.connect_seconds:g} s (connect_seconds)")
+
+
+def _reason(error: BaseException, settings: ServerSettings) -> str:
+    """What is behind a group of errors, in one line, without what its headers hold."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return _masked(str(error).splitlines()[0] if str(error) else type(error).__name__, settings)
+
+
+def _masked(text: str, settings: ServerSettings) -> str:
+    for variable in settings.header_variables.values():
+        text = without(os.environ.get(variable, "").strip(), text)
+    return text

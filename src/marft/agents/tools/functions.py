@@ -1,0 +1,213 @@
+"""Python functions as tools: what an agent is told of them comes from their signature and docstring."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
+
+from marft.agents.environment import OFFERED, Session
+from marft.agents.tool_sources import ToolSession, ToolSource
+from marft.agents.tools.results import refuse_return, text_of
+from marft.common.texts import raised
+from marft.common.types import Task, Tool
+from marft.config.given import ImportPath
+from marft.config.plugins import Plugin, import_path
+
+
+class Functions(Plugin):
+    """A function, or a class whose public methods are tools; ``call`` is its import path.
+
+    An object of the class is made for every episode, from its task and a seed: it may keep what one episode does.
+
+    ::
+
+        [tools.search]
+        name = "function"
+        call = "my_package.tools:search"
+    """
+
+    call: ImportPath  # import path of a function or a class
+
+    @field_validator("call")
+    @classmethod
+    def _is_callable(cls, call: str, info: ValidationInfo) -> str:
+        _functions(import_path(call, info.context))
+        return call
+
+    def connect(self) -> FunctionSource:
+        """What the run uses."""
+        return FunctionSource(import_path(self.call))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A function and the model that its arguments must fit."""
+
+    tool: Tool
+    arguments: type[BaseModel]
+    parameters: Sequence[str]
+
+    @staticmethod
+    def of(function: Callable[..., object], method: bool = False) -> Function:
+        """Read the signature.
+
+        Raises:
+            ValueError: an argument has no type hint, or one that has no JSON schema, or takes any number of values; or
+                what it returns is never JSON.
+        """
+        try:
+            return Function._read(function, method)
+        except (NameError, TypeError, PydanticUserError) as error:
+            name = getattr(function, "__name__", repr(function))
+            raise ValueError(f"tool {name!r}: its type hints say nothing that JSON can: {raised(error)}") from error
+
+    @staticmethod
+    def _read(function: Callable[..., object], method: bool) -> Function:
+        name = function.__name__
+        hints = get_type_hints(function, include_extras=True)
+        fields: dict[str, Any] = {}
+        for parameter in list(inspect.signature(function).parameters.values())[int(method) :]:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise ValueError(f"tool {name!r}: every argument needs a name; {parameter} has none")
+            if parameter.name not in hints:
+                raise ValueError(f"tool {name!r}: its argument {parameter.name!r} needs a type hint")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            # whatever an argument is called, it must shadow nothing of pydantic's
+            fields[f"argument_{parameter.name}"] = (hints[parameter.name], Field(default, alias=parameter.name))
+        _refuse_return(name, hints.get("return", Any))
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        parameters = model.model_json_schema(by_alias=True)
+        parameters.pop("title", None)
+        tool = Tool(name, inspect.getdoc(function) or "", {"type": "object", "properties": {}, **parameters})
+        return Function(tool, model, tuple(fields))
+
+    def bind(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Arguments as the function takes them.
+
+        Raises:
+            ValueError: they do not fit, said in words for the agent.
+        """
+        try:
+            bound = self.arguments.model_validate(dict(arguments))
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'arguments'}: {p['msg']}" for p in error.errors())
+            raise ValueError(problems) from None
+        return {name.removeprefix("argument_"): getattr(bound, name) for name in self.parameters}
+
+
+@dataclass(eq=False)
+class FunctionSource(ToolSource):
+    """A function, or a class, that was looked at."""
+
+    found: Callable[..., object]
+    functions: dict[str, Function] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.functions = _functions(self.found)
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """What the functions' signatures and docstrings say of them."""
+        return [function.tool for function in self.functions.values()]
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the functions are methods of an object made for each episode."""
+        return isinstance(self.found, type)
+
+    def open(self, task: Task, seed: int) -> FunctionSession:
+        """Make the object that an episode's calls go to, where there is one."""
+        if not isinstance(self.found, type):
+            return FunctionSession(self.functions, {self.found.__name__: self.found})
+        made = self.found(task, seed)
+        return FunctionSession(self.functions, {name: getattr(made, name) for name in self.functions}, made)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionSession:
+    """Functions as one episode calls them."""
+
+    functions: Mapping[str, Function]
+    bodies: Mapping[str, Callable[..., object]]
+    owner: object = None
+
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
+        """Call the function → its result as text (:mod:`.results`). The agent reads what it raises."""
+        return await text_of(self.bodies[tool](**self.functions[tool].bind(arguments)))
+
+    async def end(self) -> None:
+        """End what the episode's object holds, if it has a ``close``."""
+        close = getattr(self.owner, "close", None)
+        done = close() if callable(close) else None
+        if isinstance(done, Awaitable):
+            await done
+
+
+class SessionSource(ToolSource):
+    """The tools that the sessions of an environment bring: those of its methods that are marked as tools.
+
+    Raises:
+        ValueError: none is.
+    """
+
+    def __init__(self, session: type) -> None:
+        marked = [m for _, m in inspect.getmembers(session, inspect.isfunction) if hasattr(m, OFFERED)]
+        if not marked:
+            raise ValueError(f"{session.__name__} has no methods that are marked with @tool")
+        self.functions = {method.__name__: Function.of(method, method=True) for method in marked}
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """What the session's class says of its methods."""
+        return [function.tool for function in self.functions.values()]
+
+    def open(self, task: Task, seed: int) -> ToolSession:
+        """They come with the environment's session; see :meth:`joined`."""
+        raise AssertionError(f"the session of {task.id} (seed {seed}) has not begun")
+
+    def joined(self, session: Session) -> ToolSession:
+        """The methods of the environment's own session, or of what it calls its toolbox."""
+        owner = getattr(session, "toolbox", session)
+        return FunctionSession(self.functions, {name: getattr(owner, name) for name in self.functions})
+
+
+def _functions(found: Callable[..., object]) -> dict[str, Function]:
+    if not isinstance(found, type):
+        if not inspect.isfunction(found):
+            raise ValueError(f"{found!r} is neither a function nor a class")
+        return {found.__name__: Function.of(found)}
+    methods = {name: method for name, method in inspect.getmembers(found, inspect.isfunction) if _is_tool(name)}
+    if not methods:
+        raise ValueError(f"{found.__name__} has no public methods that could be tools")
+    try:
+        inspect.signature(found).bind(None, 0)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{found.__name__}(task, seed) is how an object of it is made, but: {error}") from error
+    return {
+        name: Function.of(method, not isinstance(inspect.getattr_static(found, name), staticmethod))
+        for name, method in methods.items()
+    }
+
+
+def _refuse_return(name: str, annotation: object) -> None:
+    try:
+        refuse_return(annotation)
+    except ValueError as error:
+        raise ValueError(f"tool {name!r}: {error}") from error
+
+
+def _is_tool(name: str) -> bool:
+    return not name.startswith("_") and name != "close"

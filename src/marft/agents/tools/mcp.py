@@ -1,0 +1,190 @@
+"""Tools of MCP servers, over stdio or HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Annotated
+
+from pydantic import field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.agents.tool_sources import StatelessSource, ToolSession, ToolSource
+from marft.agents.tools.connection import Connection
+from marft.agents.tools.intake import NAME_CHARACTERS, refuse_large
+from marft.common.texts import one_line
+from marft.common.types import Task, Tool
+from marft.config.agents import Strings
+from marft.config.endpoint import VARIABLE, checked_url
+from marft.config.folders import AtHome
+from marft.config.plugins import Plugin
+from marft.config.settings import Positive
+
+HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.1
+SHOWN = 20  # names of tools in an error
+
+
+class MCP(Plugin):
+    """A server that is started (``command``) or talked to (``url``).
+
+    All episodes share one connection, unless ``per_episode``: then each has its own, and with ``command`` a server of
+    its own, for tools that keep a state.
+
+    ::
+
+        [tools.files]
+        name = "mcp"
+        command = ["python", "server.py"]
+
+        [tools.search]
+        name = "mcp"
+        url = "http://127.0.0.1:8000/mcp"
+        header_variables = { Authorization = "SEARCH_KEY" }     # a header, and the variable that holds it
+    """
+
+    command: Strings = ()  # starts a server: program and arguments
+    environment: Strings = ()  # variables of ours that the server may see
+    folder: Annotated[str, AtHome] = ""  # that a started server works in
+    log: Annotated[str, AtHome] = ""  # file for what it writes to standard error; else that is dropped
+    url: str = ""  # of a server that is running
+    header_variables: dict[str, str] = {}  # a header, and the environment variable that holds all of it
+    only: Strings = ()  # the names of some tools; all when empty
+    per_episode: bool = False  # a server, or a connection, for every episode: where it keeps a state
+    connect_seconds: Positive = 30.0  # for the server to answer for the first time
+
+    @field_validator("url")
+    @classmethod
+    def _can_be_reached(cls, url: str) -> str:
+        return checked_url(url, "header_variables") if url else url
+
+    @field_validator("environment")
+    @classmethod
+    def _names_variables(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(VARIABLE.fullmatch, names)):
+            raise PydanticCustomError(
+                "variable", 'holds names of environment variables, as in ["MY_KEY"], never values'
+            )
+        return names
+
+    @field_validator("header_variables")
+    @classmethod
+    def _are_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name in headers:
+            if not HEADER.fullmatch(name):
+                raise PydanticCustomError("header", "no header can be called {name}", {"name": repr(name)})
+        if not all(map(VARIABLE.fullmatch, headers.values())):
+            raise PydanticCustomError(
+                "variable",
+                'names for each header the environment variable that holds it, such as { Authorization = "MY_KEY" }, '
+                "never its value",
+            )
+        return headers
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> MCP:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("needs either a command that starts the server, or its url")
+        way, others = ("url", ("environment", "folder", "log")) if self.url else ("command", ("header_variables",))
+        idle = [key for key in others if getattr(self, key)]
+        if idle:
+            raise ValueError(f"{', '.join(idle)} would do nothing for a server with a {way}; remove it")
+        return self
+
+    def connect(self) -> ToolSource:
+        """What the run uses.
+
+        Raises:
+            ValueError: there is no such server, or it lacks a tool.
+        """
+        if self.command and shutil.which(self.command[0]) is None:
+            raise ValueError(f"there is no program {self.command[0]!r}")
+        if find_spec("mcp") is None:
+            raise ValueError("MCP needs a package that is not installed: pip install 'marft[mcp]'")
+        connection = Connection(self)
+        try:
+            chosen = self._chosen(connection.tools())
+            refuse_large(chosen, connection.where)
+        except BaseException:  # Ctrl-C included
+            connection.close()
+            raise
+        if not self.per_episode:
+            return SharedServer(connection, chosen)
+        connection.close()
+        return OwnServers(self, chosen)
+
+    def _chosen(self, offered: Sequence[Tool]) -> list[Tool]:
+        names = [tool.name for tool in offered]
+        missing = sorted(set(self.only) - set(names))
+        if missing:
+            some = ", ".join(one_line(name[:NAME_CHARACTERS]) for name in names[:SHOWN])
+            more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+            raise ValueError(f"the server has no tool {', '.join(missing)}; it has {some}{more}")
+        return [tool for tool in offered if not self.only or tool.name in self.only]
+
+
+class SharedServer(StatelessSource):
+    """One connection for all episodes."""
+
+    def __init__(self, connection: Connection, tools: Sequence[Tool]) -> None:
+        self.connection, self._tools = connection, tools
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """What the server lists."""
+        return self._tools
+
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
+        """Ask the server → the text of its answer."""
+        return await self.connection.call(tool, arguments)
+
+    def close(self) -> None:
+        """End the connection, and the server where we started it."""
+        self.connection.close()
+
+
+class OwnServers(ToolSource):
+    """A connection for every episode."""
+
+    def __init__(self, settings: MCP, tools: Sequence[Tool]) -> None:
+        self.settings, self._tools = settings, tools
+        self._live: set[Connection] = set()
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """What the server lists, asked once."""
+        return self._tools
+
+    def open(self, task: Task, seed: int) -> ToolSession:  # noqa: ARG002
+        """A connection of the episode's own."""
+        connection = Connection(self.settings)
+        self._live.add(connection)
+        return OwnServer(connection, self._live)
+
+    def close(self) -> None:
+        """End the connections of all episodes that are not over."""
+        for ending in [connection.end() for connection in list(self._live)]:
+            ending.result()
+
+
+class OwnServer:
+    """The connection of one episode.
+
+    Args:
+        live: the connections of all episodes that are not over.
+    """
+
+    def __init__(self, connection: Connection, live: set[Connection]) -> None:
+        self._connection, self._live = connection, live
+
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
+        """Ask the episode's server → the text of its answer."""
+        return await self._connection.call(tool, arguments)
+
+    async def end(self) -> None:
+        """End the episode's server. It goes on where nobody waits for it any more."""
+        ending = self._connection.end()
+        ending.add_done_callback(lambda _: self._live.discard(self._connection))
+        await asyncio.shield(asyncio.wrap_future(ending))

@@ -1,0 +1,146 @@
+"""Skills: folders with instructions and scripts, given to an agent's profile.
+
+``SKILL.md`` begins with a header that has a ``name`` and a ``description``; the rest are instructions, which become
+part of the agent's own. Its ``scripts/*.py`` run in the sandbox, with the whole folder at hand; its other files can be
+read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from marft.agents.sandbox.runner import require_isolation, run_python
+from marft.agents.sandbox.settings import SandboxSettings
+from marft.agents.tools.python import Sandboxed, report
+from marft.common.atomic import read_text
+from marft.common.types import Tool
+
+HEADER = re.compile(r"\A---\s*\n(.*?)\n---\s*\n?(.*)\Z", re.DOTALL)
+FOLDER_BYTES = 8 * 2**20
+START = (
+    "import runpy, sys\n"
+    "sys.path[:0] = ['scripts', '.']\n"
+    "sys.argv = {argv!r}\n"
+    "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """One skill, read.
+
+    >>> Skill("unit-conversion", "Convert units.", "Always name the unit.", {}).prefix
+    'unit_conversion'
+    """
+
+    name: str
+    description: str
+    instructions: str
+    files: Mapping[str, bytes]
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its tools begin with."""
+        return re.sub(r"\W", "_", self.name, flags=re.ASCII)
+
+    @property
+    def scripts(self) -> list[str]:
+        return sorted(name for name in self.files if re.fullmatch(r"scripts/[^/]+\.py", name))
+
+    @property
+    def texts(self) -> list[str]:
+        return sorted(set(self.files) - set(self.scripts))
+
+    @property
+    def profile(self) -> str:
+        """What it adds to an agent's instructions."""
+        return "\n".join(part for part in (f"# Skill: {self.name}", self.description, "", self.instructions) if part)
+
+
+def read_skill(folder: str) -> Skill:
+    """Read a skill's folder.
+
+    Raises:
+        ValueError: it has no SKILL.md with a name and a description, is too large, or has links that lead out of it.
+    """
+    path = Path(folder)
+    name, description, instructions = _about(path)
+    found = sorted(path.rglob("*"))
+    for link in found:
+        if link.is_symlink() and not link.resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"the skill at {folder}: {link.relative_to(path)} is a link that leads out of the folder")
+    files = [file for file in found if file.is_file() and file.name != "SKILL.md"]
+    if sum(file.stat().st_size for file in files) > FOLDER_BYTES:
+        raise ValueError(f"the skill at {folder} is larger than {FOLDER_BYTES >> 20} MiB")
+    contents = {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
+    return Skill(name, description, instructions, contents)
+
+
+def _about(path: Path) -> tuple[str, str, str]:
+    """Name, description and instructions of a skill."""
+    try:
+        parts = HEADER.match(read_text(path / "SKILL.md"))
+        about = yaml.safe_load(parts[1]) if parts else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read the skill at {path}: {error}") from error
+    if not isinstance(about, dict) or not all(isinstance(about.get(key), str) for key in ("name", "description")):
+        raise ValueError(f"{path / 'SKILL.md'} must begin with a header of ---, name: …, description: …, ---")
+    if not re.match("[A-Za-z]", about["name"]):
+        raise ValueError(
+            f"{path / 'SKILL.md'}: name must begin with a letter from a to z; its tools are called after it"
+        )
+    assert parts
+    return about["name"], about["description"], parts[2].strip()
+
+
+@dataclass(frozen=True)
+class SkillSource(Sandboxed):
+    """The tools that come with a skill: reading its files and running its scripts."""
+
+    skill: Skill
+    limits: SandboxSettings = SandboxSettings()
+
+    def __post_init__(self) -> None:
+        if self.skill.scripts:
+            require_isolation(self.limits)
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """What an agent may read and run of the skills."""
+        skill, offered = self.skill, []
+        if skill.texts:
+            file = {"type": "string", "enum": skill.texts}
+            schema = {"type": "object", "properties": {"file": file}, "required": ["file"]}
+            offered.append(Tool(f"{skill.prefix}_read", f"Read a file of the skill {skill.name}.", schema))
+        if skill.scripts:
+            properties = {
+                "script": {"type": "string", "enum": skill.scripts},
+                "arguments": {"type": "array", "items": {"type": "string"}},
+                "input": {"type": "string", "description": "What the script reads from standard input."},
+            }
+            schema = {"type": "object", "properties": properties, "required": ["script"]}
+            offered.append(Tool(f"{skill.prefix}_run", f"Run a script of the skill {skill.name}.", schema))
+        return offered
+
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
+        """Read a skill's file, or run one of its scripts in the sandbox → text."""
+        if tool == f"{self.skill.prefix}_read":
+            return self.skill.files[_one_of(arguments, "file", self.skill.texts)].decode("utf-8", "replace")
+        script = _one_of(arguments, "script", self.skill.scripts)
+        words, given = arguments.get("arguments", []), arguments.get("input", "")
+        if not isinstance(words, list) or not isinstance(given, str):
+            raise ValueError("arguments must be a list of strings, and input a string")
+        code = START.format(argv=[script, *map(str, words)])
+        return report(run_python(code, self.limits, given, self.skill.files))
+
+
+def _one_of(arguments: Mapping[str, object], key: str, known: Sequence[str]) -> str:
+    value = arguments.get(key)
+    if value not in known:
+        raise ValueError(f"{key} must be one of {', '.join(known)}")
+    return str(value)

@@ -1,0 +1,100 @@
+"""What the agents of a run are equipped with: its tools, connected, and its skills, read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Protocol, cast
+
+from marft.agents.tool_sources import ToolSource, ToolUse
+from marft.agents.tools.functions import SessionSource
+from marft.agents.tools.skills import Skill, SkillSource, read_skill
+from marft.common.types import Profile, Tool
+from marft.config.agents import AgentSettings
+from marft.config.references import ENVIRONMENT
+from marft.config.run import RunSettings
+
+
+class ToolPlugin(Protocol):
+    """A table under ``[tools]``: it says where tools come from, and makes the connection."""
+
+    def connect(self) -> ToolSource: ...
+
+
+class Toolkit:
+    """Connects what the recipe names. Close it, and whatever it started ends.
+
+    Raises:
+        ValueError: a tool cannot be had, or an agent would have two of the same name.
+    """
+
+    def __init__(self, run: RunSettings) -> None:
+        self.sources: dict[str, ToolSource] = {}
+        self.skills: dict[str, Skill] = {}
+        self._tools: dict[str, list[Tool]] = {}
+        self._closing = ExitStack()
+        try:
+            for name, plugin in run.tools.items():
+                self._add(name, _connect(name, cast("ToolPlugin", plugin)))
+            if any(ENVIRONMENT in agent.tools for agent in run.agents):
+                self._add(ENVIRONMENT, _sessions_of(run))
+            for folder in dict.fromkeys(folder for agent in run.agents for folder in agent.skills):
+                self.skills[folder] = read_skill(folder)
+                self._add(_skill(folder), SkillSource(self.skills[folder]))
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, name: str, source: ToolSource) -> None:
+        self.sources[name] = source
+        self._closing.callback(source.close)
+        self._tools[name] = list(source.tools)
+
+    def equip(self, agent: AgentSettings) -> tuple[Profile, ToolUse]:
+        """An agent's profile with its skills and tools, and how it may use them."""
+        names = [*agent.tools, *map(_skill, agent.skills)]
+        offered = [(tool, name) for name in names for tool in self._tools[name]]
+        sources = {tool.name: name for tool, name in offered}
+        twice = sorted(name for name, count in Counter(tool.name for tool, _ in offered).items() if count > 1)
+        if twice:
+            raise ValueError(f"agents.{agent.role}.tools: two tools are called {', '.join(twice)}; leave one out")
+        for name in names:
+            if self.sources[name].longest > agent.tool_use.timeout_seconds:
+                raise ValueError(
+                    f"agents.{agent.role}.tool_use.timeout_seconds: a call of {name!r} may take "
+                    f"{self.sources[name].longest:g} s by its own limits; allow for that, or lower them"
+                )
+        texts = [agent.instructions, *(self.skills[folder].profile for folder in agent.skills)]
+        profile = replace(
+            agent.profile,
+            instructions="\n\n".join(text for text in texts if text),
+            tools=tuple(tool for tool, _ in offered),
+        )
+        use = agent.tool_use
+        return profile, ToolUse(sources, use.rounds, use.calls, use.timeout_seconds, use.output_tokens)
+
+    def close(self) -> None:
+        """Let go of every source."""
+        self._closing.close()
+
+
+def _sessions_of(run: RunSettings) -> SessionSource:
+    session = run.environment.offers
+    if session is None:
+        raise ValueError(
+            f"agents.….tools: environment {run.environment.name!r} brings no tools; give its class "
+            "session: ClassVar[type] = … and mark methods of that one with @tool (marft.agents.environment)"
+        )
+    return SessionSource(session)
+
+
+def _skill(folder: str) -> str:
+    return f"skill {folder}"
+
+
+def _connect(name: str, plugin: ToolPlugin) -> ToolSource:
+    try:
+        return plugin.connect()
+    except ValueError as error:
+        raise ValueError(f"tools.{name}: {error}") from error

@@ -1,0 +1,179 @@
+"""The ways to an MCP server, read within limits: standard streams of one that we start, and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import IO, TYPE_CHECKING
+
+from marft.agents.tools.intake import MESSAGE_BYTES, Intake, TooMuchError
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from httpx2 import AsyncClient, Request, Response, Timeout
+    from mcp.client._transport import TransportStreams
+    from mcp.shared.message import SessionMessage
+
+GRACE_SECONDS = 1.0  # for a server to end when its input does, and again when it is told to
+TICK_SECONDS = 0.01
+CHUNK = 65536
+
+
+@asynccontextmanager
+async def standard_streams(
+    command: Sequence[str], environment: Mapping[str, str], folder: str | None, errors: IO[str], intake: Intake
+) -> AsyncIterator[TransportStreams]:
+    """Start a server in a session of its own, and speak with it by lines; at the end it has ended.
+
+    The package's own transport keeps a line of any length, and takes quadratic time for it.
+    """
+    import anyio
+    from mcp.shared.message import SessionMessage
+
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, cwd=folder, stderr=errors, start_new_session=True, limit=MESSAGE_BYTES,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    arrived, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, leaving = anyio.create_memory_object_stream[SessionMessage](0)
+    tasks = [
+        asyncio.create_task(_read(process, arrived, intake)),
+        asyncio.create_task(_write(process, leaving, arrived, intake)),
+    ]
+    try:
+        yield incoming, outgoing
+    finally:
+        with anyio.CancelScope(shield=True):
+            for stream in (incoming, outgoing):
+                stream.close()
+            await asyncio.shield(asyncio.create_task(_end(process, tasks)))
+            for end in (arrived, leaving):
+                end.close()
+
+
+async def _read(
+    process: asyncio.subprocess.Process, arrived: MemoryObjectSendStream[SessionMessage | Exception], intake: Intake
+) -> None:
+    """Pass on the server's messages, up to the first that is too much."""
+    import anyio
+    from mcp.shared.message import SessionMessage
+    from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
+
+    assert process.stdout is not None
+    with suppress(TooMuchError, anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
+        async with arrived:
+            while line := await _line(process.stdout, intake):
+                intake.took(len(line), lines=1)
+                try:
+                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    intake.noted(line)
+                else:
+                    if not isinstance(message, JSONRPCNotification):  # nothing here depends on those
+                        await arrived.send(SessionMessage(message))
+
+
+async def _line(output: asyncio.StreamReader, intake: Intake) -> bytes:
+    """Return the next line; ``b""`` at the end.
+
+    Raises:
+        TooMuchError: it is too long.
+    """
+    try:
+        return await output.readline()
+    except ValueError:
+        raise intake.too_long() from None
+
+
+async def _write(
+    process: asyncio.subprocess.Process, leaving: MemoryObjectReceiveStream[SessionMessage],
+    arrived: MemoryObjectSendStream[SessionMessage | Exception], intake: Intake,
+) -> None:  # fmt: skip
+    """Pass on our messages. Once the server takes none any more, nothing comes from it either."""
+    from mcp_types import JSONRPCRequest
+
+    assert process.stdin is not None
+    with suppress(ConnectionError):
+        async for sent in leaving:
+            if isinstance(sent.message, JSONRPCRequest):
+                intake.asked()
+            process.stdin.write(json.dumps(sent.message.model_dump(by_alias=True, exclude_unset=True)).encode() + b"\n")
+            await process.stdin.drain()
+        return
+    arrived.close()
+
+
+async def _end(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Close the server's input, then tell it to end, then kill it, with all of its session."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await asyncio.wait(tasks, timeout=0.1)  # what was said before is written
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    process.stdin.close()
+    draining = asyncio.create_task(_drain(process.stdout))
+    for number in (signal.SIGTERM, signal.SIGKILL, None):
+        until = asyncio.get_running_loop().time() + GRACE_SECONDS + (0.5 if number == signal.SIGKILL else 0.0)
+        while process.returncode is None and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(TICK_SECONDS)
+        if process.returncode is not None or number is None:
+            break
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+    draining.cancel()
+    process._transport.close()  # type: ignore[attr-defined]  # also where something else holds its output open
+
+
+async def _drain(output: asyncio.StreamReader) -> None:
+    """Read to the end: a server that cannot write does not see that its input has ended."""
+    with suppress(ConnectionError):
+        while await output.read(CHUNK):
+            pass
+
+
+def bounded_client(headers: Mapping[str, str], timeout: Timeout, intake: Intake) -> AsyncClient:
+    """Return an HTTP client that reads within limits."""
+    from httpx2 import AsyncByteStream, AsyncClient, StreamError
+
+    class Counted(AsyncByteStream):
+        def __init__(self, inner: AsyncByteStream, streamed: bool) -> None:
+            self.inner, self.streamed = inner, streamed
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for chunk in self.inner:
+                size += len(chunk)
+                try:
+                    if size > MESSAGE_BYTES and not self.streamed:  # of a stream, each event is bounded
+                        raise intake.too_long()
+                    intake.took(len(chunk), chunk.count(b"\n") if self.streamed else 0)
+                except TooMuchError as error:
+                    raise StreamError(str(error)) from None
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self.inner.aclose()
+
+    async def asked(request: Request) -> None:
+        if intake.fault:
+            raise StreamError(intake.fault)
+        if request.method == "POST":
+            intake.asked()
+
+    async def answered(response: Response) -> None:
+        encoding = response.headers.get("content-encoding", "identity")
+        if encoding != "identity":  # a little of it may be a lot
+            raise StreamError(str(intake.refused(f"it compresses ({encoding[:20]}) what it was asked not to")))
+        streamed = response.headers.get("content-type", "").startswith("text/event-stream")
+        assert isinstance(response.stream, AsyncByteStream)
+        response.stream = Counted(response.stream, streamed)
+
+    return AsyncClient(
+        headers={**headers, "Accept-Encoding": "identity"}, timeout=timeout,
+        event_hooks={"request": [asked], "response": [answered]},
+    )  # fmt: skip

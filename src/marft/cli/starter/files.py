@@ -1,0 +1,243 @@
+"""The files of a first team, as texts."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from marft.cli.starter.tables import NUMBER, VALIDATION, Kind, Table
+from marft.cli.starter.teams import SHAPES
+from marft.common import atomic
+from marft.common.texts import cut, one_line
+from marft.envs.rows import written
+
+RECIPE, REWARD, TEST, DATA, README = "recipe.toml", "reward.py", "test_reward.py", "data.csv", "README.md"
+FILES = (RECIPE, REWARD, TEST, README)  # of every team
+TINY = "tiny"
+RUN = "first"
+FURTHEST = 2  # folders up, beyond which a path is written in full
+SHOWN = 300  # characters of a cell in the test
+QUOTES = '"' * 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a first team is to be.
+
+    Args:
+        data: a table; None: ``data.csv`` with invented rows.
+        model: as a recipe names it.
+        team: one of the shapes.
+    """
+
+    folder: Path
+    table: Table
+    data: Path | None
+    model: str
+    team: str
+
+
+def write(plan: Plan, rows: str = "") -> list[str]:
+    """Write the files, and nothing in anybody's place → their names.
+
+    Args:
+        rows: of ``data.csv``, where there is to be one.
+
+    Raises:
+        ValueError: one of them is there already.
+    """
+    files = {RECIPE: recipe(plan), REWARD: reward(plan.table), TEST: test(plan.table), README: readme(plan)}
+    files |= {DATA: rows} if plan.data is None else {}
+    refuse_taken(plan.folder, files)
+    for name, text in files.items():
+        atomic.write_file(plan.folder / name, text)
+    return sorted(files)
+
+
+def refuse_taken(folder: Path, names: Iterable[str]) -> None:
+    """See that none of these files is in the folder.
+
+    Raises:
+        ValueError: one is.
+    """
+    there = [name for name in names if os.path.lexists(folder / name)]
+    if there:
+        raise ValueError(f"{folder} has {', '.join(there)} already, which stays; name another folder")
+
+
+def recipe(plan: Plan) -> str:
+    """``recipe.toml``."""
+    shape, table, tiny = SHAPES[plan.team], plan.table, plan.model == TINY
+    about = "bundled: it knows sums alone; or a folder, or a Hugging Face id" if tiny else "or tiny, which is bundled"
+    parts = [
+        "# All keys: marft train recipe.toml --dry-run. Any can be changed there: --training.steps 50",
+        f'name = "{RUN}"  # the run\'s folder is runs/{RUN}',
+        f"[models.base]\n{_line('path', plan.model)}  # {about}",
+    ]
+    for seat in shape.seats:
+        parts.append(f'[policies.{seat.role}]  # weights of its own\nmodel = "base"\nlora = {{ rank = 8, alpha = 16 }}')
+    length = 32 if tiny else 256
+    for seat in shape.seats:
+        answers = "\nanswers = true" if seat.answers else ""
+        said = f"[[agents]]\n{_line('role', seat.role)}\n{_line('policy', seat.role)}"
+        said += f"\n{_line('instructions', seat.instructions)}{answers}"
+        parts.append(f"{said}\nsampling = {{ max_new_tokens = {length} }}")
+    parts.append(_table("team", shape.organization))
+    environment = {"name": "table", "path": _data(plan), "question": table.question, "answer": table.answer}
+    environment |= {"prompt": table.prompt} if table.prompt else {}
+    lines = [_table("environment", environment), 'grading = "reward:reward"  # the function in reward.py']
+    lines.append(f"shares = {{ validation = {VALIDATION}, test = {table.held_out} }}  # of the rows, held out")
+    lines += [f"leave_out = {list(table.leave_out)!r}"] if table.leave_out else []
+    parts.append("\n".join(lines))
+    rate = "\noptimizer = { learning_rate = 5e-4 }  # a very small model takes large steps" if tiny else ""
+    parts.append(f'[algorithm]\nname = "marft"{rate}')
+    parts.append(f"[rollout]\ntasks_per_step = {16 if tiny else 8}\nsamples_per_task = 4")
+    parts.append("[training]\nsteps = 20")
+    return "\n\n".join(parts) + "\n"
+
+
+def reward(table: Table) -> str:
+    """``reward.py``."""
+    columns = ", ".join(ascii(column) for column in table.columns)
+    imports, lines = _JUDGING[table.kind]
+    body = "\n".join(f"    {line}" for line in lines).replace("ANSWER", ascii(table.answer))
+    return f'''"""What an answer is worth: this function is all that the team learns from. Make it your own.
+
+`pytest` says whether it still does what you mean; what raises loses the episode, and is shown.
+"""
+{imports}
+
+def reward(row, text):
+    # row: the row of the table, by column; here: {columns}
+    # text: all that the answering agent has written
+    # returns a number; or a number, and True or False: whether the task counts as solved
+{body}
+'''
+
+
+BOX = r'said = text.rpartition(r"\boxed{")[2].rpartition("}")[0] or text  # what is in the last box, else all of it'
+_JUDGING: Mapping[Kind, tuple[str, list[str]]] = {
+    "number": (
+        "\nimport re\n",
+        [
+            f'numbers = re.findall(r"{NUMBER}", text)  # the last one is taken for the answer',
+            "right = bool(numbers) and float(numbers[-1]) == float(row[ANSWER])",
+            "return (1.0 if right else 0.0), right",
+        ],
+    ),
+    "text": (
+        "",
+        [
+            BOX,
+            "right = said.strip().lower() == str(row[ANSWER]).strip().lower()",
+            "return (1.0 if right else 0.0), right",
+        ],
+    ),
+    "list": (
+        "",
+        [
+            BOX,
+            "right = said.strip().lower() in [str(answer).strip().lower() for answer in row[ANSWER]]  # any will do",
+            "return (1.0 if right else 0.0), right",
+        ],
+    ),
+    "none": (
+        "",
+        [
+            "words = len(text.split())",
+            "return 1.0 if 0 < words <= 30 else 0.0  # short, and not silent: no column says what is right",
+        ],
+    ),
+}
+
+
+def test(table: Table) -> str:
+    """``test_reward.py``."""
+    row = {name: _literal(cell) for name, cell in table.first.items()}
+    head = f"""{QUOTES}What the reward function is held to. Run it with:  pytest{QUOTES}
+
+from reward import reward
+
+ROW = {row!a}
+"""
+    if table.kind == "none":
+        return f"""{head}
+
+def test_a_short_text_is_worth_more_than_none_and_than_a_long_one():
+    assert reward(ROW, "a few words") > reward(ROW, "")
+    assert reward(ROW, "a few words") > reward(ROW, "word " * 1000)
+"""
+    one = "[0]" if table.kind == "list" else ""
+    return f"""{head}RIGHT = ROW[{table.answer!a}]{one}
+
+
+def test_the_right_answer_is_worth_1_and_solves_the_task():
+    assert reward(ROW, f"So the answer is \\\\boxed{{{{{{RIGHT}}}}}}.") == (1.0, True)
+
+
+def test_a_wrong_answer_is_worth_nothing():
+    assert reward(ROW, "I do not know.") == (0.0, False)
+"""
+
+
+def readme(plan: Plan) -> str:
+    """``README.md``."""
+    return f"""# A first team
+
+| file | what it is |
+| --- | --- |
+| `{RECIPE}` | the team, its model, its tasks, how it learns |
+| `{REWARD}` | what an answer is worth: make it your own |
+| `{TEST}` | what the reward function is held to |
+| `{one_line(_data(plan))}` | one row a task |
+
+In this folder:
+
+```
+{commands()}
+```
+"""
+
+
+def commands() -> str:
+    """What can be typed next, in the folder."""
+    rows = {
+        "pytest": "the reward function (pip install pytest)",
+        f"marft train {RECIPE}": "Ctrl-C saves and says how to go on",
+        f"marft eval runs/{RUN} --shuffle-messages": "before and after, and what messages are worth",
+        f"marft show runs/{RUN} --worst": "what each agent saw, said and earned",
+        f"marft report runs/{RUN}": "all of it on one page",
+    }
+    return "\n".join(f"{command:<42} # {about}" for command, about in rows.items())
+
+
+def _data(plan: Plan) -> str:
+    """The table's path as the recipe has it: relative where it lies near."""
+    if plan.data is None:
+        return DATA
+    relative = os.path.relpath(plan.data.expanduser(), plan.folder)
+    near = Path(relative).parts.count("..") <= FURTHEST
+    return relative if near else os.path.abspath(plan.data.expanduser())  # noqa: PTH100  without following links
+
+
+def _line(key: str, value: Any) -> str:
+    return tomli_w.dumps({key: value}).strip()
+
+
+def _table(name: str, values: Mapping[str, Any]) -> str:
+    return tomli_w.dumps({name: dict(values)}).strip()
+
+
+def _literal(cell: Any) -> Any:
+    """A cell as Python writes it."""
+    try:
+        plain = ast.literal_eval(repr(cell)) == cell
+    except (ValueError, SyntaxError):
+        plain = False
+    return cell if plain and len(repr(cell)) <= SHOWN else cut(written(cell), SHOWN)

@@ -1,0 +1,86 @@
+"""Folders in memory, where weights are handed to another process of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+
+from safetensors import SafetensorError
+
+from marft.common.errors import RunError
+from marft.common.processes.held import HeldFolder
+
+SHARED = Path("/dev/shm")  # memory, where Linux has it
+PREFIX = "marft-weights-"
+
+
+class SharedFolder(HeldFolder):
+    """One in memory, where there is some. Close it.
+
+    Args:
+        parent: of the folder, where it shall not be in memory.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        super().__init__(parent or (SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())), PREFIX)
+
+
+class Handover:
+    """Where weights are written down for an engine: in memory, or on disk once there was no room for them (a container
+    may have 64 MB of shared memory)."""
+
+    def __init__(self) -> None:
+        self.folders = [SharedFolder()]
+        self._moving = Lock()
+
+    def write(self, name: str, save: Callable[[Path], None]) -> str:
+        """Have weights written → where. Several threads may do so at one time.
+
+        Args:
+            name: which no others have.
+
+        Raises:
+            RunError: there is room for them neither in memory nor on disk.
+        """
+        folder = self.folders[-1]
+        try:
+            return _written(folder.path / name, save)
+        except (OSError, SafetensorError) as error:
+            if folder is not self.folders[0]:
+                raise _no_room(folder.path, error) from None
+        try:
+            folder = self._on_disk()
+            return _written(folder.path / name, save)
+        except (OSError, SafetensorError) as error:
+            raise _no_room(folder.path, error) from None
+
+    def _on_disk(self) -> SharedFolder:
+        with self._moving:
+            if len(self.folders) == 1:
+                self.folders.append(SharedFolder(Path(tempfile.gettempdir())))
+            return self.folders[1]
+
+    def close(self) -> None:
+        """Take away all that was written."""
+        for folder in self.folders:
+            folder.close()
+
+
+def _written(folder: Path, save: Callable[[Path], None]) -> str:
+    try:
+        save(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return str(folder)
+
+
+def _no_room(folder: Path, error: Exception) -> RunError:
+    return RunError(
+        f"weights for the engine could not be written to {folder.parent}: {error}; make room there, or set TMPDIR to a "
+        "folder with more, and go on (--resume): everything saved before is whole"
+    )

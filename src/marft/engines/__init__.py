@@ -1,1 +1,0 @@
-"""Who samples tokens: the in-process engine, and the renderer that makes its prompts."""

@@ -1,0 +1,60 @@
+"""An agent's choices dissolve, or there are none left while nothing was learned."""
+
+from __future__ import annotations
+
+from marft.config.guards import GuardSettings
+from marft.evaluation.guards.gains import earns_more, measured
+from marft.evaluation.guards.history import History
+from marft.evaluation.guards.interface import Finding
+
+FAINT = 1e-3  # nats: an agent that begins with less has nothing to lose
+
+
+def surge(history: History, settings: GuardSettings) -> Finding | None:
+    """min of the window's entropy > threshold · its first one, of any agent.
+
+    What is learned lowers entropy, and an entropy bonus holds it about where it was; at three times that an agent
+    writes what nobody has trained.
+    """
+    for role in history.owners("agents", "entropy"):
+        series = history.now(f"agents/{role}/entropy", settings.window + 1)
+        if series is None:
+            continue
+        first, least = float(series.values[0]), float(series.values[-settings.window :].min())
+        if first > FAINT and least > settings.entropy_surge * first:
+            return Finding(
+                f"{role}: its entropy went from {first:.2g} to {least:.2g} nats a token or more, for "
+                f"{settings.window} steps: its text is dissolving; lower algorithm.optimizer.learning_rate, or "
+                "algorithm.entropy where it is not 0",
+                series.steps[-settings.window] - 1,
+            )
+    return None
+
+
+def lost(history: History, settings: GuardSettings) -> Finding | None:
+    """max of the window's entropy < threshold · its first one, of any agent, while accuracy (or else reward) is not
+    above that of the first window by a standard error.
+
+    A team that has learned its task needs no choices any more; one that has not, and has a fiftieth of them left, will
+    not find it.
+    """
+    window = settings.window
+    known = measured(history, 2 * window)
+    if known is None:
+        return None
+    name = known[0]
+    if earns_more(history, window):
+        return None
+    for role in history.owners("agents", "entropy"):
+        series = history.now(f"agents/{role}/entropy", window + 1)
+        if series is None:
+            continue
+        first, most = float(series.values[0]), float(series.values[-window:].max())
+        if first > FAINT and most < settings.entropy_lost * first:
+            return Finding(
+                f"{role}: its entropy went from {first:.2g} to {most:.2g} nats a token, and {name} did not rise: it "
+                "has stopped to try anything; raise algorithm.entropy or its sampling.temperature, or lower "
+                "algorithm.optimizer.learning_rate",
+                series.steps[-window] - 1,
+            )
+    return None

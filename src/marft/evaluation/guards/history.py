@@ -1,0 +1,113 @@
+"""What guards know of a run: its metrics, a series a name."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from marft.common.metrics import PREFIX
+
+KINDS = ("letters", "digits", "spaces", "breaks", "marks")  # of characters, as metrics of agents call them
+RETURNED = "guards/returned_to"  # of the row of a step after which a run has gone back: the checkpoint's step
+READ = (
+    "reward", "reward_std", "accuracy", "validation_accuracy", "validation_reward", "entropy", "kl", "gradient_norm",
+    "action_length", "base_surprisal", "dependence/inputs", "dependence/messages", "held_out_loss", "repetition",
+    "other_script", "format_rate", "token_share", "message_tokens", *(f"characters/{kind}" for kind in KINDS),
+)  # fmt: skip
+TERMS = "rewards/"  # the team's terms
+Floats = npt.NDArray[np.float64]
+Row = Mapping[str, float | None]  # of metrics.jsonl, where null is what was not finite
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A metric in the steps in which it was measured, oldest first."""
+
+    steps: Sequence[int]
+    values: Floats
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def means(self, window: int) -> Floats:
+        """The mean of each window of ``window`` values, by its first one; [N − window + 1]."""
+        sums = np.concatenate([[0.0], np.cumsum(self.values)])
+        means: Floats = (sums[window:] - sums[:-window]) / window
+        return means
+
+    def scatter(self) -> float:
+        """How far a step's value is off by chance: the deviation of differences of neighbours, over √2. A trend hardly
+        counts (von Neumann 1941)."""
+        return float(np.sqrt(np.mean(np.diff(self.values) ** 2) / 2)) if len(self) > 1 else math.inf
+
+
+class History:
+    """The metrics of all steps that count."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._series: dict[str, tuple[list[int], list[float]]] = {}
+        self._owners: dict[tuple[str, str], list[str]] = {}
+
+    def add(self, row: Row) -> None:
+        """Take in the metrics of one step, its number among them."""
+        self.step = int(row["step"] or 0)
+        for name, value in row.items():
+            if value is not None and math.isfinite(value) and _is_read(name):
+                if name not in self._series:
+                    self._begin(name)
+                steps, values = self._series[name]
+                steps.append(self.step)
+                values.append(float(value))
+
+    def go_back(self, step: int) -> None:
+        """Forget what was after ``step``."""
+        for steps, values in self._series.values():
+            kept = bisect_right(steps, step)
+            del steps[kept:], values[kept:]
+
+    def series(self, name: str) -> Series:
+        steps, values = self._series.get(name, ([], []))
+        return Series(steps, np.array(values))
+
+    def now(self, name: str, least: int) -> Series | None:
+        """A series that has a value of the newest step, and ``least`` in all; else None."""
+        steps, _ = self._series.get(name, ([], []))
+        return self.series(name) if len(steps) >= least and steps[-1] == self.step else None
+
+    def owners(self, prefix: str, metric: str) -> list[str]:
+        """Whose ``prefix/<name>/metric`` there are."""
+        return self._owners.get((prefix, metric), [])
+
+    def watched(self) -> set[str]:
+        """The agents that have a reward term of their own."""
+        return {name.split("/")[1] for name in self._series if self._is_own(name)}
+
+    def terms(self) -> list[str]:
+        """What the reward's terms give, as metrics: the team, and each agent."""
+        return [name for name in self._series if name.startswith(TERMS) or self._is_own(name)]
+
+    def _begin(self, name: str) -> None:
+        self._series[name] = [], []
+        prefix, _, rest = name.partition("/")
+        owner, _, metric = rest.partition("/")
+        self._owners.setdefault((prefix, metric), []).append(owner)
+
+    @staticmethod
+    def _is_own(name: str) -> bool:
+        first, _, rest = name.partition("/")
+        return first == "agents" and rest.partition("/")[2].startswith(TERMS)
+
+
+def _is_read(name: str) -> bool:
+    first, _, rest = name.partition("/")
+    return name in READ or name.startswith(TERMS) or (first in PREFIX and _of_owner(rest.partition("/")[2]))
+
+
+def _of_owner(metric: str) -> bool:
+    return metric in READ or metric.startswith(TERMS)

@@ -1,0 +1,24 @@
+"""What an agent writes is less and less what the untuned base would write."""
+
+from __future__ import annotations
+
+from marft.config.guards import GuardSettings
+from marft.evaluation.guards.drift import drifts
+from marft.evaluation.guards.history import History
+from marft.evaluation.guards.interface import Finding
+
+
+def look(history: History, settings: GuardSettings) -> Finding | None:
+    """mean of the base's surprisal over the window − over the first one > threshold, of any agent, for sure.
+
+    One nat is a perplexity 2.7 times as high.
+    """
+    for drift in drifts(history, "base_surprisal", settings.window):
+        if drift.sure and drift.rise > settings.readability:
+            return Finding(
+                f"{drift.owner}: to the untuned base its text went from {drift.first:.2f} to {drift.now:.2f} nats a "
+                "token: people may find it hard to read; look at what it writes (`marft show RUN`), and hold it to "
+                "its base (algorithm.kl.coefficient)",
+                drift.well,
+            )
+    return None

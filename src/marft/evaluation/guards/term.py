@@ -1,0 +1,43 @@
+"""A reward term pays more and more while success does not move."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marft.config.guards import GuardSettings
+from marft.evaluation.guards.gains import SURE, solves_more
+from marft.evaluation.guards.history import TERMS, History
+from marft.evaluation.guards.interface import Finding
+
+
+def look(history: History, settings: GuardSettings) -> Finding | None:
+    """mean of a term over the window − over the first one > threshold · deviation of the reward in the first one, and
+    more than ``SURE`` standard errors, while accuracy is known and not above that of the first window.
+
+    Half a deviation is what a team sees as a medium effect (Cohen 1988): learning follows it.
+    """
+    window = settings.window
+    deviations = history.series("reward_std").values[:window]
+    if not len(deviations) or solves_more(history, window) is not False:
+        return None
+    deviation = float(np.sqrt(np.mean(deviations**2)))
+    for term in history.terms():
+        series = history.now(term, 2 * window)
+        if series is None:
+            continue
+        means = series.means(window)
+        gained = float(means[-1] - means[0])
+        chance = SURE * series.scatter() * (2.0 / window) ** 0.5
+        if gained > max(settings.term * deviation, chance):
+            return Finding(
+                f"{_called(term)} went from {means[0]:.2g} to {means[-1]:.2g} while no more is solved: the team "
+                "earns by it without solving anything; look at episodes that it pays most (`marft show RUN`), and "
+                "lower its weight or close its loophole",
+                series.steps[-window] - 1,
+            )
+    return None
+
+
+def _called(term: str) -> str:
+    owner, _, name = term.rpartition(TERMS)
+    return f"reward term {name!r}" + (f" of {owner.strip('/').removeprefix('agents/')}" if owner else "")

@@ -1,0 +1,89 @@
+"""What has been asked of an engine apart, and what has come of it so far."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from marft.common.marks import Masks
+from marft.common.texts import until
+from marft.common.types import Completion, Sampling, Versions
+from marft.inference.apart.words import Ask, Said, Weigh, Weighed
+from marft.inference.spelling import Ending
+from marft.models.control_tokens import spelled
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request, and what has come of it."""
+
+    message: Ask | Weigh
+    result: asyncio.Future[None]
+    ending: Ending | None = None
+    listener: Callable[[int], None] | None = None
+    said: list[Said] = field(default_factory=list)
+    weighed: Weighed | None = None
+    stopped: bool = False  # by a text of ours
+    told: int = 0  # tokens that the listener has heard
+
+    def take(self, said: Said) -> bool:
+        """Take in tokens → whether it is over."""
+        for place, token in enumerate(said.tokens.tolist()):
+            if self.listener and self._count() + place >= self.told:  # asked again, it hears nothing twice
+                self.listener(token)
+                self.told += 1
+            if self.ending and self.ending.take(token):
+                self.said.append(_first(said, place + 1))
+                self.stopped = True
+                return True
+        self.said.append(said)
+        return bool(said.finish)
+
+    def begin_again(self, ending: Ending | None) -> None:
+        """Nothing has come of it yet."""
+        self.said.clear()
+        self.ending = ending
+
+    def completion(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """What was sampled, once it is over."""
+        said = self.said
+        tokens = np.concatenate([each.tokens for each in said])
+        ids = tokens.tolist()
+        text = spelled(tokenizer, ids[:-1] if ids[-1] in stop_ids else ids)
+        return Completion(
+            tokens,
+            np.concatenate([each.log_probs for each in said]),
+            until(text, sampling.stop),
+            "stop" if self.stopped or said[-1].finish == "stop" else "length",
+            Versions(min(each.lowest for each in said), max(each.highest for each in said)),
+            masks=_masks(said[-1], len(ids)) if sampling.grammar else None,
+            forced=tuple(place for place in said[-1].forced.tolist() if place < len(ids)),
+            alternatives=tuple(
+                tuple(pair for pair in zip(row.tolist(), numbers.tolist(), strict=True) if math.isfinite(pair[1]))
+                for each in said
+                for row, numbers in zip(each.top_ids, each.top_log_probs, strict=True)
+            ),
+        )
+
+    def _count(self) -> int:
+        return sum(len(said.tokens) for said in self.said)
+
+
+def _masks(last: Said, tokens: int) -> Masks | None:
+    """What a grammar allowed for at the places of the first tokens."""
+    at = [place for place in last.mask_at.tolist() if place < tokens]
+    table = [mask.tobytes() for mask in last.mask_table]
+    return Masks.of(at, [table[which] for which in last.mask_which.tolist()[: len(at)]]) if at else None
+
+
+def _first(said: Said, count: int) -> Said:
+    """The first tokens of what was said."""
+    return replace(
+        said, tokens=said.tokens[:count], log_probs=said.log_probs[:count], finish="", top_ids=said.top_ids[:count],
+        top_log_probs=said.top_log_probs[:count],
+    )  # fmt: skip

@@ -1,0 +1,149 @@
+"""One endpoint: requests on a thread of their own, within its limits, with retries that are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from marft.agents.loop_threads import LoopThread
+from marft.common.errors import EpisodeFailedError
+from marft.common.usage import Usage
+from marft.config.endpoint import EndpointSettings
+from marft.config.keys import filled, read_key, secrets_in, variables_of
+from marft.inference.endpoints.failures import as_failure, clean
+from marft.inference.endpoints.limits import Limits, OwnLimits
+from marft.inference.endpoints.replies import ModelReply, masked_reply, read_body, reply_of, usage_of
+from marft.inference.endpoints.response_size import limit_response_size
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from openai.resources.chat import AsyncCompletions
+
+T = TypeVar("T")
+NO_KEY = "none"  # sent to servers that ask for no key: the client insists on one
+CLOSING_SECONDS = 2.0  # for open connections to be closed
+
+
+class Endpoint:
+    """Asks one model behind an OpenAI-compatible endpoint. Close it.
+
+    Args:
+        name: for messages to people.
+        model: what the model is called there.
+
+    What its answers have taken adds up in ``used``, also where nothing comes of them.
+
+    Raises:
+        ValueError: the package ``openai`` is missing or cannot be used, or the environment variable of the key is not
+            set.
+    """
+
+    def __init__(self, name: str, settings: EndpointSettings, model: str) -> None:
+        if find_spec("openai") is None:
+            raise ValueError(f"endpoint {name!r} needs the package openai; run: pip install 'marft[remote]'")
+        self.name, self.settings, self.model = name, settings, model
+        self.used = Usage()
+        self._key = _read_key(name, settings)
+        self._options = _filled(name, settings.options)
+        named = [*filter(None, [self._key]), *variables_of(settings.options)]
+        self._secrets = tuple(dict.fromkeys([*named, *secrets_in(self._options)]))
+        self.limits: Limits = OwnLimits(settings)
+        self._client = self._made()
+        self._thread = LoopThread()
+
+    def body(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, object]) -> dict[str, object]:
+        """A request's body: the messages and ``fields``, without what the recipe omits, with its options."""
+        whole = {"model": self.model, "messages": [dict(message) for message in messages], **fields}
+        return {key: value for key, value in whole.items() if key not in self.settings.omit} | self._options
+
+    async def ask(self, body: Mapping[str, object]) -> ModelReply:
+        """The answer to one request. May be awaited on any event loop.
+
+        Raises:
+            EpisodeFailedError: it came too late, not at all, or cannot be read.
+        """
+        return await self.run(self.ask_here, body)
+
+    async def run(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        """Await ``function(*arguments)`` on the endpoint's own thread."""
+        return await self._thread.call(function, *arguments, timeout=None)
+
+    async def ask_here(self, body: Mapping[str, object]) -> ModelReply:
+        """:meth:`ask`, for who is on the endpoint's own thread already."""
+        async with self.limits.slot():
+            completions = self._client.chat.completions  # imports what it needs, which takes a while the first time
+            await self.limits.turn()
+            try:
+                async with asyncio.timeout(self.settings.timeout_seconds):
+                    return await self._send(completions, body)
+            except EpisodeFailedError:
+                raise
+            except Exception as error:  # noqa: BLE001  a client made by others reads what a server made by others sends
+                raise as_failure(error, self.name, self.settings, self.model, self._secrets) from None
+
+    async def _send(self, completions: AsyncCompletions, body: Mapping[str, Any]) -> ModelReply:
+        rest = {key: value for key, value in body.items() if key not in ("model", "messages")}
+        raw = await completions.with_raw_response.create(
+            model=body["model"], messages=body["messages"], extra_body=rest
+        )
+        try:
+            read = read_body(raw.http_response.content)
+            usage = usage_of(read, self.settings, raw.retries_taken)
+            self.used += usage
+            return masked_reply(reply_of(read, usage, body.get("max_tokens")), self._secrets)
+        except ValueError as error:
+            why = clean(str(error), self._secrets)
+            said = f"endpoint {self.name!r} ({self.settings.url}) sent no answer that can be read: {why}"
+            raise EpisodeFailedError("failed", said) from None
+
+    def _made(self) -> AsyncOpenAI:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        async def limit_retries(request: Any) -> None:
+            if request.headers.get("x-stainless-retry-count", "0") != "0":
+                await self.limits.turn()
+
+        async def limit_size(response: Any) -> None:
+            limit_response_size(response, f"endpoint {self.name!r} ({self.settings.url})")
+
+        hooks: dict[str, list[Callable[..., object]]] = {"request": [limit_retries], "response": [limit_size]}
+        try:
+            return AsyncOpenAI(
+                api_key=self._key or NO_KEY,
+                base_url=self.settings.url,
+                max_retries=self.settings.retries,
+                timeout=self.settings.timeout_seconds,
+                default_headers={"Accept-Encoding": "identity"},  # so that its size is known
+                http_client=DefaultAsyncHttpxClient(event_hooks=hooks),
+            )
+        except Exception as error:  # noqa: BLE001  what the machine says of proxies and certificates
+            raise ValueError(
+                f"endpoint {self.name!r} cannot be used: {clean(str(error), self._secrets)}; check ALL_PROXY, "
+                "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE in the environment"
+            ) from None
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._client.close(), self._thread.loop).result(CLOSING_SECONDS)
+        self._thread.stop()
+
+
+def _read_key(name: str, settings: EndpointSettings) -> str:
+    if not settings.api_key_variable:
+        return ""
+    try:
+        return read_key(settings.api_key_variable)
+    except ValueError as error:
+        remedy = "; or remove api_key_variable where the server asks for no key"
+        raise ValueError(f"endpoint {name!r}: {error}{remedy}") from None
+
+
+def _filled(name: str, options: dict[str, object]) -> dict[str, object]:
+    try:
+        return filled(options)
+    except ValueError as error:
+        raise ValueError(f"endpoint {name!r}: options: {error}") from None

@@ -1,0 +1,41 @@
+"""A limit to how much of an answer is read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from marft.common.errors import EpisodeFailedError
+
+if TYPE_CHECKING:
+    from httpx2 import Response
+
+LARGEST = 16 * 2**20  # bytes
+
+
+def limit_response_size(response: Response, who: str) -> None:
+    """See to it that no more than ``LARGEST`` bytes of a response are read, which is yet to be.
+
+    Raises:
+        EpisodeFailedError: it is compressed, which nobody asked for: its size would not be known.
+    """
+    from httpx2 import AsyncByteStream
+
+    class Limited(AsyncByteStream):
+        def __init__(self, stream: Any) -> None:
+            self.stream, self.read = stream, 0
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for chunk in self.stream:
+                self.read += len(chunk)
+                if self.read > LARGEST:
+                    raise EpisodeFailedError("failed", f"{who} sent an answer of more than {LARGEST >> 20} MiB")
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self.stream.aclose()
+
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise EpisodeFailedError("failed", f"{who} sent an answer in {encoding[:20]!r}, which was not asked for")
+    response.stream = Limited(response.stream)

@@ -1,0 +1,62 @@
+"""Crossed samples: every tuple of the agents' samples at a task is played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import ClassVar
+
+from marft.agents.game import Attempt
+from marft.common.errors import RunError
+from marft.common.types import Episode
+from marft.rollout.forking.interface import Play, Step, replay_of
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """The tuples that were not played as they came."""
+
+    without: ClassVar[str] = ""
+
+    def play(self, play: Play, attempts: Sequence[Attempt], step: Step) -> tuple[list[Episode], list[Episode]]:
+        """Play the attempts, then the other tuples of their actions."""
+        played = play(attempts, on_done=step.on_done)
+        return played, [*played, *crossed(play, attempts, played)]
+
+
+def crossed(play: Play, attempts: Sequence[Attempt], episodes: Sequence[Episode]) -> list[Episode]:
+    """Every tuple of the agents' samples at a task that has not been played yet, scored by the environment.
+
+    Raises:
+        RunError: the game has several steps, or somebody sees somebody.
+    """
+    groups: dict[tuple[str, str], list[tuple[Attempt, Episode]]] = {}
+    for attempt, episode in zip(attempts, episodes, strict=True):
+        if episode.scored:
+            _check_crossable(episode)
+            groups.setdefault((attempt.stream, attempt.task.id), []).append((attempt, episode))
+    wanted = []
+    for group in groups.values():
+        attempt, first = group[0]
+        if any([a.id for a in episode.actions] != [a.id for a in first.actions] for _, episode in group):
+            raise RunError(
+                "joint_mode 'cross' needs a team in which the same agents act in every episode: who did not act has no "
+                "sample for the other tuples; use joint_mode = 'aligned'"
+            )
+        for choice in product(range(len(group)), repeat=len(first.actions)):
+            if len(set(choice)) > 1:
+                actions = [group[sample][1].actions[number] for number, sample in enumerate(choice)]
+                name = "-".join(map(str, choice))
+                wanted.append(
+                    replace(attempt, stream=f"{attempt.stream}/cross/{name}", replay=replay_of(attempt, first, actions))
+                )
+    return play(wanted)
+
+
+def _check_crossable(episode: Episode) -> None:
+    if len(episode.transitions) > 1 or any(action.sees for action in episode.actions):
+        raise RunError(
+            "joint_mode 'cross' needs a game of one step in which nobody sees anybody: a sample that was made seeing "
+            "another one does not belong to other tuples; use joint_mode = 'aligned'"
+        )

@@ -1,0 +1,251 @@
+"""The model card of an export: what it is, its figures, how it was trained, how to load it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from marft.common.user_modules import TEAM
+
+SEATS = {"added since:": "added", "gone since:": "removed"}
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM
+
+
+def model_card(table: Mapping[str, Any], folder: str, trust: str = "", named: Sequence[str] = ()) -> str:
+    """``README.md`` of an export.
+
+    Args:
+        table: its manifest.
+        folder: the export's name.
+        trust: what commands are told beside it, where it brings code (:func:`marft.runs.export.recipe.trust_flag`).
+        named: where folders of the machine of training are still named.
+    """
+    parts = [
+        f"# {table['name']}",
+        _about(table),
+        "## Figures",
+        *_figures(table),
+        "## How it was trained",
+        _trained(table),
+        "## Loading it",
+        *_loading(table, folder, trust),
+    ]
+    if table["left_out"]:
+        parts += ["## What was left out", "\n".join(f"- {sentence}" for sentence in table["left_out"])]
+    if named:
+        parts += [
+            "## What names another machine",
+            "These name folders of the machine of training, which are not here:",
+            "\n".join(f"- {where}" for where in named),
+        ]
+    return f"---\n{_header(table)}---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def _header(table: Mapping[str, Any]) -> str:
+    adapters = [policy for policy in table["policies"].values() if policy["kind"] == "adapter"]
+    known = {model["path"] for model in table["models"].values() if model["commit"]}
+    header: dict[str, Any] = {"base_model": sorted(known)} if known else {}
+    header |= {
+        "library_name": "peft" if adapters else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["marft", "multi-agent", "reinforcement-learning", *(["lora"] if adapters else [])],
+    }
+    return str(yaml.safe_dump(header, sort_keys=False, allow_unicode=True))
+
+
+def _about(table: Mapping[str, Any]) -> str:
+    roles = ", ".join(
+        f"`{agent['role']}` (policy `{agent['policy']}`)" + (", who answers" if agent.get("answers") else "")
+        for agent in table["agents"]
+    )
+    bases = ", ".join(_base(model) for model in table["models"].values())
+    return (
+        f"A team of language models that was trained together: {roles}. Organization: "
+        f"`{table['organization']['organization']}`. Models: {bases}. Weights: {table['checkpoint']['name']}. "
+        f"{_reorganized(table['reorganized'])}`{TEAM}` says all of it, with a digest of every file."
+    )
+
+
+def _reorganized(changed: Mapping[str, Any]) -> str:
+    """What is another than it was in training."""
+    if not changed:
+        return ""
+    before, after = changed["organization"]
+    parts = [f"as `{before}`, and plays as `{after}` (`{changed['name']}`)"]
+    parts += [f"{what} {', '.join(f'`{role}`' for role in changed[of])}" for what, of in SEATS.items() if changed[of]]
+    return f"It was trained {'; '.join(parts)}. "
+
+
+def _base(model: Mapping[str, Any]) -> str:
+    if model["endpoint"]:
+        return f"`{model['path']}` at {model['endpoint']}"
+    commit = f" at commit `{model['commit']}`" if model["commit"] else ", which lies in here"
+    return f"`{model['path']}`{commit}"
+
+
+def _figures(table: Mapping[str, Any]) -> Iterator[str]:
+    if not table["evaluations"]:
+        yield "This checkpoint was not evaluated before it was exported."
+        return
+    rows = ["| | mode | messages | tasks | accuracy | reward |", "| --- | --- | --- | --- | --- | --- |"]
+    ordered = sorted(table["evaluations"], key=lambda e: (e["checkpoint"] != "base", e["mode"], e["shuffled_messages"]))
+    for one in ordered:
+        when = "before" if one["checkpoint"] == "base" else "after"
+        messages = "of other tasks" if one["shuffled_messages"] else "own"
+        accuracy = _with_interval(one.get("accuracy"), one.get("interval"), 100, " %")
+        reward = _with_interval(one.get("reward"), one.get("reward_interval"), 1, "")
+        rows.append(f"| {when} | {one['mode']} | {messages} | {one['tasks']} | {accuracy} | {reward} |")
+    yield "\n".join(rows)
+    yield "On held-out tasks, with intervals of 95 %."
+
+
+def _with_interval(value: float | None, interval: Sequence[float] | None, scale: float, unit: str) -> str:
+    if value is None:
+        return "unknown"
+    digits = 1 if scale > 1 else 3
+    around = f" ({scale * interval[0]:.{digits}f} to {scale * interval[1]:.{digits}f})" if interval else ""
+    return f"{scale * value:.{digits}f}{unit}{around}"
+
+
+def _trained(table: Mapping[str, Any]) -> str:
+    how, step = table["training"], table["checkpoint"]["step"]
+    return (
+        f"With MARFT {table['marft']}: algorithm `{how['algorithm']}` at "
+        f"{how['level']} level, {step} steps of {how['tasks_per_step']} tasks with {how['samples_per_task']} attempts "
+        f"each, learning rate {how['learning_rate']:g}, environment `{how['environment']}`. Trained were "
+        f"{', '.join(f'`{name}`' for name in how['trained']) or 'none'}."
+    )
+
+
+def _loading(table: Mapping[str, Any], folder: str, trust: str = "") -> Iterator[str]:
+    yield (
+        "Commands and code are meant to be run in this folder. As a team, with MARFT (`pip install 'marft[serve]'`):\n"
+        f"\n```sh\nmarft serve .{trust}\nmarft eval .{trust}\n```"
+    )
+    if trust:
+        yield (
+            f"`{trust.strip()}` lets it run code, or ask servers, of its author's: without it, either command says "
+            "which, and stops. Read it before."
+        )
+    adapters = {name: one for name, one in table["policies"].items() if one["kind"] == "adapter"}
+    whole = {name: one["path"] for name, one in table["policies"].items() if one["kind"] == "weights"}
+    if adapters:
+        yield from (f"With transformers and peft:\n\n```python\n{code}```" for code in _with_peft(table, adapters))
+        yield from (f"With vLLM:\n\n```sh\n{command}\n```" for command in _with_vllm(table, adapters))
+    whole |= {name: one["merged"] for name, one in adapters.items() if one["merged"]}
+    if whole:
+        path = next(iter(whole.values()))
+        yield (
+            "Whole weights (" + ", ".join(f"`{one}`" for one in whole.values()) + ") are models like any other: "
+            f'`AutoModelForCausalLM.from_pretrained("{path}")`, `vllm serve {path}`.'
+        )
+    yield from _prompts(table)
+    yield from _with_llama(table, folder, adapters, whole)
+    yield (
+        "An agent reads its `instructions` as the system message; as the user's the task and, where it sees others, "
+        "`Message from <role>:` and on the next line what they said, with empty lines between them."
+    )
+
+
+def _prompts(table: Mapping[str, Any]) -> Iterator[str]:
+    """How prompts are rendered and answers are sampled, where that is not as a base has it."""
+    for model in table["models"].values():
+        if model["chat_template"]:
+            yield f"Prompts of `{model['path']}` are rendered with `{model['chat_template']}`, in the place of its own."
+        if model["template_options"]:
+            options = dict(model["template_options"])
+            yield (
+                f"The chat template of `{model['path']}` gets `{json.dumps(options, ensure_ascii=False)}`: "
+                f"`tokenizer.apply_chat_template(…, **{options})`, in vLLM `--default-chat-template-kwargs`."
+            )
+    rows = ["| role | temperature | new tokens, at most | thoughts |", "| --- | --- | --- | --- |"]
+    for agent in table["agents"]:
+        how = agent["sampling"]
+        rows.append(f"| `{agent['role']}` | {how['temperature']:g} | {how['max_new_tokens']} | {agent['thinking']} |")
+    yield "Agents were trained with this sampling, and no other warping or penalty:\n\n" + "\n".join(rows)
+
+
+def _with_peft(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterator[str]:
+    """Code for each base."""
+    for name in dict.fromkeys(one["model"] for one in adapters.values()):
+        mine = {policy: one for policy, one in adapters.items() if one["model"] == name}
+        (first, *others) = mine.items()
+        base = table["models"][name]
+        pinned = f', revision="{base["commit"]}"' if base["commit"] else ""
+        lines = [
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig",
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{base["path"]}"{pinned})',
+            f'base = AutoModelForCausalLM.from_pretrained("{base["path"]}"{pinned})',
+            "own = base.generation_config  # of which the team was trained with what ends a text alone",
+            "base.generation_config = GenerationConfig(eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id)",
+            f'model = PeftModel.from_pretrained(base, "{first[1]["path"]}", adapter_name="{first[0]}")',
+            *(f'model.load_adapter("{one["path"]}", "{policy}")' for policy, one in others),
+            f'model.set_adapter("{first[0]}")',
+        ]
+        if base["chat_template"]:
+            lines.insert(4, f'tokenizer.chat_template = open("{base["chat_template"]}", encoding="utf-8").read()')
+        yield "\n".join(lines) + "\n"
+
+
+def _with_llama(
+    table: Mapping[str, Any], folder: str, adapters: Mapping[str, Any], whole: Mapping[str, str]
+) -> Iterator[str]:
+    """Commands of llama.cpp, in its checkout, and of Ollama: for the first model, or else for the first adapter."""
+    if whole:
+        name, path = next(iter(whole.items()))
+        lines = [
+            f"python convert_hf_to_gguf.py {folder}/{path} --outfile {name}.gguf",
+            f"llama-cli -m {name}.gguf",
+            f"echo 'FROM ./{path}' > Modelfile && ollama create {name} -f Modelfile",
+        ]
+        about = "With llama.cpp, in its checkout, and with Ollama"
+    elif adapters:
+        name, one = next(iter(adapters.items()))
+        model = table["models"][one["model"]]
+        fetched = (
+            [f"hf download {model['path']} --revision {model['commit']} --local-dir base"] if model["commit"] else []
+        )
+        base = "base" if fetched else f"{folder}/{model['path']}"
+        lines = [
+            *fetched,
+            f"python convert_hf_to_gguf.py {base} --outfile base.gguf",
+            f"python convert_lora_to_gguf.py --base {base} {folder}/{one['path']} --outfile {name}.gguf",
+            f"llama-cli -m base.gguf --lora {name}.gguf",
+        ]
+        about = "With llama.cpp, in its checkout (Ollama takes whole weights, which an export made with `--merged` has)"
+    else:
+        return
+    commands = "\n".join(lines)
+    yield f"{about}; its converter knows the tokenizers of published models alone:\n\n```sh\n{commands}\n```"
+
+
+def _with_vllm(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterator[str]:
+    """One server for each base."""
+    for model in dict.fromkeys(one["model"] for one in adapters.values()):
+        mine = {name: one for name, one in adapters.items() if one["model"] == model}
+        base = table["models"][model]
+        pinned = f" --revision {base['commit']}" if base["commit"] else ""
+        rank = lora_rank(max(one["rank"] for one in mine.values()))
+        words = [f"vllm serve {base['path']}{pinned} --generation-config vllm"]
+        if base["chat_template"]:
+            words.append(f"--chat-template {base['chat_template']}")
+        if base["template_options"]:
+            words.append(f"--default-chat-template-kwargs {shlex.quote(json.dumps(base['template_options']))}")
+        words.append(f"--enable-lora --max-loras {len(mine)} --max-lora-rank {rank}")
+        words.append("--lora-modules " + " ".join(f"{name}={one['path']}" for name, one in mine.items()))
+        yield " \\\n  ".join(words)
+
+
+def lora_rank(rank: int) -> int:
+    """What vLLM's ``--max-lora-rank`` must be for adapters of a rank.
+
+    >>> lora_rank(12), lora_rank(16)
+    (16, 16)
+    """
+    return next((known for known in LORA_RANKS if known >= rank), rank)

@@ -1,0 +1,43 @@
+"""TensorBoard, in the run's own folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from marft.config.parts import SinkPart
+from marft.runs.loggers.interface import Opening
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+
+class TensorBoard(SinkPart):
+    """Event files in the run's folder: ``tensorboard --logdir runs``. A run that goes on drops what was written after
+    its checkpoint."""
+
+    folder: ClassVar[str] = "tensorboard"
+
+    def open(self, run: Opening) -> _Board:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        board = _Board(SummaryWriter(str(run.folder / self.folder), purge_step=run.done + 1))
+        if not run.done:
+            board.note(0, "\n".join(f"    {key} = {value}" for key, value in run.parameters.items()), "recipe")
+        return board
+
+
+class _Board:
+    def __init__(self, writer: SummaryWriter) -> None:
+        self._writer = writer
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def note(self, step: int, text: str, tag: str = "notes") -> None:
+        self._writer.add_text(tag, text, step)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,1 @@
+"""Training: credit, objectives, schedules, the learner and the loop."""

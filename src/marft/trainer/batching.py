@@ -1,0 +1,399 @@
+"""From credited actions to minibatches and micro-batches, with weights from the global minibatch (formulas §6).
+
+What a unit of the surrogate (an action or a token) weighs in the loss is fixed here, before anything is split: loss
+functions return sums, so the gradient is the same for every split.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marft.common import seeds
+from marft.common.types import Action, ActionKey, Episode, Normalisation, Sample
+from marft.models.backbone import Backbone
+from marft.models.devices import sent
+from marft.models.forest import Forest
+from marft.models.masked import PackedMasks
+from marft.models.packed_rows import PackedRows
+from marft.rewards.shaping import succeeded
+from marft.trainer.choice_scoring import Chosen, scored_tokens
+from marft.trainer.cutting import Cut, cut_by_tokens, cut_evenly, cut_sharing, length
+from marft.trainer.interfaces import Credits, Floats, Level, split_rows
+from marft.trainer.rank_group import Ranks, share_on
+from marft.trainer.teammate_text import TeammateText
+
+Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
+EPSILON = 1e-8
+SIZE_STEP = 64  # tokens
+
+
+def make_samples(
+    episodes: Sequence[Episode],
+    credits: Credits,
+    trained: Sequence[str],
+    normalisation: Normalisation,
+    normalise_advantages: bool,
+) -> tuple[list[Sample], list[Floats]]:
+    """The actions that are trained, with advantages normalised over exactly their decisions, and the raw advantages.
+
+    Actions of frozen policies, those that only served to judge others, and those in which a grammar left nothing to
+    decide, took part in credit and take no part in anything from here on.
+    """
+    rows = [(episode, action) for episode in episodes for action in episode.actions]
+    mine = [
+        i for i, (_, action) in enumerate(rows)
+        if action.policy in trained and (not credits.trained or credits.trained[i]) and not action.settled
+    ]  # fmt: skip
+    raw = [credits.advantages[i] for i in mine]
+    advantages = normalise(raw) if normalise_advantages else raw
+    samples = [
+        Sample(rows[i][1], normaliser(rows[i][1], normalisation), advantage, succeeded(rows[i][0]))
+        for i, advantage in zip(mine, advantages, strict=True)
+    ]
+    return samples, raw
+
+
+def normalise(advantages: Sequence[Floats]) -> list[Floats]:
+    """Zero mean and unit standard deviation over all decisions given; an exact 0 is a decision like any other.
+
+    >>> [a.tolist() for a in normalise([np.array([1.0, 0.0]), np.array([-1.0])])]
+    [[0.999999990000..., 0.0], [-0.999999990000...]]
+    """
+    if not advantages:
+        return []
+    flat = np.concatenate(advantages)
+    spread = float(flat.std(ddof=1)) if len(flat) > 1 else 0.0
+    scaled = (flat - flat.mean()) / (spread + EPSILON)
+    return split_rows(scaled, [len(a) for a in advantages])
+
+
+def normaliser(action: Action, normalisation: Normalisation) -> float:
+    """Z of eq. 6: 1, the number of sampled tokens, or the number of words of the agent's own text (at least 1)."""
+    if normalisation == "none" or action.choice:  # a choice has been normalised option by option
+        return 1.0
+    if normalisation == "tokens":
+        return float(max(1, action.sampled.sum()))
+    return float(max(1, sum(len(text.split()) for text in action.own_texts)))
+
+
+def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epoch: int) -> list[list[Sample]]:
+    """Split each policy's samples evenly over ``count`` minibatches, in an order of their own for each epoch."""
+    parts: list[list[Sample]] = [[] for _ in range(count)]
+    for policy in sorted({sample.action.policy for sample in samples}):
+        mine = [sample for sample in samples if sample.action.policy == policy]
+        order = seeds.generator(seed, "minibatches", policy, step, epoch).permutation(len(mine))
+        for part, indices in zip(parts, np.array_split(order, count), strict=True):
+            part += [mine[i] for i in indices]
+    return [part for part in parts if part]
+
+
+def of_all_lengths(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """At most ``count`` samples, and at most half of them: the longest, the shortest, and some evenly between."""
+    ordered = sorted(samples, key=length, reverse=True)
+    count = min(count, max(1, len(ordered) // 2))
+    return [ordered[i] for i in np.linspace(0, len(ordered) - 1, count).round().astype(int)] if ordered else []
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """What the losses of one global minibatch are divided by: actions and sampled tokens of each policy, those of its
+    actions in successful episodes, and the tokens that teammates wrote in its turns."""
+
+    actions: Mapping[str, int]
+    tokens: Mapping[str, int]
+    successful_tokens: Mapping[str, int]
+    teammate_tokens: Mapping[str, int]
+
+    @staticmethod
+    def of(samples: Sequence[Sample], pooled: bool) -> Denominators:
+        """Count a minibatch. ``pooled`` counts all policies together (the paper's 1/(nT))."""
+        actions: Counter[str] = Counter()
+        tokens: Counter[str] = Counter()
+        successful: Counter[str] = Counter()
+        teammate: Counter[str] = Counter()
+        for sample in samples:
+            count = sample.action.decisions
+            actions[sample.action.policy] += 1
+            tokens[sample.action.policy] += count
+            successful[sample.action.policy] += count * sample.successful
+            teammate[sample.action.policy] += int(sample.action.by_teammate.sum())
+        counts = (actions, tokens, successful, teammate)
+        return Denominators(*(dict.fromkeys(c, c.total()) for c in counts) if pooled else counts)
+
+    def token_weight(self, sample: Sample, aggregation: Aggregation, constant_length: int) -> float:
+        """The weight of one sampled token of ``sample``."""
+        policy = sample.action.policy
+        if aggregation == "token-mean":
+            return 1.0 / self.tokens[policy]
+        length = sample.action.decisions if aggregation == "action-mean" else 1
+        length = constant_length if aggregation == "constant-length" else length
+        return 1.0 / (self.actions[policy] * length)
+
+    def nll_weight(self, sample: Sample) -> float:
+        """The weight of one sampled token in the likelihood of successful actions; 0 for others."""
+        return 1.0 / self.successful_tokens[sample.action.policy] if sample.successful else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Packed rows of some samples of a minibatch on one backbone, and everything their loss needs.
+
+    T counts decisions: sampled tokens, and one for an action that was chosen from a list; R what is scored for them:
+    the sampled tokens, and those of every option. U counts units: actions at action level, decisions at token level.
+    """
+
+    samples: tuple[Sample, ...]  # [B]
+    backbone: Backbone
+    rows: PackedRows
+    predict_from: Tensor  # [R] packed positions whose logits predict what is scored
+    targets: Tensor  # [R]
+    temperatures: Tensor | None  # [R], None when all are 1
+    masks: PackedMasks | None  # [R], None where no grammar held
+    chosen: Chosen | None  # how scores become decisions, where any action was chosen from a list
+    engine_log_probs: Tensor  # [T]
+    base_log_probs: Tensor | None  # [T] under the untuned base, where the loss asks for them
+    action_of: Tensor  # [T] row of each token's action in the micro-batch
+    normalisers: Tensor  # [B] Z of each action
+    advantages: Tensor  # [U]
+    unit_weights: Tensor  # [U]
+    log_factors: Tensor  # [U] what joins the ratio of each unit
+    token_weights: Tensor  # [T] for entropy and KL
+    nll_weights: Tensor  # [T]
+    teammate_text: TeammateText | None  # where it is trained and there is any
+    agents: np.ndarray  # [T] agent of each token, as an index into agent_names
+    agent_names: tuple[str, ...]
+    level: Level
+
+    def units(self, token_values_T: Tensor) -> Tensor:
+        """Log-probabilities of units: over Z and summed to actions at action level (eq. 6), as they are else."""
+        if self.level == "token":
+            return token_values_T
+        sums = torch.zeros(len(self.normalisers), dtype=token_values_T.dtype, device=token_values_T.device)
+        return sums.index_add(0, self.action_of, token_values_T) / self.normalisers.to(token_values_T.dtype)
+
+    def of_tokens(self, values: Mapping[ActionKey, Floats], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Numbers of every decision by the action's key → [T]."""
+        flat = np.concatenate([values[sample.action.key] for sample in self.samples])
+        return sent(flat, self.engine_log_probs.device, dtype)
+
+    def by_action(self, token_values_T: Floats) -> dict[ActionKey, Floats]:
+        """Undo :meth:`of_tokens`, for numbers that have been read."""
+        rows = split_rows(token_values_T, [sample.action.decisions for sample in self.samples])
+        return {sample.action.key: row for sample, row in zip(self.samples, rows, strict=True)}
+
+    def first_tokens(self) -> Tensor:
+        """Index of the first sampled token of each action, [B]."""
+        counts = np.array([sample.action.decisions for sample in self.samples])
+        return sent(counts.cumsum() - counts, self.action_of.device)
+
+    def unit_agents(self) -> np.ndarray:
+        """Agent index of each unit, [U]."""
+        if self.level == "token":
+            return self.agents
+        return np.array([self.agent_names.index(sample.action.agent) for sample in self.samples])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Idle:
+    """A micro-batch of nothing, for a rank that has fewer than others: all pass through the backbone equally often."""
+
+    backbone: Backbone
+    adapter: str | None
+
+    def forward(self) -> Tensor:
+        """A loss of 0, whose gradient is 0."""
+        rows = PackedRows.of([np.zeros(1, np.int32)], [self.adapter], self.backbone.device)
+        return 0.0 * self.backbone.hidden_states(rows).sum()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedLogProbs:
+    """Log-probs of sampled tokens that were scored before anything moved, by the action's key.
+
+    ``old`` are the learner's own; ``base`` those of the untuned base. They are ``exact`` where another packing would
+    have scored them alike, to the bit.
+    """
+
+    old: Mapping[ActionKey, Floats] = field(default_factory=dict)
+    base: Mapping[ActionKey, Floats] = field(default_factory=dict)
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """How samples of a run are packed: which weights each policy runs on, and how its tokens count.
+
+    Args:
+        temperatures: each agent's sampling temperature: log-probs are taken where they were sampled.
+        tokens_per_batch: of a micro-batch; one action is never cut, and one that is longer goes alone.
+        share: whether what rows begin with alike is computed once, where that is faster.
+        teammate_text: whether text that teammates wrote in an agent's turn is scored too.
+        sizes: of all micro-batches on a backbone, by its ``id``, where they must have one: see :meth:`in_one_size`.
+        bases: the base model of each policy, by which ranks are divided.
+    """
+
+    backbones: Mapping[str, Backbone]
+    adapters: Mapping[str, str | None]
+    temperatures: Mapping[str, float]
+    aggregation: Aggregation
+    level: Level
+    tokens_per_batch: int
+    constant_length: int
+    teammate_text: bool
+    share: bool = False
+    sizes: Mapping[int, int] = field(default_factory=dict)
+    bases: Mapping[str, str] = field(default_factory=dict)
+
+    def ranks_of(self, policy: str, ranks: Ranks) -> Ranks | None:
+        """Those that learn on a policy's base; None where this one does not."""
+        return ranks.on(self.bases.get(policy, ""))
+
+    def share_of(self, samples: Sequence[Sample], ranks: Ranks) -> list[Sample]:
+        """A rank's share of a minibatch."""
+        return share_on(ranks, samples, length, lambda sample: self.bases.get(sample.action.policy, ""))
+
+    def in_one_size(self, parts: Sequence[Sequence[Sample]]) -> Packing:
+        """A packing whose micro-batches all have the size of the largest that ``parts`` need.
+
+        Products of half-precision numbers, and those of a GPU, come out differently in batches of different sizes. In
+        batches of one size a token's score does not depend on what it is packed with, so scores of the same weights
+        are equal to the bit, and a ratio of them is 1.
+        """
+        sizes: dict[int, int] = {}
+        for part in parts:
+            for backbone, mine in self._by_backbone(part):
+                if backbone.wants_full_batches:
+                    largest = max(cut.tokens for cut in self._cut(backbone, mine))
+                    sizes[id(backbone)] = max(sizes.get(id(backbone), 0), -(-largest // SIZE_STEP) * SIZE_STEP)
+        return replace(self, sizes=sizes)
+
+    def _by_backbone(self, samples: Sequence[Sample]) -> list[tuple[Backbone, list[Sample]]]:
+        owners: dict[int, list[Sample]] = {}
+        for sample in sorted(samples, key=length):
+            owners.setdefault(id(self.backbones[sample.action.policy]), []).append(sample)
+        return [(self.backbones[mine[0].action.policy], mine) for mine in owners.values()]
+
+    def micro_batches(
+        self, samples: Sequence[Sample], denominators: Denominators, fixed: FixedLogProbs | None = None
+    ) -> list[MicroBatch]:
+        """Cut a minibatch into packed batches.
+
+        Args:
+            fixed: log-probs of the actions' tokens that were scored before.
+        """
+        batches = []
+        for backbone, mine in self._by_backbone(samples):
+            for cut in self._cut(backbone, mine):
+                ordered = sorted(cut.samples, key=lambda sample: sample.action.policy)
+                batches.append(_pack(ordered, self, denominators, fixed or FixedLogProbs(), cut.shared))
+        return batches
+
+    def is_exact(self, samples: Sequence[Sample]) -> bool:
+        """Whether samples are scored to the bit as in any other packing of this kind."""
+        parts = self._by_backbone(samples) if self.share else []
+        return not self.sizes and not any(cut.shared for part in parts for cut in self._cut(*part))
+
+    def _cut(self, backbone: Backbone, samples: Sequence[Sample]) -> list[Cut]:
+        size = self.sizes.get(id(backbone), 0)
+        if self.share and (cuts := cut_sharing(backbone, samples, self.adapters, size or self.tokens_per_batch)):
+            return cuts
+        return cut_by_tokens(samples, size) if size else cut_evenly(samples, self.tokens_per_batch)
+
+    def in_step(self, batches: Sequence[MicroBatch], policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
+        """A rank's micro-batches, with idle ones where others that learn on a backbone have more on it.
+
+        Args:
+            policies: all whose samples were shared out, on every rank.
+        """
+        if ranks.count == 1:
+            return list(batches)
+        backbones = {id(self.backbones[name]): name for name in reversed(policies)}  # each by its first policy
+        mine = {name: [b for b in batches if id(b.backbone) == key] for key, name in reversed(backbones.items())}
+        most = np.max(ranks.gather([len(some) for some in mine.values()]), axis=0)
+        in_step: list[MicroBatch | Idle] = []
+        for (name, some), count in zip(mine.items(), most, strict=True):
+            idle = int(count) - len(some) if self.ranks_of(name, ranks) is not None else 0
+            in_step += [*some, *[Idle(self.backbones[name], self.adapters[name])] * idle]
+        return in_step
+
+
+def _pack(
+    samples: Sequence[Sample], packing: Packing, denominators: Denominators, fixed: FixedLogProbs, shared: bool
+) -> MicroBatch:
+    actions = [sample.action for sample in samples]
+    backbone = packing.backbones[actions[0].policy]
+    device = backbone.device
+    written = [(action, said) for action in actions for said in scored_tokens(action)]
+    size = packing.sizes.get(id(backbone), 0)
+    texts = [np.concatenate([said.context, said.tokens[:-1]]) for _, said in written]
+    adapters = [packing.adapters[action.policy] for action, _ in written]
+    rows = (
+        PackedRows.sharing(Forest.of(texts, adapters), device, size)
+        if shared
+        else PackedRows.of(texts, adapters, device, size)
+    )
+    places = rows.places()
+    counts = np.array([action.decisions for action in actions])
+    assert all(n == len(action.log_probs) for n, action in zip(counts, actions, strict=True)), "scored == sampled"
+    before = [of_row[len(said.context) - 1 :] for of_row, (_, said) in zip(places, written, strict=True)]
+    positions = [place[np.flatnonzero(said.scored)] for place, (_, said) in zip(before, written, strict=True)]
+    targets = [said.tokens[said.scored] for _, said in written]
+    scored = np.array([sum(int(said.scored.sum()) for said in scored_tokens(action)) for action in actions])
+    names = tuple(sorted({action.agent for action in actions}))
+    token_weights = [
+        denominators.token_weight(sample, packing.aggregation, packing.constant_length) for sample in samples
+    ]
+    units = np.ones(len(actions), np.int64) if packing.level == "action" else counts
+    unit_weights = (
+        np.array([1.0 / denominators.actions[action.policy] for action in actions])
+        if packing.level == "action"
+        else np.repeat(token_weights, counts)
+    )
+
+    temperatures = [packing.temperatures[action.agent] for action in actions]
+    plain = all(temperature == 1.0 for temperature in temperatures)
+
+    def tensor(values: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
+        return sent(values, device, dtype)
+
+    return MicroBatch(
+        samples=tuple(samples),
+        backbone=backbone,
+        rows=rows,
+        predict_from=tensor(np.concatenate(positions), torch.long),
+        targets=tensor(np.concatenate(targets), torch.long),
+        temperatures=None if plain else tensor(np.repeat(temperatures, scored)),
+        masks=PackedMasks.of([(action.masks, said.masks[said.scored]) for action, said in written], device),
+        chosen=Chosen.of(actions, device),
+        engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
+        base_log_probs=tensor(np.concatenate([fixed.base[action.key] for action in actions])) if fixed.base else None,
+        action_of=tensor(np.repeat(np.arange(len(actions)), counts), torch.long),
+        normalisers=tensor(np.array([sample.normaliser for sample in samples])),
+        advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
+        unit_weights=tensor(unit_weights),
+        log_factors=tensor(np.repeat([sample.log_factor for sample in samples], units)),
+        token_weights=tensor(np.repeat(token_weights, counts)),
+        nll_weights=tensor(np.repeat([denominators.nll_weight(sample) for sample in samples], counts)),
+        teammate_text=(
+            TeammateText.of(samples, _by_action(actions, before), temperatures, denominators.teammate_tokens, device)
+            if packing.teammate_text
+            else None
+        ),
+        agents=np.repeat([names.index(action.agent) for action in actions], counts),
+        agent_names=names,
+        level=packing.level,
+    )
+
+
+def _by_action(actions: Sequence[Action], rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What belongs to each action's tokens, of its rows one after the other."""
+    left = iter(rows)
+    return [np.concatenate([*islice(left, len(scored_tokens(action)))]) for action in actions]

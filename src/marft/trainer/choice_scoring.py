@@ -1,0 +1,107 @@
+"""From scored tokens to decisions, where actions were chosen from a list: all options are scored, with gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from marft.common.types import Action, TokenIds
+from marft.models.choice_distribution import ChoiceSets, entropies
+from marft.models.devices import sent
+from marft.models.log_probs import TokenScores
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredTokens:
+    """A text to be scored after what it was sampled from, which of its tokens count, and the masks of those in the
+    action's table, -1 where there is none."""
+
+    context: TokenIds  # [C]
+    tokens: TokenIds  # [T]
+    scored: npt.NDArray[np.bool_]  # [T]
+    masks: npt.NDArray[np.int32]  # [T]
+
+
+def scored_tokens(action: Action) -> list[ScoredTokens]:
+    """What has to be scored for an action: each of its segments, or every option that it was chosen from."""
+    if action.choice is None:
+        size = len(action.tokens)
+        masks = action.masks.rows(size) if action.masks else np.full(size, -1, np.int32)
+        return [
+            ScoredTokens(context, action.tokens[start:stop], action.sampled[start:stop], masks[start:stop])
+            for context, start, stop in action.segments
+        ]
+    options = (option.tokens for option in action.choice.options)
+    return [
+        ScoredTokens(action.prompt, tokens, np.ones(len(tokens), bool), np.full(len(tokens), -1, np.int32))
+        for tokens in options
+    ]
+
+
+def tokens_read(action: Action) -> int:
+    """Tokens that are read to score an action, the contexts of all its segments or options included."""
+    return sum(len(said.context) + len(said.tokens) - 1 for said in scored_tokens(action))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """Where the choices of a micro-batch stand. R counts scored tokens, T decisions, C choices."""
+
+    written: Tensor  # [T - C] scored tokens that are decisions themselves
+    written_at: Tensor  # [T - C] their indices among the decisions
+    of_options: Tensor  # [R - (T - C)] scored tokens that belong to options
+    choice_sets: ChoiceSets
+    chosen: Tensor  # [C]
+    chosen_at: Tensor  # [C] indices among the decisions
+
+    @staticmethod
+    def of(actions: Sequence[Action], device: torch.device) -> Chosen | None:
+        """None where nothing was chosen."""
+        choices = [action.choice for action in actions if action.choice]
+        if not choices:
+            return None
+        written: list[int] = []
+        written_at: list[int] = []
+        of_options: list[int] = []
+        chosen_at: list[int] = []
+        scored = decisions = 0
+        for action in actions:
+            size = sum(int(said.scored.sum()) for said in scored_tokens(action))
+            if action.choice:
+                of_options += range(scored, scored + size)
+                chosen_at.append(decisions)
+            else:
+                written += range(scored, scored + size)
+                written_at += range(decisions, decisions + size)
+            scored, decisions = scored + size, decisions + action.decisions
+        choice_sets = ChoiceSets.of(
+            [[len(option.tokens) for option in choice.options] for choice in choices],
+            [[option.normaliser for option in choice.options] for choice in choices],
+            device,
+        )
+
+        def indices(values: list[int]) -> Tensor:
+            return sent(np.array(values, np.int64), device)
+
+        return Chosen(
+            indices(written), indices(written_at), indices(of_options), choice_sets,
+            indices([choice.chosen for choice in choices]), indices(chosen_at),
+        )  # fmt: skip
+
+    def decide(self, scores: TokenScores) -> TokenScores:
+        """Log-probs and entropies of tokens [R] → of decisions [T]."""
+        table = self.choice_sets.log_softmax(scores.log_probs[self.of_options])
+        mine = table.gather(1, self.chosen[:, None])[:, 0]
+        return TokenScores(
+            self._join(scores.log_probs[self.written], mine),
+            self._join(scores.entropies[self.written], entropies(table)),
+        )
+
+    def _join(self, written: Tensor, chosen: Tensor) -> Tensor:
+        joined = written.new_zeros(len(self.written_at) + len(self.chosen_at))
+        return joined.index_add(0, self.written_at, written).index_add(0, self.chosen_at, chosen.to(written))

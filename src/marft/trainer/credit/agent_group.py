@@ -1,0 +1,41 @@
+"""Group-relative advantages for each agent by itself (Dr. MAS): agents that earn differently have baselines of their
+own, and an agent that speaks five times is one member of its group, not five."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from marft.config.parts import CreditPart
+from marft.rewards.groups import compare
+from marft.trainer.credit.returns import agent_costs, agent_returns, group_names
+from marft.trainer.interfaces import CreditInputs, Credits
+
+
+class AgentGroup(CreditPart):
+    """``(R_i − mean) / (std + ε)`` over the trajectories of agent i at a task."""
+
+    grouped_by: ClassVar[Literal["task", ""]] = "task"
+
+    scale: bool = True  # divide by the deviation
+
+    @property
+    def by_agent(self) -> bool:
+        """An agent is compared with itself alone."""
+        return True
+
+    def assign(self, inputs: CreditInputs) -> Credits:
+        """What an agent earned, against what it earned in the group's other attempts."""
+        rows = [
+            (number, agent, earned)
+            for number, agents in enumerate(agent_returns(inputs))
+            for agent, earned in agents.items()
+        ]
+        keys = [(inputs.episodes[number].task.id, agent) for number, agent, _ in rows]
+        costs = np.array([cost for of_agents in agent_costs(inputs) for cost in of_agents.values()])
+        advantages, metrics = compare(np.array([earned for *_, earned in rows]), keys, scale=self.scale, costs=costs)
+        found = {(number, agent): advantage for (number, agent, _), advantage in zip(rows, advantages, strict=True)}
+        by_action = [found[n, a.agent] for n, episode in enumerate(inputs.episodes) for a in episode.actions]
+        groups = group_names(inputs, lambda episode, action: [episode.task.id, action.agent])
+        return Credits(inputs.spread(np.array(by_action)), groups=groups, metrics=metrics)

@@ -1,0 +1,93 @@
+"""Multi-agent generalised advantage estimation, over actions or tokens (MARFT Algorithm 3; Schulman et al. 2016).
+
+``δ_k = r_k + γ_k V(s_k') − V(s_k)``, ``Â_k = δ_k + γ_k λ_k Â_k'``, return ``= Â_k + V(s_k)``, with k' the decision that
+follows k in the chain. γ and λ are ``*_agent`` within an environment step and ``*_step`` across steps; at token level
+the tokens of an action follow each other with ``*_token``, and an action's last token leads to the next action's first.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from marft.config.parts import CreditPart
+from marft.config.settings import Fraction, NotNegative
+from marft.trainer.credit.links import Links, backward_sum, link
+from marft.trainer.interfaces import CreditInputs, Credits, Floats, split_rows
+
+
+class GAE(CreditPart):
+    """Advantages from a critic.
+
+    ``successor = "joint"`` is one sequence over all agents (the paper); ``"agent"`` one for each agent (IPPO, MAPPO);
+    ``"graph"`` follows the realised dependencies. ``lambda_critic`` makes the critic's targets.
+    """
+
+    needs_critic: ClassVar[bool] = True
+
+    successor: Literal["joint", "agent", "graph"] = "joint"  # the chain: which decision follows which
+    gamma_token: Fraction = 1.0  # discount from token to token of an action
+    gamma_agent: Fraction = 1.0  # from action to action inside an environment step
+    gamma_step: Fraction = 0.99  # from environment step to environment step
+    lambda_token: Fraction = 1.0  # bias against variance, as the discounts go
+    adaptive_lambda: NotNegative = 0.0  # α: λ_token of an action of l tokens is 1 − 1/(α l) (VAPO: 0.05); 0 is off
+    lambda_agent: Fraction = 0.95  # the same inside a step
+    lambda_step: Fraction = 0.95  # the same across steps
+    lambda_critic: Fraction = 1.0  # for the critic's targets; 1: whole returns
+
+    @property
+    def by_agent(self) -> bool:
+        """Along a chain of its own, it alone."""
+        return self.successor == "agent"
+
+    def assign(self, inputs: CreditInputs) -> Credits:
+        """Advantages and returns of every decision; see :class:`marft.trainer.interfaces.Credit`."""
+        episodes, values = inputs.episodes, inputs.values
+        assert values is not None, "GAE reads a critic's values"
+        links = link(episodes, self.successor, self.gamma_step)
+        within = links.steps == 0
+        gamma = np.where(within, self.gamma_agent, self.gamma_step ** np.maximum(links.steps, 1))
+        decay = np.where(within, self.lambda_agent, self.lambda_step)
+        assert len(values.actions) == len(inputs.actions)
+        sizes = np.array([len(value) for value in values.actions], np.int64)
+        inside = np.full(len(sizes), self.lambda_token)
+        if self.adaptive_lambda:
+            inside = (1.0 - 1.0 / (self.adaptive_lambda * sizes)).clip(0.0, 1.0)
+        rewards, successor, gamma, decay = _spread(links, sizes, gamma, decay, self.gamma_token, inside)
+        units = int(sizes.sum())
+        if inputs.costs:
+            rewards[:units] -= np.concatenate(inputs.costs)
+        value = np.concatenate([*values.actions, [values.final(episode, agent) for episode, agent in links.ends]])
+        delta = rewards + gamma * value[successor] - value
+        delta[units:] = 0.0  # terminal rows only lend their value
+
+        def estimate(decay: Floats | float) -> Floats:
+            return backward_sum(delta, gamma * decay, successor)[:units]
+
+        return Credits(
+            advantages=split_rows(estimate(decay), sizes),
+            returns=split_rows(estimate(self.lambda_critic) + value[:units], sizes),
+            monte_carlo=split_rows(estimate(1.0) + value[:units], sizes),
+        )
+
+
+def _spread(
+    links: Links, sizes: np.ndarray, gamma: Floats, decay: Floats, gamma_token: float, lambda_token: Floats
+) -> tuple[Floats, np.ndarray, Floats, Floats]:
+    """From one row an action to one row a unit: a unit leads to the next of its action, the last one to the first
+    unit of the action's successor. Rewards sit on the last unit. With one unit an action nothing changes."""
+    terminals = len(links.successor) - len(sizes)
+    sizes = np.concatenate([sizes, np.ones(terminals, np.int64)])
+    first = np.cumsum(sizes) - sizes
+    last = first + sizes - 1
+    total = int(sizes.sum())
+    successor = np.arange(1, total + 1)
+    successor[last] = first[links.successor]
+    spread = []
+    lambdas = np.concatenate([lambda_token, np.ones(terminals)]).repeat(sizes)
+    for rows, inside in ((links.rewards, 0.0), (gamma, gamma_token), (decay, lambdas)):
+        units = np.zeros(total) + inside
+        units[last] = rows
+        spread.append(units)
+    return spread[0], successor, spread[1], spread[2]

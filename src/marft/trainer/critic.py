@@ -1,0 +1,382 @@
+"""Learning V_φ: features of the frozen base once per batch of episodes, the head as often as wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from marft.common import seeds
+from marft.common.types import Action, Episode, TokenIds
+from marft.config.algorithm import CriticSettings
+from marft.models.backbone import Backbone
+from marft.models.batches import in_batches
+from marft.models.critic import ValueHead
+from marft.models.devices import read_all, sent
+from marft.models.packed_rows import PackedRows
+from marft.trainer.interfaces import Floats, Level, Values, all_actions, split_rows
+from marft.trainer.rank_group import ALONE, Ranks, merged, share, total
+from marft.trainer.value_normaliser import ValueNormaliser
+
+LORA_TARGETS = ("q_proj", "v_proj")
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None) -> Tensor:
+    """The loss of each value, [K]: the larger of clipped and unclipped error (formulas §8).
+
+    Args:
+        clip: how far a value counts as moved from ``old_values``; 0 is off.
+        huber_delta: where the Huber loss turns linear, on both sides; None squares.
+    """
+    errors = [values - returns]
+    if clip:
+        errors.append(old_values + (values - old_values).clamp(-clip, clip) - returns)
+    losses = [_huber(error, huber_delta) if huber_delta is not None else 0.5 * error.square() for error in errors]
+    return torch.stack(losses).amax(0)
+
+
+def _huber(error: Tensor, delta: float) -> Tensor:
+    size = error.abs()
+    return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
+
+
+def explained_variance(values: Floats, returns: Floats) -> float:
+    """``1 − Var(returns − values) / Var(returns)``; NaN when the returns are all equal."""
+    variance = float(np.var(returns)) if len(returns) else 0.0
+    return 1.0 - float(np.var(returns - values)) / variance if variance > 1e-12 else math.nan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What the critic reads for a segment of an action, and the positions at which its decisions' values stand."""
+
+    ids: TokenIds  # [T]
+    positions: npt.NDArray[np.int64]  # [U]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Decisions:
+    """The decisions that one head values: their rows in the batch, and what they are read from: this rank's share."""
+
+    head: str
+    base: str
+    of_all_ranks: npt.NDArray[np.int64]  # flat indices of all decisions of the head
+    rows: npt.NDArray[np.int64]  # [K] flat indices of decisions
+    readings: Sequence[Reading]  # Σ positions = K
+    features: Tensor | None  # [K, D] where the body is frozen
+
+
+class Critic:
+    """V_φ: for each base model a body, one value head or one for each agent, and their optimizer.
+
+    A frozen body is read once for each batch of episodes; a body with an adapter of its own is read again in every
+    update, with gradient.
+
+    Args:
+        bases: the base that each policy reads with, by policy name.
+        base_names: the model name of each policy: policies of one base share a body.
+        ranks: those that learn together. Each is given all episodes, and reads a share of them.
+    """
+
+    def __init__(
+        self,
+        settings: CriticSettings,
+        level: Level,
+        bases: Mapping[str, Backbone],
+        base_names: Mapping[str, str],
+        agents: Sequence[tuple[str, str]],
+        *,
+        seed: int,
+        tokens_per_batch: int,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.ranks = ranks
+        self.settings, self.level, self.base_names = settings, level, base_names
+        self.seed, self.tokens_per_batch = seed, tokens_per_batch
+        self.bases = {base_names[policy]: base for policy, base in bases.items()}
+        self.heads: dict[str, ValueHead] = {}
+        self.base_of: dict[str, str] = {}  # the model that each head reads
+        for agent, policy in agents:
+            name = self._head_of(agent, policy)
+            if name not in self.heads:
+                base = bases[policy]
+                head = ValueHead(base.head.in_features, settings.hidden, seeds.derive_seed(seed, "critic", name))
+                self.heads[name], self.base_of[name] = head.to(base.device), base_names[policy]
+        self.normalisers = {
+            name: ValueNormaliser(settings.value_decay) for name in self.heads if settings.normalise_values
+        }
+        groups: list[dict[str, object]] = [
+            {"params": [p for head in self.heads.values() for p in head.parameters()], "lr": settings.learning_rate}
+        ]
+        if settings.body == "lora":
+            for name, base in self.bases.items():
+                base.add_adapter(_adapter(name), settings.lora_rank, 2.0 * settings.lora_rank, LORA_TARGETS, seed)
+            groups.append({"params": list(self._adapter_parameters().values()), "lr": settings.lora_learning_rate})
+        self.optimizer = torch.optim.Adam(groups, eps=settings.epsilon, foreach=True)
+        self._decisions: list[_Decisions] = []
+
+    def evaluate(self, episodes: Sequence[Episode]) -> Values:
+        """V at every decision of ``episodes`` and at the end of truncated ones. Keeps what updates will read."""
+        actions = all_actions(episodes)
+        reads = [readings(action, self.level, self.settings.kind) for action in actions]
+        sizes = [sum(len(read.positions) for read in of_action) for of_action in reads]
+        firsts = np.cumsum([0, *sizes])
+        flat = np.zeros(sum(sizes))
+        owners = [self._head_of(action.agent, action.policy) for action in actions]
+        ends = [
+            (i, agent, self._head_of(agent, policy), Reading(ids, np.array([len(ids) - 1])))
+            for i, episode in enumerate(episodes)
+            for agent, policy, ids in _ends(episode)
+        ]
+        finals: dict[tuple[int, str], float] = {}
+        self._decisions = []
+        for name, head in self.heads.items():
+            mine = [i for i, owner in enumerate(owners) if owner == name]
+            if not mine:  # who meets the end of an episode has acted in it
+                continue
+            mine_ends = [(i, agent, read) for i, agent, owner, read in ends if owner == name]
+            of_all_ranks = _rows_of(mine, firsts)
+            base = self.base_of[name]
+            here = self.ranks.on(base)
+            mine = share(here, mine, lambda i: sum(len(read.ids) for read in reads[i])) if here else []
+            mine_ends = share(here, mine_ends, lambda end: len(end[-1].ids)) if here else []
+            of_decisions = [read for i in mine for read in reads[i]]
+            with torch.no_grad():
+                features = self._features(base, [*of_decisions, *(read for *_, read in mine_ends)])
+                values = head(features).double().cpu().numpy()
+                if name in self.normalisers:
+                    values = self.normalisers[name].denormalise(values)
+            rows = _rows_of(mine, firsts)
+            flat[rows] = values[: len(rows)]
+            for (i, agent, _), value in zip(mine_ends, values[len(rows) :], strict=True):
+                finals[i, agent] = float(value)
+            kept = features[: len(rows)] if self.settings.body == "frozen" else None
+            self._decisions.append(_Decisions(name, base, of_all_ranks, rows, of_decisions, kept))
+        flat, finals = total(self.ranks, flat), merged(self.ranks, finals)
+        of_ends = [
+            {agent: finals.get((i, agent), 0.0) for agent in episode.bootstrap} for i, episode in enumerate(episodes)
+        ]
+        return Values(split_rows(flat, sizes), of_ends)
+
+    def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
+        """Fit the critic to the targets, on what :meth:`evaluate` kept → metrics."""
+        flat_values, returns = np.concatenate(values.actions), np.concatenate(targets)
+        old, goals = self._as_said(flat_values, returns)
+        losses, norms, skipped = [], [], 0.0
+        for epoch in range(self.settings.epochs):
+            for part in self._minibatches(len(returns), step, epoch):
+                self.optimizer.zero_grad()
+                pieces = self._backward(part, old, goals)
+                self.ranks.sum_gradients(p for group in self.optimizer.param_groups for p in group["params"])
+                norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
+                *of_pieces, (size,) = read_all([*pieces, norm])
+                losses.append(float(total(self.ranks, sum(of_pieces, np.zeros(1)))[0]))
+                if math.isfinite(size):
+                    self.optimizer.step()
+                skipped += float(not math.isfinite(size))
+                norms.append(float(size))
+        return {
+            "critic/loss": float(np.mean(losses)) if losses else math.nan,
+            "critic/gradient_norm": float(np.mean(norms)) if norms else math.nan,
+            "critic/skipped_updates": skipped / len(norms) if norms else 0.0,
+            "critic/explained_variance": explained_variance(flat_values, returns),
+            "critic/value": float(flat_values.mean()) if len(flat_values) else math.nan,
+        }
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Heads, running statistics of what they learn, adapters."""
+        parts: list[tuple[str, torch.nn.Module]] = [*self.heads.items(), *self.normalisers.items()]
+        return {f"{name}.{key}": p for name, part in parts for key, p in part.named_parameters()} | (
+            self._adapter_parameters()
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of it, besides its optimizer."""
+        return {name: parameter.detach() for name, parameter in self.parameters().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> bool:
+        """Undo :meth:`state_dict` → whether it was the state of such a critic; nothing has changed where it was not."""
+        own = self.parameters()
+        if {name: tensor.shape for name, tensor in state.items()} != {name: p.shape for name, p in own.items()}:
+            return False
+        for name, parameter in own.items():
+            parameter.copy_(state[name])
+        return True
+
+    def _as_said(self, values: Floats, targets: Floats) -> tuple[Floats, Floats]:
+        """Old values and targets as the heads say them. The targets of a batch are in the statistics by then."""
+        values, targets = values.copy(), targets.copy()
+        for mine in self._decisions:
+            if normaliser := self.normalisers.get(mine.head):
+                values[mine.rows] = normaliser.normalise(values[mine.rows])
+                normaliser.update(targets[mine.of_all_ranks])
+                targets[mine.rows] = normaliser.normalise(targets[mine.rows])
+        return values, targets
+
+    def _adapter_parameters(self) -> dict[str, torch.nn.Parameter]:
+        if self.settings.body == "frozen":
+            return {}
+        found: dict[str, torch.nn.Parameter] = {}
+        for name, base in self.bases.items():
+            for layer, adapter in base.adapters(_adapter(name)).items():
+                found[f"{name}.{layer}.lora_A"], found[f"{name}.{layer}.lora_B"] = adapter.a, adapter.b
+        return found
+
+    def _head_of(self, agent: str, policy: str) -> str:
+        base = self.base_names[policy]
+        return f"{base}/{agent}" if self.settings.heads == "agent" else base
+
+    def _features(self, base: str, readings: Sequence[Reading]) -> Tensor:
+        here, backbone = self.ranks.on(base), self.bases[base]
+        if here is None:
+            return torch.empty(0, backbone.head.in_features, device=backbone.device)
+        return read_features(backbone, readings, self.tokens_per_batch, self._body(base), here)
+
+    def _body(self, base: str) -> str | None:
+        return _adapter(base) if self.settings.body == "lora" else None
+
+    def _minibatches(self, count: int, step: int, epoch: int) -> list[np.ndarray]:
+        order = seeds.generator(self.seed, "critic minibatches", step, epoch).permutation(count)
+        return [part for part in np.array_split(order, self.settings.minibatches) if len(part)]
+
+    def _backward(self, part: np.ndarray, old_values: Floats, returns: Floats) -> list[Tensor]:
+        """Add the gradient of the mean loss over the decisions of ``part`` → what adds up to the loss."""
+        chosen = np.zeros(len(returns), bool)
+        chosen[part] = True
+        delta = self.settings.huber_delta if self.settings.loss == "huber" else None
+        losses = []
+        for head, rows, features in self._pieces(chosen):
+            if not len(rows):  # a pass for company, whose gradient is 0
+                (0.0 * features.sum()).backward()
+                continue
+            predicted = self.heads[head](features)
+            old, target = (sent(x[rows], predicted.device, predicted.dtype) for x in (old_values, returns))
+            loss = value_loss(predicted, old, target, self.settings.value_clip, delta).sum() / len(part)
+            (self.settings.coefficient * loss).backward()
+            losses.append(loss.detach())
+        return losses
+
+    def _pieces(self, chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray, Tensor]]:
+        """Head, flat rows and features of the chosen decisions, in pieces that fit in memory. Where other ranks pass
+        through a body more often there are pieces without rows, with features for company."""
+        for mine in self._decisions:
+            if mine.features is not None:
+                wanted = np.flatnonzero(chosen[mine.rows])
+                if len(wanted):
+                    yield mine.head, mine.rows[wanted], mine.features[sent(wanted, mine.features.device)]
+                continue
+            base, body, groups = self.bases[mine.base], self._body(mine.base), list(self._groups(mine, chosen))
+            idle = max(self.ranks.gather(len(groups))) - len(groups)
+            for group, rows, here in groups:
+                features = read_features(base, group, self.tokens_per_batch, body)
+                yield mine.head, rows, features[sent(here, features.device)]
+            for _ in range(idle):
+                yield mine.head, np.empty(0, np.int64), idle_pass(base, body)
+
+    def _groups(self, mine: _Decisions, chosen: np.ndarray) -> Iterator[tuple[list[Reading], np.ndarray, np.ndarray]]:
+        """Readings that are read together and hold chosen decisions: these by flat row, and by place in the group."""
+        first = 0
+        for group in in_batches(mine.readings, lambda read: len(read.ids), self.tokens_per_batch):
+            count = sum(len(read.positions) for read in group)
+            here = np.flatnonzero(chosen[mine.rows[first : first + count]])
+            if len(here):
+                yield group, mine.rows[first + here], here
+            first += count
+
+
+def _rows_of(actions: Sequence[int], firsts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Flat indices of the decisions of some actions."""
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(firsts[i], firsts[i + 1]) for i in actions)])
+
+
+def _ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
+    """The agents that the end of a truncated episode is rendered for, in their order: agent, policy, what it would see.
+
+    Each reads its own, with a head of its own or a shared one: agents may be paid for different things.
+    """
+    policies = {action.agent: action.policy for action in episode.actions}
+    for agent, ids in episode.bootstrap.items():
+        yield agent, policies[agent], ids
+
+
+def readings(action: Action, level: Level, kind: str = "centralised") -> list[Reading]:
+    """What is read for the decisions of an action, in their order: one reading for each segment that holds any.
+
+    What a chat that was rendered anew shows is what the agent itself saw, for a centralised critic too.
+    """
+    later = action.segments[1:] if level == "token" else ()
+    return [
+        reading(action, level, kind),
+        *(_of_tokens(context, action, start, stop) for context, start, stop in later),
+    ]
+
+
+def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:
+    """What is read for the decisions of an action's first segment, which at action level is all.
+
+    The value of a decision is read at the token before it: a baseline must not see what it judges.
+
+    At action level that is the last token of the state; at token level, for each sampled token, the position whose
+    logits predict it. An independent critic reads the agent's own rollout observation, a centralised one also the
+    step's earlier actions that the agent did not see.
+    """
+    state = action.prompt if action.state is None or kind == "independent" else action.state
+    if level == "action":
+        begun = action.tokens[: int(np.argmax(action.sampled))]  # what others wrote before the agent's first token
+        return Reading(np.concatenate([state, begun]), np.array([len(state) + len(begun) - 1]))
+    if action.choice:
+        return Reading(state, np.array([len(state) - 1]))
+    first = action.segments[0]
+    return _of_tokens(state, action, first.start, first.stop)
+
+
+def _of_tokens(context: TokenIds, action: Action, start: int, stop: int) -> Reading:
+    ids = np.concatenate([context, action.tokens[start : stop - 1]])
+    return Reading(ids, len(context) - 1 + np.flatnonzero(action.sampled[start:stop]))
+
+
+def idle_pass(base: Backbone, adapter: str | None) -> Tensor:
+    """Hidden states [1, D] of a row of no meaning, for a rank that has less to read than others."""
+    return base.hidden_states(PackedRows.of([np.zeros(1, np.int32)], [adapter], base.device)).float()
+
+
+def read_features(
+    base: Backbone, readings: Sequence[Reading], tokens_per_batch: int, adapter: str | None, ranks: Ranks = ALONE
+) -> Tensor:
+    """Hidden states of the base, under one adapter or none, at the positions wanted → [Σ U, D], float32.
+
+    Readings of the same ids are computed once.
+
+    Args:
+        ranks: who reads on this base at the same time, each something else; all pass through it equally often.
+    """
+    wanted: dict[bytes, npt.NDArray[np.int64]] = {}
+    for read in readings:
+        key = read.ids.tobytes()
+        wanted[key] = np.union1d(wanted.get(key, read.positions), read.positions)
+    found: dict[bytes, Tensor] = {}
+    batches = in_batches(sorted(wanted, key=len, reverse=True), lambda key: len(key) // 4, tokens_per_batch)
+    idle = max(ranks.gather(len(batches))) - len(batches)
+    for keys in batches:
+        packed = PackedRows.of([np.frombuffer(key, np.int32) for key in keys], [adapter] * len(keys), base.device)
+        at = np.concatenate([start + wanted[key] for start, key in zip(packed.starts(), keys, strict=True)])
+        hidden = base.hidden_states(packed)[sent(at, base.device)].float()
+        found.update(zip(keys, hidden.split([len(wanted[key]) for key in keys]), strict=True))
+    for _ in range(idle):
+        idle_pass(base, adapter)
+    rows = []
+    for read in readings:
+        key = read.ids.tobytes()
+        indices = np.searchsorted(wanted[key], read.positions)
+        rows.append(found[key][sent(indices, base.device)])
+    return torch.cat([torch.empty(0, base.head.in_features, device=base.device), *rows])
+
+
+def _adapter(base: str) -> str:
+    return f"critic of {base}"

@@ -1,0 +1,58 @@
+"""What all objectives that compare attempts have: a reference, and a loss of one action that is linear in its log π."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
+
+from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.folders import from_recipe
+from marft.config.parts import ObjectivePart
+from marft.config.settings import CountOrNone, Filled
+from marft.trainer.interfaces import LossInputs, LossOutput, PairInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+START, BASE, NONE = "start", "base", "none"
+
+
+class PairObjectivePart(ObjectivePart):
+    """Base of objectives that compare attempts; they add ``pair_losses``."""
+
+    reads_pairs: ClassVar[bool] = True
+
+    # what log-ratios are taken to: "start", the policies as the run began; "base", before any tuning; "none"; or the
+    # folder of a checkpoint
+    reference: Filled = START
+    refresh: CountOrNone = 0  # training steps after which the policies of then are the reference; 0: never
+
+    @field_validator("reference")
+    @classmethod
+    def _in_the_recipes_folder(cls, reference: str, info: ValidationInfo) -> str:
+        return reference if reference in (START, BASE, NONE) else from_recipe(reference, info.context)
+
+    @model_validator(mode="after")
+    def _check_refresh(self) -> Self:
+        if self.refresh and self.reference in (BASE, NONE):
+            raise PydanticCustomError(
+                "refresh", "refresh does nothing with reference = '{of}'; use 'start'", {"of": self.reference}
+            )
+        return self
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(-inputs.advantages * inputs.log_probs)
+
+
+@runtime_checkable
+class PairObjective(Protocol):
+    """An objective that compares attempts. Pure. As an objective of single actions it is ``−A log π``: the learner
+    makes A from the gradient of :meth:`pair_losses`."""
+
+    reference: str
+    refresh: int
+
+    def pair_losses(self, inputs: PairInputs) -> Tensor:
+        """The loss of each comparison, [P]."""
+        ...

@@ -1,0 +1,55 @@
+"""PPO's clipped surrogate (Schulman et al. 2017) with the dual clip of Ye et al. 2020."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.parts import ObjectivePart
+from marft.trainer.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
+
+
+class PPO(ObjectivePart):
+    """``−min(r A, clip(r, 1 − clip, 1 + clip_high) A)``; for A < 0 not below ``dual_clip · A``.
+
+    At action level with ``normalisation = "tokens"`` the ratio is GSPO's sequence ratio.
+    """
+
+    clip: Annotated[float, Field(ge=1e-6, lt=1)] = 0.2  # how far below 1 the ratio counts
+    # how far above 1; as clip unless given (DAPO's clip-higher)
+    clip_high: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None
+    # for A < 0 the loss stays above this times A; above 1; 0 is off
+    dual_clip: Annotated[float, Field(ge=0, le=1000)] = 0.0
+
+    @field_validator("dual_clip")
+    @classmethod
+    def _leaves_a_gradient(cls, dual_clip: float) -> float:
+        if 0 < dual_clip <= 1:
+            raise PydanticCustomError("dual_clip", "must be above 1, else no bad action is unlearned; 0 is off")
+        return dual_clip
+
+    @property
+    def clip_width(self) -> float:
+        return self.clip
+
+    def scaled(self, scale: float) -> Self:
+        return self.model_copy(
+            update={"clip": self.clip * scale, "clip_high": self.clip_high and self.clip_high * scale}
+        )
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        advantages = inputs.advantages
+        log_ratio = (inputs.log_probs - inputs.old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        ratio = log_ratio.exp()
+        low, high = 1.0 - self.clip, 1.0 + (self.clip_high or self.clip)
+        plain, clipped = ratio * advantages, ratio.clamp(low, high) * advantages
+        surrogate = plain.minimum(clipped)
+        binds = clipped < plain
+        if self.dual_clip:
+            floor = self.dual_clip * advantages
+            too_low = (advantages < 0) & (surrogate < floor)
+            surrogate = floor.where(too_low, surrogate)
+            binds = binds | too_low
+        return LossOutput(-surrogate, {"clip_fraction": binds.to(ratio.dtype)})

@@ -1,0 +1,174 @@
+"""What a policy says of texts that it did not write there: held-out text, and its own actions after other inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from marft.common.marks import Mark
+from marft.common.types import Action, ActionKey, Episode, Sample, TokenIds
+from marft.config.run import RunSettings
+from marft.models.pool import Models
+from marft.trainer.batching import Packing
+from marft.trainer.rank_group import Ranks
+from marft.trainer.scoring import score_actions
+from marft.trainer.supervised import as_sample
+
+ROW = 256  # tokens of the held-out text that are read together
+CHARACTERS = 64  # of the held-out text that are read for each of its tokens: a file may be of any size
+
+
+class Probes:
+    """Measures what guards need scored, before a step moves anything.
+
+    Raises:
+        ValueError: the held-out text cannot be read, or is too short.
+    """
+
+    def __init__(self, run: RunSettings, models: Models, packing: Packing, ranks: Ranks) -> None:
+        self._settings, self.ranks = run.guards, ranks
+        self._packing = replace(packing, teammate_text=False)
+        trained = run.trained_policies
+        self._tokenizers = {name: models.policies[name].tokenizer for name in trained}
+        self._contexts = {name: models.policies[name].context for name in trained}
+        answering = [agent for agent in run.agents if agent.answers or len(run.agents) == 1]
+        self._answering = [agent.role for agent in answering if agent.policy in trained]
+        self._text = [action for name in trained for action in self._held_out(name)]
+
+    def measure(self, episodes: Sequence[Episode], step: int) -> dict[str, float]:
+        """Metrics of the policies as they are.
+
+        Args:
+            step: training steps done.
+        """
+        metrics = self._text_loss() if step % self._settings.held_out_text.every == 0 else {}
+        if self._settings.probes and self._settings.dependence:
+            for role in self._answering:
+                found = self._dependence(_first_actions(episodes, role, self._settings.probes))
+                metrics |= {f"agents/{role}/dependence/{name}": value for name, value in found.items()}
+        return metrics
+
+    def _text_loss(self) -> dict[str, float]:
+        if not self._text:
+            return {}
+        scored = score_actions(replace(self._packing, temperatures={"": 1.0}), _samples(self._text), self.ranks)
+        losses: dict[str, list[np.ndarray]] = {}
+        for action in self._text:
+            losses.setdefault(action.policy, []).append(-scored[action.key])
+        return {f"policies/{name}/held_out_loss": float(np.concatenate(of).mean()) for name, of in losses.items()}
+
+    def _held_out(self, policy: str) -> Iterator[Action]:
+        """The held-out text as actions of a policy, each the rest of a row after its first token."""
+        settings = self._settings.held_out_text
+        if not settings.path or not self._settings.capability:
+            return
+        try:
+            text = _beginning(Path(settings.path), settings.tokens * CHARACTERS)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"guards.held_out_text.path: cannot read {settings.path}: {error}") from error
+        ids = np.array(self._tokenizers[policy].encode(text, add_special_tokens=False)[: settings.tokens], np.int32)
+        if len(ids) < 2:
+            raise ValueError(
+                f"guards.held_out_text.path: {settings.path} has fewer than two tokens; give a longer text"
+            )
+        size = min(ROW, self._contexts[policy])
+        for number, start in enumerate(range(0, len(ids) - 1, size)):
+            row = ids[start : start + size]
+            if len(row) > 1:
+                yield _text_action(policy, number, row)
+
+    def _dependence(self, pairs: Sequence[_Pair]) -> dict[str, float]:
+        """(log π(a | inputs) − log π(a | those of another task)) / tokens, median over pairs: of the whole prompt, and
+        of the messages in it alone. Its mean bounds what the text tells of its inputs from above (CLUB, Cheng et al.
+        2020); a single text that others' inputs rule out would be most of it.
+        """
+        changed: dict[str, list[Action]] = {
+            "inputs": [replace(pair.action, prompt=pair.other.prompt) for pair in pairs],
+            "messages": [
+                replace(pair.action, prompt=prompt)
+                for pair in pairs
+                if (prompt := pair.with_other_messages(self._tokenizers[pair.action.policy])) is not None
+            ],
+        }
+        wanted = [
+            replace(action, key=action.key._replace(stream=name))
+            for name, actions in changed.items()
+            for action in actions
+            if len(action.prompt) + len(action.tokens) <= self._contexts[action.policy]
+        ]
+        scored = score_actions(self._packing, _samples(wanted, self._packing.level), self.ranks)
+        owed: dict[str, list[float]] = {}
+        for action in wanted:
+            difference = float(action.log_probs.sum()) - float(scored[action.key].sum())
+            owed.setdefault(action.key.stream, []).append(difference / action.decisions)
+        return {name: float(np.median(values)) for name, values in owed.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """An action, and another of the same agent in an episode of another task."""
+
+    action: Action
+    other: Action
+    messages: Mapping[str, str]  # that the action sees, by id
+    other_messages: Mapping[str, str]
+
+    def with_other_messages(self, tokenizer: PreTrainedTokenizerBase) -> TokenIds | None:
+        """The action's prompt with the other one's messages; None where they do not stand in it as they were written,
+        or its text does not give its ids."""
+        swaps = [(self.messages.get(i, ""), self.other_messages.get(i, "")) for i in self.action.sees]
+        text = str(tokenizer.decode(self.action.prompt))
+        if not swaps or tokenizer.encode(text, add_special_tokens=False) != self.action.prompt.tolist():
+            return None
+        for own, others in swaps:
+            before, found, after = text.rpartition(own) if own else ("", "", text)
+            if not others or not found:
+                return None
+            text = before + others + after
+        return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+
+def _first_actions(episodes: Sequence[Episode], role: str, count: int) -> list[_Pair]:
+    """An action of ``count`` tasks at most, each with that of the next one; none of a single task."""
+    found: dict[str, tuple[Action, Mapping[str, str]]] = {}
+    for episode in episodes:
+        mine = [action for action in episode.actions if action.agent == role and _can_be_moved(action)]
+        if mine and episode.scored and episode.task.id not in found:
+            found[episode.task.id] = mine[-1], {action.id: action.message for action in episode.actions}
+    chosen = list(found.values())[:count]
+    if len(chosen) < 2:
+        return []
+    return [
+        _Pair(action, other, messages, others)
+        for (action, messages), (other, others) in zip(chosen, [*chosen[1:], chosen[0]], strict=True)
+    ]
+
+
+def _can_be_moved(action: Action) -> bool:
+    """Whether what it was sampled after is one prompt, and its decisions are tokens."""
+    return action.choice is None and not action.restarts and not action.settled and len(action.log_probs) > 0
+
+
+def _beginning(path: Path, characters: int) -> str:
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    with path.open(encoding="utf-8") as file:
+        return file.read(characters)
+
+
+def _text_action(policy: str, number: int, row: TokenIds) -> Action:
+    size = len(row) - 1
+    return Action(
+        ActionKey("held out", policy, number, 0, "", 0), policy, number, (), row[:1], row[1:],
+        np.full(size, Mark.SAMPLED, np.uint8), np.zeros(size, np.float32), "", "stop",
+    )  # fmt: skip
+
+
+def _samples(actions: Sequence[Action], level: str = "action") -> list[Sample]:
+    if level == "action":
+        return [as_sample(action) for action in actions]
+    return [Sample(action, 1.0, np.zeros(action.decisions)) for action in actions]

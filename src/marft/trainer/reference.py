@@ -1,0 +1,137 @@
+"""What comparisons take log-ratios to: the policies as they were at one moment, or their untuned base.
+
+A policy's reference is a copy of what it learns, float32, beside its optimizer: it is saved with the moments, so a
+resumed run has the same one. To score with it, the copy takes the policy's place and gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marft.common.types import ActionKey, Sample
+from marft.models.parts import local, part_of
+from marft.models.pool import Models
+from marft.trainer.batching import Packing
+from marft.trainer.interfaces import Floats
+from marft.trainer.objectives.pairs import BASE, NONE, START
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.rank_group import Ranks
+from marft.trainer.scoring import score_actions
+
+Scores = Mapping[ActionKey, Floats]
+Kept = dict[str, dict[str, Tensor]]
+
+
+class Reference:
+    """Of the trained policies that learn here.
+
+    Args:
+        source: ``start``, ``base``, ``none``, or the folder of a checkpoint.
+        refresh: training steps after which the policies of then are kept in place of those before; 0: never.
+        base_packing: how actions are packed for the untuned base.
+
+    Raises:
+        ValueError: the folder holds no such policies, or a policy lies in parts, which cannot be read into.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        refresh: int,
+        optimizers: Mapping[str, PolicyOptimizer],
+        models: Models,
+        base_packing: Packing,
+    ) -> None:
+        self.source, self.refresh, self.optimizers, self.base_packing = source, refresh, optimizers, base_packing
+        self._kept: Kept = {}
+        self._first: Kept = {}  # what a checkpoint's folder holds
+        if source not in (START, BASE, NONE):
+            self._first = self._kept = self._read(Path(source), models)
+
+    def begin_step(self, step: int) -> None:
+        """Keep the policies as they are, where their time has come.
+
+        Args:
+            step: training steps done.
+        """
+        if self.source in (BASE, NONE):
+            return
+        if not self._kept or (self.refresh and step and step % self.refresh == 0):
+            self._kept = self._copies()
+
+    def scores(
+        self, samples: Sequence[Sample], score: Callable[[Sequence[Sample]], Scores], ranks: Ranks
+    ) -> Scores:  # fmt: skip
+        """Log-probs of the actions' decisions, by key; 0 without a reference.
+
+        Args:
+            score: scores them under the policies as they are.
+        """
+        if self.source == NONE:
+            return {sample.action.key: np.zeros(sample.action.decisions) for sample in samples}
+        if self.source == BASE:
+            return score_actions(self.base_packing.in_one_size([samples]), samples, ranks)
+        with self._in_place():
+            return score(samples)
+
+    def state(self) -> dict[str, Tensor]:
+        """What is kept: ``<policy>/<parameter>``, in parts where the parameters are."""
+        return {f"{policy}/{name}": tensor for policy, of in self._kept.items() for name, tensor in of.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Undo :meth:`state`, from tensors that are whole. Of nothing it is as it began."""
+        self._kept = self._first if not state else {
+            policy: {
+                name: part_of(state[f"{policy}/{name}"], parameter).to(parameter.device).clone()
+                for name, parameter in optimizer.parameters.items()
+            }
+            for policy, optimizer in self.optimizers.items()
+        }  # fmt: skip
+
+    def _copies(self) -> Kept:
+        return {
+            policy: {name: parameter.detach().clone() for name, parameter in optimizer.parameters.items()}
+            for policy, optimizer in self.optimizers.items()
+        }
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        now = self._copies()
+        self._put(self._kept)
+        try:
+            yield
+        finally:
+            self._put(now)
+
+    @torch.no_grad()
+    def _put(self, kept: Kept) -> None:
+        for policy, optimizer in self.optimizers.items():
+            for name, parameter in optimizer.parameters.items():
+                local(parameter).copy_(local(kept[policy][name]))
+            optimizer.settle()
+
+    def _read(self, folder: Path, models: Models) -> Kept:
+        missing = [name for name in self.optimizers if not (folder / "policies" / name).is_dir()]
+        if missing:
+            raise ValueError(
+                f"algorithm.objective.reference: {folder} holds no policy {missing[0]!r}; give the folder of a "
+                "checkpoint such as runs/name/checkpoints/step_000050, or 'start' or 'base'"
+            )
+        if any(models.policies[name].backbone.shards is not None for name in self.optimizers):
+            raise ValueError(
+                "algorithm.objective.reference: a checkpoint cannot be read into policies that lie in parts "
+                "(training.shard); start from it (--from) with reference = 'start'"
+            )
+        now = self._copies()
+        try:
+            for name in self.optimizers:
+                models.load_policy(name, folder / "policies" / name)
+            return self._copies()
+        finally:
+            self._put(now)

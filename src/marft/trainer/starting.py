@@ -1,0 +1,215 @@
+"""How a run starts: anew, with weights of another one, or where it stopped. What is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from marft.common import atomic
+from marft.common.types import Task
+from marft.config.run import RunSettings
+from marft.envs.tasks import digest_of
+from marft.models.pool import Models
+from marft.runs.changes import notes, refuse_changes
+from marft.runs.checkpoints import (
+    Checkpoints,
+    Record,
+    State,
+    TrainState,
+    load_critic,
+    load_policies,
+    name_of,
+    read_record,
+    restore,
+)
+from marft.runs.code import code_notes
+from marft.runs.folder import MARK, RunFolder
+from marft.runs.log import Mark, rewind
+
+Note = Callable[[str], None]
+IMITATED = "imitated "  # what the digest of a warm start's turns begins with, in the place of that of tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run starts from, once everything that can be refused without its models has been."""
+
+    run: RunSettings
+    folder: RunFolder
+    resume: bool
+    overwrite: bool
+    record: Record | None  # the checkpoint to go on from, of this run or, at its beginning, of another one
+    note: Note
+
+    @staticmethod
+    def of(
+        run: RunSettings, folder: RunFolder, note: Note, *, resume: bool, overwrite: bool, start_from: Path | None,
+        imitates: bool = False,
+    ) -> Start:  # fmt: skip
+        """Look at what is there.
+
+        Args:
+            imitates: it is a warm start by imitation, and no training by rewards.
+
+        Raises:
+            ValueError: the run, or the checkpoint it is to start from, is not as it must be.
+        """
+        option = "--start-from" if imitates else "--from"
+        if resume and (overwrite or start_from):
+            raise ValueError(
+                f"--resume goes on with the run that is there, and {'--overwrite' if overwrite else option} begins a "
+                "new one; give one of them"
+            )
+        folder.refuse_links()
+        if not resume:
+            if start_from and start_from.is_file():
+                raise _no_checkpoint(start_from, imitates)
+            return Start(run, folder, resume, overwrite, read_record(start_from) if start_from else None, note)
+        return Start(run, folder, resume, overwrite, _last(run, folder, note, imitates), note)
+
+    def load(self, models: Models, learner: TrainState) -> State:
+        """Put the weights in place → where the run stands.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        if self.record is None:
+            return State()
+        if self.resume:
+            return restore(self.record, models, learner)
+        load_policies(self.record.path, models, learner.optimizers)
+        for version in self.record.state.profiles.told() if self.record.state.profiles else ():
+            told = {agent.role: agent.instructions for agent in self.run.agents}
+            if told.get(version.role, version.instructions) != version.instructions:
+                self.note(
+                    f"agents.{version.role}.instructions: the weights learned with others, which this recipe does not "
+                    f"give: {version.instructions!r}"
+                )
+        if learner.critic and not load_critic(self.record.path, learner):
+            self.note("the checkpoint has no critic that fits; a new one starts from zero")
+        return State()
+
+    def with_tasks(self, state: State, tasks: Sequence[Task]) -> State:
+        """Note which tasks the run learns from.
+
+        Raises:
+            ValueError: up to here it learned from others.
+        """
+        return self.with_digest(state, digest_of(tasks), "training tasks")
+
+    def with_digest(self, state: State, digest: str, what: str) -> State:
+        """Note by a digest what the run learns from.
+
+        Raises:
+            ValueError: up to here it learned from something else.
+        """
+        if state.tasks not in ("", digest):
+            raise ValueError(
+                f"the {what} are not those that the run learned from up to step {state.step}: put them "
+                f"back, or start a new run from these weights: --from {self.folder.checkpoints / name_of(state.step)}"
+            )
+        return replace(state, tasks=digest)
+
+    def commit(self, state: State, models: Models, learner: TrainState) -> None:
+        """Nothing was refused: make the folder this run's, and its log what it was at ``state``.
+
+        A run that starts with the weights of another one has a checkpoint of them: were it stopped before its first
+        own, they would be lost. Where it takes a run's place, that is written before anything goes: the weights may be
+        that run's own.
+
+        Raises:
+            ValueError: somebody else has begun a run there.
+        """
+        if self.resume:
+            if not self.folder.is_run():
+                self.folder.write_mark()
+                self.note(f"{self.folder.path} had lost its mark of a run (run.json), and has it again")
+            for written in (self.folder.episodes, self.folder.credit, self.folder.imagined):
+                atomic.remove_drafts(written)
+            self._rewind(state)
+            self.folder.write_config(self.run)
+            return
+        source = self.record.path if self.record else None
+        checkpoints = Checkpoints(self.folder, self.run.checkpoints)
+        start = None
+        if source and self.overwrite and self.folder.is_run():
+            self.folder.check_free(overwrite=True)
+            start = checkpoints.set_aside(state, self.run, models, learner)
+        left = self.folder.begin(self.run, overwrite=self.overwrite, start_from=source, start=start)
+        if left:
+            self.note(f"left in {self.folder.path}, for no run wrote them: {', '.join(str(path) for path in left)}")
+        if start:
+            checkpoints.begin_with(start)
+        elif source:
+            checkpoints.save(state, self.run, models, learner, Mark.of(b""))
+
+    def _rewind(self, state: State) -> None:
+        if self.record is not None:
+            for problem in rewind(self.folder.metrics, state.step, self.record.log):
+                self.note(problem)
+            return
+        logged = len(self.folder.read_metrics())
+        if logged:
+            self.note(f"no checkpoint was written yet; begins again, and plays the {logged} logged steps once more")
+        rewind(self.folder.metrics, 0, Mark.of(b""))
+
+
+def _no_checkpoint(start_from: Path, imitates: bool) -> ValueError:
+    """What is to be said where weights are to come from a file."""
+    if imitates:
+        return ValueError(
+            f"--start-from {start_from}: weights lie in the folder of a checkpoint, and this is a file. Traces to "
+            "imitate are given with --from"
+        )
+    return ValueError(
+        f"--from {start_from}: training by rewards starts from a checkpoint, and this is a file. Traces are never "
+        "trained with ratios of policies: these need the ids that were sampled and their log-probabilities, and a "
+        f"trace has text. Learn from them by imitation:  marft sft RECIPE --from {start_from}  or grade them:  "
+        f"marft score RECIPE --from {start_from}"
+    )
+
+
+def _last(run: RunSettings, folder: RunFolder, note: Note, imitates: bool) -> Record | None:
+    """The checkpoint that a run goes on from; None where it has not written one yet.
+
+    Raises:
+        ValueError: the run cannot go on with these settings, or with what is left of it.
+    """
+    option = "--start-from" if imitates else "--from"
+    if start := folder.start_cut_short():
+        raise ValueError(
+            f"{folder.path} was to begin anew with the weights that lie in {start}, and was stopped before it had: "
+            f"start it again, with {option} {start} --overwrite"
+        )
+    checkpoints = Checkpoints(folder, run.checkpoints)
+    if not folder.is_run() and not checkpoints.steps():
+        raise ValueError(
+            f"{folder.path} has no mark of a run (run.json) of this version of MARFT, and no checkpoint to know one "
+            f"by: start a new run; or, should it be one, put {MARK} into {folder.path / 'run.json'}"
+        )
+    record, damaged = checkpoints.newest()
+    for problem in damaged:
+        note(f"passed over a checkpoint: {problem}")
+    if record is None and (source := folder.started_from()):
+        raise ValueError(
+            f"{folder.path} was to start with the weights of {source} and has no checkpoint yet: start it again, "
+            f"with {option} {source} --overwrite"
+        )
+    if record is not None:
+        if record.state.tasks.startswith(IMITATED) != imitates:
+            there, other = ("a warm start", "sft") if not imitates else ("a run that learns by rewards", "train")
+            raise ValueError(
+                f"{folder.path} is {there}: it goes on with  marft {other} {folder.path} --resume ; a new run starts "
+                f"from its weights with --from {record.path}"
+            )
+        before = record.recipe(run.given.values())
+        refuse_changes(before, run)
+        if not imitates and run.training.steps < record.state.step:
+            raise ValueError(
+                f"training.steps = {run.training.steps}, and the run has done {record.state.step} already: to go on, "
+                f"give a larger number; to see what it has learned:  marft eval {folder.path}"
+            )
+        for text in (*notes(before, run), *code_notes(record.code, run, record.state.step)):
+            note(text)
+    return record

@@ -1,0 +1,66 @@
+"""Text that a teammate wrote inside an agent's own turn, as the learner sees it (LlamaRL, 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marft.common.types import Sample
+from marft.models.devices import sent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TeammateText:
+    """The tokens that teammates wrote in the turns of a micro-batch; M counts them."""
+
+    predict_from: Tensor  # [M] packed positions whose logits predict them
+    targets: Tensor  # [M]
+    temperatures: Tensor  # [M]
+    author_log_probs: Tensor  # [M]
+    advantages: Tensor  # [M] of the agent's own decision that comes next
+    weights: Tensor  # [M]
+
+    @staticmethod
+    def of(
+        samples: Sequence[Sample],
+        predicting: Sequence[np.ndarray],
+        temperatures: Sequence[float],
+        tokens_of_policy: Mapping[str, int],
+        device: torch.device,
+    ) -> TeammateText | None:
+        """Collect them; None where there are none.
+
+        Args:
+            predicting: for each sample, where in the packed batch each of its action's tokens is predicted, whichever
+                segment it stands in.
+            temperatures: of each sample's agent.
+            tokens_of_policy: such tokens of each policy in the whole global minibatch.
+        """
+        found: dict[str, list[np.ndarray]] = {name: [] for name in TeammateText.__slots__}
+        for sample, place, temperature in zip(samples, predicting, temperatures, strict=True):
+            action = sample.action
+            positions = np.flatnonzero(action.by_teammate)
+            if not len(positions):
+                continue
+            assert action.teammate_log_probs is not None, "a teammate's tokens have its log-probs"
+            decisions = np.cumsum(action.sampled)[positions].clip(max=len(sample.advantages) - 1)
+            found["predict_from"].append(place[positions])
+            found["targets"].append(action.tokens[positions])
+            found["temperatures"].append(np.full(len(positions), temperature))
+            found["author_log_probs"].append(action.teammate_log_probs)
+            found["advantages"].append(sample.advantages[decisions])
+            found["weights"].append(np.full(len(positions), 1.0 / tokens_of_policy[action.policy]))
+        if not found["targets"]:
+            return None
+
+        def column(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+            return sent(np.concatenate(found[name]), device, dtype)
+
+        return TeammateText(
+            column("predict_from", torch.long), column("targets", torch.long), column("temperatures"),
+            column("author_log_probs"), column("advantages"), column("weights"),
+        )  # fmt: skip

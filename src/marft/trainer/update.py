@@ -1,0 +1,393 @@
+"""Policy updates of one training step: phases, epochs, global minibatches, the KL stop, the team's trust region."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marft.common.types import ActionKey, Sample
+from marft.config.algorithm import AlgorithmSettings
+from marft.models.devices import Awaited
+from marft.models.log_probs import TokenScores
+from marft.trainer.acceptance import accept, hold
+from marft.trainer.batching import (
+    Denominators,
+    FixedLogProbs,
+    Idle,
+    MicroBatch,
+    Packing,
+    of_all_lengths,
+)
+from marft.trainer.comparing import Compared
+from marft.trainer.interfaces import (
+    Floats,
+    LossInputs,
+    Objective,
+    TeammateWeight,
+    UpdatePhase,
+    UpdateSchedule,
+)
+from marft.trainer.ledger import Ledger
+from marft.trainer.measuring import (
+    measure_difference,
+    measure_gradient_share,
+    measure_tokens,
+    measure_units,
+    measure_weights,
+)
+from marft.trainer.metering import Meter
+from marft.trainer.minibatches import Minibatch, minibatches_of
+from marft.trainer.objectives.pairs import PairObjective
+from marft.trainer.objectives.terms import kl_terms, sampler_weights
+from marft.trainer.optimizers import PolicyOptimizer, step_all
+from marft.trainer.rank_group import ALONE, Ranks, merged, total
+from marft.trainer.reference import Reference, Scores
+from marft.trainer.scoring import k3, score_actions, score_all
+from marft.trainer.team_kl import environment_steps, joint_kl
+from marft.trainer.teammate_text import TeammateText
+
+PACKING_CHECKS = 17  # steps from one to the next: a prime, so that policies that take turns each have theirs checked
+PACKING_CHECKED = 4  # actions that are looked at, in one more forward of a micro-batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Forward:
+    """What a forward pass of a micro-batch gave."""
+
+    scores: TokenScores
+    old: Tensor  # [T] π_old's log-probs
+    teammate_log_probs: Tensor | None
+
+
+class Update:
+    """Moves policies, one phase at a time.
+
+    A ratio's denominator is π_old: the policy itself, as the step found it. Until a policy first steps that is what it
+    says now, so its ratios are 1, whatever an engine has rounded. What it steps on later is scored before that, once,
+    packed as the first epoch will pack it.
+
+    Args:
+        fixed: log-probs that were scored before the step.
+        check_packing: measure whether scores depend on how they are packed, where any will be compared.
+        ranks: those that learn together. Each is given all samples, and steps on a share.
+        compared: the comparisons of the step, where an objective compares.
+        reference: what these take log-ratios to.
+    """
+
+    def __init__(
+        self,
+        settings: AlgorithmSettings,
+        objective: Objective,
+        optimizers: Mapping[str, PolicyOptimizer],
+        packing: Packing,
+        fixed: FixedLogProbs,
+        meter: Meter,
+        seed: int,
+        check_packing: bool = False,
+        ranks: Ranks = ALONE,
+        compared: Compared | None = None,
+        reference: Reference | None = None,
+    ) -> None:
+        self.settings, self.objective, self.optimizers, self.packing = settings, objective, optimizers, packing
+        self.compared, self.reference = compared, reference
+        self.fixed, self.meter, self.seed, self.check_packing = fixed, meter, seed, check_packing
+        self.ranks = ranks
+        self.old: dict[ActionKey, Floats] = dict(fixed.old)  # π_old's log-probs so far, by the action's key
+        self.ledger = Ledger()
+        self.moved: set[str] = set()  # policies that have stepped since the episodes were sampled
+
+    def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int, budget: float = 0.0) -> None:
+        """Epochs of minibatches over the phase's policies, until the KL stop ends the phase.
+
+        Args:
+            budget: nats an environment step that the phase may move its policies by, all together; 0 is no limit.
+        """
+        mine = [sample for sample in samples if sample.action.policy in phase.policies]
+        self.meter.add("idle_phases", float(not mine))
+        if not mine:
+            return
+        settings, objective = self.settings, self.objective.scaled(phase.clip_scale)
+        plan = [
+            minibatches_of(mine, self.compared, phase, settings, self.seed, step, epoch)
+            for epoch in range(settings.epochs)
+        ]
+        self.packing = self.packing.in_one_size([part.scored for parts in plan for part in parts])
+        for part in plan[0][self.moved.isdisjoint(phase.policies) :]:
+            self._score_old(part.samples)
+        mine_optimizers = {name: self.optimizers[name] for name in phase.policies if name in self.optimizers}
+        before = (
+            {name: optimizer.snapshot() for name, optimizer in mine_optimizers.items()}
+            if phase.kl_limit or budget
+            else {}
+        )
+        self._epochs(plan, objective, self._to_check(phase, mine))
+        if phase.kl_limit and any(sample.advantages.any() for sample in mine):
+            fraction = accept(mine_optimizers, before, lambda: self._is_good(mine, objective, phase.kl_limit))
+            self.meter.add("accepted_fraction", fraction)
+            self.meter.add("rollbacks", float(fraction == 0.0))
+        elif phase.kl_limit:  # no surrogate to improve: what momentum and regularisers did is no update
+            for name, optimizer in mine_optimizers.items():
+                optimizer.restore(before[name])
+        if budget:
+            steps = environment_steps(samples)
+            fraction, kl = hold(
+                mine_optimizers, before, lambda: joint_kl(mine, self.old, self.score_now(mine), steps), budget
+            )
+            self.meter.add("team_kl", kl)
+            self.meter.add("accepted_fraction", fraction)
+
+    def _weighed(self, part: Minibatch, objective: Objective, reference: Scores) -> Sequence[Sample]:
+        """The samples of a minibatch with what each is worth to its loss, as policies are now."""
+        if part.compared is None:
+            return part.samples
+        return part.compared.weigh(
+            cast("PairObjective", objective), self.score_now(part.scored), reference,
+            part.policies, self.settings.denominator == "pooled", self.meter,
+        )  # fmt: skip
+
+    def _reference_scores(self, plan: Sequence[Minibatch]) -> Scores:
+        """Log-probs under the reference of all that is compared."""
+        if self.compared is None or self.reference is None:
+            return {}
+        wanted = {sample.action.key: sample for part in plan for sample in part.scored}
+        return self.reference.scores(list(wanted.values()), self.score_now, self.ranks)
+
+    def score_now(self, samples: Sequence[Sample]) -> dict[ActionKey, Floats]:
+        """Log-probs under the policies as they are, packed so that they can be compared with :attr:`old`."""
+        return score_actions(self.packing, samples, self.ranks)
+
+    def _score_old(self, samples: Sequence[Sample]) -> None:
+        """π_old of samples whose policies will have moved when they are stepped on.
+
+        What was scored before is taken over only where no packing makes a difference.
+        """
+        scored = self.old if self.fixed.exact and self.packing.is_exact(samples) else {}
+        wanted = [s for s in samples if s.action.policy not in self.moved and s.action.key not in scored]
+        self.old |= score_actions(self.packing, wanted, self.ranks)
+
+    def _to_check(self, phase: UpdatePhase, samples: Sequence[Sample]) -> list[Sample]:
+        """Some of a phase's actions, of all lengths, where scores of one packing will be compared with another's: in
+        later epochs, in what later policies are told of this one, and where an update has to be accepted. The first
+        epoch meets what was scored as it was scored."""
+        schedule = cast("UpdateSchedule", self.settings.schedule)
+        compared = (
+            self.settings.epochs > 1 or phase.kl_limit > 0 or self.settings.team_kl > 0 or schedule.correction != ""
+        )
+        if not (self.check_packing and compared):
+            return []
+        return of_all_lengths([s for s in samples if s.action.policy not in self.moved], PACKING_CHECKED)
+
+    def _epochs(
+        self, plan: Sequence[Sequence[Minibatch]], objective: Objective, to_check: Sequence[Sample]
+    ) -> None:  # fmt: skip
+        reference = self._reference_scores(plan[0])
+        for epoch, parts in enumerate(plan):
+            for number, part in enumerate(parts):
+                check = to_check if epoch == number == 0 else ()
+                samples = self._weighed(part, objective, reference)
+                if not self._minibatch(samples, objective, first_look=epoch == 0, check=check):
+                    self.meter.add("kl_stops", 1.0)
+                    return
+
+    def _is_good(self, samples: Sequence[Sample], objective: Objective, limit: float) -> bool:
+        """Whether the policies are within ``limit`` of π_old (KL: k3, mean over sampled tokens), and their surrogate is
+        better than π_old's (Kuba et al. 2022)."""
+        now = self.score_now(samples)
+        moved = np.concatenate([now[sample.action.key] - self.old[sample.action.key] for sample in samples])
+        return float(k3(torch.from_numpy(moved)).mean()) <= limit and self._gain(samples, objective, now) > 0.0
+
+    @torch.no_grad()
+    def _gain(self, samples: Sequence[Sample], objective: Objective, now: Mapping[ActionKey, Floats]) -> float:
+        """How much less the objective's loss is than at π_old, in float64."""
+        gain = 0.0
+        for batch in self.packing.micro_batches(samples, self._denominators(samples), self.fixed):
+            old = batch.of_tokens(self.old)
+            weights = self._unit_weights(batch, self._sampler_weights(batch, old))
+            units = batch.units(old)
+            at_old, at_now = (
+                objective(LossInputs(u, units - batch.log_factors, batch.advantages.double())).terms
+                for u in (units, batch.units(batch.of_tokens(now)))
+            )
+            gain += float(((at_old - at_now) * weights).sum())
+        return gain
+
+    def _denominators(self, samples: Sequence[Sample]) -> Denominators:
+        return Denominators.of(samples, self.settings.denominator == "pooled")
+
+    def _minibatch(
+        self, samples: Sequence[Sample], objective: Objective, first_look: bool, check: Sequence[Sample]
+    ) -> bool:
+        """One global minibatch: accumulate its gradient over micro-batches, then step its policies.
+
+        False when the KL is above the limit; then no optimizer has stepped. The KL is that of the whole minibatch
+        and is known before the step; with one micro-batch it is known before the backward pass, which is skipped.
+
+        Args:
+            check: actions whose scores are compared with those in other company, before anything steps.
+        """
+        policies = sorted({sample.action.policy for sample in samples})
+        mine = self.packing.share_of(samples, self.ranks)
+        batches = self.packing.micro_batches(mine, self._denominators(samples), self.fixed) if mine else []
+        for policy in policies:
+            if policy in self.optimizers:  # it is held here
+                self.optimizers[policy].zero_grad()
+        kl, loss = np.zeros(2), np.zeros(1)  # its sum over tokens, and how many those are
+        stepped_on, pushed = Meter(), Ledger()  # count only where a step follows, however the minibatch is cut
+        awaited = Awaited()
+        in_step = self.packing.in_step(batches, policies, self.ranks)
+        once = max(self.ranks.gather(len(in_step))) <= 1
+        passes: list[MicroBatch | Idle | None] = [*in_step] or [None] * once
+        for batch in passes:
+            idle = batch.forward() if isinstance(batch, Idle) else None  # before what is asked of all, as others do
+            forward = self._forward(batch, first_look, kl, awaited) if isinstance(batch, MicroBatch) else None
+            if once and self.settings.kl_stop:
+                awaited.read()
+                if self._over_limit(kl):
+                    self._tell_old(mine)
+                    return False
+            if idle is not None:
+                idle.backward()
+            if isinstance(batch, MicroBatch) and forward is not None:
+                awaited.add(
+                    self._backward(batch, forward, objective, stepped_on, pushed, awaited), partial(_add_to, loss)
+                )
+        awaited.read()
+        self._tell_old(mine)
+        if self._over_limit(kl):
+            return False
+        if check:
+            self._measure_packing(check)
+        self.meter.absorb(stepped_on)
+        self.ledger.absorb(pushed)
+        self.meter.add("policy_loss", float(total(self.ranks, loss)[0]))
+        self._step(policies)
+        return True
+
+    def _forward(self, batch: MicroBatch, first_look: bool, kl: Floats, awaited: Awaited) -> _Forward:
+        """Score a micro-batch; its KL to π_old, once it is read, and the count of its tokens are added to ``kl``."""
+        scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
+        old = self._old(batch, scores, awaited)
+        of_tokens = k3(scores.log_probs.detach() - old)
+        measure_tokens(awaited, self.meter, batch, entropy=scores.entropies, kl_before_step=of_tokens)
+        if first_look:
+            measure_difference(awaited, self.meter, batch, old)
+            self.ledger.looked_at(awaited, batch, scores.entropies)
+        awaited.add(of_tokens.sum(), lambda of_all: _add_to(kl, (of_all[0], len(of_tokens))))
+        return _Forward(scores, old, teammate_log_probs)
+
+    def _tell_old(self, samples: Sequence[Sample]) -> None:
+        """Later minibatches share the same samples out in other ways."""
+        if self.ranks.count > 1:
+            self.old |= merged(self.ranks, {sample.action.key: self.old[sample.action.key] for sample in samples})
+
+    def _old(self, batch: MicroBatch, scores: TokenScores, awaited: Awaited) -> Tensor:
+        """π_old's log-probs of a batch, [T]: those of its policies themselves until they first move."""
+        if self.moved.isdisjoint(sample.action.policy for sample in batch.samples):
+            awaited.add(scores.log_probs, lambda flat: self.old.update(batch.by_action(flat)))
+            return scores.log_probs.detach()
+        return batch.of_tokens(self.old, scores.log_probs.dtype)
+
+    def _measure_packing(self, samples: Sequence[Sample]) -> None:
+        """How far scores in other company are from those that ratios are taken from: what such a ratio is off by."""
+        again = self.score_now(samples)
+        for sample in samples:
+            off = np.abs(again[sample.action.key] - self.old[sample.action.key]).max()
+            self.meter.peak("packing_difference", float(off))
+
+    def _over_limit(self, kl: Floats) -> bool:
+        """Whether the mean over tokens is, on all ranks."""
+        if not self.settings.kl_stop:
+            return False
+        of_tokens, tokens = total(self.ranks, kl)
+        return not of_tokens / tokens <= self.settings.kl_stop
+
+    def _backward(
+        self,
+        batch: MicroBatch,
+        forward: _Forward,
+        objective: Objective,
+        meter: Meter,
+        ledger: Ledger,
+        awaited: Awaited,
+    ) -> Tensor:
+        """Add a micro-batch's gradient → its loss."""
+        scores, old, teammate_log_probs = forward.scores, forward.old, forward.teammate_log_probs
+        gradient: list[Tensor] = []
+        scores.log_probs.register_hook(gradient.append)
+        correction = self._sampler_weights(batch, old)
+        if correction is not None:
+            measure_tokens(awaited, meter, batch, sampler_weight=correction)
+            measure_weights(awaited, meter, batch, _of_units(batch, correction))
+        units = LossInputs(batch.units(scores.log_probs), batch.units(old) - batch.log_factors, batch.advantages)
+        output = objective(units)
+        loss = (output.terms * self._unit_weights(batch, correction)).sum() + self._extras(batch, scores, old)
+        if batch.teammate_text is not None and teammate_log_probs is not None:
+            loss = loss + self._teammate_loss(batch.teammate_text, teammate_log_probs, meter, awaited)
+        loss.backward()
+        measure_units(awaited, meter, batch, **output.metrics)
+        measure_gradient_share(awaited, meter, batch, gradient[0])
+        ledger.pushed(awaited, batch, gradient[0])
+        return loss
+
+    def _sampler_weights(self, batch: MicroBatch, old: Tensor) -> Tensor | None:
+        correction = self.settings.sampler_correction
+        if correction.level == "none":
+            return None
+        return sampler_weights(correction, old, batch.engine_log_probs, batch.action_of)
+
+    def _unit_weights(self, batch: MicroBatch, correction: Tensor | None) -> Tensor:
+        """Weights of the objective's terms, with the sampler's correction."""
+        if correction is None:
+            return batch.unit_weights
+        return batch.unit_weights * _of_units(batch, correction)
+
+    def _extras(self, batch: MicroBatch, scores: TokenScores, old: Tensor) -> Tensor:
+        """Entropy bonus, KL to the base, likelihood of successful actions: each a sum over tokens."""
+        extra = scores.log_probs.new_zeros(())
+        if self.settings.entropy:
+            extra = extra - self.settings.entropy * (scores.entropies * batch.token_weights).sum()
+        kl = self.settings.kl
+        if kl.coefficient and kl.place == "loss":
+            assert batch.base_log_probs is not None
+            terms = kl_terms(kl, scores.log_probs, batch.base_log_probs, old)
+            extra = extra + kl.coefficient * (terms * batch.token_weights).sum()
+        if self.settings.nll:
+            extra = extra - self.settings.nll * (scores.log_probs * batch.nll_weights).sum()
+        return extra
+
+    def _teammate_loss(self, text: TeammateText, log_probs: Tensor, meter: Meter, awaited: Awaited) -> Tensor:
+        """−c · w · A · log π, summed over what others wrote in the agents' turns."""
+        settings = self.settings.teammate_text
+        weigh = cast("TeammateWeight", settings.weight).weigh
+        weights = weigh(log_probs.detach(), text.author_log_probs, text.advantages)
+        awaited.add(weights, lambda read: meter.add("teammate_weight", float(read.sum()), len(read)))
+        return -settings.coefficient * (weights * text.advantages * log_probs * text.weights).sum()
+
+    def _step(self, policies: Sequence[str]) -> None:
+        self.moved.update(policies)
+        held = {policy: self.packing.ranks_of(policy, self.ranks) for policy in policies}
+        here = {policy: ranks for policy, ranks in held.items() if ranks is not None}
+        for policy, ranks in here.items():
+            ranks.sum_gradients(self.optimizers[policy].parameters.values())
+        norms = step_all([self.optimizers[policy] for policy in here])
+        for (policy, ranks), norm in zip(here.items(), norms, strict=True):
+            part = 1.0 / ranks.count  # of a step: each of them says the same
+            for scope in ("", f"policies/{policy}/"):
+                self.meter.add(f"{scope}gradient_norm", norm * part, part)
+                self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)) * part, part)
+
+
+def _of_units(batch: MicroBatch, of_tokens: Tensor) -> Tensor:
+    """One number a token, which those of an action share at action level → one a unit."""
+    return of_tokens[batch.first_tokens()] if batch.level == "action" else of_tokens
+
+
+def _add_to(sums: Floats, numbers: Floats | tuple[float, float]) -> None:
+    sums += numbers

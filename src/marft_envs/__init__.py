@@ -1,0 +1,1 @@
+"""The environments that MARFT brings, and the check of environments."""

@@ -1,0 +1,46 @@
+"""What is said to look at an environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import OVERRIDES, AsJson, group
+
+app = group()
+
+
+@app.command("check-env", context_settings=OVERRIDES)
+def check_env(
+    context: typer.Context,
+    environment: Annotated[str, typer.Argument(help="Its name, an import path, or a recipe that names it.")],
+    played: Annotated[
+        int, typer.Option(min=1, help="Training tasks that are played; one of each held-out split is, too.")
+    ] = 4,
+    most_steps: Annotated[int, typer.Option(min=1, help="Of an episode; a recipe says so itself.")] = 200,
+    slow_ms: Annotated[float, typer.Option(min=0.001, help="Of half of all calls: more is slow.")] = 100.0,
+    longest_ms: Annotated[float, typer.Option(min=0.001, help="Of any call: more is slow.")] = 1000.0,
+    hold_ms: Annotated[float, typer.Option(min=0.001, help="That a call may keep its thread without awaiting.")] = 10.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call is given up.")] = 20.0,
+    shown: Annotated[int, typer.Option(min=1, help="Characters that an agent may be shown at a time.")] = 20_000,
+    here: Annotated[bool, typer.Option("--here", help="Ask no fresh processes: quicker, and sees less.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what is wrong with an environment.
+
+    It is loaded, played by several players, and played again. Its keys stand behind it: --lines 3. Exits with 1 on a
+    failure.
+    """
+    from marft.cli import options, output
+    from marft_envs.cli import checking
+    from marft_envs.vetting.limits import Limits
+
+    limits = Limits(
+        tasks=played, most_steps=most_steps, middle_seconds=slow_ms / 1000, longest_seconds=longest_ms / 1000,
+        hold_seconds=hold_ms / 1000, call_seconds=timeout, shown_characters=shown, processes=not here,
+    )  # fmt: skip
+    words = options.overrides_of(context, Path(environment))
+    if not checking.check_environment(environment, words, limits, output.how(False, as_json)):
+        raise typer.Exit(1)

@@ -1,0 +1,109 @@
+"""EvalPlus's tests, which are code of one form: inputs and results, and a loop that compares them. They are read as
+values; nothing of them is run.
+
+Liu et al. 2023 (arXiv:2305.01210); ``tools/humaneval/to_original_fmt.py`` and ``tools/mbpp/to_original_fmt.py`` write
+them.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from marft_envs.code.judging import Call
+from marft_envs.code.plain import encode
+from marft_envs.code.problems import Case
+
+LOOP = re.compile(
+    r"for i, \(inp, exp\) in enumerate\(zip\(inputs, results\)\):\n    assertion\((\w+)\(\*inp\), exp, ([\w.+-]+)\)"
+)
+ONE_BY_ONE, AS_SETS = {"is_floats", "allclose"}, {"is_floats", "allclose", "set"}  # what ``assertion`` calls
+ABSOLUTE, RELATIVE = 1e-6, 1e-7  # that floats may be off: where the row allows nothing itself, and as numpy has it
+NUMBERS = {"inf": math.inf, "nan": math.nan}
+
+
+def plus_cases(test: str, entry: str = "") -> list[Case] | None:
+    """The cases in the code of a test; None where that is not EvalPlus's.
+
+    Args:
+        entry: the function that is tested; "": as the test calls it.
+
+    Raises:
+        ValueError: it is EvalPlus's, and compares otherwise than value by value or set by set.
+    """
+    try:
+        module = ast.parse(test).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    functions = {node.name: node for node in module if isinstance(node, ast.FunctionDef)}
+    if "assertion" not in functions:
+        return None
+    body = functions["check"].body if "check" in functions else module
+    given, right = (_literal(body, name) for name in ("inputs", "results"))
+    loop = next((found for node in body if isinstance(node, ast.For) and (found := _loop(node))), None)
+    called = _called(functions["assertion"])
+    if loop is None or called not in (ONE_BY_ONE, AS_SETS) or not _are_calls(given, right):
+        raise ValueError("has tests of EvalPlus that are more than inputs, results and whether they are equal")
+    allowed = float(loop[2])
+    return [
+        _case(Call(entry or loop[1], tuple(inputs)), result, allowed, called == AS_SETS)
+        for inputs, result in zip(given, right, strict=True)
+    ]
+
+
+def _loop(node: ast.For) -> re.Match[str] | None:
+    return LOOP.fullmatch(ast.unparse(node))
+
+
+def _literal(body: Sequence[ast.stmt], name: str) -> Any:
+    """The value that a name is given; None where it is none that can be written down."""
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+            try:
+                value = ast.literal_eval(_Numbers().visit(node.value))
+                encode(value)
+            except (ValueError, TypeError, RecursionError, MemoryError):
+                return None
+            return value
+    return None
+
+
+class _Numbers(ast.NodeTransformer):
+    """Puts numbers in the place of names for them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(NUMBERS[node.id]) if node.id in NUMBERS else node
+
+
+def _called(function: ast.FunctionDef) -> set[str]:
+    """The names of what a function that asserts calls; none of one that asserts nothing."""
+    nodes = list(ast.walk(function))
+    if not any(isinstance(node, ast.Assert) for node in nodes):
+        return set()
+    return {
+        node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        for node in nodes
+        if isinstance(node, ast.Call)
+    }
+
+
+def _are_calls(given: Any, right: Any) -> bool:
+    lists = isinstance(given, list) and isinstance(right, list) and len(given) == len(right)
+    return lists and all(isinstance(inputs, list) for inputs in given)
+
+
+def _case(given: Call, right: Any, allowed: float, as_set: bool) -> Case:
+    if as_set:
+        return Case(given, (right,), as_set=True)
+    absolute = allowed or (ABSOLUTE if _is_floats(right) else 0.0)
+    return Case(given, (right,), absolute=absolute, relative=RELATIVE if absolute else 0.0)
+
+
+def _is_floats(value: Any) -> bool:
+    """Whether it is a float, or a list of nothing else."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(item, float) for item in value)
+    return isinstance(value, float)

@@ -1,0 +1,79 @@
+"""What agents write: a program, and tests of their own."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Container, Sequence
+
+from marft_envs.code.judging import Call, Feed
+from marft_envs.code.plain import encode
+from marft_envs.code.problems import Case
+
+FENCED = re.compile(
+    r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+(\w*+)[^\n]*+\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE
+)
+INPUT_OUTPUT = re.compile(
+    r"Input:[ \t]*\n?(.*?)\n[ \t]*+Output:[ \t]*\n?(.*?)(?=\n[ \t]*+Input:|\Z)", re.DOTALL | re.IGNORECASE
+)
+LONGEST = 8000  # characters of tests that are read
+MOST_TESTS = 8  # of an agent
+
+
+def program_in(text: str) -> str:
+    """The program in what an agent wrote: its last block of code that is no output, else all of it.
+
+    >>> program_in("So:\\n```python\\nprint(1)\\n```\\nDone.")
+    'print(1)\\n'
+    """
+    blocks = [(language, code) for _, language, code in FENCED.findall(text)]
+    python = [code for language, code in blocks if language.lower() in ("python", "py", "python3", "")]
+    return python[-1] if python else text.strip()
+
+
+def tests_in(text: str, entry: str, names: Sequence[str]) -> list[Case]:
+    """The tests in what an agent wrote, each once, in order: lines such as ``f(2) == 5``; where there is no entry,
+    pairs of ``Input:`` and ``Output:``.
+
+    >>> [case.right for case in tests_in("assert f(2) == 5\\nf([1]) == [2]\\nnonsense", "f", ())]
+    [(5,), ([2],)]
+
+    Args:
+        names: further functions that may be called.
+    """
+    text = text[:LONGEST]
+    if not entry:
+        pairs = [(given.strip("\n") + "\n", right) for given, right in INPUT_OUTPUT.findall(text)]
+        return [Case(Feed(given), (right,)) for given, right in dict(pairs).items()][:MOST_TESTS]
+    found: dict[str, Case] = {}
+    for line in text.splitlines():
+        case = call_in(line.strip(), {entry, *names})
+        if case is not None:
+            assert isinstance(case.given, Call)
+            found.setdefault(encode([case.given.entry, list(case.given.arguments), dict(case.given.keywords)]), case)
+    return list(found.values())[:MOST_TESTS]
+
+
+def call_in(line: str, names: Container[str]) -> Case | None:
+    """A case of a line ``f(2) == 5``, with or without ``assert``; None where it is no call of these functions with
+    plain values.
+
+    >>> call_in("assert f(2) == 5, 'why'", {"f"}).given.arguments
+    (2,)
+    """
+    try:
+        body = ast.parse(line).body
+        statement = body[0] if len(body) == 1 else None
+        test = statement.test if isinstance(statement, ast.Assert) else getattr(statement, "value", None)
+        if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
+            return None
+        call = test.left
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names):
+            return None
+        arguments = tuple(ast.literal_eval(argument) for argument in call.args)
+        keywords = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        right = ast.literal_eval(test.comparators[0])
+        encode([list(arguments), keywords, right])
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return Case(Call(call.func.id, arguments, keywords), (right,))

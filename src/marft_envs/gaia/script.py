@@ -1,0 +1,101 @@
+"""Who answers without a model: reads what its tools have shown, calls the next ones, and states what it comes to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from marft.common.types import ToolCall
+from marft.envs.scripts import Cue, Line
+from marft_envs.gaia.plans import Known, Missing, answer_of, fields_in
+from marft_envs.gaia.tables import READ, ending
+
+RESULT = re.compile(r"^\[(\d+)\] ([^:\n]+?)(?::.*)?$", re.MULTILINE)
+WORKED = re.compile(r"^([^=\n]+) = (-?[\d.]+)$")
+MESSAGE = re.compile(r"Message from \w+:\nFound: (.+)")
+NOTHING = "I found nothing."
+LOST = 12  # turns after which a weak player gives up
+
+
+@dataclass(frozen=True)
+class Researcher:
+    """Plays ``searcher``, who looks things up and says what it has found, ``answerer``, who states it, and anybody
+    else, who does both.
+
+    A weak one searches for a part of the name, reads the wrong page or the wrong line, and says that it has found
+    nothing; a weak answerer heeds nobody.
+
+    Args:
+        skill: share of turns that are played well.
+    """
+
+    skill: float
+
+    def __call__(self, cue: Cue) -> str | Line:
+        """What the agent of a cue says next."""
+        good = cue.random.random() < self.skill
+        if cue.role == "answerer":
+            found = MESSAGE.search(cue.shown)
+            return f"FINAL ANSWER: {found[1] if found and good else 'unknown'}"
+        known = _heard(cue.chat, cue.task.data["files"])
+        said = "Found:" if cue.role == "searcher" else "FINAL ANSWER:"
+        try:
+            found_out = answer_of(cue.task.data["plan"], known)
+        except Missing as missing:
+            if not good and cue.random.random() < 0.5:
+                return NOTHING
+            calls = _calls(missing, known, cue.task.prompt, cue.random, good)
+            return Line("", calls) if calls and len(cue.chat) < LOST * 2 else NOTHING
+        return f"{said} {found_out if good else _slipped(known, found_out, cue.random)}"
+
+
+def _heard(chat: Sequence[Mapping[str, object]], files: Mapping[str, str]) -> Known:
+    """What stands in the answers of tools."""
+    known = Known()
+    for message in chat:
+        if message["role"] != "tool":
+            continue
+        text = str(message["content"])
+        first, _, rest = text.partition("\n")
+        if first in files:
+            known.files[first] = READ[ending(first)](rest)
+        elif found := WORKED.match(text):
+            known.worked_out[found[1]] = found[2]
+        elif text.startswith("["):
+            known.numbers |= {title: int(number) for number, title in RESULT.findall(text)}
+        else:
+            known.pages[first] = fields_in(rest)
+    return known
+
+
+def _calls(missing: Missing, known: Known, question: str, random: Random, good: bool) -> tuple[ToolCall, ...]:
+    """What is called to learn what is missing. Pages that the question names are searched for by the whole question,
+    and by their titles where that did not bring them all."""
+    if missing.what == "file":
+        return (_call("read_file", name=missing.names[0]),)
+    if missing.what == "value":
+        return tuple(_call("calculate", expression=expression) for expression in missing.names)
+    sought = [title for title in missing.names if title not in known.numbers]
+    if sought:
+        if good and not known.numbers and any(title in question for title in sought):
+            return (_call("search", query=question),)
+        return tuple(_call("search", query=title if good else title.split()[0]) for title in sought)
+    numbers = list(known.numbers.values())
+    return tuple(
+        _call("open_page", page=known.numbers[title] if good else random.choice(numbers)) for title in missing.names
+    )
+
+
+def _slipped(known: Known, right: str, random: Random) -> str:
+    """Another thing that was read."""
+    read = [value for fields in known.pages.values() for value in fields.values()]
+    read += [cell for rows in known.files.values() for cells in rows[1:] for cell in cells]
+    others = [value for value in read if value != right]
+    return random.choice(others) if others else right
+
+
+def _call(name: str, /, **arguments: object) -> ToolCall:
+    return ToolCall(name, json.dumps(arguments))

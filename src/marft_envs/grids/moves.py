@@ -1,0 +1,64 @@
+"""Moves on a grid, and reading them in what an agent wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from marft.agents.answers import stated_answer
+from marft_envs.grids.maps import Cell
+
+WAYS: Mapping[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+MOST_MOVES = 1000  # that are read in one text
+LETTERS = {way[0].upper(): way for way in WAYS}
+FILLING = {"and", "go", "move", "moves", "push", "then"}
+WORD = re.compile(r"\w+")
+
+
+def step(cell: Cell, way: str) -> Cell:
+    """The next cell that way, whatever is there.
+
+    >>> step((2, 2), "up")
+    (1, 2)
+    """
+    row, column = WAYS[way]
+    return cell[0] + row, cell[1] + column
+
+
+def offset(here: Cell, there: Cell) -> str:
+    """Where a cell is from another one, rows first.
+
+    >>> offset((2, 2), (1, 4)), offset((2, 2), (2, 2))
+    ('up 1 right 2', 'here')
+    """
+    rows, columns = there[0] - here[0], there[1] - here[1]
+    parts = [f"{'down' if rows > 0 else 'up'} {abs(rows)}"] if rows else []
+    parts += [f"{'right' if columns > 0 else 'left'} {abs(columns)}"] if columns else []
+    return " ".join(parts) or "here"
+
+
+def way_between(here: Cell, there: Cell) -> str:
+    """The way from a cell to its neighbour."""
+    return next(way for way in WAYS if step(here, way) == there)
+
+
+def moves_in(text: str) -> list[str] | None:
+    r"""The moves that a text states; None where it states something else, too, or nothing.
+
+    They stand in the last ``\boxed{}`` or ``<answer>`` tag, else after the last ``####``, else after "the answer is",
+    else in the whole text: in words or letters, as a list or not.
+
+    >>> moves_in('First right, as it is nearer. #### ["R", "D"]'), moves_in("go left"), moves_in("RRD")
+    (['right', 'down'], ['left'], ['right', 'right', 'down'])
+    >>> moves_in("left 3, up 5") is None
+    True
+    """
+    found: list[str] = []
+    for word in WORD.findall(stated_answer(text.rpartition("####")[2])):
+        if word.casefold() in WAYS:
+            found.append(word.casefold())
+        elif set(word) <= set(LETTERS) or word.upper() in LETTERS:
+            found += [LETTERS[letter] for letter in word.upper()]
+        elif word.casefold() not in FILLING:
+            return None
+    return found[:MOST_MOVES] or None

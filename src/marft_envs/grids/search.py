@@ -1,0 +1,35 @@
+"""Distances on a grid."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from marft_envs.grids.maps import Cell
+from marft_envs.grids.moves import WAYS, step
+
+
+def distances(cells: Collection[Cell], goal: Cell) -> dict[Cell, int]:
+    """How many moves the goal is away, from every cell from which it can be reached over ``cells``.
+
+    >>> distances({(0, 0), (0, 1), (2, 2)}, (0, 1))
+    {(0, 1): 0, (0, 0): 1}
+    """
+    away = {goal: 0}
+    waiting = deque([goal])
+    while waiting:
+        here = waiting.popleft()
+        for way in WAYS:
+            there = step(here, way)
+            if there in cells and there not in away:
+                away[there] = away[here] + 1
+                waiting.append(there)
+    return away
+
+
+def first_ways(cells: Collection[Cell], here: Cell, goal: Cell) -> list[str]:
+    """The ways in which a shortest path begins; none where there is no path, or nothing left to go."""
+    away = distances(cells, goal)
+    if here not in away:
+        return []
+    return [way for way in WAYS if away.get(step(here, way), away[here]) < away[here]]

@@ -1,0 +1,163 @@
+"""Which language a text is in, by its script, and where languages share one by their commonest words.
+
+Small, without a model, the same everywhere. It says what a text may be: a few words without a common one among them may
+be in any language of their script, which counts as followed, as IFEval counts what its detector cannot tell.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from random import Random
+from typing import Any
+
+from marft_envs.instructions.kinds import Kind, Topic
+
+SCRIPTS = {
+    "LATIN": ("en", "es", "pt", "fr", "de", "it", "pl", "vi", "sw", "fi"), "CYRILLIC": ("ru", "uk", "bg"),
+    "ARABIC": ("ar", "fa", "ur"), "DEVANAGARI": ("hi", "mr", "ne"), "BENGALI": ("bn",), "TAMIL": ("ta",),
+    "TELUGU": ("te",), "KANNADA": ("kn",), "GUJARATI": ("gu",), "GURMUKHI": ("pa",), "MALAYALAM": ("ml",),
+    "THAI": ("th",), "HANGUL": ("ko",), "HEBREW": ("he",), "HIRAGANA": ("ja",), "KATAKANA": ("ja",), "CJK": ("zh",),
+}  # fmt: skip
+COMMON = {
+    "en": (
+        "the of and to in is that it was for on are as with his they at be this have from or by not but what all "
+        "were when we there can an your which their if do will each about how up out them then she many some so "
+        "these would into has more her two like him see time could no make than been its who now people my made "
+        "over did down only way find use may water very after words called just where most know it's i you a he "
+        "me our"
+    ),
+    "es": (
+        "el la de que y en un una los las del se por con para es su al lo como más pero sus le ya o este sí "
+        "porque esta entre cuando muy sin sobre también hasta hay donde quien desde todo nos durante uno les ni "
+        "contra otros ese eso ante ellos esto antes algunos qué unos yo otro otras él"
+    ),
+    "pt": (
+        "o a de que e do da em um para é com não uma os no se na por mais as dos como mas foi ao ele das tem à "
+        "seu sua ou ser quando muito há nos já está eu também só pelo pela até isso ela entre era depois sem "
+        "mesmo aos ter seus quem nas me esse eles estão você"
+    ),
+    "fr": (
+        "le la les de des et à un une du en est que qui dans pour ce il elle au par sur ne pas plus se son sa ses "
+        "avec tout nous vous mais ou où je leur été cette comme aux être sont ces deux aussi fait"
+    ),
+    "de": (
+        "der die das und in den von zu mit sich des auf für ist im dem nicht ein eine als auch es an werden aus "
+        "er hat dass sie nach wird bei einer um am sind noch wie einem über einen so zum war haben nur oder aber "
+        "vor zur bis mehr durch man sein wurde ich wir ihr"
+    ),
+    "it": (
+        "il lo la i gli le di che e è un una in per non con del della da si dei nel alla al sono più come anche "
+        "ma se su delle questo ha o mi ci nella io lei lui noi dal ed quando suo sua molto"
+    ),
+    "pl": (
+        "i w na z się nie do to że jest o jak a po co tak za od ale by dla czy już tym przez był może jego być "
+        "tylko ze jej są kiedy ich go lub tego pod bardzo gdy także"
+    ),
+    "vi": (
+        "là và của có không được cho trong một những các với người này đã để khi ở đó từ như ra rất cũng về tôi "
+        "nó nhiều hay bị vào thì mà đến lại"
+    ),
+    "sw": (
+        "na ya wa kwa ni za katika la kama hii hiyo yake wao watu hili lakini yangu cha au pia kuwa vya mimi sana "
+        "huo wake zao hakuna kila"
+    ),
+    "fi": (
+        "ja on ei se että oli hän mutta kun ovat tai myös niin kuin sen joka mitä minä hyvin ole vain ne tämä jos "
+        "sekä ovat olla voi kaikki"
+    ),
+    "ru": (
+        "и в не на я что он с как это а по но они к у за от его она так все вы было из же мы бы то меня ещё нет о "
+        "для мне только быть очень если или есть были"
+    ),
+    "uk": (
+        "і в не на я що він з як це а та до але вони у за від його вона так все ви було із ж ми б мене ще немає "
+        "про для мені тільки бути дуже якщо або є були її"
+    ),
+    "bg": (
+        "и в не на аз че той с като това а по но те към за от му тя така всички вие беше със же ние би още няма "
+        "си са е да ще се само много ако или има бяха"
+    ),
+    "ar": (
+        "في من على إلى أن هذا هذه التي الذي عن مع كان لا ما هو هي كل بعد أو قد لم بين ذلك"
+    ),
+    "fa": (
+        "در از به که این است را با برای آن یک خود تا بر هم می های شد بود ما او یا اما"
+    ),
+    "ur": (
+        "کے کی میں ہے اور سے کا کو اس نے پر کہ یہ ہیں ایک تھا بھی کر ہو جو نہیں وہ"
+    ),
+    "hi": (
+        "के है में की और से का को पर यह नहीं कि एक हैं ने था भी कर इस वह जो हो तो ही"
+    ),
+    "mr": (
+        "आहे आणि या ते होते नाही हे मध्ये का एक ला तो ती च्या त्या आहेत होता पण की तर मी"
+    ),
+    "ne": (
+        "छ र को मा यो हो एक पनि छन् गर्न थियो भने का ले हुन्छ तर यस छैन त्यो लागि"
+    ),
+}  # fmt: skip
+NAMES = {
+    "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "de": "German", "en": "English", "es": "Spanish",
+    "fa": "Persian", "fi": "Finnish", "fr": "French", "gu": "Gujarati", "he": "Hebrew", "hi": "Hindi",
+    "it": "Italian", "ja": "Japanese", "kn": "Kannada", "ko": "Korean", "ml": "Malayalam", "mr": "Marathi",
+    "ne": "Nepali", "pa": "Punjabi", "pl": "Polish", "pt": "Portuguese", "ru": "Russian", "sw": "Swahili",
+    "ta": "Tamil", "te": "Telugu", "th": "Thai", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese",
+    "zh": "Chinese",
+}  # fmt: skip
+WORDS = {language: frozenset(words.split()) for language, words in COMMON.items()}
+MOST = 0.6  # of the letters that are of a language's script
+LONG = 10  # words from which on a text has to have some common one
+TOKEN = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
+SAMPLES = {
+    "de": "Das ist ein kurzer Text, und er ist auf Deutsch.", "es": "Este es un texto corto y está en español.",
+    "fr": "Ce texte est court et il est en français.", "it": "Questo è un testo corto ed è in italiano.",
+    "pt": "Este é um texto curto e não é em inglês.", "ru": "Это короткий текст, и он на русском.",
+    "ko": "이것은 짧은 글입니다.", "ja": "これは短い文章です。", "zh": "这是一个短文。", "hi": "यह एक छोटा पाठ है।",
+}  # fmt: skip
+
+
+def may_be(text: str, language: str) -> bool:
+    """Whether a text may be in a language, by its ISO 639-1 code.
+
+    >>> may_be("The sea is blue.", "en"), may_be("Das Meer ist blau.", "en"), may_be("sea salt", "en")
+    (True, False, True)
+    """
+    scripts = Counter(script for letter in text if letter.isalpha() and (script := _script(letter)))
+    letters = sum(scripts.values())
+    if not letters:
+        return True
+    if language in ("ja", "zh"):
+        kana = scripts["HIRAGANA"] + scripts["KATAKANA"]
+        east = kana + scripts["CJK"]
+        return east >= MOST * letters and (kana > 0.1 * east) == (language == "ja")
+    script = next((name for name, languages in SCRIPTS.items() if language in languages), "")
+    if scripts[script] < MOST * letters:
+        return False
+    if len(SCRIPTS[script]) == 1:
+        return True
+    words = [word.lower() for word in TOKEN.findall(text)]
+    hits = {other: sum(word in WORDS[other] for word in words) for other in SCRIPTS[script]}
+    best = max(hits.values())
+    if not best:
+        return len(words) < LONG
+    return hits[language] == best
+
+
+def _script(letter: str) -> str:
+    return unicodedata.name(letter, "").split(" ")[0].split("-")[0]
+
+
+def _draw(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001
+    return {"language": random.choice(sorted(SAMPLES))}
+
+
+KINDS = (
+    Kind(
+        "language:response_language",
+        lambda given: f"Write in {NAMES.get(given['language'], given['language'])} alone.",
+        lambda text, given: may_be(text, given["language"]), _draw, ("language",), alone=True,
+        wrong=lambda given: "" if given["language"] in NAMES else f"is in {given['language']!r}, which nobody tells",
+    ),
+)  # fmt: skip

@@ -1,0 +1,117 @@
+"""A catalogue that is made up from a seed, once for all sessions of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+from typing import Literal
+
+from marft.common.seeds import derive_seed
+from marft_envs.shop.search import Index
+from marft_envs.shop.words import (
+    BRANDS,
+    KINDS,
+    MATERIALS,
+    OPTIONS,
+    PLAIN_KINDS,
+    PLAIN_MATERIALS,
+    PLAIN_OPTIONS,
+    PLAIN_QUALITIES,
+    QUALITIES,
+    Kind,
+)
+
+Style = Literal["plain", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product.
+
+    Args:
+        number: what it is found under on pages; its title ends with it.
+        name: its title without the number.
+        nouns: words of the name that name things: maker, material, kind.
+        attributes: what is true of it; the name says some, features and description the others.
+        price: dollars.
+        options: what a buyer chooses from, by kind of option.
+    """
+
+    number: int
+    kind: Kind
+    name: str
+    nouns: frozenset[str]
+    attributes: tuple[str, ...]
+    features: tuple[str, ...]
+    description: str
+    price: float
+    options: Mapping[str, tuple[str, ...]]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} {self.number}"
+
+    @property
+    def text(self) -> str:
+        """All that search knows it by."""
+        return " ".join((self.title, *self.features, self.description))
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All products, the one of number n in place n − 1, and what finds them by words."""
+
+    products: tuple[Product, ...]
+    index: Index
+
+    def __getitem__(self, number: int) -> Product:
+        return self.products[number - 1]
+
+    def find(self, query: str, most: int) -> list[Product]:
+        """Products that share a word with a query, the best first."""
+        return [self.products[place] for place in self.index.best(query, most)]
+
+
+@lru_cache(maxsize=8)
+def catalogue_of(size: int, seed: int, style: Style) -> Catalogue:
+    """The catalogue of a seed: the same in every process, shared by all sessions of one."""
+    make = _plain if style == "plain" else _full
+    random = Random(derive_seed(seed, "shop", style, size))
+    products = tuple(make(number, random) for number in range(1, size + 1))
+    return Catalogue(products, Index([product.text for product in products]))
+
+
+def _plain(number: int, random: Random) -> Product:
+    """Few words, all of which stand in the name: ``soft wool scarf``."""
+    kind, material = random.choice(PLAIN_KINDS), random.choice(PLAIN_MATERIALS)
+    quality = random.choice(PLAIN_QUALITIES)
+    return Product(
+        number=number, kind=kind, name=f"{quality} {material} {kind.noun}", nouns=frozenset((material, kind.noun)),
+        attributes=(quality, material), features=(f"{quality}",), description=f"A {kind.noun} of {material}.",
+        price=10.0 * random.randint(1, 5) + random.randint(1, 9), options=PLAIN_OPTIONS,
+    )  # fmt: skip
+
+
+def _full(number: int, random: Random) -> Product:
+    """A maker, five qualities of which the name says two, and options that are not all on offer."""
+    kind, brand = random.choice(KINDS), random.choice(BRANDS)
+    material = random.choice(MATERIALS[kind.department])
+    qualities = random.sample(QUALITIES[kind.department], 5)
+    named, listed, described = qualities[:2], qualities[2:4], qualities[4]
+    name = f"{brand} {named[0]} {material} {kind.noun}, {named[1]}"
+    options = {option: _some(values, random) for option, values in OPTIONS[kind.department].items()}
+    return Product(
+        number=number, kind=kind, name=name, nouns=frozenset((brand.lower(), material, kind.noun)),
+        attributes=(material, *qualities),
+        features=(*(f"{quality.capitalize()}." for quality in listed), f"Made of {material}."),
+        description=f"This {kind.noun} by {brand} is {described}; it belongs to our {kind.group}.",
+        price=round(random.uniform(6, 180), 2), options=options,
+    )  # fmt: skip
+
+
+def _some(values: tuple[str, ...], random: Random) -> tuple[str, ...]:
+    """At least two of them, in their order."""
+    offered = random.sample(values, random.randint(2, len(values)))
+    return tuple(value for value in values if value in offered)

@@ -1,0 +1,65 @@
+"""The pages of the shop. What stands in brackets can be clicked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from marft_envs.shop.catalogue import Product
+
+BACK, PREVIOUS, NEXT = "back to search", "< prev", "next >"
+DESCRIPTION, FEATURES, BUY = "description", "features", "buy now"
+
+
+class Page(NamedTuple):
+    """A page: what it says, and what of it can be clicked."""
+
+    text: str
+    clickable: tuple[str, ...]
+
+
+def search_page() -> Page:
+    """Where everything begins."""
+    return Page("Search page.", ())
+
+
+def results_page(products: Sequence[Product], number: int, pages: int, by_row: bool) -> Page:
+    """Some of what a search has found.
+
+    Args:
+        number: of the page, the first is 1.
+        pages: how many there are; 0 where nothing was found.
+        by_row: products are clicked by their row, and not by their number.
+    """
+    if not pages:
+        return Page(f"Nothing found.\n[{BACK}]", (BACK,))
+    buttons = (*((PREVIOUS,) if number > 1 else ()), *((NEXT,) if number < pages else ()), BACK)
+    labels = tuple(str(row if by_row else product.number) for row, product in enumerate(products, 1))
+    rows = [f"[{label}] {one.name} ${one.price:g}" for label, one in zip(labels, products, strict=True)]
+    text = "\n".join((f"Page {number} of {pages}.", *rows, _shown(buttons)))
+    return Page(text, (*labels, *buttons))
+
+
+def product_page(product: Product, chosen: Mapping[str, str]) -> Page:
+    """A product with its options.
+
+    Args:
+        chosen: by kind of option.
+    """
+    rows = [f"{product.title} ${product.price:g}"]
+    for kind, values in product.options.items():
+        picked = f" chosen: {chosen[kind]}" if kind in chosen else ""
+        rows.append(f"{kind}: {_shown(values)}{picked}")
+    buttons = (DESCRIPTION, FEATURES, BUY, PREVIOUS, BACK)
+    values = tuple(value for values in product.options.values() for value in values)
+    return Page("\n".join((*rows, _shown(buttons))), (*values, *buttons))
+
+
+def part_page(product: Product, part: str) -> Page:
+    """The features of a product, or its description."""
+    text = "\n".join(product.features) if part == FEATURES else product.description
+    return Page(f"{product.title}: {part}\n{text}\n{_shown((PREVIOUS, BACK))}", (PREVIOUS, BACK))
+
+
+def _shown(buttons: Sequence[str]) -> str:
+    return " ".join(f"[{button}]" for button in buttons)

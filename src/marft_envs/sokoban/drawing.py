@@ -1,0 +1,58 @@
+"""Drawing rooms: floors that a walk carves, goals, and boxes pulled away from them.
+
+As in gym-sokoban a walk that turns now and then carves the floor, and boxes are pulled from their goals, so that every
+room can be solved; here all states up to a bound are found, and one of them is drawn by how many moves it takes.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from marft_envs.grids.maps import canonical
+from marft_envs.grids.moves import WAYS, step
+from marft_envs.sokoban.rules import Room, Yard, drawn
+from marft_envs.sokoban.solving import known_of
+
+TURNS = 0.35  # chance of a walk to turn at a step
+
+
+def room(size: int, boxes: int, random: Random) -> Room | None:
+    """A room with goals; None where its floor is too small for boxes and player."""
+    floor, way = set(), random.choice(list(WAYS))
+    here = random.randint(1, size - 2), random.randint(1, size - 2)
+    for _ in range(5 * size):
+        way = random.choice(list(WAYS)) if random.random() < TURNS else way
+        row, column = step(here, way)
+        here = min(max(row, 1), size - 2), min(max(column, 1), size - 2)
+        beside = step(here, random.choice(list(WAYS)))
+        floor |= {cell for cell in (here, beside) if all(1 <= place <= size - 2 for place in cell)}
+    if len(floor) < 2 * boxes + 1:
+        return None
+    goals = set(random.sample(sorted(floor), boxes))
+    cells = ((r, c) for r in range(size) for c in range(size))
+    text = "".join("." if cell in goals else " " if cell in floor else "#" for cell in cells)
+    return Room(tuple(text[row : row + size] for row in range(0, size * size, size)))
+
+
+def start(room: Room, nearest: int, farthest: int, random: Random) -> tuple[Yard, int] | None:
+    """A state with no box on a goal that takes a number of moves in these bounds, and that number; None where the room
+    has none.
+
+    Args:
+        farthest: 0 is any number.
+    """
+    known = known_of(room)
+    goals, count = sum(1 << known.places[goal] for goal in room.goals), len(known.places)
+    wanted = [state for state in known.between(nearest, farthest or len(known.found)) if not state // count & goals]
+    if not wanted:
+        return None
+    number = random.choice(wanted)
+    return Yard(room, *known.state(number)), known.found[number]
+
+
+def content(yard: Yard) -> str:
+    """One text for a state and all that it looks like moved in its frame, turned and mirrored."""
+    rows = list(drawn(yard))
+    kept = [row for row in rows if row.strip("#")]
+    columns = [column for column in zip(*kept, strict=True) if set(column) != {"#"}]
+    return canonical(["".join(row) for row in zip(*columns, strict=True)])

@@ -1,0 +1,69 @@
+"""Nim (Bouton 1901): heaps, of which one is taken from; whoever takes the last piece wins. A player wins from where the
+exclusive or of the sizes is not 0."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import xor
+from random import Random
+from string import ascii_uppercase
+from typing import Annotated, cast
+
+from pydantic import Field
+
+from marft_envs.textarena.games import LOST, WON, Board, Rules
+
+HEAP = re.compile(r"\b([A-Z]) (\d+)")
+TAKE = re.compile(r"take (\d+) from ([A-Z])")
+
+
+class Nim(Rules):
+    """Heaps of up to ``largest`` pieces. Starts that differ in the order of their heaps alone are one start."""
+
+    heaps: Annotated[int, Field(ge=1, le=6)] = 2  # how many
+    largest: Annotated[int, Field(ge=1, le=30)] = 9  # pieces of a heap, at most
+
+    def draw(self, random: Random) -> tuple[str, dict[str, object]]:
+        heaps = [random.randint(1, self.largest) for _ in range(self.heaps)]
+        return f"nim {sorted(heaps)}", {"heaps": heaps}
+
+    def begin(self, start: Mapping[str, object]) -> Heaps:
+        return Heaps(cast("Sequence[int]", start["heaps"]))
+
+    def sound(self, shown: str, options: Sequence[str]) -> tuple[str, ...]:
+        """Moves to where the exclusive or is 0; all of them where there is none."""
+        heaps = {name: int(size) for name, size in HEAP.findall(shown)}
+        winning = tuple(option for option in options if _after(heaps, option) == 0)
+        return winning or tuple(options)
+
+
+class Heaps(Board):
+    """One match."""
+
+    def __init__(self, heaps: Sequence[int]) -> None:
+        super().__init__(Nim.players, Nim.cooperative)
+        self.heaps, self.last = dict(zip(ascii_uppercase, heaps, strict=False)), ""
+
+    def told(self, player: int) -> str:  # noqa: ARG002  nothing is hidden
+        """The heaps that are left, and what was taken last."""
+        heaps = ", ".join(f"{name} {size}" for name, size in self.heaps.items() if size)
+        return f"{self.last}Heaps: {heaps or 'none'}."
+
+    def options(self) -> tuple[str, ...]:
+        return tuple(f"take {n} from {name}" for name, size in self.heaps.items() for n in range(1, size + 1))
+
+    def make(self, move: str) -> None:
+        taken, name = TAKE.findall(move)[0]
+        self.heaps[name] -= int(taken)
+        self.last = f"They {move}. "
+        self.mover = 1 - self.mover
+        if not any(self.heaps.values()):
+            self.end([LOST if player == self.mover else WON for player in range(2)])
+
+
+def _after(heaps: Mapping[str, int], move: str) -> int:
+    """The exclusive or of the heaps after a move."""
+    taken, name = TAKE.findall(move)[0]
+    return reduce(xor, [size - int(taken) if heap == name else size for heap, size in heaps.items()])

@@ -1,0 +1,28 @@
+"""The tools of a shop as τ²-bench (Barres et al. 2025) has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from marft.agents.environment import tool
+from marft_envs.tool_use.retail import Retail
+
+
+class RetailTau2(Retail):
+    """Those of τ-bench, and one that reads an item; the address and the payment of an order may still be changed once
+    its items have been."""
+
+    @tool
+    def get_item_details(self, item_id: str) -> Mapping[str, Any]:
+        """Read a variant of a product, by item id (not product id): options, availability, price."""
+        found = next(
+            (row["variants"][item_id] for row in self.tables.rows("products") if item_id in row["variants"]), None
+        )
+        self._must(found is not None, "item not found")
+        return found or {}
+
+    def _order_to_modify(self, order_id: str) -> Mapping[str, Any]:
+        order = self._found("orders", order_id, "order")
+        self._state("pending" in order["status"], "non-pending order cannot be modified")
+        return order

@@ -1,0 +1,39 @@
+"""What is open in this process: to see what sessions leave behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+
+from marft_envs.vetting.watching import SESSIONS
+
+
+def opened() -> Counter[str]:
+    """How many threads, child processes and descriptors there are, sessions' own threads apart."""
+    threads = sum(thread.name != SESSIONS for thread in threading.enumerate())
+    return Counter({"threads": threads, "processes": _children(), "files": _descriptors()})
+
+
+def more_than(before: Counter[str]) -> Counter[str]:
+    """What there is more of than there was. What is only forgotten does not count: it is closed when collected."""
+    if opened() - before:
+        gc.collect()
+    return opened() - before
+
+
+def _children() -> int:
+    me, found = str(os.getpid()), 0
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found += entry.read_text().rpartition(")")[2].split()[1] == me
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def _descriptors() -> int:
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0

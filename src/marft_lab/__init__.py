@@ -1,0 +1,1 @@
+"""Research: flow networks, federations, leagues, world models, learned instructions, cold starts, planning."""

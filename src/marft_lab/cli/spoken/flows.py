@@ -1,0 +1,74 @@
+"""What is said of flow networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import OVERRIDES, group
+
+flows = group(name="flow", help="Flow networks: grown from runs, played by a team.", no_args_is_help=True)
+
+
+@flows.command()
+def grow(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, with recorded episodes.")],
+    to: Annotated[Path, typer.Option(help="The file of the network.")] = Path("network.json"),
+    threshold: Annotated[float, typer.Option(min=-1, max=1, help="Cosine from which on two actions are alike.")] = 0.5,
+    least: Annotated[int, typer.Option(min=1, help="Actions that a node needs to stay.")] = 1,
+    apart: Annotated[list[str] | None, typer.Option(help="A role that plays no node: a router; repeat it.")] = None,
+    embed: Annotated[str, typer.Option(help='module:function of texts to vectors; "": hashed pieces of words.')] = "",
+    dimensions: Annotated[int, typer.Option(min=8, max=8192, help="Of a vector.")] = 256,
+    on: Annotated[Path | None, typer.Option(help="A network that grows on, with its own threshold.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
+) -> None:
+    """Grow a flow network from the episodes of runs that succeeded.
+
+    An action joins the node of its role that does most nearly the same, or founds a new one.
+    """
+    from marft_lab.cli import flows as asked
+    from marft_lab.flows.growing import Growth
+
+    growth = Growth(threshold, least, apart=frozenset(apart or ()), dimensions=dimensions, embed=embed)
+    asked.check_free(to, overwrite or to == on)
+    asked.grow(runs, to, growth, on)
+
+
+@flows.command(context_settings=OVERRIDES)
+def tune(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A recipe whose team plays a network: team.organization = 'flow'.")],
+    to: Annotated[Path, typer.Option(help="The file of the better network.")] = Path("tuned.json"),
+    steps: Annotated[int, typer.Option(min=0, help="Of learning paths; 0: none.")] = 40,
+    batch: Annotated[int, typer.Option(min=2, help="Episodes of a step.")] = 64,
+    critic: Annotated[str, typer.Option(help='A policy of the recipe that proposes instructions; "": none.')] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="In which it is asked about what failed.")] = 3,
+    tolerance: Annotated[
+        float, typer.Option(max=1, help="Of held-out success that skips may cost together; below 0: none are tried.")
+    ] = 0.01,
+    overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
+) -> None:
+    """Make a network better by playing it.
+
+    Learns which paths to take, has nodes reworded by a critic, and skips what adds nothing. Held-out tasks decide.
+    Settings can be changed as in train.
+    """
+    from marft.cli import options
+    from marft_lab.cli import flows as asked
+
+    asked.check_free(to, overwrite)
+    tuning = asked.Tuning(steps, batch, critic, rounds, tolerance)
+    asked.tune(recipe, options.overrides_of(context, recipe), to, tuning)
+
+
+@flows.command()
+def show(
+    network: Annotated[Path, typer.Argument(help="The file of a network.")],
+    picture: Annotated[Path | None, typer.Option(help="Draw it: a file that ends in .svg or .png.")] = None,
+) -> None:
+    """Print a network: its nodes, and what was tried with it."""
+    from marft_lab.cli import flows as asked
+
+    asked.show(network, picture)

@@ -1,0 +1,124 @@
+"""Commands of cold starts, federations, leagues, and of what a team is worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import OVERRIDES, AsJson, Quiet, group
+
+app = group()
+
+
+@app.command(context_settings=OVERRIDES)
+def synthesize(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume its rows.")],
+    teacher: Annotated[
+        str, typer.Option(help="scripts, or a run, a checkpoint, an export, a recipe (synthesis.teacher).")
+    ] = "",
+    train: Annotated[
+        bool, typer.Option("--train", help="Then imitate the rows, and train from there; goes on where it stopped.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on; what was played is not played again.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Let a teacher that is an export run its author's code.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a team that solves nothing yet.
+
+    A teacher plays training tasks; what is right, direct, new and leaks nothing becomes rows that each role imitates.
+    Settings can be changed: --synthesis.attempts 8
+    """
+    from marft.cli import options, output
+    from marft_lab.cli import synthesis
+
+    changes, how = options.overrides_of(context, recipe), output.how(quiet, as_json)
+    if not train:
+        synthesis.synthesize(
+            recipe, changes, teacher, resume=resume, overwrite=overwrite, trust_code=trust_code, how=how
+        )
+        return
+    if resume:
+        raise ValueError("--train goes on with whatever of it is there; leave out --resume")
+    synthesis.cold_start(recipe, changes, teacher, overwrite=overwrite, trust_code=trust_code, how=how)
+
+
+@app.command()
+def federate(
+    federation: Annotated[Path, typer.Argument(help="A TOML file of sites, each with a recipe of its own.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round that is over.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file; start nothing.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the teams of several sites together.
+
+    Each site learns from its own tasks, in a process and a folder of its own. Adapters leave it, and nothing else.
+    """
+    from marft.cli import output
+    from marft_lab.cli import federating
+
+    federating.federate(federation, resume, dry_run, output.how(quiet, as_json))
+
+
+@app.command(context_settings=OVERRIDES)
+def league(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The folder of a run in which sides play against each other.")],
+    matches: Annotated[int, typer.Option(min=2, help="Of each pair, half of them on each side.")] = 100,
+    versions: Annotated[int, typer.Option(min=2, help="Versions, at most; they are spread over the run.")] = 8,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask who beats whom among the versions of a run.
+
+    The untuned base, its checkpoints and its pool play each other on held-out starts, each from both sides: Elo with
+    intervals, and the score of each against each.
+    """
+    from marft.cli import options, output
+    from marft_lab.cli import league as asked
+
+    asked.league(run, options.overrides_of(context, run), matches, versions, output.how(quiet, as_json))
+
+
+@app.command(context_settings=OVERRIDES)
+def worth(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    checkpoint: Annotated[str, typer.Option(help="Whose team: base, last, best or step_000050.")] = "last",
+    only: Annotated[
+        str, typer.Option(help="Parts, with commas: single, swap, leave-out, ablation, counterfactual.")
+    ] = "",
+    tasks: Annotated[int, typer.Option(min=0, help="How many held-out tasks; 0: as the recipe says.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Attempts at each task.")] = 1,
+    attempts: Annotated[int, typer.Option(min=1, help="Of a single agent at each task, at most.")] = 16,
+    resamples: Annotated[int, typer.Option(min=1, help="How often each action is sampled again.")] = 3,
+    crossed: Annotated[str, typer.Option(help="Checkpoints that play together, with commas.")] = "base,last,best",
+    single: Annotated[Path | None, typer.Option(help="A run of one agent, to hold against the team too.")] = None,
+    paraphrase: Annotated[
+        str, typer.Option(help='Who says messages in other words: base, a policy, module:function; "": nobody.')
+    ] = "base",
+    again: Annotated[bool, typer.Option("--again", help="Play what was played before, too.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask whether the team is worth it.
+
+    Against one agent at the same tokens, against itself with seats, weights or messages changed; and what each
+    contributes.
+    """
+    from marft.cli import options, output
+    from marft_lab.cli import worth as asked
+    from marft_lab.worth.options import Options
+
+    how = output.how(quiet, as_json)
+    names = ([name.strip() for name in text.split(",") if name.strip()] for text in (only, crossed))
+    parts, checkpoints = names
+    wanted = Options(checkpoint, parts, tasks, samples, attempts, resamples, checkpoints, single, paraphrase, again)
+    asked.worth(run, options.overrides_of(context, run), wanted, how)

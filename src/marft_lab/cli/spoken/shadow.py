@@ -1,0 +1,50 @@
+"""``marft shadow``: a second team is judged by what a served one was asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import OVERRIDES, AsJson, Quiet, group
+
+app = group()
+
+
+@app.command(context_settings=OVERRIDES)
+def shadow(
+    context: typer.Context,
+    team: Annotated[Path, typer.Argument(help="The second team: the folder of a run, or an export.")],
+    sessions: Annotated[Path, typer.Option("--from", help="The folder of marft serve --record.")],
+    output: Annotated[
+        Path | None, typer.Option(help="What comes of it; a folder 'shadow' among the sessions where none is named.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(help="Of a run: best, last, a step, or step_000050.")] = "best",
+    grade: Annotated[
+        Path | None, typer.Option(help="A recipe, run or export that says what answers are worth; else the team's own.")
+    ] = None,
+    feedback: Annotated[Path | None, typer.Option(help="What users said: lines of session and score.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what is still recorded.")] = False,
+    gate: Annotated[bool, typer.Option("--gate", help="End with 1 unless it is promoted.")] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Judge a second team by what a served one was asked.
+
+    It plays recorded sessions; its tools do nothing, and answer as the session's own did. One may look at any time, and
+    stop whenever one likes: the same command goes on.
+    """
+    from marft.cli import options
+    from marft.cli import output as spoken
+    from marft_lab.cli import shadowing
+    from marft_lab.cli.shadowing import asked_of
+
+    asked = asked_of(
+        team, checkpoint, options.overrides_of(context, team), trust_code, sessions, output, grade, feedback, follow
+    )
+    if not shadowing.shadow(asked, spoken.how(quiet, as_json)) and gate:
+        raise typer.Exit(1)

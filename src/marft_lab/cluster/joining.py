@@ -1,0 +1,112 @@
+"""This process's connection to a Ray cluster: one, however many parts of a run use it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from marft.common.texts import one_line
+from marft.config.run import RunSettings
+from marft_lab.cluster.settings import ClusterSettings
+
+KNOCK_SECONDS = 10.0  # for a cluster to answer
+ADDRESS = "RAY_ADDRESS"  # which `ray job submit` sets
+OBJECTS = 256 * 2**20  # bytes of a cluster of our own for what is carried to its processes
+_LOCK = threading.Lock()
+_users = 0
+
+
+def join(run: RunSettings, settings: ClusterSettings) -> None:
+    """Connect this process, unless it is. Whoever calls it calls :func:`leave` once.
+
+    Raises:
+        ValueError: Ray is not installed, or the cluster cannot be joined.
+    """
+    global _users
+    if find_spec("ray") is None:
+        raise ValueError("[cluster] needs Ray: pip install 'marft[ray]'; without the table processes are started here")
+    with _LOCK:
+        if not _users:
+            _connect(settings.address or os.environ.get(ADDRESS, ""), cpus_of(run, settings))
+        _users += 1
+
+
+def leave() -> None:
+    """Nobody here who joined once needs it any more."""
+    global _users
+    import ray
+
+    with _LOCK:
+        _users -= 1
+        if not _users:
+            ray.shutdown()
+
+
+def cpus_of(run: RunSettings, settings: ClusterSettings) -> int:
+    """What a cluster of our own says that it has: its processors, or as many as the recipe has processes."""
+    engines = len(run.policies) * getattr(run.engine, "replicas", 1)
+    wanted = run.rollout.processes * settings.worker.cpus + engines * settings.engine.cpus
+    wanted += (run.training.ranks - 1) * settings.learner.cpus
+    return max(os.cpu_count() or 1, math.ceil(wanted))
+
+
+def _connect(address: str, cpus: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    options: dict[str, object] = {"address": address}
+    if not address:
+        options = {
+            "address": "local", "num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECTS
+        }  # fmt: skip
+    try:
+        _knock(address)
+        with _signals_as_they_are():
+            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        ray.shutdown()
+        raise ValueError(_in_words(address, error)) from error
+
+
+def _knock(address: str) -> None:
+    """See that something answers: Ray itself tries for minutes.
+
+    Raises:
+        OSError: nothing does.
+        ValueError: it is no address.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+
+
+def _in_words(address: str, error: Exception) -> str:
+    said = one_line(str(error)).rstrip(".")
+    if not address:
+        return f"[cluster]: Ray cannot be started on this machine: {said}"
+    return (
+        f"cluster.address: no Ray cluster can be joined at {address!r}: {said}; it is joined from one of its machines, "
+        "with the same versions of Python and Ray (ray status), and with RAY_AUTH_MODE=token where it was started "
+        "so. Without an address, and without $RAY_ADDRESS, one is started here"
+    )
+
+
+@contextmanager
+def _signals_as_they_are() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, which ends a run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

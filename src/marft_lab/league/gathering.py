@@ -1,0 +1,176 @@
+"""Gathering what a step learns from where tasks are played against past versions of the learner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
+
+from marft.agents.game import Attempt
+from marft.common import atomic, seeds
+from marft.common.types import Episode, Task
+from marft.config.load import first_problem
+from marft.config.models import PoolSettings
+from marft.config.pools import pools_of, slots_of
+from marft.models.pool import Models
+from marft.rollout.collection import Collection, collect
+from marft.rollout.playing import Rollouts
+from marft.runs.checkpoints import State
+from marft_lab.league.pool import Member, Pool
+
+FOLDER, NAME = "league", "league.json"
+
+
+class PlaysPools(Rollouts, Protocol):
+    """Plays with models that are here."""
+
+    @property
+    def models(self) -> Models: ...
+
+    def publish_versions(self, versions: Mapping[str, int]) -> None:
+        """These policies were given other weights, each of a step."""
+        ...
+
+
+class _Member(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    slot: str
+    step: NonNegativeInt
+    rating: float
+    won: NonNegativeFloat
+    played: NonNegativeFloat
+
+
+class _Written(BaseModel):
+    """What ``league/league.json`` of a checkpoint holds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    rating: float
+    members: list[_Member]
+
+
+class Against:
+    """Plays a step's episodes when it comes, each task against one version of the pool.
+
+    Which one is a pure function of the run's seed, the pass, the task, and the pool as it was before the step: all
+    attempts at a task are played against the same.
+
+    Args:
+        folder: the checkpoint that the run goes on from; None at its beginning.
+
+    Raises:
+        ValueError: what was written there cannot be read.
+    """
+
+    def __init__(self, rollouts: PlaysPools, tasks: Sequence[Task], folder: Path | None = None) -> None:
+        self._rollouts, self._tasks, self._run = rollouts, tasks, rollouts.run
+        self._name, self._of = next(iter(pools_of(rollouts.run).items()))
+        settings = self._run.policies[self._name].pool
+        assert settings is not None
+        self._settings: PoolSettings = settings
+        self._slots = slots_of(self._name, settings.size)
+        self._roles = [agent.role for agent in self._run.agents if agent.policy == self._name]
+        self._before: dict[str, float] = {}
+        self.pool = Pool((Member(self._name, 0),))
+        if folder is not None:
+            self._read(folder / FOLDER)
+        rollouts.publish_versions({member.slot: member.step for member in self.pool.members})
+
+    def collect(self, state: State, on_done: Callable[[Episode], None]) -> Collection:
+        """The step's episodes; what came of them moves the ratings."""
+        self._before = dict(self._rollouts.usage())
+        pool = self.pool
+        drawn, standing = state.tasks_drawn, state.curriculum
+        found = collect(self._rollouts, self._tasks, state.step, drawn, on_done, self._cast, standing)
+        scores: dict[str, list[float]] = {}
+        for episode in found.played:
+            policies = {action.policy for action in episode.actions}  # the learner too, of which a pool knows nothing
+            for policy in policies if episode.scored else ():
+                scores.setdefault(policy, []).append(score(episode.total_reward))
+        self.pool = pool.with_results(scores)
+        return replace(found, metrics={**found.metrics, **self._metrics()})
+
+    def used(self) -> dict[str, float]:
+        return {name: count - self._before.get(name, 0.0) for name, count in self._rollouts.usage().items()}
+
+    def validated(self, episodes: Sequence[Episode]) -> None:
+        """Between the steps, where nothing is counted."""
+
+    def seconds(self, waited: float) -> float:
+        return waited
+
+    def published(self, state: State) -> None:
+        """Every so many steps the learner, as it is now, joins."""
+        if state.step % self._settings.every == 0:
+            self.pool = self.pool.joined(self._slots, state.step)
+            newest = self.pool.members[-1]
+            if newest.step == state.step:
+                self._rollouts.models.copy_adapter(self._of, newest.slot)
+                self._rollouts.publish_versions({newest.slot: newest.step})
+
+    def abandon(self, state: State) -> None:
+        """Versions of the policy that was abandoned leave."""
+        self.pool = self.pool.until(state.step)
+
+    def write(self, folder: Path) -> None:
+        """The ratings, and the weights of all versions but the untuned one."""
+        (folder / FOLDER).mkdir()
+        table = {"rating": self.pool.rating, "members": [asdict(member) for member in self.pool.members]}
+        (folder / FOLDER / NAME).write_bytes(f"{json.dumps(table, indent=2)}\n".encode())
+        for member in self.pool.members[1:]:
+            self._rollouts.models.save_policy(member.slot, folder / FOLDER / f"step_{member.step:06d}")
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def _cast(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        return [
+            replace(attempt, policies=dict.fromkeys(self._roles, self._against(attempt).slot)) for attempt in attempts
+        ]
+
+    def _against(self, attempt: Attempt) -> Member:
+        uniform = float(seeds.generator(self._run.seed, "league", attempt.stream, attempt.task.id).random())
+        return self.pool.drawn(uniform, self._settings.choose, self._settings.power)
+
+    def _metrics(self) -> dict[str, float]:
+        pool = self.pool
+        rates = [member.win_rate for member in pool.members]
+        return {
+            "league/rating": pool.rating,
+            "league/members": float(len(rates)),
+            "league/win_rate": sum(rates) / len(rates),
+            "league/hardest_win_rate": pool.hardest.win_rate,
+            "league/hardest_step": float(pool.hardest.step),
+        }
+
+    def _read(self, folder: Path) -> None:
+        try:
+            written = _Written.model_validate(atomic.read_json(folder / NAME))
+        except (OSError, ValueError) as error:
+            why = first_problem(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"{folder / NAME} cannot be read: {why}; start a new run with --from") from None
+        members = tuple(Member(**member.model_dump()) for member in written.members)
+        unknown = [member.slot for member in members if member.slot not in self._slots]
+        if unknown or not members or members[0].slot != self._name:
+            raise ValueError(
+                f"{folder / NAME} is of a pool of another size or name ({unknown[0] if unknown else 'none'}); go on "
+                f"with policies.{self._name} as it was"
+            )
+        for member in members[1:]:
+            self._rollouts.models.load_policy(member.slot, folder / f"step_{member.step:06d}")
+        self.pool = Pool(members, written.rating)
+
+
+def score(reward: float) -> float:
+    """1 for a match that was won, 0 for one that was lost, one half for a draw.
+
+    >>> score(0.5), score(-1.0), score(0.0)
+    (1.0, 0.0, 0.5)
+    """
+    return 1.0 if reward > 0 else 0.0 if reward < 0 else 0.5

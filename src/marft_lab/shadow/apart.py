@@ -1,0 +1,74 @@
+"""The program beside ``marft serve`` in which a shadow plays: with the time and the memory that others leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+REFUSED = 2  # exit status where starting again changes nothing
+FIRST_TO_END = "1000"  # for the kernel, where it has to choose
+
+
+def main(descriptor: int) -> None:
+    """Shadow what a server records.
+
+    Args:
+        descriptor: of a socket, on which it is told what to do, says its number, and sends a byte for each session.
+    """
+    os.set_inheritable(descriptor, False)
+    server = socket.socket(fileno=descriptor)
+    with server.makefile("r", encoding="utf-8") as lines:
+        told: Mapping[str, Any] = json.loads(lines.readline())
+    server.sendall(f"{os.getpid()}\n".encode())
+    stand_back(told["priority"])
+    signal.signal(signal.SIGTERM, _told_to_end)
+    try:
+        _shadow(told, server)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(REFUSED) from None
+
+
+def _told_to_end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """
+    Raises:
+        SystemExit: always: what is under way is let go, and whoever did not ask for that starts another.
+    """
+    raise SystemExit(128 + number)
+
+
+def stand_back(priority: str) -> None:
+    """Take what others leave: of the processor's time, and of memory."""
+    if priority == "idle":
+        with suppress(OSError, AttributeError):  # of another system
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if priority != "normal":
+        os.nice(19)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_END, encoding="ascii")
+
+
+def _shadow(told: Mapping[str, Any], server: socket.socket) -> None:
+    from transformers.utils import logging
+
+    from marft_lab.shadow.opening import Asked, shadow
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    paths = {key: Path(told[key]) for key in ("team", "sessions", "output")}
+    grade, feedback = (Path(told[key]) if told[key] else None for key in ("grade", "feedback"))
+    asked = Asked(
+        **paths, checkpoint=told["checkpoint"], overrides=told["overrides"], trust_code=told["trust_code"], grade=grade,
+        feedback=feedback, follow=True,
+    )  # fmt: skip
+    state = shadow(asked, tell=lambda *_: server.sendall(b"."))
+    verdict = state.verdict
+    sys.stderr.write(f"{verdict.word} after {verdict.sessions} sessions; see {asked.output}\n")

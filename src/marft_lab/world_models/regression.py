@@ -1,0 +1,124 @@
+"""A world model that generalises: regressions on hashed words, each of which names one of the outcomes seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+from zlib import crc32
+
+import numpy as np
+from pydantic import Field
+
+from marft.common.seeds import generator
+from marft.config.parts import WorldModelPart
+from marft.config.settings import Few, Positive
+from marft_lab.world_models.interface import Floats, Lived, Outcome, Prediction, Situation, disagreement, tallied
+
+Places = Annotated[int, Field(ge=16, le=4096)]
+
+
+class Regression(WorldModelPart):
+    """For worlds of more texts than are ever seen twice: what follows is the outcome, of those seen, that is nearest to
+    what a ridge regression on hashed words expects. Its uncertainty is how many of an ensemble name another one.
+
+    Members are fitted to bootstraps (each step counts as often as Poisson(1) says), and read the words of a situation,
+    where each stands, and all of that together with what was done. An outcome is the hashed words of what is observed
+    next, beside its rewards and whether it is the end. Where all are equally wrong they do not know it: what the check
+    on real episodes is for.
+    """
+
+    members: Few = 8  # of the ensemble
+    dimensions: Places = 256  # places that words are hashed to
+    ridge: Positive = 1.0  # what is laid on the squares of its weights
+
+    def fit(self, lived: Sequence[Lived], seed: int) -> Regressed:
+        """Fit the members to what was lived."""
+        counts = tallied(lived)
+        outcomes = list(dict.fromkeys(outcome for _, _, outcome in counts))
+        if not outcomes:
+            return Regressed(self.dimensions, (), np.zeros((0, 0)), np.zeros((0, self.dimensions, 0)))
+        table = self._targets(outcomes)  # [O, K]
+        place = {outcome: number for number, outcome in enumerate(outcomes)}
+        x = np.array([features(situation, action, self.dimensions) for situation, action, _ in counts])  # [N, D]
+        y = table[[place[outcome] for _, _, outcome in counts]]  # [N, K]
+        often = np.array(list(counts.values()), np.float64)
+        drawn = generator(seed, "regression").poisson(often, (self.members, len(often)))  # [M, N]
+        return Regressed(
+            self.dimensions, tuple(outcomes), table, np.array([ridge(x, y, row, self.ridge) for row in drawn])
+        )
+
+    def _targets(self, outcomes: Sequence[Outcome]) -> Floats:
+        """Outcomes as vectors in which observations, rewards and ends count alike, [O, K]."""
+        seen = np.array([hashed(words(one.following), self.dimensions // 2) for one in outcomes])
+        roles = sorted({role for one in outcomes for role, _ in one.agent_rewards})
+        own = [dict(one.agent_rewards) for one in outcomes]
+        rewards = np.array(
+            [[one.reward, *(paid.get(role, 0.0) for role in roles)] for one, paid in zip(outcomes, own, strict=True)]
+        )
+        low, width = rewards.min(0), np.ptp(rewards, axis=0)
+        ends = np.array([[float(not one.following)] for one in outcomes])
+        return np.concatenate([seen, (rewards - low) / np.where(width > 0, width, 1.0), ends], axis=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Regressed:
+    """The members' weights, [M, D, K], and the outcomes seen with their vectors, [O, K]."""
+
+    dimensions: int
+    outcomes: tuple[Outcome, ...]
+    table: Floats
+    weights: Floats
+
+    def predict(self, situation: Situation, action: str) -> Prediction:
+        if not self.outcomes:
+            return Prediction()
+        expected = features(situation, action, self.dimensions) @ self.weights  # [M, K]
+        distances = np.square(expected[:, None] - self.table).sum(-1)  # [M, O]
+        votes = np.eye(len(self.outcomes))[np.round(distances, 9).argmin(1)]
+        named = np.flatnonzero(votes.any(0))
+        return Prediction(
+            tuple(self.outcomes[number] for number in named), votes.mean(0)[named], disagreement(votes[:, named])
+        )
+
+
+def ridge(x: Floats, y: Floats, weights: np.ndarray, penalty: float) -> Floats:
+    """``argmin_W Σ_n w_n ‖x_n W − y_n‖² + penalty ‖W‖²``, [D, K].
+
+    Args:
+        x: [N, D].
+        y: [N, K].
+        weights: of rows, [N].
+    """
+    weighed = x * weights[:, None]
+    found: Floats = np.linalg.solve(x.T @ weighed + penalty * np.eye(x.shape[1]), weighed.T @ y)
+    return found
+
+
+def features(situation: Situation, action: str, dimensions: int) -> Floats:
+    """A question as a vector, [D]: the words of each observation and of each action, where they stand, and all of the
+    last observation's together with the action."""
+    named = [f"{age} {word}" for age, text in enumerate(reversed(situation.observed)) for word in words(text)]
+    named += [f"done {age} {text}" for age, text in enumerate(reversed(situation.done))]
+    together = [f"{word} then {action}" for word in words(situation.observed[-1])]
+    return hashed([*named, *together, f"then {action}"], dimensions)
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, each with where it stands.
+
+    >>> words("SF FG")
+    ['0 SF', '1 FG']
+    """
+    return [f"{place} {word}" for place, word in enumerate(text.split())]
+
+
+def hashed(named: Sequence[str], dimensions: int) -> Floats:
+    """Features as a vector of length 1 or 0, [dimensions]: each adds 1 or −1, as one bit of its hash says, at the place
+    that the rest names (Weinberger et al. 2009)."""
+    found = np.zeros(dimensions)
+    for name in named:
+        code = crc32(name.encode())
+        found[(code >> 1) % dimensions] += 1.0 if code & 1 else -1.0
+    length = float(np.linalg.norm(found))
+    return found / length if length else found

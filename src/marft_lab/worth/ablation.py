@@ -1,0 +1,73 @@
+"""What messages are worth: none at all, those of another task, or the same in other words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from marft.common.types import Episode
+from marft.evaluation.evaluate import shuffle
+from marft_lab.worth.arms import Messages
+from marft_lab.worth.bench import Bench
+from marft_lab.worth.paraphrasing import paraphrased
+from marft_lab.worth.scores import Row
+
+PART = "ablation"
+
+
+def ablation(bench: Bench) -> tuple[list[Row], list[tuple[str, str]]]:
+    """The team with messages that are missing, exchanged or paraphrased → rows, and some messages beside their
+    paraphrases."""
+    if bench.run.team.own_words:
+        bench.note(PART, "the team is a program, which passes messages on itself: they cannot be changed")
+        return [], []
+    if not bench.heard:
+        bench.note(PART, "nobody reads anything of anybody else: there are no messages to change")
+        return [], []
+    arms = {"silence": replace(bench.arm, unheard=tuple(bench.roles))}
+    several = len(bench.heard) > 1
+    if len(bench.player.tasks) > 1:
+        donors = donors_of(bench.episodes, bench.run.seed)
+        arms["shuffled"] = replace(bench.arm, messages=messages_of(donors, bench.heard))
+        for role in bench.heard if several else ():
+            arms[f"{role} shuffled"] = replace(bench.arm, messages=messages_of(donors, [role]))
+    else:
+        bench.note(PART, "messages of another task need two tasks")
+    worded, shown = paraphrased(bench)
+    for role in bench.heard if worded else ():
+        arms[f"{role} paraphrased"] = replace(bench.arm, messages=reworded(bench.episodes, role, worded))
+    return bench.rows(PART, arms), shown
+
+
+def donors_of(episodes: Sequence[Episode], seed: int) -> dict[tuple[str, int], Episode]:
+    """For each episode one of another task, each of them once: a random cycle of each sample's episodes."""
+    donors: dict[tuple[str, int], Episode] = {}
+    for sample in sorted({episode.sample for episode in episodes}):
+        mine = [episode for episode in episodes if episode.sample == sample]
+        for episode, donor in zip(mine, shuffle(mine, seed + sample), strict=True):
+            donors[episode.task.id, sample] = donor
+    return donors
+
+
+def messages_of(donors: Mapping[tuple[str, int], Episode], roles: Sequence[str]) -> Messages:
+    """What was said in other episodes, by actions of some roles."""
+    return {
+        key: {action.id: action.message for action in donor.actions if action.agent in roles}
+        for key, donor in donors.items()
+    }
+
+
+def reworded(episodes: Sequence[Episode], role: str, words: Mapping[tuple[str, str], str]) -> Messages:
+    """What an agent said, in other words.
+
+    Args:
+        words: by role and message.
+    """
+    return {
+        (episode.task.id, episode.sample): {
+            action.id: words[role, action.message]
+            for action in episode.actions
+            if action.agent == role and (role, action.message) in words
+        }
+        for episode in episodes
+    }

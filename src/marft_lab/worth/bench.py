@@ -1,0 +1,88 @@
+"""What every part of the comparison works with: the team as it is, who plays, and what is to be said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from marft.common.types import Episode
+from marft.config.run import RunSettings
+from marft_lab.worth.arms import Arm, Player
+from marft_lab.worth.options import Options
+from marft_lab.worth.scores import Row, Scores, row_of, scores_of
+
+
+@dataclass(frozen=True)
+class Bench:
+    """
+    Args:
+        arm: the team itself.
+        crossed: folders' names of the checkpoints that play together, or ``base``.
+        note: is told what a reader must know of a part.
+        expect: is told how many episodes a part plays after all.
+    """
+
+    run: RunSettings
+    options: Options
+    player: Player
+    arm: Arm
+    crossed: Sequence[str]
+    note: Callable[[str, str], None]
+    expect: Callable[[str, int], None]
+
+    @cached_property
+    def episodes(self) -> list[Episode]:
+        """The team's."""
+        return self.player.play(self.arm)
+
+    @cached_property
+    def team(self) -> Scores:
+        return scores_of(self.episodes)
+
+    @property
+    def roles(self) -> list[str]:
+        return [agent.role for agent in self.run.agents]
+
+    @property
+    def policies(self) -> Mapping[str, str]:
+        """By role."""
+        return {agent.role: agent.policy for agent in self.run.agents}
+
+    @property
+    def trained(self) -> list[str]:
+        """Policies in training, in the order of the agents."""
+        used = dict.fromkeys(self.policies.values())
+        return [policy for policy in used if policy in self.run.trained_policies]
+
+    @cached_property
+    def heard(self) -> list[str]:
+        """Roles that somebody has read anything of."""
+        seen = {
+            owners[name]
+            for episode in self.episodes
+            for owners in [{action.id: action.agent for action in episode.actions}]
+            for action in episode.actions
+            for name in action.sees
+            if owners.get(name) not in (None, action.agent)
+        }
+        return [role for role in self.roles if role in seen]
+
+    @cached_property
+    def asked(self) -> list[str]:
+        """Roles that acted at all."""
+        acted = {action.agent for episode in self.episodes for action in episode.actions}
+        return [role for role in self.roles if role in acted]
+
+    def seats_of(self, policy: str) -> list[str]:
+        """Roles that a policy plays."""
+        return [role for role, played in self.policies.items() if played == policy]
+
+    def rows(self, part: str, arms: Mapping[str, Arm]) -> list[Row]:
+        """Play arms, by their names, and hold them against the team."""
+        self.expect(part, len(arms) * self.arm.samples * len(self.player.tasks))
+        return [row_of(part, name, scores_of(self.player.play(arm)), self.team) for name, arm in arms.items()]
+
+    def with_weights(self, **weights: str) -> Arm:
+        """The team, with other weights of some policies."""
+        return replace(self.arm, weights={**self.arm.weights, **weights})

@@ -1,0 +1,37 @@
+"""Each agent left out: nobody hears it, or it is what it was before training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from marft_lab.worth.arms import BASE, Arm
+from marft_lab.worth.bench import Bench
+from marft_lab.worth.scores import Row
+
+PART = "leave-out"
+
+
+def leave_out(bench: Bench) -> list[Row]:
+    """The team without what an agent says, for each that somebody hears, and with each policy untuned."""
+    answering = {agent.role for agent in bench.run.agents if agent.answers}
+    arms: dict[str, Arm] = {}
+    for role in bench.roles:
+        if role not in bench.asked:
+            bench.note(PART, f"{role} was never asked: nothing hangs on it")
+        elif bench.run.team.own_words:
+            continue
+        elif role in bench.heard:
+            arms[f"{role} unheard"] = replace(bench.arm, unheard=(role,))
+            if role in answering:
+                bench.note(PART, f"{role} unheard: it answers all the same, or has a vote")
+        elif role not in answering:
+            bench.note(PART, f"{role} acts, and nobody reads it; what the organization makes of it stays")
+    if bench.run.team.own_words:
+        bench.note(PART, "the team is a program, which passes messages on itself: nobody can be unheard")
+    for policy in bench.trained:
+        seats = [role for role in bench.seats_of(policy) if role in bench.asked]
+        if seats and bench.arm.weights[policy] != BASE:
+            arms[f"{' and '.join(seats)} untuned"] = bench.with_weights(**{policy: BASE})
+            if len(seats) > 1:
+                bench.note(PART, f"{' and '.join(seats)} share the policy {policy}: untuned together")
+    return bench.rows(PART, arms)

@@ -1,0 +1,157 @@
+"""What was found, as pictures: differences to the team, checkpoints together, and what single actions contributed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import matplotlib as mpl
+from markupsafe import Markup
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from marft.common.texts import cut, one_line
+from marft.common.types import Episode
+from marft.evaluation.graph import LEAST, LONGEST_NAME
+from marft.evaluation.pages import plain_labels
+from marft.evaluation.remembering import newly_seen
+from marft_lab.worth.contributions import Contribution, Share
+from marft_lab.worth.scores import Measure, Row
+from marft_lab.worth.swaps import Matrix
+from marft_lab.worth.words import forms
+
+GOOD_AND_BAD = mpl.colormaps["RdYlGn"]
+
+
+@plain_labels()
+def differences(rows: Sequence[Row], measure: Measure) -> Figure:
+    """Every arm's difference to the team, with its interval; a point without one has none."""
+    values = [(row.name, row.values[measure]) for row in rows if measure in row.values]
+    shown = [(name, v.difference, v.difference_interval) for name, v in values if v.difference is not None]
+    scale = 100.0 if measure == "accuracy" else 1.0
+    figure = Figure(figsize=(8, 0.9 + 0.3 * max(1, len(shown))), layout="constrained")
+    axes = figure.subplots()
+    for place, (_, difference, interval) in enumerate(reversed(shown)):
+        low, high = interval or (difference, difference)
+        colour = "C2" if low > 0 else "C3" if high < 0 else "0.45"
+        axes.plot([scale * low, scale * high], [place, place], color=colour, linewidth=2)
+        axes.plot(scale * difference, place, "o", color=colour, markersize=5)
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    axes.set_yticks(range(len(shown)), [_name(name) for name, *_ in reversed(shown)])
+    axes.set_xlabel(f"{measure} beside the team's" + (", in points" if measure == "accuracy" else ""))
+    _bare(axes)
+    return figure
+
+
+@plain_labels()
+def crossed(matrix: Matrix, measure: Measure) -> Figure:
+    """Checkpoints of one policy (rows) with those of the others (columns)."""
+    form, _ = forms(measure)
+    cells = [
+        [row.values[measure].value if measure in row.values else float("nan") for row in rows] for rows in matrix.rows
+    ]
+    size = 1.6 + 0.9 * len(matrix.checkpoints)
+    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    axes = figure.subplots()
+    places = [place - 0.5 for place in range(len(cells) + 1)]
+    axes.pcolormesh(places, places, cells, cmap="Blues", vmin=0.0)
+    axes.invert_yaxis()
+    for y, line in enumerate(cells):
+        for x, value in enumerate(line):
+            axes.text(
+                x, y, form(value) if value == value else "", ha="center", va="center", fontsize=9, color="black",
+                bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.5},
+            )  # fmt: skip
+    names = [_name(name) for name in matrix.checkpoints]
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel(_name(matrix.others))
+    axes.set_ylabel(_name(matrix.policy))
+    return figure
+
+
+@plain_labels()
+def variances(shares: Sequence[Share]) -> Figure:
+    """How much of the reward hung on what each agent said, and on what came of it."""
+    figure = Figure(figsize=(8, 0.9 + 0.45 * len(shares)), layout="constrained")
+    axes = figure.subplots()
+    for place, share in enumerate(reversed(shares)):
+        for offset, value, colour, label in (
+            (0.12, share.variance, "C0", "it, and all that depends on it, sampled again"),
+            (-0.12, share.own, "C1", "its own part"),
+        ):
+            if value is not None:
+                low, high = value.interval or (value.value, value.value)
+                axes.plot([low, high], [place + offset] * 2, color=colour, linewidth=2)
+                axes.plot(value.value, place + offset, "o", color=colour, label=label if place == 0 else None)
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    axes.set_yticks(range(len(shares)), [_name(share.agent) for share in reversed(shares)])
+    axes.set_xlabel("variance of the reward")
+    axes.set_ylim(-0.6, len(shares) - 0.4)
+    axes.legend(frameon=False, fontsize=8)
+    _bare(axes)
+    return figure
+
+
+@plain_labels()
+def contributed(episode: Episode, found: Sequence[Contribution]) -> Figure:
+    """An episode's actions on a time axis, coloured by what they contributed; grey where nothing was sampled again."""
+    worth = {one.action: one.contribution for one in found}
+    widest = max((abs(value) for value in worth.values()), default=0.0) or 1.0
+    roles = list(dict.fromkeys(action.agent for action in episode.actions))
+    end = max((action.ended for action in episode.actions), default=0.0) or 1.0
+    figure = Figure(figsize=(9, 1.1 + 0.6 * len(roles)), layout="constrained")
+    axes = figure.subplots()
+    scale = Normalize(-widest, widest)
+    ends: dict[str, tuple[float, float, int]] = {}
+    for action in episode.actions:
+        lane, width = len(roles) - 1 - roles.index(action.agent), max(action.ended - action.started, LEAST * end)
+        colour = GOOD_AND_BAD(scale(worth[action.id])) if action.id in worth else "0.8"
+        axes.add_patch(Rectangle((action.started, lane - 0.27), width, 0.54, facecolor=colour, edgecolor="0.4"))
+        if action.id in worth:
+            axes.annotate(
+                f"{worth[action.id]:+.2f}", (action.started + width / 2, lane), ha="center", va="center", fontsize=8,
+                color="black", clip_on=True, bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.5},
+            )  # fmt: skip
+        ends[action.id] = (action.started, action.started + width, lane)
+    _arrows(axes, episode, ends)
+    axes.set_xlim(-0.01 * end, 1.02 * end)
+    axes.set_ylim(-0.6, len(roles) - 0.4)
+    axes.set_yticks(range(len(roles)), [_name(role) for role in reversed(roles)])
+    axes.set_xlabel("seconds since the episode began; numbers are contributions")
+    axes.set_title(f"{_name(episode.task.id)}: reward {episode.total_reward:g}", fontsize=10, loc="left")
+    _bare(axes)
+    return figure
+
+
+def svg(figure: Figure) -> Markup:
+    """A picture for a page, the same in every run."""
+    with mpl.rc_context({"svg.hashsalt": "marft"}):
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return Markup(buffer.getvalue()[buffer.getvalue().index("<svg") :])  # our own picture
+
+
+def _arrows(axes: object, episode: Episode, ends: dict[str, tuple[float, float, int]]) -> None:
+    """From each action to those that saw it."""
+    by_id = {action.id: action for action in episode.actions}
+    for action in episode.actions:
+        for seen in newly_seen(action, by_id):
+            if seen in ends:
+                _, tail, tail_lane = ends[seen]
+                head, _, head_lane = ends[action.id]
+                arrow = FancyArrowPatch(
+                    (tail, tail_lane), (head, head_lane), arrowstyle="-|>", mutation_scale=9, color="0.35",
+                    linewidth=0.9, connectionstyle="arc3,rad=0.12", shrinkA=0, shrinkB=0,
+                )  # fmt: skip
+                axes.add_patch(arrow)  # type: ignore[attr-defined]
+
+
+def _bare(axes: object) -> None:
+    axes.spines[["top", "right", "left"]].set_visible(False)  # type: ignore[attr-defined]
+    axes.tick_params(axis="y", length=0)  # type: ignore[attr-defined]
+
+
+def _name(text: str) -> str:
+    return cut(one_line(text), LONGEST_NAME)

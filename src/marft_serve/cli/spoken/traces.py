@@ -1,0 +1,115 @@
+"""Commands that read and write traces, and show runs in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import OVERRIDES, AsJson, Quiet, group
+
+Traces = Annotated[
+    list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
+]
+Roles = Annotated[
+    list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
+]
+
+app = group()
+
+
+@app.command(context_settings=OVERRIDES)
+def sft(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
+    traces: Traces = None,
+    role: Roles = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Start with the weights of this checkpoint folder, not the base's.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Warm start a team from traces of other programs.
+
+    By imitation, each role of its own turns alone. Settings can be changed: --sft.epochs 2
+    """
+    from marft.cli import options, output
+    from marft_serve.cli import traces as of_traces
+
+    changes = options.overrides_of(context, recipe)
+    of_traces.sft(
+        recipe,
+        changes,
+        traces or [],
+        role or [],
+        resume=resume,
+        start_from=start_from,
+        overwrite=overwrite,
+        how=output.how(quiet, as_json),
+    )
+
+
+@app.command(context_settings=OVERRIDES)
+def score(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or the folder of a run.")],
+    traces: Traces = None,
+    role: Roles = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Grade traces of other programs.
+
+    By the environment and the reward terms of a recipe: a table by term and agent. No model is loaded.
+    """
+    from marft.cli import options, output
+    from marft_serve.cli import traces as of_traces
+
+    of_traces.score(
+        recipe, options.overrides_of(context, recipe), traces or [], role or [], overwrite, output.how(quiet, as_json)
+    )
+
+
+@app.command()
+def trace(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or one of marft serve --record.")],
+    otlp: Annotated[str, typer.Option(help="A receiver, as http://localhost:4318.")] = "",
+    json: Annotated[Path | None, typer.Option(help="A new file instead, for traces as JSON lines.")] = None,
+    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: all of them.")] = 0,
+    task: Annotated[str, typer.Option(help="Only this task, or task#sample.")] = "",
+    content: Annotated[
+        bool, typer.Option("--content", help="Also what agents were asked and said, and what tools answered.")
+    ] = False,
+    header: Annotated[list[str] | None, typer.Option(help="Sent with each request: name=value; repeat it.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the receiver may be silent.")] = 60.0,
+) -> None:
+    """Export recorded episodes as OpenTelemetry traces.
+
+    A span for each action, answer, tool call, environment step and reward term.
+    """
+    from marft_serve.cli.tracing import trace as run_trace
+
+    run_trace(run, otlp, json, step, task, header or [], timeout, content)
+
+
+@app.command()
+def view(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs; none: those in runs.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any that is free.")] = 0,
+    host: Annotated[str, typer.Option(help="The address that it listens on.")] = "127.0.0.1",
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask for no token: whoever is on this machine may look.")
+    ] = False,
+) -> None:
+    """Look at runs in a browser, also while they train.
+
+    On this machine alone, reading and changing nothing.
+    """
+    from marft_serve.cli.viewing import view as run_view
+
+    run_view(runs or [], host, port, not no_token)

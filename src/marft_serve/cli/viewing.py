@@ -1,0 +1,31 @@
+"""``marft view``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from marft.cli.console import INTERRUPTED, wide_console
+
+
+def view(runs: Sequence[Path], host: str, port: int, token: bool) -> None:
+    """``marft view``.
+
+    Raises:
+        ValueError: a package is missing, no run is there, or it cannot listen there.
+        SystemExit: Ctrl-C.
+    """
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn")):
+        raise ValueError("the viewer needs packages that are not installed: pip install 'marft[viewer]'")
+    from marft_serve.viewer.serving import view as run_view
+
+    console = wide_console()
+
+    def ready(url: str) -> None:
+        console.print(f"{url}\nopen it in a browser; Ctrl-C ends it", soft_wrap=True, markup=False)
+
+    try:
+        run_view(runs or [Path("runs")], host, port, token, ready)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None

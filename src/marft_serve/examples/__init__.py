@@ -1,0 +1,1 @@
+"""Examples that need marft_serve."""

@@ -1,0 +1,220 @@
+"""A team whose organization is a program of one's own, which asks the agents as any model is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from urllib.parse import quote
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.agents.agents import Agents
+from marft.agents.loop_threads import LoopThread, OverdueError, RaisedError
+from marft.agents.outcome import Outcome
+from marft.agents.reading import RefusedError
+from marft.agents.tasks import own_data
+from marft.common.errors import EpisodeFailedError
+from marft.common.types import JointAction, Observation, Task
+from marft.config.agents import Strings
+from marft.config.endpoint import names_server
+from marft.config.folders import from_recipe
+from marft.config.given import ImportPath
+from marft.config.parts import OrganizationPart
+from marft.config.plugins import import_path
+from marft.config.settings import Count, CountOrNone, Filled, Positive
+from marft_serve.gateway.client import Client, Clients
+from marft_serve.gateway.masking import without
+from marft_serve.gateway.solving import call, command
+
+if TYPE_CHECKING:
+    from marft_serve.gateway.server import Gateway
+    from marft_serve.gateway.session import Session
+
+PYTHON = ("python", "python3")
+
+
+class Program(OrganizationPart):
+    """A program of yours plays each step: it gets the task, and for every agent an address that any client of OpenAI's
+    API can ask. Every request is an action of that agent.
+
+    ::
+
+        [team]
+        organization = "program"
+        call = "my_package.team:solve"        # solve(task, clients) → the answer; async, or it may block
+
+        [team]
+        organization = "program"
+        command = ["python", "team.py"]       # the task as JSON on standard input, the answer as the last line printed
+        python = "/opt/their_team/bin/python" # of an environment of its own
+    """
+
+    own_words: ClassVar[bool] = True
+    own_timeout: ClassVar[bool] = True
+    call: ImportPath = ""  # import path of a function of the task and of clients by role
+    command: Strings = ()  # or a command, which is given them as JSON and in its environment
+    python: str = ""  # the interpreter that "python" in the command means
+    # that a command works in; "": the recipe's own
+    folder: Annotated[str, Field(validate_default=True, pattern=r"^[^\x00]*$")] = ""
+    graded_by: Literal["environment", "program"] = "environment"  # who says what the answer is worth
+    timeout_seconds: Positive = 600.0  # for one run of the program
+    # for which others wait for a program that asks for nothing, where requests are admitted in order
+    wait_seconds: Positive = 60.0
+    tokens: CountOrNone = 0  # that an episode's agents may sample; 0: no limit
+    requests: CountOrNone = 0  # of an episode; 0: no limit
+    host: Filled = "127.0.0.1"  # where the gateway listens: on this machine alone
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0  # 0: any that is free
+    # by which programs reach it, from a container for one: "http://host.docker.internal:8123"; "": as it listens
+    address: Annotated[str, Field(pattern=r"^(https?://[^\s/]+/?)?$")] = ""
+    body_bytes: Count = 4_194_304  # of a request, at most
+    body_seconds: Positive = 30.0  # for a request to come
+
+    @field_validator("call")
+    @classmethod
+    def _can_be_called(cls, path: str, info: ValidationInfo) -> str:
+        if path and not callable(import_path(path, info.context)):
+            raise PydanticCustomError("call", "{path} is no function", {"path": repr(path)})
+        return path
+
+    @field_validator("address")
+    @classmethod
+    def _can_be_reached(cls, address: str) -> str:
+        if address and not names_server(address):
+            raise PydanticCustomError("address", "must look like http://host:8123")
+        return address
+
+    @field_validator("folder")
+    @classmethod
+    def _in_the_recipe(cls, folder: str, info: ValidationInfo) -> str:
+        return from_recipe(folder, info.context)
+
+    @model_validator(mode="after")
+    def _one_way_to_run(self) -> Program:
+        if bool(self.call) == bool(self.command):
+            raise ValueError("needs either a function to call, or a command")
+        if self.call and self.python:
+            raise ValueError("python does nothing for a function, which is called here; remove it, or use a command")
+        if self.command and shutil.which(self.words[0], path=self._path()) is None:
+            raise ValueError(f"there is no program {self.words[0]!r}")
+        missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+        if missing:
+            raise ValueError("the gateway needs packages that are not installed: pip install 'marft[gateway]'")
+        return self
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command, its interpreter put in."""
+        first, *rest = self.command
+        return (self.python if self.python and first in PYTHON else first, *rest)
+
+    @property
+    def grades(self) -> bool:
+        """Whether the program says what it earns."""
+        return self.graded_by == "program"
+
+    def opened(self, task: Task, seed: int) -> Episode:  # noqa: ARG002  what is random in a program is its own
+        """The program in one episode."""
+        return Episode(self, task)
+
+    def close(self) -> None:
+        """Nothing was begun: every episode has a program of its own."""
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """One step on its own, as if it were an episode."""
+        episode = self.opened(Task("", observation.text), 0)
+        try:
+            return await episode.act(observation, agents)
+        finally:
+            episode.close()
+
+    def gateway(self) -> Gateway:
+        """The server that all episodes share."""
+        from marft_serve.gateway.http import Bounds  # what the extra brings, which reading a recipe does without
+        from marft_serve.gateway.server import Gateway
+
+        return Gateway(self.host, self.port, Bounds(self.body_bytes, self.body_seconds), self.address)
+
+    def _path(self) -> str:
+        return os.pathsep.join([os.environ.get("PATH", os.defpath), self.folder])
+
+
+class Episode:
+    """The program in one episode: one session of the gateway, and a run of the program for every step."""
+
+    own_timeout = True
+
+    def __init__(self, program: Program, task: Task) -> None:
+        self.program, self.task, self.name = program, task, program.name
+        self._gateway: Gateway | None = None
+        self._session: Session | None = None
+        self._address = ""
+
+    def opened(self, task: Task, seed: int) -> Episode:
+        """Another one."""
+        return self.program.opened(task, seed)
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run the program on what is observed.
+
+        Raises:
+            EpisodeFailedError: it raised, failed or took too long.
+        """
+        from marft_serve.gateway.session import Limits, Session
+
+        program, outside = self.program, agents.outside()
+        if self._session is None:
+            self._gateway = outside.threads.kept("gateway", program.gateway)
+            self._session = Session(Limits(program.tokens, program.requests, program.wait_seconds))
+        assert self._gateway is not None, "the session came with it"
+        self._gateway.leave(self._session)
+        self._session.renew()
+        self._address = self._gateway.open(self._session)
+        thread, failed = outside.threads.acquire(), True
+        self._session.begin(agents, observation)
+        try:
+            outcome = await self._run(thread, observation, self._clients(agents))
+            failed = False
+            return outcome
+        except OverdueError as error:
+            raise EpisodeFailedError("timed_out", f"the program took over {program.timeout_seconds:g} s") from error
+        except RaisedError as error:
+            raise EpisodeFailedError("failed", self._masked(f"the program raised {error}")) from error
+        except RefusedError as error:
+            raise EpisodeFailedError("failed", self._masked(f"the program {error}")) from error
+        finally:
+            with outside.external_wait():
+                await self._session.end()
+                await outside.threads.release(thread, suspect=failed)
+
+    def close(self) -> None:
+        """The episode is over: nothing is answered any more."""
+        if self._session is not None and self._gateway is not None:
+            self._session.close()
+            self._gateway.forget(self._session)
+
+    async def _run(self, thread: LoopThread, observation: Observation, clients: Mapping[str, Client]) -> Outcome:
+        program = self.program
+        task = Task(self.task.id, observation.text, own_data(self.task.data) if program.grades else {})
+        run = (
+            partial(call, import_path(program.call), task, clients, program.grades)
+            if program.call
+            else partial(command, program.words, program.folder, task, clients, program.grades, self._masked)
+        )
+        return await thread.call_theirs(run, timeout=program.timeout_seconds, passing=RefusedError)
+
+    def _clients(self, agents: Agents) -> Clients:
+        return Clients({
+            seat.role: Client(
+                f"{self._address}/{quote(seat.role, safe='')}/v1", "none", seat.agent.policy,
+                seat.agent.profile.instructions, f"{self._address}/waiting",
+            )
+            for seat in agents
+        })  # fmt: skip
+
+    def _masked(self, said: str) -> str:
+        return without(self._session.secrets if self._session else (), said)

@@ -1,0 +1,164 @@
+"""What becomes of every field of a request, in every protocol: it is honoured, ignored, or refused by its name.
+
+A protocol's tables name the fields that are honoured. Of all others a field is ignored that changes no answer, or that
+has a value which asks for nothing; any other one is refused, known or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from marft.common.texts import storable
+from marft_serve.gateway.protocol.reading import Table
+from marft_serve.gateway.refusals import RequestError
+
+MOST_NAMED = 32  # fields
+ECHOED = {  # what our own answers, and a client's library, write into messages beside what they say
+    "id", "status", "annotations", "logprobs", "refusal", "cache_control", "signature", "index", "thinking", "summary",
+    "caller", "encrypted_content", "parsed", "parsed_arguments", "reasoning_content",
+}  # fmt: skip
+SAID = ("messages", "input", "system")  # what was said, with whatever else other programs write beside it
+FOR_THE_SERVER = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "cache_control", "request_id", "stream_options", "priority", "cache_salt", "stream_options.include_obfuscation",
+    "stream_options.include_usage", "anthropic_version", "inference_geo", "max_tool_calls",
+})  # fmt: skip
+OF_SCHEMAS = frozenset(  # which answers are held to strictly, whatever they are called
+    f"{form}.{name}"
+    for form in ("response_format.json_schema", "text.format", "output_config.format")
+    for name in ("name", "description", "strict")
+)
+NAMED = frozenset({  # ignored too, and named in the response under ``marft.ignored``
+    "truncation", "tools.strict", "tools.function.strict", "tools.input_examples", "tools.eager_input_streaming",
+    "tools.defer_loading", "tools.allowed_callers", "stream_options.continuous_usage_stats",
+})  # fmt: skip
+ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values of fields that are refused with any other one
+    "add_special_tokens": (False,),
+    "allowed_token_ids": ([],),
+    "background": (False,),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "include": ([],),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "mcp_servers": ([],),
+    "messages.partial": (False,),
+    "messages.prefix": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"], []),
+    "n": (1,),
+    "output_config.effort": ("high",),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (False,),
+    "reasoning": ({},),
+    "repetition_penalty": (1,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop": ([],),
+    "stop_sequences": ([],),
+    "stop_token_ids": ([],),
+    "text.verbosity": ("medium",),
+    "thinking": ({"type": "disabled"},),
+    "top_logprobs": (0,),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+}
+INSTEAD = {  # what does the same
+    "best_of": "ask for n, and choose",
+    "functions": "offer them as tools",
+    "guided_choice": "ask for a json_schema with an enum",
+    "guided_json": "ask for a json_schema",
+    "conversation": "send the whole input, or what is new since previous_response_id",
+    "structured_outputs": "ask for a json_schema",
+    "logit_bias": "it would change what is trained on",
+    "modalities": "agents write text alone",
+    "thinking": "whether an agent thinks is said by its recipe",
+    "reasoning": "whether an agent thinks is said by its recipe",
+    "reasoning_effort": "whether an agent thinks is said by its recipe",
+    "chat_template_kwargs": "options of the template are the recipe's",
+    "messages.audio": "agents read text alone",
+    "messages.function_call": "send it in tool_calls, and its answer as a tool's message",
+    "messages.partial": "set continue_final_message, which continues the last message",
+    "messages.prefix": "set continue_final_message, which continues the last message",
+}
+
+
+class Sampled(Table):
+    """What clients of all protocols may wish of sampling: ``marft serve`` honours it, the gateway records it."""
+
+    temperature: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+
+    @property
+    def wishes(self) -> dict[str, float | int]:
+        """Those that were said."""
+        said = {name: getattr(self, name) for name in Sampled.model_fields}
+        return {name: value for name, value in said.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A field that nobody honours: its name, ``tools.function.strict`` for one of an inner table."""
+
+    name: str
+    value: object
+
+
+def ignored(request: Table) -> tuple[str, ...]:
+    """Return the fields of a request that are ignored and named in the response.
+
+    Raises:
+        RequestError: a field that nobody honours may change the answer.
+    """
+    named = set[str]()
+    for left in _left(request):
+        inside = left.name.partition(".")[0] if "." in left.name else ""
+        if inside and left.name.rpartition(".")[2] in ECHOED:
+            continue
+        if left.name not in INSTEAD and (inside in SAID or left.name in NAMED):
+            named.add(left.name)
+        elif left.name not in FOR_THE_SERVER | OF_SCHEMAS and not _asks_nothing(left):
+            raise refused(left.name)
+    return tuple(sorted(named)[:MOST_NAMED])
+
+
+def refused(name: str) -> RequestError:
+    """Return what is said of a field that may change the answer."""
+    why = INSTEAD.get(name, "it is not known here, and could change the answer; leave it out")
+    return RequestError(400, "unsupported_parameter", f"{name}: {why}", name)
+
+
+def _asks_nothing(left: Left) -> bool:
+    value = left.value
+    if isinstance(value, dict):
+        value = {name: inner for name, inner in value.items() if inner is not None}
+    return value in ASKS_NOTHING.get(left.name, ())
+
+
+def _left(table: Table) -> Iterator[Left]:
+    for name, value in (table.model_extra or {}).items():
+        if value is not None:
+            yield Left(storable(name)[:64], value)
+    for name in type(table).model_fields:
+        found = getattr(table, name)
+        for inner in found if isinstance(found, list) else [found]:
+            if isinstance(inner, Table):
+                yield from (Left(f"{name}.{one.name}", one.value) for one in _left(inner))

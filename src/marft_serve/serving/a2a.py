@@ -1,0 +1,262 @@
+"""The whole team as an agent of the Agent2Agent protocol (A2A): its card, and tasks at ``/a2a``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event, EventQueue
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
+from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
+from a2a.types import (
+    AgentCard,
+    ListTasksRequest,
+    ListTasksResponse,
+    Message,
+    Part,
+    SendMessageRequest,
+    Task,
+    TaskState,
+    TaskStatus,
+)
+from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
+from a2a.utils.errors import (
+    ContentTypeNotSupportedError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    UnsupportedOperationError,
+)
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message as Received
+
+from marft.agents.chat import Chat
+from marft_serve.gateway.http import body_of
+from marft_serve.gateway.protocol.chat_completions import ChatCompletions
+from marft_serve.gateway.protocol.exchange import Asked
+from marft_serve.gateway.refusals import RequestError
+from marft_serve.serving.admission import BusyError
+from marft_serve.serving.agent_card import agent_card
+from marft_serve.serving.app import App, OneRequest, headers_of
+from marft_serve.serving.asking import Answered
+from marft_serve.serving.calls import refusal_of
+from marft_serve.serving.measuring import NOBODY
+from marft_serve.serving.offering import A2A_PATH
+from marft_serve.serving.settings import Served
+
+ENDED = (
+    TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED, TaskState.TASK_STATE_FAILED,
+    TaskState.TASK_STATE_REJECTED,
+)  # fmt: skip
+TEXT = ("text/plain", "text/*", "*/*", "text")  # what answers are, as clients may name it
+KEPT, KEPT_BYTES = 1000, 64 * 2**20  # of tasks that have ended
+QUIET = (  # log what clients do wrong
+    "a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter",
+    "a2a.server.request_handlers.request_handler",
+)  # fmt: skip
+
+
+def agent_routes(app: App, served: Served, address: str = "") -> list[Route]:
+    """The addresses of a team as an agent. Its tasks take places of the same queue as requests.
+
+    Args:
+        address: by which others reach the server; "": the one by which the card is asked for.
+    """
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+    def card(base: str) -> AgentCard:
+        return agent_card(app.asking, served, bool(app.token), base.rstrip("/") + A2A_PATH)
+
+    handler = Handler(TeamExecutor(app), Kept(), card(address))
+    rpc = create_jsonrpc_routes(handler, A2A_PATH, enable_v0_3_compat=True)[0].endpoint
+
+    async def shown(request: Request) -> Response:
+        response: Response = await create_agent_card_routes(card(address or str(request.base_url)))[0].endpoint(request)
+        return response
+
+    return [
+        Route(AGENT_CARD_WELL_KNOWN_PATH, shown, methods=["GET"]),
+        Route(A2A_PATH, _guarded(app, rpc), methods=["POST"]),
+    ]
+
+
+def _guarded(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that is reached with the token alone, by bodies that end."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            app.check(request)
+            body = await body_of(request, app.bounds)
+        except RequestError as error:
+            app.measured.requests.labels(NOBODY, error.status).inc()
+            return JSONResponse(ChatCompletions().error(error), error.status, headers_of(error))
+        if refusal := await refusal_of(body):
+            return JSONResponse(refusal)
+
+        async def receive() -> Received:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return await rpc(Request(request.scope, receive))
+
+    return endpoint
+
+
+class Updater(TaskUpdater):
+    """Publishes the status of a task until a final one, also if it is canceled while it is answered."""
+
+    async def update_status(self, *arguments: Any, **named: Any) -> None:
+        """Publish a status; do nothing after a final one."""
+        with suppress(RuntimeError):  # which says that it has
+            await super().update_status(*arguments, **named)
+
+
+class TeamExecutor(AgentExecutor):
+    """A task is a request to the whole team. What each agent says updates its status; the answer is its artifact."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self._updaters: dict[str, Updater] = {}
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        """Work on a task until it has ended."""
+        id, message = context.task_id, context.message
+        assert id
+        assert context.context_id
+        assert message
+        status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
+        task = Task(id=id, context_id=context.context_id, status=status, history=[message])
+        updater = self._updaters[id] = Updater(event_queue, id, context.context_id)
+        try:
+            await event_queue.enqueue_event(task)
+            await self._work(text_of(message), updater)
+        finally:
+            del self._updaters[id]
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:  # noqa: ARG002
+        """Say that a task is cancelled; who calls this ends its work."""
+        updater = self._updaters.get(context.task_id or "")
+        if updater is not None:
+            await updater.cancel()
+
+    async def _work(self, text: str, updater: Updater) -> None:
+        name, asked = self.app.asking.teams[0], Asked(Chat(messages=({"role": "user", "content": text},)))
+
+        async def tell(said: Mapping[str, str]) -> None:
+            await _tell(said, updater)
+
+        try:
+            one = OneRequest(self.app, ChatCompletions(), asked, name, self.app.asking.next_name())
+            one.begin(self.app.gate.enter())
+            answered = await one.answer(tell)
+        except RequestError as error:
+            about: dict[str, Any] = {"status": error.status}
+            if isinstance(error, BusyError):  # else the request counts itself
+                self.app.measured.requests.labels(name, error.status).inc()
+                await updater.reject(_message(updater, str(error), {**about, "retryAfterSeconds": error.seconds}))
+            else:
+                await updater.failed(_message(updater, str(error), about))
+            return
+        answer = str(answered.replies[0].message["content"])
+        await updater.add_artifact([Part(text=answer)], name="answer", metadata=_about(one, answered), last_chunk=True)
+        await updater.complete()
+
+
+async def _tell(said: Mapping[str, str], updater: Updater) -> None:
+    """An update of a task's status: an agent is asked; or has acted, with its text where that is not the answer."""
+    if said["state"] == "asked":
+        await updater.update_status(TaskState.TASK_STATE_WORKING, metadata={"asked": said["agent"]})
+    elif said["state"] == "acted":
+        about = {"agent": said["agent"], "action": said["action"]}
+        if "text" in said:
+            await updater.start_work(_message(updater, said["text"], about))
+        else:
+            await updater.update_status(TaskState.TASK_STATE_WORKING, metadata=about)
+
+
+def _message(updater: Updater, text: str, about: Mapping[str, Any]) -> Message:
+    return updater.new_agent_message([Part(text=text)], dict(about))
+
+
+def _about(one: OneRequest, answered: Answered) -> dict[str, Any]:
+    return {"request": one.name, "tokens": {"read": answered.read, "sampled": answered.said}}
+
+
+class Handler(DefaultRequestHandler):
+    """Refuses at once what a team cannot do, as A2A says it."""
+
+    def __init__(self, executor: TeamExecutor, store: Kept, card: AgentCard) -> None:
+        super().__init__(agent_executor=executor, task_store=store, agent_card=card)
+
+    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
+        """Work on a task, and answer when it has ended."""
+        check(params)
+        answer: Message | Task = await super().on_message_send(params, context)
+        return answer
+
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event, None]:
+        """Work on a task, and say what comes of it meanwhile."""
+        check(params)
+        async for event in super().on_message_send_stream(params, context):
+            yield event
+
+    async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
+        """Those of a context: all clients have the same token, or none, and none is shown what it cannot name."""
+        if not params.context_id:
+            raise UnsupportedOperationError("clients are not told apart here: name a contextId, or ask for a task")
+        listed: ListTasksResponse = await super().on_list_tasks(params, context)
+        return listed
+
+
+def check(params: SendMessageRequest) -> None:
+    """See that a team can work on a message.
+
+    Raises:
+        A2AError: it cannot; the kind says why.
+    """
+    modes, message = params.configuration.accepted_output_modes, params.message
+    if params.configuration.HasField("task_push_notification_config"):
+        raise PushNotificationNotSupportedError
+    if modes and not set(modes) & set(TEXT):
+        raise ContentTypeNotSupportedError(f"a team answers in text/plain, and {', '.join(modes)} is asked for")
+    if message.task_id:
+        raise UnsupportedOperationError("a team works on a task once: send a message without taskId")
+    for part in message.parts:
+        kind = part.media_type.partition(";")[0].strip()
+        if part.WhichOneof("content") != "text" or kind not in ("", "text/plain"):
+            raise ContentTypeNotSupportedError("a team reads text/plain alone")
+    if message.parts and not text_of(message).strip():
+        raise InvalidParamsError("the message has no text")
+
+
+def text_of(message: Message) -> str:
+    """The text of a message: its parts, each on a line of its own."""
+    return "\n".join(part.text for part in message.parts)
+
+
+class Kept(InMemoryTaskStore):
+    """All tasks that are worked on, and the last ones that have ended: so many, of so many bytes at most."""
+
+    def __init__(self, most: int = KEPT, most_bytes: int = KEPT_BYTES) -> None:
+        super().__init__()
+        self._most, self._most_bytes = most, most_bytes
+        self._ended: dict[str, int] = {}  # in the order in which they have
+
+    async def save(self, task: Task, context: ServerCallContext) -> None:
+        """Keep a task as it is now."""
+        await super().save(task, context)
+        if task.status.state not in ENDED:
+            return
+        self._ended[task.id] = task.ByteSize()
+        while len(self._ended) > self._most or sum(self._ended.values()) > self._most_bytes:
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            await self.delete(oldest, context)

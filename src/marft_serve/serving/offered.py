@@ -1,0 +1,58 @@
+"""What the tools of a served team are, written beside its sessions: who plays those again need not ask the servers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from marft.agents.tool_sources import ToolSource
+from marft.common import atomic
+from marft.common.types import Tool
+from marft.config.plugins import Plugin
+
+TOOLS = "tools.json"
+
+
+def digest_of(source: Plugin) -> str:
+    """By which a source of tools is known again: of its table in the recipe, which may hold what nobody is to read."""
+    table = source.model_dump(mode="json", exclude_none=True)
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def write_tools(folder: Path, plugins: Mapping[str, Any], sources: Mapping[str, ToolSource]) -> None:
+    """Write what agents are told of the tools of each source. What other teams had that were recorded there stays."""
+    if not plugins:
+        return
+    known = read_tables(folder)
+    known |= {digest_of(plugin): [asdict(tool) for tool in sources[name].tools] for name, plugin in plugins.items()}
+    atomic.write_file(folder / TOOLS, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_tools(folder: Path) -> dict[str, tuple[Tool, ...]]:
+    """The tools of every source that was written down, by its digest.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    return {digest: tuple(Tool(**tool) for tool in tools) for digest, tools in read_tables(folder).items()}
+
+
+def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The same as it is written; nothing where there is no file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    file = folder / TOOLS
+    if not file.exists():
+        return {}
+    try:
+        known = atomic.read_json(file)
+        assert all(set(tool) == {"name", "description", "parameters"} for tools in known.values() for tool in tools)
+    except (ValueError, OSError, AssertionError, AttributeError, TypeError) as error:
+        raise ValueError(f"{file} is damaged; remove it, and serve once more with --record") from error
+    return dict(known)

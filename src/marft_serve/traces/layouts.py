@@ -1,0 +1,100 @@
+"""Rows of other layouts, brought to OpenAI's words: Anthropic's, ShareGPT's, and those of two texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marft_serve.traces.record import UnreadableError
+
+SHAREGPT = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
+    "assistant": "assistant", "model": "assistant", "function_call": "function_call", "tool_call": "function_call",
+    "function": "tool", "function_response": "tool", "tool": "tool", "tool_response": "tool", "observation": "tool",
+}  # fmt: skip
+BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # of Anthropic's
+
+
+def is_conversation(table: Mapping[str, Any]) -> bool:
+    """Return whether a line is a conversation of any layout."""
+    if any(isinstance(table.get(key), list) for key in ("messages", "conversations", "completion")):
+        return True
+    return isinstance(table.get("prompt"), str) and isinstance(table.get("completion"), str)
+
+
+def messages_in(table: Mapping[str, Any]) -> tuple[list[object], list[object]]:
+    """Return the messages of a line in OpenAI's words: those before its own, and its own.
+
+    Raises:
+        UnreadableError: they are laid out as none that is known.
+    """
+    prompt, completion = table.get("prompt"), table.get("completion")
+    if isinstance(completion, str) and isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}], [{"role": "assistant", "content": completion}]
+    before = list[object]()
+    if isinstance(completion, list):
+        if not isinstance(prompt, list):
+            raise UnreadableError("its prompt is no list of messages")
+        before, own = _plain(prompt), _plain(completion)
+    elif isinstance(table.get("messages"), list):
+        own = _plain(table["messages"])
+    else:
+        own = [_of_sharegpt(one) for one in table["conversations"]]
+    first = (before or own or [None])[0]
+    system = table.get("system")
+    if system and not (isinstance(first, Mapping) and first.get("role") in ("system", "developer")):
+        before = [{"role": "system", "content": system}, *before]
+    return before, own
+
+
+def _plain(messages: list[object]) -> list[object]:
+    return [plain for message in messages for plain in _of_blocks(message)]
+
+
+def _of_blocks(message: object) -> Iterator[object]:
+    """Yield a message of Anthropic's blocks as OpenAI's: what tools answered is a message each; others as they are."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    listed = content if isinstance(content, list) else []
+    blocks: list[tuple[object, Any]] = [(one.get("type") if isinstance(one, Mapping) else None, one) for one in listed]
+    if not isinstance(message, Mapping) or not any(kind in BLOCKS for kind, _ in blocks):
+        yield message
+        return
+    for kind, block in blocks:
+        if kind == "tool_result":
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
+    rest = [block for kind, block in blocks if kind not in BLOCKS]
+    calls = [
+        {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": block.get("input")}}
+        for kind, block in blocks
+        if kind == "tool_use"
+    ]
+    thoughts = [str(block.get("thinking") or "") for kind, block in blocks if kind == "thinking"]
+    if rest or calls or thoughts:
+        yield {**message, "content": rest or None, "tool_calls": calls, "reasoning_content": "\n".join(thoughts)}
+
+
+def _of_sharegpt(turn: object) -> object:
+    """Return a turn of ShareGPT's, ``{"from": …, "value": …}``, as a message of OpenAI's.
+
+    Raises:
+        UnreadableError: it is none.
+    """
+    if not isinstance(turn, Mapping) or "from" not in turn:
+        return turn
+    role, value = SHAREGPT.get(str(turn["from"]).lower(), ""), turn.get("value")
+    if not role:
+        raise UnreadableError(f"a message is from {str(turn['from'])[:40]!r}")
+    more = {key: turn[key] for key in ("name", "weight") if key in turn}
+    if role != "function_call":
+        return {"role": role, "content": value, **more}
+    try:
+        called = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"a call is no JSON: {str(value)[:80]!r}") from error
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": one} for one in (called if isinstance(called, list) else [called])],
+        **more,
+    }

@@ -1,0 +1,112 @@
+"""Traces graded: what the recipe's environment and reward terms make of recorded episodes, by term and by agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from marft.common.types import Episode
+from marft.config.run import RunSettings
+from marft.evaluation.intervals import wilson
+from marft.runs.checkpoints import name_of
+from marft.runs.episodes import write_episodes
+from marft.runs.folder import RunFolder
+from marft_serve.traces.reading import read_traces
+from marft_serve.traces.record import Tally
+from marft_serve.traces.settings import SftSettings
+from marft_serve.traces.stage import Stage, Told
+
+RECORDED = 512  # episodes of a file
+
+
+@dataclass(slots=True)
+class Scores:
+    """What episodes earned, added up.
+
+    Args:
+        terms: by the name of a term, or ``term/agent``.
+        own: what agents earned alone.
+        turns: of each agent.
+    """
+
+    episodes: int = 0
+    dropped: int = 0
+    reward: float = 0.0
+    known: int = 0
+    solved: int = 0
+    terms: dict[str, float] = field(default_factory=dict)
+    own: dict[str, float] = field(default_factory=dict)
+    turns: dict[str, int] = field(default_factory=dict)
+
+    def add(self, told: Told) -> None:
+        """Count an episode; one that could not be scored is no reward of 0."""
+        episode = told.episode
+        if not episode.scored:
+            self.dropped += 1
+            return
+        self.episodes += 1
+        self.reward += episode.total_reward
+        self.known += episode.success is not None
+        self.solved += bool(episode.success)
+        for action in episode.actions:
+            self.turns[action.agent] = self.turns.get(action.agent, 0) + 1
+        for transition in episode.transitions:
+            for name, share in transition.terms.items():
+                self.terms[name] = self.terms.get(name, 0.0) + share
+            for agent, reward in transition.agent_rewards.items():
+                self.own[agent] = self.own.get(agent, 0.0) + reward
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share solved, of those whose success is known."""
+        return self.solved / self.known if self.known else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Wilson's, of 95 %."""
+        return wilson(self.solved, self.known) if self.known else None
+
+    def table(self, roles: Sequence[str]) -> list[tuple[str, float | None, list[float | None]]]:
+        """``(term, the team's mean, each agent's)`` of an episode; None where nothing was given. The last row is what
+        they come to."""
+        names = list(dict.fromkeys(name.partition("/")[0] for name in self.terms))
+        rows = [
+            (name, self._mean(self.terms.get(name)), [self._mean(self.terms.get(f"{name}/{role}")) for role in roles])
+            for name in names
+        ]
+        return [*rows, ("reward", self._mean(self.reward), [self._mean(self.own.get(role)) for role in roles])]
+
+    def _mean(self, total: float | None) -> float | None:
+        return total / self.episodes if total is not None and self.episodes else None
+
+
+def score(
+    run: RunSettings, folder: RunFolder, tally: Tally, *, overwrite: bool = False,
+    on_done: Callable[[Episode], None] = lambda _: None,
+) -> Scores:  # fmt: skip
+    """Grade the traces of a recipe (``sft.traces``) and keep the episodes in a folder that ``marft show`` reads.
+
+    Args:
+        tally: counts what is left out.
+
+    Raises:
+        ValueError: something in the recipe or the folder cannot be used.
+    """
+    scores = Scores()
+    with folder.held(), Stage(run, tally) as stage:
+        folder.refuse_links()
+        folder.check_free(overwrite)
+        folder.begin(run, overwrite=overwrite)
+        traces = read_traces([Path(path) for path in SftSettings.of(run).traces], tally)
+        graded, number = stage.tell(traces, grade=True), 0
+        while some := list(islice(graded, RECORDED)):
+            number += 1
+            for told in some:
+                scores.add(told)
+                on_done(told.episode)
+            write_episodes(folder.episodes / f"{name_of(number)}.parquet", [told.episode for told in some])
+        if unused := stage.roles.unused():
+            tally.skip("role", f"no turn is by {', '.join(map(repr, unused))}, which --role names", "--role")
+    return scores

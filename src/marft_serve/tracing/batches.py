@@ -1,0 +1,61 @@
+"""Spans of many episodes as requests that receivers take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from marft.common.types import Episode
+from marft.common.version import __version__
+from marft_serve.tracing.episode import Tracer
+from marft_serve.tracing.span import Span, Value
+
+MOST_SPANS, MOST_TEXT = 512, 2**20  # of a request; characters. OpenTelemetry's own exporters send 512
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one request, or one line of a file, holds.
+
+    Args:
+        episodes: how many are whole with it.
+    """
+
+    spans: list[Span]
+    episodes: int
+
+
+def batches(episodes: Iterable[Episode], tracer: Tracer) -> Iterator[Batch]:
+    """Episodes in their order, whole ones together while there is room. One that is larger takes several batches."""
+    waiting, count, size = list[Span](), 0, 0
+    for episode in episodes:
+        spans = tracer.spans(episode)
+        added = sum(map(_size, spans))
+        if waiting and (len(waiting) + len(spans) > MOST_SPANS or size + added > MOST_TEXT):
+            yield Batch(waiting, count)
+            waiting, count, size = [], 0, 0
+        for span in spans:
+            if waiting and (len(waiting) >= MOST_SPANS or size + _size(span) > MOST_TEXT):
+                yield Batch(waiting, count)
+                waiting, count, size = [], 0, 0
+            waiting.append(span)
+            size += _size(span)
+        count += 1
+    if waiting:
+        yield Batch(waiting, count)
+
+
+def resource_of(tracer: Tracer) -> Mapping[str, Value]:
+    """What all spans of a run have in common."""
+    return {
+        "service.name": "marft",
+        "service.version": __version__,
+        "marft.run": tracer.cast.name,
+        "marft.run.identity": tracer.run,
+    }
+
+
+def _size(span: Span) -> int:
+    """Characters of a span, about."""
+    texts = sum(len(key) + len(str(value)) for key, value in span.attributes.items())
+    return 200 + texts + 100 * len(span.links)

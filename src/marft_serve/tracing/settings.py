@@ -1,0 +1,49 @@
+"""Where a run's episodes are sent while they are played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.endpoint import names_server
+from marft.config.settings import Count, Positive
+from marft.trainer.seams import TrainingSection
+
+if TYPE_CHECKING:
+    from marft.common.observing import Observer
+    from marft.config.run import RunSettings
+    from marft.runs.folder import RunFolder
+
+
+class TracingSettings(TrainingSection):
+    """A receiver of OpenTelemetry's traces. What it is sent in headers is in ``OTEL_EXPORTER_OTLP_HEADERS``."""
+
+    key: ClassVar[str] = "tracing"
+
+    otlp: str = ""  # its address: "http://localhost:4318"; "": nothing is sent
+    content: bool = False  # also send what agents are asked and say, and what tools are called with and answer
+    timeout_seconds: Positive = 10.0  # that it may be silent
+    queue: Annotated[Count, Field(le=1_000_000)] = 1024  # episodes that wait for it, at most; others are left out
+
+    @field_validator("otlp")
+    @classmethod
+    def _names_a_receiver(cls, url: str) -> str:
+        if url and not names_server(url):
+            raise PydanticCustomError(
+                "url",
+                "must look like http://localhost:4318, with what is secret in the environment variable "
+                "OTEL_EXPORTER_OTLP_HEADERS",
+            )
+        return url
+
+    @contextmanager
+    def observe(self, observer: Observer, run: RunSettings, folder: RunFolder) -> Iterator[Observer]:
+        from marft_serve.tracing.live import traced
+
+        later = f". Send them later:  marft trace {folder.path} --otlp {self.otlp}"
+        with traced(self, observer, folder.identity(), run.model_dump(mode="json"), later) as watching:
+            yield watching

@@ -1,0 +1,220 @@
+"""The runs that are looked at, found anew at every look: they may begin, go on and be taken away meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from marft.common.texts import storable
+from marft.evaluation.prompts import Recorded as Written
+from marft.runs.folder import RunFolder
+from marft.runs.written import WrittenRecipe
+from marft_serve.viewer.browsing import Episodes
+from marft_serve.viewer.indexing import IndexCache
+from marft_serve.viewer.log import MetricsLog
+from marft_serve.viewer.shelf import Indexed, Shelf
+
+
+class MissingError(ValueError):
+    """What is asked for is not there: answered with 404."""
+
+
+class Run:
+    """One run: its recipe, its metrics, its recorded episodes.
+
+    Raises:
+        ValueError: its recipe cannot be read.
+    """
+
+    def __init__(self, name: str, path: Path, cache: IndexCache) -> None:
+        self.id, self.folder = name, RunFolder(path)
+        self._read_at = _changed(self.folder.config)
+        self.recipe: WrittenRecipe = self.folder.read_recipe()
+        self.written = Written(self.folder.config)
+        self.log = MetricsLog(self.folder.metrics, self.recipe.guards)
+        self.shelf = Shelf(path, cache)
+        self._together: tuple[tuple[int, ...], Episodes] = ((), Episodes([]))
+
+    @property
+    def agents(self) -> list[dict[str, Any]]:
+        """The team: who trains, and who answers."""
+        policies = (self.recipe.model_extra or {}).get("policies")
+        policies = policies if isinstance(policies, dict) else {}
+        found = []
+        for seat in self.recipe.agents:
+            extra = seat.model_extra or {}
+            policy = policies.get(str(extra.get("policy")), {})
+            trained = isinstance(policy, dict) and policy.get("train", "lora") != "frozen"
+            answers = extra.get("answers") is True or len(self.recipe.agents) == 1
+            instructions = str(extra.get("instructions", ""))
+            found.append(
+                {"role": seat.role, "policy": str(extra.get("policy", "")), "trained": trained, "answers": answers}
+                | {"instructions": instructions}
+            )
+        return found
+
+    @property
+    def organization(self) -> str:
+        """How the team is organized."""
+        team = (self.recipe.model_extra or {}).get("team", {})
+        named = team.get("organization", team.get("name", "")) if isinstance(team, dict) else team
+        return str(named.get("name", "") if isinstance(named, dict) else named)
+
+    def look(self) -> Run:
+        """See what is new.
+
+        Raises:
+            MissingError: it has been taken away.
+        """
+        if not self.folder.config.is_file():
+            raise MissingError(f"{self.folder.path} is no run any more")
+        if (changed := _changed(self.folder.config)) != self._read_at:  # it goes on for longer, or is another run
+            with suppress(ValueError):
+                self.recipe, self.written = self.folder.read_recipe(), Written(self.folder.config)
+                self._read_at = changed
+        self.log.look()
+        self.shelf.look()
+        return self
+
+    def state(self) -> str:
+        """Whether it trains, has come to its end, or has stopped before."""
+        if self.folder.is_at_work():
+            return "training"
+        return "finished" if self.log.step >= self.recipe.training.steps else "stopped"
+
+    def asked_worth(self) -> float:
+        """When ``marft worth`` last wrote what it found; 0 where it never did."""
+        return _changed(self.folder.worth / "worth.json")
+
+    def updated(self) -> float:
+        """When it last wrote something, in seconds since 1970."""
+        times = [_changed(self.folder.metrics), _changed(self.folder.config)]
+        files = [*self.shelf.steps.values(), *self.shelf.evaluations.values()]
+        return max([*times, *(file.stamp.modified / 1e9 for file in files)])
+
+    def episodes_of(self, name: str) -> Indexed:
+        """The episodes of a recorded step, or of an evaluation.
+
+        Raises:
+            MissingError: it recorded none.
+            ValueError: its file cannot be read.
+        """
+        file = self.shelf.find(name)
+        if file is None:
+            raise MissingError(f"{self.id} has no recorded episodes of {name!r}")
+        one = self.shelf.indexed(file)
+        if one.table is None:
+            raise ValueError(one.problem)
+        return one
+
+    def last_recorded(self) -> str:
+        """The last recorded step.
+
+        Raises:
+            MissingError: there is none.
+        """
+        names = list(self.shelf.steps)
+        if not names:
+            raise MissingError(f"{self.id} has no recorded episodes; train with training.record_episodes_every = 1")
+        return names[-1]
+
+    def together(self) -> tuple[Episodes, int, int]:
+        """All recorded training steps as far as they are indexed, how many those are, and how many there are."""
+        known = self.shelf.known()
+        indexed = [one for one in known if isinstance(one, Indexed)]
+        ids = tuple(map(id, indexed))
+        if self._together[0] != ids:
+            self._together = ids, Episodes(indexed)
+        return self._together[1], len(indexed), len(known)
+
+
+class Library:
+    """The runs in some folders.
+
+    Args:
+        places: folders of runs, and folders that hold some.
+        cache: where indices of episodes are kept.
+
+    Raises:
+        ValueError: no run is at one of them.
+    """
+
+    def __init__(self, places: Sequence[Path], cache: IndexCache) -> None:
+        self._places, self._cache = list(places), cache
+        self._lock = threading.Lock()
+        self._runs: dict[Path, Run] = {}
+        self._names: dict[Path, str] = {}
+        for place in places:
+            if not runs_in(place):
+                where = RunFolder(place).near() if not place.is_dir() else ""
+                raise ValueError(
+                    f"no run at {place}{where}; train one (marft train demo), or name its folder, or the folder that "
+                    "runs are in"
+                )
+
+    def look(self) -> list[Run]:
+        """The runs that are there. One whose recipe cannot be read is left out until it can."""
+        with self._lock:
+            paths = list(dict.fromkeys(path for place in self._places for path in runs_in(place)))
+            self._runs = {path: run for path, run in self._runs.items() if path in paths}
+            for path in paths:
+                if path not in self._runs:
+                    try:
+                        self._runs[path] = Run(self._name(path), path, self._cache)
+                    except ValueError:
+                        continue
+            return [self._runs[path] for path in paths if path in self._runs]
+
+    def run(self, name: str) -> Run:
+        """A run by its name here, as it is now.
+
+        Raises:
+            MissingError: there is none.
+        """
+        runs = list(self._runs.values())
+        found = next((run for run in runs if run.id == name), None) or next(
+            (run for run in self.look() if run.id == name), None
+        )
+        if found is None:
+            raise MissingError(f"there is no run {name!r} here")
+        return found.look()
+
+    def _name(self, path: Path) -> str:
+        """What a run is called here: as its folder; with a mark of where it is, where another one has its name or that
+        is no text."""
+        if path not in self._names:
+            name, taken = path.resolve().name or "run", set(self._names.values())
+            mark = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:6]
+            text = storable(name)
+            self._names[path] = f"{text}~{mark}" if text != name or name in taken else name
+        return self._names[path]
+
+
+def runs_in(place: Path) -> list[Path]:
+    """The run that is at ``place``, or those in it."""
+    if _is_run(place):
+        return [place]
+    try:
+        return sorted(path for path in place.iterdir() if _is_run(path))
+    except OSError:
+        return []
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return (path / "config.toml").is_file() and any(
+            (path / name).exists() for name in ("run.json", "metrics.jsonl", "episodes")
+        )
+    except OSError:  # one may not look there: the others are shown
+        return False
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,91 @@
+"""What ``marft worth`` found of a run, as far as its file can be read."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, Literal
+
+from pydantic import BaseModel, FiniteFloat, ValidationError
+
+from marft.common import atomic
+from marft.config.load import first_problem
+from marft_serve.viewer.library import Run
+
+Interval = tuple[FiniteFloat, FiniteFloat]
+
+
+class _Value(BaseModel):
+    value: FiniteFloat
+    interval: Interval | None = None
+    difference: FiniteFloat | None = None
+    difference_interval: Interval | None = None
+
+
+class _Arm(BaseModel):
+    part: str
+    name: str
+    values: dict[str, _Value]
+    failed: int = 0
+    attempts: int = 1
+    tokens: FiniteFloat | None = None
+    seconds: FiniteFloat | None = None
+
+
+class _Share(BaseModel):
+    agent: str
+    actions: int
+    contribution: _Value
+    variance: _Value
+    own: _Value | None = None
+
+
+class _Action(BaseModel):
+    id: str
+    agent: str
+    step: int
+    index: int
+    started: FiniteFloat
+    ended: FiniteFloat
+    sees: list[str]
+    tokens: int
+    text: str
+    contribution: FiniteFloat | None
+    resampled: list[FiniteFloat]
+
+
+class _Episode(BaseModel):
+    task: str
+    prompt: str
+    reward: FiniteFloat
+    actions: list[_Action]
+
+
+class _Found(BaseModel):
+    """What is told of ``worth.json``. Earlier versions kept no ``shown``."""
+
+    headline: str = ""
+    measure: Literal["accuracy", "reward"] = "accuracy"
+    rows: list[_Arm] = []
+    contributions: list[_Share] = []
+    shown: list[_Episode] | None = None
+    notes: list[str] = []
+
+
+def worth(run: Run) -> dict[str, Any]:
+    """What was found; None where nobody asked, or the file is damaged, which ``problem`` says."""
+    path = run.folder.worth / "worth.json"
+    found, why = None, ""
+    try:
+        found = _Found.model_validate(atomic.read_json(path)).model_dump()
+    except FileNotFoundError:
+        pass
+    except ValidationError as error:
+        why = first_problem(error)
+    except (OSError, ValueError) as error:
+        why = str(error)
+    return {
+        "found": found,
+        "problem": f"{path} is damaged ({why}): ask again; what was played before is read" if why else "",
+        "command": shlex.join(["marft", "worth", str(run.folder.path)]),
+        "page": str(path.with_suffix(".html")),
+    }
