@@ -1,4 +1,4 @@
-"""``marft check-env`` and ``marft.check_environment``: what they take, what they say, how they end."""
+"""``marft check-env`` and ``marft_envs.check_environment``: what they take, what they say, how they end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import marft
+import marft_envs
 from marft.config.parts import EnvironmentPart
 from marft_envs.vetting.check import CHECKS
 from marft_envs.vetting.subject import of_object, subject_of
@@ -68,7 +68,7 @@ class TestFromPython:
         "environment", some([faulty.Sound, faulty.Sound(), "tests.faulty:Sound", {"name": "tests.faulty:Sound"}])
     )
     def test_an_environment_may_be_given_as_anything(self, environment: Any) -> None:
-        report = marft.check_environment(environment, limits={**QUICK, "middle_seconds": 0.5})
+        report = marft_envs.check_environment(environment, limits={**QUICK, "middle_seconds": 0.5})
         assert report.passed
         assert report.episodes > 20
 
@@ -77,24 +77,24 @@ class TestFromPython:
         class Sized(faulty.Sound):
             size: int = 1
 
-        report = marft.check_environment(Sized, limits={**QUICK, "processes": True}, size=3)
+        report = marft_envs.check_environment(Sized, limits={**QUICK, "processes": True}, size=3)
         (verdict,) = [verdict for verdict in report.verdicts if verdict.check == "repeatable"]
         assert "its class lies in no module that another process can import" in verdict.findings[0].cause
 
     def test_what_is_no_environment_is_refused(self) -> None:
         wrong: Any = 3
         with pytest.raises(ValueError, match=r"an environment is its name, .* this is of type int"):
-            marft.check_environment(wrong)
+            marft_envs.check_environment(wrong)
         with pytest.raises(ValueError, match="is an object; set size there, or give its class"):
-            marft.check_environment(faulty.Sound(), size=3)
+            marft_envs.check_environment(faulty.Sound(), size=3)
         with pytest.raises(ValueError, match=r"limits: .*'task'"):
-            marft.check_environment(faulty.Sound, limits={"task": 3})
+            marft_envs.check_environment(faulty.Sound, limits={"task": 3})
 
     @pytest.mark.slow
     def test_whoever_asks_gets_shared_generators_back_as_they_were(self) -> None:
         random.seed(7)
         np.random.seed(7)
-        marft.check_environment(faulty.Sound, limits=QUICK)
+        marft_envs.check_environment(faulty.Sound, limits=QUICK)
         drawn = random.random(), np.random.random()
         random.seed(7)
         np.random.seed(7)

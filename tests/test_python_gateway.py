@@ -1,4 +1,4 @@
-"""``marft.Gateway``: sessions whose episodes somebody else drives; and programs given in Python."""
+"""``marft_serve.Gateway``: sessions whose episodes somebody else drives; and programs given in Python."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import marft
+import marft_serve
 from marft.runs.episodes import read_episodes
 from marft_serve.gateway.client import Client
 from tests.nights import BY_NIGHT
@@ -34,12 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gateway(folder: Path) -> Iterator[marft.Gateway]:
-    with marft.Gateway("demo", device="cpu", threads=1, record=folder) as opened:
+def gateway(folder: Path) -> Iterator[marft_serve.Gateway]:
+    with marft_serve.Gateway("demo", device="cpu", threads=1, record=folder) as opened:
         yield opened
 
 
-def test_words_are_a_task_that_whoever_drives_it_grades(gateway: marft.Gateway) -> None:
+def test_words_are_a_task_that_whoever_drives_it_grades(gateway: marft_serve.Gateway) -> None:
     with gateway.session("What is 2 + 3?") as session:
         assert session.observation == "What is 2 + 3?"
         thought = ask(session.clients["reasoner"], session.observation)
@@ -52,7 +53,7 @@ def test_words_are_a_task_that_whoever_drives_it_grades(gateway: marft.Gateway) 
     assert session.episode is episode
 
 
-def test_a_task_of_the_environment_is_graded_by_it(gateway: marft.Gateway) -> None:
+def test_a_task_of_the_environment_is_graded_by_it(gateway: marft_serve.Gateway) -> None:
     task = gateway.tasks("test")[0]
     right = task.data["entry"]["answer"]
     for answer, reward in ((rf"\boxed{{{right}}}", 1.0), (r"\boxed{-1}", 0.0)):
@@ -64,7 +65,7 @@ def test_a_task_of_the_environment_is_graded_by_it(gateway: marft.Gateway) -> No
         assert (session.episode.total_reward, session.episode.success) == (reward, bool(reward))
 
 
-def test_tasks_are_copies_that_change_none_of_the_environments(gateway: marft.Gateway) -> None:
+def test_tasks_are_copies_that_change_none_of_the_environments(gateway: marft_serve.Gateway) -> None:
     task, right = gateway.tasks("test")[0], gateway.tasks("test")[0].data["entry"]["answer"]
     task.data["entry"]["answer"] = "anything"
     assert gateway.tasks("test")[0].data["entry"]["answer"] == right
@@ -79,7 +80,7 @@ def test_tasks_are_copies_that_change_none_of_the_environments(gateway: marft.Ga
     ],
 )
 def test_what_is_no_grade_or_answer_is_refused_and_may_be_given_again(
-    gateway: marft.Gateway, said: dict[str, Any], words: str
+    gateway: marft_serve.Gateway, said: dict[str, Any], words: str
 ) -> None:
     session = gateway.session("?")
     with pytest.raises(ValueError, match=words):
@@ -89,7 +90,7 @@ def test_what_is_no_grade_or_answer_is_refused_and_may_be_given_again(
         session.step("again")
 
 
-def test_an_error_calls_its_session_off_and_no_other(gateway: marft.Gateway) -> None:
+def test_an_error_calls_its_session_off_and_no_other(gateway: marft_serve.Gateway) -> None:
     other = gateway.session("other")
     with pytest.raises(ZeroDivisionError), gateway.session("?") as session:
         1 / 0  # noqa: B018
@@ -102,7 +103,7 @@ def test_an_error_calls_its_session_off_and_no_other(gateway: marft.Gateway) -> 
     assert other.end().status == "terminated"
 
 
-def test_many_sessions_at_once_from_many_threads(gateway: marft.Gateway) -> None:
+def test_many_sessions_at_once_from_many_threads(gateway: marft_serve.Gateway) -> None:
     found: dict[int, marft.Episode] = {}
 
     def drive(number: int) -> None:
@@ -120,7 +121,7 @@ def test_many_sessions_at_once_from_many_threads(gateway: marft.Gateway) -> None
 
 
 def test_one_that_takes_too_long_is_over(folder: Path) -> None:
-    with marft.Gateway("demo", device="cpu", threads=1, timeout=0.2) as gateway:
+    with marft_serve.Gateway("demo", device="cpu", threads=1, timeout=0.2) as gateway:
         session = gateway.session("?")
         threading.Event().wait(1.0)
         episode = session.end("late", reward=1.0)
@@ -135,7 +136,7 @@ def test_one_that_takes_too_long_is_over(folder: Path) -> None:
 
 
 def test_what_was_recorded_has_ids_and_no_reward_that_nobody_gave(tmp_path: Path) -> None:
-    with marft.Gateway("demo", device="cpu", threads=1, record=tmp_path / "sessions") as gateway:
+    with marft_serve.Gateway("demo", device="cpu", threads=1, record=tmp_path / "sessions") as gateway:
         for reward in (None, 1.0):
             with gateway.session("What is 2 + 3?") as session:
                 ask(session.clients["actor"], session.observation)
@@ -157,7 +158,7 @@ def test_what_was_recorded_has_ids_and_no_reward_that_nobody_gave(tmp_path: Path
 )
 def test_what_cannot_be_opened_is_refused_in_words(recipe: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        marft.Gateway(recipe, **options)
+        marft_serve.Gateway(recipe, **options)
 
 
 @BY_NIGHT
@@ -166,7 +167,7 @@ def test_a_run_is_asked_with_the_weights_it_has_learned(tmp_path: Path) -> None:
     run = marft.train("demo", changes, output=tmp_path, device="cpu", threads=1, **SMALL)
     log_probs = {}
     for checkpoint in ("base", "last"):
-        with marft.Gateway(run, checkpoint=checkpoint) as gateway, gateway.session("What is 2 + 3?") as session:
+        with marft_serve.Gateway(run, checkpoint=checkpoint) as gateway, gateway.session("What is 2 + 3?") as session:
             ask(session.clients["actor"], session.observation)
             log_probs[checkpoint] = session.end().actions[0].log_probs
     assert not np.array_equal(log_probs["base"], log_probs["last"])
@@ -200,7 +201,7 @@ def test_a_program_that_asks_nobody_ends_the_run_in_words(tmp_path: Path) -> Non
 
 
 def test_a_role_that_is_none_is_answered_with_those_that_are(tmp_path: Path) -> None:
-    with marft.Gateway("demo", device="cpu", threads=1) as gateway, gateway.session("?") as session:
+    with marft_serve.Gateway("demo", device="cpu", threads=1) as gateway, gateway.session("?") as session:
         with pytest.raises(KeyError, match="no agent is called 'actr'; did you mean 'actor'"):
             session.clients["actr"]
         session.call_off()

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import marft
+import marft_serve
 from tests.helpers import settings
 from tests.nights import BY_NIGHT
 from tests.test_warm_start import STEPS, run_of, traces
@@ -31,7 +32,7 @@ def recipe(tmp_path: Path, **more: Any) -> marft.RunSettings:
 
 def test_scores_are_what_the_command_shows_and_are_kept(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="left out: .*no turn is by 'nobody'"):
-        scores = marft.score(recipe(tmp_path), traces(tmp_path), roles=ROLES | {"nobody": "actor"})
+        scores = marft_serve.score(recipe(tmp_path), traces(tmp_path), roles=ROLES | {"nobody": "actor"})
     assert (scores.episodes, scores.dropped, scores.accuracy) == (10, 0, 1.0)
     kept = marft.load_run(tmp_path / "test-score")
     assert [action.agent for action in kept.episodes()[0].actions] == ["reasoner", "actor"]
@@ -41,15 +42,15 @@ def test_scores_are_what_the_command_shows_and_are_kept(tmp_path: Path) -> None:
 @BY_NIGHT
 def test_a_warm_start_begins_with_other_weights_goes_on_and_is_trained_from(tmp_path: Path) -> None:
     path = traces(tmp_path)
-    first = marft.sft(recipe(tmp_path), [path], roles=ROLES)
+    first = marft_serve.sft(recipe(tmp_path), [path], roles=ROLES)
     assert (first.path.name, first.step) == ("test-sft", STEPS)
-    again = marft.sft(recipe(tmp_path), [path], {"name": "again"}, roles=ROLES, start_from=first.checkpoint())
+    again = marft_serve.sft(recipe(tmp_path), [path], {"name": "again"}, roles=ROLES, start_from=first.checkpoint())
     assert again.path.name == "again"
     begun, ended = policy(again.checkpoint("step_000000")), policy(first.checkpoint())
     assert all(begun[name].tobytes() == ended[name].tobytes() for name in ended)
     assert again.metrics[0]["sft/loss"] < first.metrics[0]["sft/loss"]
     assert any((policy(again.checkpoint())[name] != begun[name]).any() for name in begun)
-    longer = marft.sft(again, resume=True, sft={"epochs": 2})
+    longer = marft_serve.sft(again, resume=True, sft={"epochs": 2})
     assert (longer.path, longer.step) == (again.path, STEPS)
     trained = marft.train(recipe(tmp_path), {"training.steps": 1, "name": "t"}, start_from=again.checkpoint())
     assert all(
@@ -77,16 +78,16 @@ def test_nonsense_is_refused_before_anything_begins(
     monkeypatch.chdir(tmp_path)
     path: Any = options.pop("traces", traces(tmp_path))
     with pytest.raises(ValueError, match=re.escape(message)):
-        marft.sft(recipe(tmp_path), path, **{"roles": ROLES, **options})
+        marft_serve.sft(recipe(tmp_path), path, **{"roles": ROLES, **options})
     assert not (tmp_path / "test-sft").exists()
 
 
 def test_without_traces_there_is_nothing_to_do(tmp_path: Path) -> None:
-    for command in (marft.score, marft.sft):
+    for command in (marft_serve.score, marft_serve.sft):
         with pytest.raises(ValueError, match="no file of traces is named"):
             command(recipe(tmp_path))
 
 
 def test_the_recipe_can_name_them(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    assert marft.score(run, overwrite=True).episodes == 10
+    assert marft_serve.score(run, overwrite=True).episodes == 10

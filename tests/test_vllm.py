@@ -20,7 +20,7 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 
 from openai import OpenAI
 
-import marft
+import marft_serve
 from marft.agents.game import Attempt
 from marft.agents.rollout import play_all
 from marft.common.errors import RunError
@@ -225,7 +225,7 @@ class TestClients:
     def test_words_streams_calls_and_forms_are_those_of_here(self, tools: tuple[str, ...]) -> None:
         answers = []
         for engine in ((), VLLM):
-            with marft.Gateway("demo", [*tools, *engine]) as gateway, gateway.session("?") as session:
+            with marft_serve.Gateway("demo", [*tools, *engine]) as gateway, gateway.session("?") as session:
                 answers.append(asked(session.clients["actor"]))
                 assert all(action.sampled.any() for action in session.end().actions)
         assert answers[0] == answers[1]

@@ -1,4 +1,4 @@
-"""``marft worth`` and ``marft.worth``: on runs that were trained, and with what cannot be asked."""
+"""``marft worth`` and ``marft_lab.worth``: on runs that were trained, and with what cannot be asked."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import marft
+import marft_lab
 from marft.config import RunSettings
 from marft.runs.folder import RunFolder
 from marft.runs.removing import remove_run
@@ -103,15 +104,15 @@ def test_a_run_of_one_agent_stands_beside_the_team(trained: RunFolder, tmp_path:
     table = recipe(output=tmp_path, **one)
     single = marft.train(table, {"training.steps": 1})
     shutil.copytree(trained.path, tmp_path / "team")
-    found = marft.worth(tmp_path / "team", tasks=2, attempts=3, only="single", single=single.path)
+    found = marft_lab.worth(tmp_path / "team", tasks=2, attempts=3, only="single", single=single.path)
     names = [row.name for row in found.rows]
     assert str(single.path) in names
     assert any(name.startswith(f"{single.path}, best of") for name in names)
     with pytest.raises(ValueError, match="a run of 2 agents, and one of a single agent is needed"):
-        marft.worth(tmp_path / "team", single=trained.path)
+        marft_lab.worth(tmp_path / "team", single=trained.path)
     other = RunFolder.create(settings("tiny", tmp_path, "--name", "other", "--environment.seed", "5", **one))
     with pytest.raises(ValueError, match="does not hold out 2 of the 2 tasks, such as 'chain_sum/"):
-        marft.worth(tmp_path / "team", tasks=2, single=other.path)
+        marft_lab.worth(tmp_path / "team", tasks=2, single=other.path)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +134,13 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_played(
     trained: RunFolder, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        marft.worth(trained.path, **options)
+        marft_lab.worth(trained.path, **options)
     assert not trained.worth.exists()
 
 
 def test_a_recipe_alone_was_not_trained(trained: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="asked of a run that was trained"):
-        marft.worth("demo")
+        marft_lab.worth("demo")
     assert "no run at demo" in run(capsys, "worth", "demo", status=2)
     assert "did you mean '--resamples'" in run(capsys, "worth", str(trained.path), "--resample", "3", status=2)
 
@@ -151,7 +152,7 @@ def test_a_program_is_swapped_and_untuned_but_neither_alone_nor_unheard(tmp_path
     changes: dict[str, Any] = {"team": organization}
     _, folder = finished(tmp_path)
     folder.write_config(settings("tiny", tmp_path, **changes))
-    found = marft.worth(folder.path, tasks=1, resamples=1, crossed=["last"])
+    found = marft_lab.worth(folder.path, tasks=1, resamples=1, crossed=["last"])
     names = [row.name for row in found.rows]
     assert "swapped: reasoner ⇄ actor" in names
     assert "reasoner untuned" in names

@@ -29,7 +29,7 @@ def check_environment(environment: Asked, /, *, limits: Mapping[str, Any] = {}, 
 
     ::
 
-        report = marft.check_environment(Mine, size=3)
+        report = marft_envs.check_environment(Mine, size=3)
         assert report.passed, str(report)
 
     Raises:

@@ -1,1 +1,11 @@
 """Research: flow networks, federations, leagues, world models, learned instructions, cold starts, planning."""
+
+from typing import TYPE_CHECKING
+
+from marft.common.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from marft_lab.python.worth import worth
+
+__all__ = ["worth"]
+__getattr__, __dir__ = lazy_names(__name__, {"marft_lab.python.worth": ("worth",)})

@@ -1,1 +1,20 @@
 """Serving a trained team, the gateway for programs of others, the viewer, and traces."""
+
+from typing import TYPE_CHECKING
+
+from marft.common.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from marft_serve.python.gateway import Gateway
+    from marft_serve.python.traces import score, sft
+    from marft_serve.traces.scores import Scores
+
+__all__ = ["Gateway", "Scores", "score", "sft"]
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "marft_serve.python.gateway": ("Gateway",),
+        "marft_serve.python.traces": ("score", "sft"),
+        "marft_serve.traces.scores": ("Scores",),
+    },
+)

@@ -4,7 +4,6 @@
 
     python tools/layout/layout.py            # lines of each room, and the imports that point the wrong way
     python tools/layout/layout.py --closure  # modules and lines that the training loop imports
-    python tools/layout/layout.py --remember # write wrong_way.txt, which may only get shorter
 
 An import counts wherever it stands: at the top of a module, in a function, or under ``TYPE_CHECKING``.
 """
@@ -42,7 +41,6 @@ TOP = "cli"  # where modules are that stand beside the rooms: the Python API, ex
 SATELLITES = ("marft_envs", "marft_serve", "marft_lab")
 ORDER = (*ROOMS, *SATELLITES)
 LOOP = "marft.trainer.loop"
-KNOWN = Path(__file__).parent / "wrong_way.txt"  # imports that still point the wrong way
 TEXT = re.compile(r"[\"'](marft(?:_\w+)?\.[\w.]+(?::\w+)?)[\"']")
 
 
@@ -184,17 +182,12 @@ def main() -> None:
     """Print what the layout comes to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--closure", action="store_true", help="what the training loop imports")
-    parser.add_argument("--remember", action="store_true", help="write the imports that point the wrong way")
-    asked = parser.parse_args()
-    if asked.closure:
+    if parser.parse_args().closure:
         reached = closure()
         lines = sum(len(modules()[name].read_text(encoding="utf-8").splitlines()) for name in reached)
         print(f"{LOOP} imports {len(reached)} modules of {lines:,} lines")
         return
     wrong = wrong_way()
-    if asked.remember:
-        KNOWN.write_text("".join(f"{found}\n" for found in wrong), encoding="utf-8")
-        return
     counts: Counter[str] = Counter()
     for name, file in modules().items():
         counts[place_of(name)] += code_lines(file)

@@ -40,7 +40,7 @@ class Gateway:
 
     ::
 
-        with marft.Gateway("runs/demo") as gateway, gateway.session("What is 2 + 3?") as session:
+        with marft_serve.Gateway("runs/demo") as gateway, gateway.session("What is 2 + 3?") as session:
             client = OpenAI(**session.clients["actor"].keywords)
             …
             session.end("5", reward=1.0)

@@ -40,7 +40,7 @@ def score(
     """
     run, _ = _run_of(recipe, traces, changes, roles, given, more, "score")
     if not SftSettings.of(run).traces:
-        raise ValueError('no file of traces is named: marft.score(recipe, "traces.jsonl")')
+        raise ValueError('no file of traces is named: marft_serve.score(recipe, "traces.jsonl")')
     folder = RunFolder(Path(run.output) / run.name)
     folder.check_free(overwrite)
     with in_words():

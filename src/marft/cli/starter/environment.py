@@ -207,7 +207,7 @@ TEST = '''\
 import asyncio
 from types import SimpleNamespace
 
-import marft
+import marft_envs
 from <<PACKAGE>>.environment import <<KIND>>, value
 
 
@@ -217,7 +217,7 @@ def said(text):
 
 
 def test_nothing_is_found_wrong_with_it():
-    report = marft.check_environment(<<KIND>>, limits={"tasks": 2}, train_tasks=100, held_out_tasks=20)
+    report = marft_envs.check_environment(<<KIND>>, limits={"tasks": 2}, train_tasks=100, held_out_tasks=20)
     assert report.passed, [verdict.findings for verdict in report.verdicts if verdict.findings]
 
 
