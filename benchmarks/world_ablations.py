@@ -21,8 +21,8 @@ import machine
 from environments import World, curve, pooled, trained
 
 from marft.config import load_recipe
-from marft_lab.worth.options import Options
-from marft_lab.worth.session import worth_of
+from marft_lab.team_worth.options import Options
+from marft_lab.team_worth.session import worth_of
 
 TREE = ("--algorithm.name", "at-grpo", "--rollout.samples_per_task", "1")
 ARMS: Mapping[str, Mapping[str, World]] = {

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from marft.common.types import Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft_lab.worth.arms import Arm, Player
-from marft_lab.worth.bench import Bench
-from marft_lab.worth.options import Options
+from marft_lab.team_worth.arms import Arm, Player
+from marft_lab.team_worth.bench import Bench
+from marft_lab.team_worth.options import Options
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -23,8 +23,8 @@ from marft.config import RunSettings
 from marft.config.parts import EnvironmentPart
 from marft.rollout.playing import nobody
 from marft.runs.folder import RunFolder
-from marft_lab.worth.options import Options
-from marft_lab.worth.session import Worth, worth_of
+from marft_lab.team_worth.options import Options
+from marft_lab.team_worth.session import Worth, worth_of
 from tests.fakes import FakeEngine, game
 from tests.helpers import settings
 
@@ -140,8 +140,8 @@ class Played:
             (self.folder.checkpoints / name / "state.json").write_text(
                 json.dumps({"files": {f"policies/{policy}/w": name for policy in self.run.trained_policies}})
             )
-        monkeypatch.setattr("marft_lab.worth.session.open_rollouts", self._opened)
-        monkeypatch.setattr("marft_lab.worth.session.find_checkpoint", self._find)
+        monkeypatch.setattr("marft_lab.team_worth.session.open_rollouts", self._opened)
+        monkeypatch.setattr("marft_lab.team_worth.session.find_checkpoint", self._find)
 
     def _find(self, run: RunSettings, folder: RunFolder, name: str) -> Path | None:
         return None if name == "base" else self.folder.checkpoints / self.names[name]

@@ -17,8 +17,8 @@ from marft.agents.team import Team
 from marft.common.errors import EpisodeFailedError
 from marft.common.marks import Grammar
 from marft.common.types import Episode, Observation, Profile, Sampling, Task, Tool
-from marft_lab.worth.options import Options
-from marft_lab.worth.paraphrasing import DONE, INSTRUCTIONS, Rewriter, by_function, messages, paraphrased
+from marft_lab.team_worth.options import Options
+from marft_lab.team_worth.paraphrasing import DONE, INSTRUCTIONS, Rewriter, by_function, messages, paraphrased
 from tests.benches import Plays, Told, attempt, run_of, told
 from tests.episodes import make_action
 

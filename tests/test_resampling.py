@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marft.common.types import Episode, Fork, Task
-from marft_lab.worth.arms import Arm
-from marft_lab.worth.contributions import Contribution
-from marft_lab.worth.options import Options
-from marft_lab.worth.resampling import as_json, counterfactual
+from marft_lab.team_worth.arms import Arm
+from marft_lab.team_worth.contributions import Contribution
+from marft_lab.team_worth.options import Options
+from marft_lab.team_worth.resampling import as_json, counterfactual
 from tests.benches import Plays, Told, attempt, run_of, told
 
 

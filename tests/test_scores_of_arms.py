@@ -10,7 +10,7 @@ import pytest
 from marft.common.types import Episode, Observation, Transition
 from marft.evaluation.intervals import paired_difference, wilson
 from marft.evaluation.trajectories.ratio import Ratio
-from marft_lab.worth.scores import (
+from marft_lab.team_worth.scores import (
     Scores,
     by_task,
     row_of,

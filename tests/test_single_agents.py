@@ -9,10 +9,10 @@ from typing import Any
 
 from marft.common.types import Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft_lab.worth.arms import Arm
-from marft_lab.worth.options import Options
-from marft_lab.worth.scores import Row
-from marft_lab.worth.single import answering_role, arms_of, held_against, problem_of, single
+from marft_lab.team_worth.arms import Arm
+from marft_lab.team_worth.options import Options
+from marft_lab.team_worth.scores import Row
+from marft_lab.team_worth.single import answering_role, arms_of, held_against, problem_of, single
 from tests.benches import Plays, Told, attempt, run_of, told
 from tests.helpers import settings
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from marft.common.types import Episode
 from marft.config import RunSettings
-from marft_lab.worth.arms import Arm
-from marft_lab.worth.swaps import cross_play, orders, swappable, swaps, words_of
+from marft_lab.team_worth.arms import Arm
+from marft_lab.team_worth.swaps import cross_play, orders, swappable, swaps, words_of
 from tests.benches import attempt, run_of, told
 from tests.helpers import settings
 

@@ -13,7 +13,7 @@ from marft.agents.organizations.chain import Chain
 from marft.agents.rendering import Message
 from marft.agents.team import Team
 from marft.common.types import JointAction, Observation, Profile
-from marft_lab.worth.teams import Alone, Unheard, alone, reseated, unheard
+from marft_lab.team_worth.teams import Alone, Unheard, alone, reseated, unheard
 from tests.episodes import make_action
 
 TEAM = Team((Agent(Profile("a", ""), "one"), Agent(Profile("b", ""), "two"), Agent(Profile("c", ""), "one")), Chain())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from marft.common.types import Episode, Observation, Task, Transition
-from marft_lab.worth.contributions import Contribution
-from marft_lab.worth.timeline import timeline
+from marft_lab.team_worth.contributions import Contribution
+from marft_lab.team_worth.timeline import timeline
 from tests.episodes import make_action
 
 

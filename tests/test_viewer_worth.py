@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marft_lab.worth.contributions import Contribution
-from marft_lab.worth.timeline import timeline
+from marft_lab.team_worth.contributions import Contribution
+from marft_lab.team_worth.timeline import timeline
 from tests.views import asked, attempt, client, make_run
 
 VALUE = {"value": 0.5, "interval": [0.25, 0.75], "difference": None, "difference_interval": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marft.common.types import Task
-from marft_lab.worth.voting import affordable, answer_text, best, stated, voted
+from marft_lab.team_worth.voting import affordable, answer_text, best, stated, voted
 from tests.benches import attempt
 
 

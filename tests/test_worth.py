@@ -11,9 +11,9 @@ import pytest
 
 from marft.common.types import ActionKey
 from marft.runs.written import read_headline
-from marft_lab.worth.options import PARTS, Options
-from marft_lab.worth.words import headline
-from marft_lab.worth.written import write_worth
+from marft_lab.team_worth.options import PARTS, Options
+from marft_lab.team_worth.words import headline
+from marft_lab.team_worth.written import write_worth
 from tests.nights import BY_NIGHT
 from tests.number_teams import Played, accuracies, chance, heard_in, number_in
 

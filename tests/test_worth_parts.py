@@ -17,13 +17,13 @@ from marft.common.lineage import Lineage, Version
 from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config import RunSettings
 from marft.runs.stated import LINEAGE
-from marft_lab.worth.ablation import ablation, donors_of, reworded
-from marft_lab.worth.arms import Arm, Player
-from marft_lab.worth.expected import expected, sentence
-from marft_lab.worth.leaving import leave_out
-from marft_lab.worth.options import Options
-from marft_lab.worth.scores import Row
-from marft_lab.worth.teams import Alone, Unheard
+from marft_lab.team_worth.ablation import ablation, donors_of, reworded
+from marft_lab.team_worth.arms import Arm, Player
+from marft_lab.team_worth.expected import expected, sentence
+from marft_lab.team_worth.leaving import leave_out
+from marft_lab.team_worth.options import Options
+from marft_lab.team_worth.scores import Row
+from marft_lab.team_worth.teams import Alone, Unheard
 from tests.benches import Told, told
 from tests.episodes import make_action
 from tests.fakes import Script, ends, game

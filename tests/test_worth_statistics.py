@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.evaluation.trajectories.ratio import Ratio
-from marft_lab.worth.contributions import Contribution, contributions, sampled_again, shares
-from marft_lab.worth.scores import row_of, scores_of, scores_of_chosen, value_of
-from marft_lab.worth.voting import affordable, best, stated, voted
+from marft_lab.team_worth.contributions import Contribution, contributions, sampled_again, shares
+from marft_lab.team_worth.scores import row_of, scores_of, scores_of_chosen, value_of
+from marft_lab.team_worth.voting import affordable, best, stated, voted
 from tests.episodes import episodes as any_episode
 from tests.episodes import make_action
 

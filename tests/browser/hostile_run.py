@@ -14,12 +14,12 @@ from marft.evaluation.report import write_report
 from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import MARK, RunFolder
-from marft_lab.worth.contributions import Contribution, Share
-from marft_lab.worth.resampling import Resampled
-from marft_lab.worth.scores import Row, Value
-from marft_lab.worth.session import Worth
-from marft_lab.worth.timeline import timeline
-from marft_lab.worth.written import write_worth
+from marft_lab.team_worth.contributions import Contribution, Share
+from marft_lab.team_worth.resampling import Resampled
+from marft_lab.team_worth.scores import Row, Value
+from marft_lab.team_worth.session import Worth
+from marft_lab.team_worth.timeline import timeline
+from marft_lab.team_worth.written import write_worth
 from tests.episodes import make_action
 from tests.helpers import settings
 

@@ -17,8 +17,8 @@ from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log
-from marft_lab.worth.contributions import Contribution
-from marft_lab.worth.timeline import timeline
+from marft_lab.team_worth.contributions import Contribution
+from marft_lab.team_worth.timeline import timeline
 from tests.episodes import make_action
 from tests.helpers import settings
 

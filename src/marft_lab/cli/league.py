@@ -25,7 +25,7 @@ def league(path: Path, overrides: Sequence[str], matches: int, versions: int, ho
     quieten()
     from marft_lab.league.evaluation.matches import league_of
     from marft_lab.league.evaluation.written import headline, tables, write_league
-    from marft_lab.worth.words import for_terminal
+    from marft_lab.team_worth.words import for_terminal
 
     with output(how) as out:
         with bar("playing", shown=not how) as advance:

@@ -12,7 +12,7 @@ from marft.cli.errors import beside
 from marft.cli.output import How, output
 from marft.common.texts import one_line
 from marft.runs.folder import RunFolder
-from marft_lab.worth.options import Options
+from marft_lab.team_worth.options import Options
 
 
 def worth(path: Path, overrides: Sequence[str], options: Options, how: How = "") -> None:
@@ -25,9 +25,9 @@ def worth(path: Path, overrides: Sequence[str], options: Options, how: How = "")
     beside(folder.path)
     run = folder.settings_in_place(overrides)
     quieten()
-    from marft_lab.worth.session import worth_of
-    from marft_lab.worth.words import for_terminal, headline, tables
-    from marft_lab.worth.written import write_worth
+    from marft_lab.team_worth.session import worth_of
+    from marft_lab.team_worth.words import for_terminal, headline, tables
+    from marft_lab.team_worth.written import write_worth
 
     with output(how) as out:
         plan: Callable[[str], None] = out.note if how != "quiet" else lambda _: None

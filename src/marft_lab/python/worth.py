@@ -10,10 +10,10 @@ from marft.cli.python.asked import check_count, check_place, check_text, names_i
 from marft.cli.python.commands import Changes, in_words, run_of
 from marft.cli.python.run import Run
 from marft.config.folders import at_home
-from marft_lab.worth.options import Options
+from marft_lab.team_worth.options import Options
 
 if TYPE_CHECKING:
-    from marft_lab.worth.session import Worth
+    from marft_lab.team_worth.session import Worth
 
 
 def worth(
@@ -54,8 +54,8 @@ def worth(
     if folder is None:
         raise ValueError("what a team is worth is asked of a run that was trained: give it, or its folder")
     with in_words():
-        from marft_lab.worth.session import worth_of
-        from marft_lab.worth.written import write_worth
+        from marft_lab.team_worth.session import worth_of
+        from marft_lab.team_worth.written import write_worth
 
         wanted = Options(
             checkpoint, names_in(only, "only", "single"), tasks, samples, attempts, resamples,

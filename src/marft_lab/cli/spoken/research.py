@@ -115,7 +115,7 @@ def worth(
     """
     from marft.cli import options, output
     from marft_lab.cli import worth as asked
-    from marft_lab.worth.options import Options
+    from marft_lab.team_worth.options import Options
 
     how = output.how(quiet, as_json)
     names = ([name.strip() for name in text.split(",") if name.strip()] for text in (only, crossed))

@@ -12,8 +12,8 @@ from marft.common import atomic
 from marft.common.texts import one_line
 from marft.evaluation.pages import page, plain_labels
 from marft_lab.league.evaluation.matches import League
-from marft_lab.worth.pictures import svg
-from marft_lab.worth.words import Rows
+from marft_lab.team_worth.pictures import svg
+from marft_lab.team_worth.words import Rows
 
 
 def tables(found: League) -> list[Rows]:

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from marft.common.texts import one_line
 from marft.evaluation.compare import between, number, percent, points, signed
-from marft_lab.worth.contributions import Share
-from marft_lab.worth.scores import Measure, Value
-from marft_lab.worth.session import Worth
-from marft_lab.worth.swaps import Matrix
+from marft_lab.team_worth.contributions import Share
+from marft_lab.team_worth.scores import Measure, Value
+from marft_lab.team_worth.session import Worth
+from marft_lab.team_worth.swaps import Matrix
 
 Form = Callable[[float | None], str]
 

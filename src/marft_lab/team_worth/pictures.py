@@ -16,10 +16,10 @@ from marft.common.types import Episode
 from marft.evaluation.graph import LEAST, LONGEST_NAME
 from marft.evaluation.pages import plain_labels
 from marft.evaluation.remembering import newly_seen
-from marft_lab.worth.contributions import Contribution, Share
-from marft_lab.worth.scores import Measure, Row
-from marft_lab.worth.swaps import Matrix
-from marft_lab.worth.words import forms
+from marft_lab.team_worth.contributions import Contribution, Share
+from marft_lab.team_worth.scores import Measure, Row
+from marft_lab.team_worth.swaps import Matrix
+from marft_lab.team_worth.words import forms
 
 GOOD_AND_BAD = mpl.colormaps["RdYlGn"]
 

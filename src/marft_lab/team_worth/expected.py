@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from marft.config.run import RunSettings
-from marft_lab.worth.options import Options
-from marft_lab.worth.single import arms_of, problem_of
-from marft_lab.worth.swaps import orders, swappable
+from marft_lab.team_worth.options import Options
+from marft_lab.team_worth.single import arms_of, problem_of
+from marft_lab.team_worth.swaps import orders, swappable
 
 
 def expected(

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from marft.common.types import Episode
-from marft_lab.worth.bench import Bench
-from marft_lab.worth.contributions import Contribution, Share, contributions, shares
+from marft_lab.team_worth.bench import Bench
+from marft_lab.team_worth.contributions import Contribution, Share, contributions, shares
 
 PART = "counterfactual"
 

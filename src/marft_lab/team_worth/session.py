@@ -14,16 +14,16 @@ from marft.evaluation.evaluate import Advance
 from marft.evaluation.session import BASE, find_checkpoint
 from marft.rollout.rollouts import open_rollouts
 from marft.runs.folder import RunFolder
-from marft_lab.worth.ablation import ablation
-from marft_lab.worth.arms import Arm, Player
-from marft_lab.worth.bench import Bench
-from marft_lab.worth.expected import expected, sentence
-from marft_lab.worth.leaving import leave_out
-from marft_lab.worth.options import Options
-from marft_lab.worth.resampling import Resampled, as_json, counterfactual
-from marft_lab.worth.scores import Measure, Row, row_of
-from marft_lab.worth.single import answering_role, held_against, problem_of, single
-from marft_lab.worth.swaps import Matrix, cross_play, swaps
+from marft_lab.team_worth.ablation import ablation
+from marft_lab.team_worth.arms import Arm, Player
+from marft_lab.team_worth.bench import Bench
+from marft_lab.team_worth.expected import expected, sentence
+from marft_lab.team_worth.leaving import leave_out
+from marft_lab.team_worth.options import Options
+from marft_lab.team_worth.resampling import Resampled, as_json, counterfactual
+from marft_lab.team_worth.scores import Measure, Row, row_of
+from marft_lab.team_worth.single import answering_role, held_against, problem_of, single
+from marft_lab.team_worth.swaps import Matrix, cross_play, swaps
 
 
 @dataclass(slots=True)

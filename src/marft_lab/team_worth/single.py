@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from marft.common.types import Episode, Task
 from marft.config.run import RunSettings
-from marft_lab.worth.arms import BASE, Arm, Player
-from marft_lab.worth.bench import Bench
-from marft_lab.worth.scores import Row, by_task, row_of, scores_of, scores_of_chosen, tokens_of
-from marft_lab.worth.voting import Canonical, affordable, best, stated, voted
+from marft_lab.team_worth.arms import BASE, Arm, Player
+from marft_lab.team_worth.bench import Bench
+from marft_lab.team_worth.scores import Row, by_task, row_of, scores_of, scores_of_chosen, tokens_of
+from marft_lab.team_worth.voting import Canonical, affordable, best, stated, voted
 
 PART = "single"
 

@@ -27,7 +27,7 @@ from marft.runs.checkpoints import load_policies
 from marft.runs.code import digests_of_code
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.stated import told_at
-from marft_lab.worth.teams import alone, reseated, unheard
+from marft_lab.team_worth.teams import alone, reseated, unheard
 
 BASE = "base"
 STREAM = "test/worth"  # of all arms: what an arm does not change is sampled as the team's was

@@ -7,7 +7,7 @@ from typing import Any
 
 from marft.common.texts import cut, storable
 from marft.common.types import Episode
-from marft_lab.worth.contributions import Contribution
+from marft_lab.team_worth.contributions import Contribution
 
 LONGEST = 600  # characters of a text
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from marft.common.types import Episode
 from marft.evaluation.evaluate import shuffle
-from marft_lab.worth.arms import Messages
-from marft_lab.worth.bench import Bench
-from marft_lab.worth.paraphrasing import paraphrased
-from marft_lab.worth.scores import Row
+from marft_lab.team_worth.arms import Messages
+from marft_lab.team_worth.bench import Bench
+from marft_lab.team_worth.paraphrasing import paraphrased
+from marft_lab.team_worth.scores import Row
 
 PART = "ablation"
 

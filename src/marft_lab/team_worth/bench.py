@@ -8,9 +8,9 @@ from functools import cached_property
 
 from marft.common.types import Episode
 from marft.config.run import RunSettings
-from marft_lab.worth.arms import Arm, Player
-from marft_lab.worth.options import Options
-from marft_lab.worth.scores import Row, Scores, row_of, scores_of
+from marft_lab.team_worth.arms import Arm, Player
+from marft_lab.team_worth.options import Options
+from marft_lab.team_worth.scores import Row, Scores, row_of, scores_of
 
 
 @dataclass(frozen=True)

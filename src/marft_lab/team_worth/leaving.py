@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from marft_lab.worth.arms import BASE, Arm
-from marft_lab.worth.bench import Bench
-from marft_lab.worth.scores import Row
+from marft_lab.team_worth.arms import BASE, Arm
+from marft_lab.team_worth.bench import Bench
+from marft_lab.team_worth.scores import Row
 
 PART = "leave-out"
 

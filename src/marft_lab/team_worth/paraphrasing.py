@@ -11,8 +11,8 @@ from marft.common.errors import EpisodeFailedError
 from marft.common.types import JointAction, Observation, Task
 from marft.config.plugins import import_path
 from marft.config.settings import did_you_mean
-from marft_lab.worth.arms import BASE
-from marft_lab.worth.bench import Bench
+from marft_lab.team_worth.arms import BASE
+from marft_lab.team_worth.bench import Bench
 
 PART = "ablation"
 INSTRUCTIONS = (

@@ -9,7 +9,7 @@ from statistics import fmean, variance
 from marft.common.types import Action, Episode
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.rollout.forking.counterfactual import dependents
-from marft_lab.worth.scores import Value, value_of
+from marft_lab.team_worth.scores import Value, value_of
 
 
 @dataclass(frozen=True, slots=True)

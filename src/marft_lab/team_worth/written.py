@@ -8,10 +8,10 @@ from pathlib import Path
 
 from marft.common import atomic
 from marft.evaluation.pages import page
-from marft_lab.worth import pictures
-from marft_lab.worth.session import Worth
-from marft_lab.worth.timeline import timeline
-from marft_lab.worth.words import as_markdown, headline, tables
+from marft_lab.team_worth import pictures
+from marft_lab.team_worth.session import Worth
+from marft_lab.team_worth.timeline import timeline
+from marft_lab.team_worth.words import as_markdown, headline, tables
 
 SHOWN = 4  # episodes with a picture
 PICTURE = re.compile(r"(contributions|(cross-play|episode)-\d+)\.svg")
@@ -30,7 +30,7 @@ def write_worth(folder: Path, found: Worth) -> Path:
     of_tables += [[("contributions", images["contributions"])]] if "contributions" in images else []
     episodes = [(episode, pictures.svg(pictures.contributed(episode, of_it))) for episode, of_it in shown]
     written = page(
-        "marft_lab.worth", "worth.html.jinja",
+        "marft_lab.team_worth", "worth.html.jinja",
         found=found, headline=headline(found), tables=tables(found), pictures=of_tables,
         notes=found.notes, paraphrases=found.paraphrases, episodes=episodes,
     )  # fmt: skip

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
 from marft.config.run import RunSettings
-from marft_lab.worth.bench import Bench
-from marft_lab.worth.scores import Row, row_of, scores_of
+from marft_lab.team_worth.bench import Bench
+from marft_lab.team_worth.scores import Row, row_of, scores_of
 
 PART = "swap"
 FEW = 3  # trained policies of which all orders are played, and not only pairs
