@@ -52,11 +52,19 @@ def test_a_package_adds_a_command_that_takes_paths_at_home(folder: Path, more: s
     assert "Did you mean 'greet'" in run("great", folder=folder).stderr
 
 
-def test_a_broken_package_breaks_its_own_command_alone(folder: Path) -> None:
-    (folder / "their_commands.py").write_text("import no_such_module")
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit('no licence')", "SystemExit: no licence"),
+        ("app = 3", "AttributeError: 'int' object has no attribute"),
+    ],
+)
+def test_a_broken_package_breaks_its_own_command_alone(folder: Path, module: str, why: str) -> None:
+    (folder / "their_commands.py").write_text(module)
     failed = run("greet", "Ada", "--loud", folder=folder)
     assert failed.returncode != 0
-    assert "marft greet: their_commands:app cannot be imported: ModuleNotFoundError" in failed.stderr
+    assert f"marft greet: their_commands:app cannot be imported: {why}" in failed.stderr
     assert "Traceback" not in failed.stderr
     shown = run("--help", folder=folder)
     assert shown.returncode == 0

@@ -9,7 +9,13 @@ from types import ModuleType
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "tools" / "layout" / "move.py"
-MOVES = {"marft.a.b": "marft.c.d", "marft.a": "marft.z", "marft.z": "marft.a"}
+MOVES = {
+    "marft.a.b": "marft.c.d",
+    "marft.a": "marft.z",
+    "marft.z": "marft.a",
+    "marft_lab.x": "marft_lab.y",
+    "marft.e": "marft_lab.f",
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +53,8 @@ def test_imports_and_strings_follow(move: ModuleType, was: str, now: str) -> Non
         ('"src/marft/a/**/*.py"', '"src/marft/z/**/*.py"'),
         ("[`b`](../src/marft/a/b.py)", "[`b`](../src/marft/c/d.py)"),
         ('here = ["a/b.py"]', 'here = ["c/d.py"]'),
+        ('here = ["marft/a/b.py"]', 'here = ["marft/c/d.py"]'),
+        ("`marft_lab/x.py` and `e.py`", "`marft_lab/y.py` and `marft_lab/f.py`"),
         ('plugin = "marft.a.b:Thing"', 'plugin = "marft.c.d:Thing"'),
     ],
 )

@@ -83,7 +83,10 @@ def rewritten(text: str, moves: Mapping[str, str], python: bool) -> str:
     if python:
         text = _with_new_parents(text, moves)
     paths = {path_of(old).as_posix(): path_of(new).as_posix() for old, new in moves.items()}
-    inner = {old.removeprefix("src/marft/"): new.removeprefix("src/marft/") for old, new in paths.items()}
+    inner = {old.removeprefix("src/"): new.removeprefix("src/") for old, new in paths.items()}
+    inner |= {
+        old.removeprefix("marft/"): new.removeprefix("marft/") for old, new in inner.items()
+    }  # as docs name the core
     text = _replaced(text, moves, r"(?<![\w./-])", r"(?!\w)")
     text = _replaced(text, paths, r"(?<![\w.-])", r"(?=\.py\b|/|\"|`|\))")
     return _replaced(text, inner, r"(?<=[\"`])", r"(?=\.py[\"`:])")

@@ -56,7 +56,7 @@ def _loaded(name: str, point: EntryPoint) -> Any:
         found = point.load()
         with_paths_at_home(found)
         command = typer.main.get_command(found)
-    except Exception as error:  # noqa: BLE001  a broken package takes no command away but its own
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a broken package takes no command away but its own
         return _broken(name, f"{point.value} cannot be imported: {type(error).__name__}: {error}")
     return getattr(command, "commands", {}).get(name, command)
 
