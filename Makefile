@@ -6,6 +6,7 @@
 # make gpu    what a machine with a GPU is asked: tests, times, memory; results in benchmarks/results/gpu by its name
 # make check  lint, types, fast tests
 # make real   get a real model of 135 million parameters, train a team of two on it, evaluate it: runs/sums/report.html
+# make wheels  a wheel of each package, in dist: pip install --find-links dist "marft[all]"
 # make docs   the docs as a site: build/site/index.html
 # make mutants  plant small faults in code that computes numbers, one at a time, and list those that no test notices: a
 #               night, resumes where it stopped; MUTANTS="--area flows" or MUTANTS="--only learning/credit" for some
@@ -20,14 +21,16 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile what they import, each for itself
 
-.PHONY: demo demo-quick real test test-slow test-vllm gpu docs mutants mutants-sample golden golden-short nightly check lint types format install clean
+.PHONY: demo demo-quick wheels real test test-slow test-vllm gpu docs mutants mutants-sample golden golden-short nightly check lint types format install clean
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): $(wildcard packages/*/pyproject.toml) constraints.txt
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'MARFT needs Python 3.11 or newer; set PYTHON=python3.11'"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt \
+		--editable "packages/marft[dev]" --editable "packages/marft-envs[gymnasium,pettingzoo,textarena]" \
+		--editable "packages/marft-serve[a2a,frameworks,gateway,otel,serve,viewer]" --editable "packages/marft-lab[ray]"
 	touch $(INSTALLED)
 
 demo: install
@@ -55,6 +58,9 @@ test-vllm: install
 
 gpu: install
 	$(BIN)/python benchmarks/gpu.py
+
+wheels: install
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist packages/*
 
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,6 +1,6 @@
 r"""The bundled model that can just about hand over and call a tool: ``models.base.path = "tiny-tools"``.
 
-    python benchmarks/handoffs.py --output src/marft/models/tiny_tools     # about five minutes on one core
+    python benchmarks/handoffs.py --output FOLDER     # about five minutes on one core
 
 The bundled model goes on learning from demonstrations of mixed quality: products of three-digit numbers, which it
 cannot work out, asked of whoever is to hand them over, and of who has a calculator. They are in the words in which

@@ -188,7 +188,10 @@ def test_what_the_page_says_of_a_recipe_is_its_arithmetic(name: str) -> None:
     weights = parameters * 1e9 * 2 / 2**30
     kept = 2 * 2 * layers * heads * width * context * rows / 2**30
     page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
-    assert f"`]({'../src/marft/recipes/'}{name}.toml) | {parameters:g} | {weights:.1f} | {kept:.1f} |" in page
+    assert (
+        f"`]({'../packages/marft/src/marft/recipes/'}{name}.toml) | {parameters:g} | {weights:.1f} | {kept:.1f} |"
+        in page
+    )
     (room,) = re.findall(rf"{name}\.toml\).*\| (\d+) GB \|", page)
     assert math.ceil((weights + kept) * 2**30 / 1e9) < int(room)  # where every row fills its context
     model = {"math_0_5b": "0.5B", "math_3b": "3B", "math_7b": "7B", "math_32b": "32B"}[name]

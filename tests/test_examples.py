@@ -29,7 +29,10 @@ def test_the_example_parts_train_together(tmp_path: Path) -> None:
 
 def test_the_guide_shows_what_the_examples_do() -> None:
     root = Path(__file__).parents[1]
-    guide, code = (root / "CONTRIBUTING.md").read_text(), (root / "src/marft/examples/plugins.py").read_text()
+    guide, code = (
+        (root / "CONTRIBUTING.md").read_text(),
+        (root / "packages/marft/src/marft/examples/plugins.py").read_text(),
+    )
     shown = [line.strip() for line in guide.split("```python\nclass")[1:] for line in line.split("```")[0].splitlines()]
     missing = [line for line in shown if line and not line.endswith('"""') and line not in code]
     assert not missing

@@ -31,6 +31,7 @@ from tests.docs import ROOT, Block, blocks, inline
 from tests.fuzzing import OURS
 from tests.helpers import recipe
 from tests.nights import NIGHT
+from tests.sources import source, source_files
 
 # bash: a script, which test_wheel.py runs
 LANGUAGES = {"bash", "csv", "output", "python", "sh", "text", "toml", "yaml"}
@@ -200,7 +201,7 @@ def a_run(folders: pytest.TempPathFactory) -> Path:
 
 def test_what_contributing_shows_is_what_ships() -> None:
     """``examples/plugins.py`` has every method that the page shows, to the letter."""
-    ships = methods((ROOT / "src" / "marft" / "examples" / "plugins.py").read_text(encoding="utf-8"))
+    ships = methods(source("marft/examples/plugins.py").read_text(encoding="utf-8"))
     shown = [name for block in blocks("python") if block.page == "CONTRIBUTING.md" for name in methods(block.text)]
     assert len(shown) > 5
     assert set(shown) <= set(ships)
@@ -230,7 +231,7 @@ def test_the_sentences_of_troubleshooting_are_those_of_the_code(sentence: str) -
 def fixed() -> frozenset[tuple[str, ...]]:
     """What is always the same, in order, of every text of the code that is long enough to be known by."""
     found = set()
-    for file in (ROOT / "src").rglob("*.py"):
+    for file in source_files(".py").values():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             pieces = tuple(piece for piece in _pieces(node) if piece)
             if sum(map(len, pieces)) > 10:

@@ -41,5 +41,7 @@ def test_what_is_left_keeps_no_command_from_ending(left: str) -> None:
 
 
 def test_it_is_what_is_installed() -> None:
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    scripts = tomllib.loads((ROOT / "packages" / "marft" / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "scripts"
+    ]
     assert scripts["marft"] == "marft.cli.main:command"

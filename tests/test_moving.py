@@ -49,9 +49,9 @@ def test_imports_and_strings_follow(move: ModuleType, was: str, now: str) -> Non
 @pytest.mark.parametrize(
     ("was", "now"),
     [
-        ('"src/marft/a/b.py:F.of": [', '"src/marft/c/d.py:F.of": ['),
-        ('"src/marft/a/**/*.py"', '"src/marft/z/**/*.py"'),
-        ("[`b`](../src/marft/a/b.py)", "[`b`](../src/marft/c/d.py)"),
+        ('"packages/marft/src/marft/a/b.py:F.of": [', '"packages/marft/src/marft/c/d.py:F.of": ['),
+        ('"packages/marft/src/marft/a/**/*.py"', '"packages/marft/src/marft/z/**/*.py"'),
+        ("[`b`](../packages/marft/src/marft/a/b.py)", "[`b`](../packages/marft/src/marft/c/d.py)"),
         ('here = ["a/b.py"]', 'here = ["c/d.py"]'),
         ('here = ["marft/a/b.py"]', 'here = ["marft/c/d.py"]'),
         ("`marft_lab/x.py` and `e.py`", "`marft_lab/y.py` and `marft_lab/f.py`"),

@@ -19,8 +19,8 @@ from marft.config.plugins import TAGS, find_plugin
 from marft.config.run import RunSettings
 from marft.config.sections import section_class
 from tests.docs import PAGES, ROOT, name_of
+from tests.sources import source, source_files
 
-SOURCE = ROOT / "src"
 MENTION = {
     "marft/config/algorithms.py",
     "marft/config/sources.py",
@@ -74,9 +74,8 @@ def flat(text: str) -> str:
 
 @cache
 def cited() -> dict[str, frozenset[str]]:
-    """The citations of every file of ours, by its place below ``src/marft``."""
-    files = (path for path in SOURCE.rglob("*") if path.suffix in (".py", ".toml", ".jinja"))
-    texts = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    """The citations of every file of ours, by its place in a package."""
+    texts = {place: path.read_text(encoding="utf-8") for place, path in source_files(".py", ".toml", ".jinja").items()}
     return {file: frozenset(citations(text) | set(NUMBER.findall(text))) for file, text in texts.items()}
 
 
@@ -131,7 +130,7 @@ class TestRows:
         for row in rows:
             assert row.here, row.name
             for file in row.here:
-                assert (SOURCE / file).is_file(), f"{row.name}: {file}"
+                assert source(file).is_file(), f"{row.name}: {file}"
             for file in row.measured:
                 assert (ROOT / "benchmarks" / "results" / file).is_file(), f"{row.name}: {file}"
             for metric in row.metrics:
@@ -180,7 +179,7 @@ class TestRows:
 
     def test_each_is_spoken_of_in_the_code_or_the_docs(self, rows: list[Any]) -> None:
         """A row of what is gone would stay for ever."""
-        files = [*SOURCE.rglob("*.py"), *(page for page in PAGES if page.name != "papers.md")]
+        files = [*source_files(".py").values(), *(page for page in PAGES if page.name != "papers.md")]
         text = " ".join(flat(file.read_text(encoding="utf-8")) for file in files)
         for row in rows:
             assert any(said in text for said in (row.name, row.by, *row.also, row.arxiv) if said), row.name

@@ -20,10 +20,11 @@ from marft.runs.folder import RunFolder
 from tests.helpers import recipe
 from tests.nights import BY_NIGHT
 from tests.plugins import Flaky
+from tests.sources import source
 from tests.test_cli import run as command
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOK = ROOT / "src" / "marft" / "examples" / "first_team.ipynb"
+NOTEBOOK = source("marft/examples/first_team.ipynb")
 
 
 def as_in_a_notebook(code: str, name: str) -> Any:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.nights import NIGHT
+from tests.sources import SOURCES, source, source_files
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src"
 MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-PLACES = [*(SOURCE / "marft").iterdir(), *SOURCE.iterdir()]
+PLACES = [*source("marft").iterdir(), *(place for folder in SOURCES for place in folder.iterdir())]
 ROOMS = {f"{path.name}/" for path in PLACES if (path / "__init__.py").exists()} - {"marft/"}
 
 
@@ -41,8 +41,8 @@ def test_every_room_is_on_the_map() -> None:
 
 def modules() -> dict[str, Path]:
     """Every file by the name that it is imported by."""
-    paths = {file: file.relative_to(SOURCE).with_suffix("").parts for file in SOURCE.rglob("*.py")}
-    return {".".join(parts).removesuffix(".__init__"): file for file, parts in paths.items()}
+    files = source_files(".py").items()
+    return {place.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): file for place, file in files}
 
 
 def imported(file: Path, known: dict[str, Path]) -> set[str]:
@@ -68,12 +68,12 @@ def test_no_file_imports_itself_in_a_circle() -> None:
     TopologicalSorter({name: imported(file, known) for name, file in known.items()}).prepare()  # raises CycleError
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "tools", "benchmarks"])
+@pytest.mark.parametrize("folder", ["packages", "tests", "tools", "benchmarks"])
 def test_files_have_at_most_600_lines_and_functions_70(folder: str) -> None:
     large = []
     for file in sorted((ROOT / folder).rglob("*.py")):
         large += [str(file)] if len(file.read_text(encoding="utf-8").splitlines()) > 600 else []
-        for node in statements(file) if NIGHT or folder == "src" else ():
+        for node in statements(file) if NIGHT or folder == "packages" else ():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
                 large += [f"{file}: {node.name}"] if node.end_lineno - node.lineno >= 70 else []
     assert not large, "\n".join(large)

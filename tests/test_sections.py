@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,13 +11,17 @@ from pathlib import Path
 import pytest
 
 from marft.common.registry import bundled_parts
+from marft.common.version import __version__
 from marft.config import load_recipe, parse_recipe, to_toml
 from marft.config.seams import SEAMS
 from marft.config.sections import section_class, section_names
 from marft_lab.world_models.settings import DynaSettings
 from marft_serve.tracing.settings import TracingSettings
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECTS = [
+    tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    for file in Path(__file__).parents[1].glob("packages/*/pyproject.toml")
+]
 THEIRS = """
 from collections.abc import Iterable
 from typing import ClassVar
@@ -54,7 +59,20 @@ def complaint(*overrides: str) -> str:
 def test_what_is_registered_is_what_the_project_says() -> None:
     """Where this fails, run ``make install``: names of parts are read off the installed package."""
     for kind in [*SEAMS, "sections", "commands", "suites", "rollout_sources"]:
-        assert set(PROJECT["entry-points"][f"marft.{kind}"]) == set(bundled_parts(kind)), kind
+        named = [name for project in PROJECTS for name in project["entry-points"].get(f"marft.{kind}", ())]
+        assert sorted(named) == bundled_parts(kind), kind
+
+
+def test_all_packages_have_one_version_and_want_it_of_each_other() -> None:
+    assert {project["version"] for project in PROJECTS} == {__version__}
+    wanted = [
+        need
+        for project in PROJECTS
+        for needs in (project["dependencies"], *project.get("optional-dependencies", {}).values())
+        for need in needs
+        if re.match(r"marft\b", need) and not need.startswith("marft[")
+    ]
+    assert {need.rpartition("==")[2] for need in wanted} == {__version__}
 
 
 def test_every_section_is_known_by_the_name_of_its_table() -> None:

@@ -77,11 +77,15 @@ class TestLinks:
         [
             ("index.md", "[runs](docs/runs.md#resume)", "[runs](runs.md#resume)"),
             ("runs.md", "[start](../README.md)", "[start](index.md)"),
-            ("runs.md", "[types](../src/marft/common/types.py)", "[types](source/src/marft/common/types.py.md)"),
+            (
+                "runs.md",
+                "[types](../packages/marft/src/marft/common/types.py)",
+                "[types](source/packages/marft/src/marft/common/types.py.md)",
+            ),
             (
                 "api/types.md",
-                "[types](../../src/marft/common/types.py)",
-                "[types](../source/src/marft/common/types.py.md)",
+                "[types](../../packages/marft/src/marft/common/types.py)",
+                "[types](../source/packages/marft/src/marft/common/types.py.md)",
             ),
             ("source/benchmarks.md", "[all](docs/results.md)", "[all](../results.md)"),
             ("runs.md", "[paper](https://arxiv.org/abs/1)", "[paper](https://arxiv.org/abs/1)"),
@@ -95,10 +99,11 @@ class TestLinks:
         assert links.with_links(link, uri) == leads
 
     def test_files_outside_the_docs_get_pages_of_their_own(self, links: ModuleType) -> None:
-        text = (
-            "[a](runs.md) [b](../README.md) [c](../src/marft/common/types.py) [d](https://arxiv.org) [e](../benchmarks)"
-        )
-        assert list(links.linked_files("docs/first.md", text)) == ["src/marft/common/types.py", "benchmarks"]
+        text = "[a](runs.md) [b](../README.md) [c](../packages/marft/src/marft/common/types.py) [d](https://arxiv.org) [e](../benchmarks)"
+        assert list(links.linked_files("docs/first.md", text)) == [
+            "packages/marft/src/marft/common/types.py",
+            "benchmarks",
+        ]
 
     def test_the_page_of_a_file_is_its_text_in_which_nothing_is_a_link(self, links: ModuleType) -> None:
         page = links.page_of("tools/site/links.py")

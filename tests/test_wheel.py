@@ -13,26 +13,28 @@ import pytest
 
 from marft.config.bundled import bundled_names
 from tests.nights import BY_NIGHT, NIGHT
+from tests.sources import SOURCES
 
 pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel: pip install 'marft[dev]'")
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src"
 Command = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True)
-    (built,) = folder.glob("marft-*.whl")
-    return zipfile.ZipFile(built)
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[zipfile.ZipFile]:
+    folder = tmp_path_factory.mktemp("wheels")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    for package in ROOT.glob("packages/*"):
+        subprocess.run(build, cwd=package, check=True)
+    return [zipfile.ZipFile(built) for built in sorted(folder.glob("marft*.whl"))]
 
 
 @pytest.fixture(scope="module")
-def unpacked(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unpacked(wheels: list[zipfile.ZipFile], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unpacked")
-    wheel.extractall(folder)
+    for wheel in wheels:
+        wheel.extractall(folder)
     return folder
 
 
@@ -52,16 +54,17 @@ def marft(unpacked: Path, tmp_path: Path) -> Command:
     return command
 
 
-def test_it_holds_every_file_of_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    ours = {
-        str(path.relative_to(SOURCE))
-        for path in SOURCE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    held = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
-    assert held == ours
-    assert {"marft/recipes/demo.toml", "marft/examples/plugins.py", "marft/models/tiny/model.safetensors"} <= held
-    assert {"marft/py.typed", "marft_lab/py.typed", "marft/examples/first_team.ipynb"} <= held
+def test_each_holds_every_file_of_its_package_and_nothing_else(wheels: list[zipfile.ZipFile]) -> None:
+    assert len(wheels) == len(SOURCES)
+    everything: set[str] = set()
+    for folder, wheel in zip(SOURCES, wheels, strict=True):
+        files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        held = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
+        assert held == {path.relative_to(folder).as_posix() for path in files}
+        assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
+        everything |= held
+    assert {"marft/recipes/demo.toml", "marft/examples/plugins.py", "marft/models/tiny/model.safetensors"} <= everything
+    assert {"marft/py.typed", "marft_lab/py.typed", "marft/examples/first_team.ipynb"} <= everything
 
 
 def test_the_code_that_runs_is_the_wheels(marft: Command, unpacked: Path, tmp_path: Path) -> None:

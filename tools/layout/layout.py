@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src"
+SOURCES = sorted(ROOT.glob("packages/*/src"))
 ROOMS = (
     "common",
     "config",
@@ -66,7 +66,9 @@ class Import:
 @cache
 def modules() -> Mapping[str, Path]:
     """Return the file of each module, by its name."""
-    paths = {file: file.relative_to(SOURCE).with_suffix("").parts for file in SOURCE.rglob("*.py")}
+    paths = {
+        file: file.relative_to(source).with_suffix("").parts for source in SOURCES for file in source.rglob("*.py")
+    }
     return {".".join(parts).removesuffix(".__init__"): file for file, parts in paths.items()}
 
 

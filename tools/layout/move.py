@@ -43,7 +43,8 @@ def read_moves(words: list[str]) -> dict[str, str]:
 
 def path_of(module: str) -> Path:
     """Return the path of a module without a suffix, relative to the root of the repository."""
-    return Path("src", *module.split("."))
+    package = module.partition(".")[0]
+    return Path("packages", package.replace("_", "-"), "src", *module.split("."))
 
 
 def move_files(moves: Mapping[str, str]) -> None:
@@ -83,7 +84,7 @@ def rewritten(text: str, moves: Mapping[str, str], python: bool) -> str:
     if python:
         text = _with_new_parents(text, moves)
     paths = {path_of(old).as_posix(): path_of(new).as_posix() for old, new in moves.items()}
-    inner = {old.removeprefix("src/"): new.removeprefix("src/") for old, new in paths.items()}
+    inner = {old.partition("/src/")[2]: new.partition("/src/")[2] for old, new in paths.items()}
     inner |= {
         old.removeprefix("marft/"): new.removeprefix("marft/") for old, new in inner.items()
     }  # as docs name the core

@@ -145,8 +145,12 @@ def _cited(paper: Paper) -> str:
     return f"**{paper.name}**: {by}{title}{where}"
 
 
+def _package(file: str) -> str:
+    return file.partition("/")[0].replace("_", "-")
+
+
 def _place(paper: Paper) -> str:
-    files = ", ".join(f"[`{file}`](../src/{file})" for file in paper.here)
+    files = ", ".join(f"[`{file}`](../packages/{_package(file)}/src/{file})" for file in paper.here)
     named = [*_kind("preset", paper.presets), *_kind("key", paper.keys), *_kind("metric", paper.metrics)]
     named += [f"`{command}`" for command in paper.commands]
     return "; ".join([files, *named]) if named else f"{files}; needs no key"

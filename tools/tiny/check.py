@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -81,7 +80,7 @@ def skills(backbone: Backbone, tokenizer, demos: list[Demonstration]) -> dict[st
 
 
 if __name__ == "__main__":
-    folder = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).parents[2] / "src/marft/models/tiny")
+    folder = sys.argv[1] if len(sys.argv) > 1 else "packages/marft/src/marft/models/tiny"
     settings = ModelSettings(path=folder)
     model, words = load_backbone(settings, torch.device("cpu"), torch.float32), load_tokenizer(settings)
     for terms in (2, 3, 4, 6, 12):

@@ -1,6 +1,6 @@
 """Train the bundled tiny model from scratch: tokenizer, weights, checkpoint in Hugging Face format.
 
-    python tools/tiny/train.py            # about 50 minutes on two CPU cores; writes src/marft/models/tiny
+    python tools/tiny/train.py            # about 50 minutes on two CPU cores
     python tools/tiny/train.py --steps 50 --output /tmp/tiny
 
 The result depends on nothing but this folder, the seed and the versions in constraints.txt: the same command on the
@@ -65,7 +65,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "src/marft/models/tiny")
+    parser.add_argument("--output", type=Path, default=ROOT / "packages/marft/src/marft/models/tiny")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=3e-3)

@@ -1,6 +1,6 @@
 """Train the small model of a world, on games that its script plays flawlessly and then with mixed skill.
 
-    python tools/tiny/worlds.py relay                 # writes src/marft/models/tiny_relay: path = "tiny-relay"
+    python tools/tiny/worlds.py relay                 # the model "tiny-relay"
     python tools/tiny/worlds.py relay --steps 50 --output /tmp/relay
     python tools/tiny/worlds.py relay --only-check    # what the untuned teams solve
 
@@ -40,7 +40,7 @@ from marft.rollout.rollouts import LocalRollouts
 from marft_lab.scripted import ScriptedTeam, Spoken
 
 ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "src/marft/models"
+MODELS = ROOT / "packages/marft/src/marft/models"
 WIDE = 1_000_000  # tokens of context while games are recorded
 
 

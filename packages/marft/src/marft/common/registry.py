@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
-DISTRIBUTIONS = frozenset({"marft"})  # of this project
+DISTRIBUTIONS = frozenset({"marft", "marft-envs", "marft-serve", "marft-lab"})  # of this project
 
 
 def registered(kind: str) -> Mapping[str, EntryPoint]:

@@ -20,7 +20,7 @@ from marft.models.alone import one_at_a_time
 from marft.models.backbone import Backbone
 from marft.models.forward_check import settle_forward
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[5] / "docs" / "models.md"
 SMALL = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
