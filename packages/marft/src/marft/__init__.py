@@ -1,6 +1,6 @@
-"""MARFT: multi-agent reinforcement fine-tuning of the language models inside a team of agents.
+"""MARFT: multi-agent reinforcement fine-tuning for teams of language-model agents.
 
-Everything named here is loaded when it is first used, so that ``import marft`` costs nothing.
+Each public name is imported on first use, so ``import marft`` stays cheap.
 """
 
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation
 
-wait_briefly(os.environ)  # before torch is imported
+wait_briefly(os.environ)  # must run before torch is imported
 
 __all__ = [
     "Action", "Agents", "Comparison", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "JointAction",

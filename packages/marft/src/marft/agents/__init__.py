@@ -1,1 +1,1 @@
-"""Agents: profiles, teams, organizations, what they read of each other, memory, tools; and playing an episode."""
+"""Agents: profiles, teams, organizations, channels, memory, tools and the episode runner."""

@@ -1,4 +1,4 @@
-"""Agents, and the callable seats through which an organization lets them act."""
+"""Agents, and the callable handles through which an organization requests actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from marft.config.settings import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One seat of a team: a profile, the policy that plays it, and how it samples."""
+    """One agent in a team: its profile, its policy and its sampling settings."""
 
     profile: Profile
     policy: str
@@ -29,12 +29,13 @@ class Agent:
 
     @property
     def role(self) -> str:
+        """Name that the team uses for the agent: the role in its profile."""
         return self.profile.role
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """What of an action is passed on, where that is not its whole text."""
+    """Action passed on with a different text: an excerpt instead of the whole message."""
 
     action: Action
     text: str
@@ -45,14 +46,14 @@ Seen = Action | Excerpt
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an agent is asked for: what it is shown, and how its action comes about."""
+    """Request for one action: the observation, the visible actions and the way to produce the action."""
 
     observation: Observation
     sees: tuple[Seen, ...] = ()
-    begins: Action | None = None  # its turn goes on from this one's text
-    options: tuple[str, ...] = ()  # it chooses one of these instead of writing
-    normalisation: Normalisation = "tokens"  # Z of an option
-    chat: Chat | None = None  # it is asked in messages of a program of its own, and not with the observation
+    begins: Action | None = None  # the agent's turn continues this action's text
+    options: tuple[str, ...] = ()  # the agent chooses one of these options instead of writing
+    normalisation: Normalisation = "tokens"  # how Z normalizes an option's log-probability
+    chat: Chat | None = None  # the prompt is this chat from a client's program, not the observation
 
 
 Ask = Callable[[Agent, Request], Awaitable[Action]]
@@ -65,12 +66,13 @@ async def _no_chats(agent: Agent, _: Request) -> Reply:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What an organization needs that runs somebody else's program.
+    """Context for an organization that runs an external program.
 
     Args:
-        external_wait: held while the program may ask for more, so that a sampler that admits in order waits for it.
-        threads: for code that may block or hang.
-        renderer: of the team's policies.
+        external_wait: context manager to hold while the program may send more requests. A sampler that admits
+            requests in order then waits for them.
+        threads: loop threads for code that may block or hang.
+        renderer: renderer for the team's policies.
     """
 
     external_wait: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -80,7 +82,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """An agent in one step of one episode: ``await agents.coder(observation, sees=[plan])`` is one decision."""
+    """Handle to an agent in one step: ``await agents.coder(observation, sees=[plan])`` requests one decision."""
 
     agent: Agent
     _ask: Ask
@@ -88,13 +90,15 @@ class Seat:
 
     @property
     def role(self) -> str:
+        """The agent's role."""
         return self.agent.role
 
     async def reply(self, observation: Observation, chat: Chat) -> Reply:
-        """Act once, asked in the messages of somebody else's program: one decision like any other.
+        """Act once on a chat from an external program; the decision counts like any other.
 
         Raises:
-            ChatRefusedError: the chat cannot be answered. That is the program's to hear: no action was asked for.
+            ChatRefusedError: the chat cannot be answered. No action was requested; the program should handle the
+                error.
         """
         return await self._answer(self.agent, Request(observation, chat=chat))
 
@@ -104,10 +108,10 @@ class Seat:
         """Act once.
 
         Args:
-            sees: the actions, or excerpts of them, that this one depends on; what is given is what it sees, and is
-                recorded.
-            begins: an action whose text the agent's own turn begins with: it writes on from there. Both policies
-                must have the same tokenizer.
+            sees: the actions, or excerpts of actions, that this action depends on. The agent sees exactly these, and
+                the action records them.
+            begins: an action whose text starts the agent's own turn; the agent continues it. Both policies must have
+                the same tokenizer.
         """
         return await self._ask(self.agent, Request(observation, tuple(sees), begins))
 
@@ -115,10 +119,12 @@ class Seat:
         self, observation: Observation, options: Sequence[str], sees: Sequence[Seen] = (),
         normalisation: Normalisation = "tokens",
     ) -> Action:  # fmt: skip
-        """Choose one of ``options`` by the probability of its text, over Z (TWOSOME); one decision, trained like any.
+        """Choose one option by the probability of its text, normalized by Z (TWOSOME).
+
+        The choice is one decision and is trained like any other.
 
         Raises:
-            ValueError: there is nothing to choose from, or an option comes twice.
+            ValueError: ``options`` is empty or contains duplicates.
         """
         if not options or len(set(options)) < len(options):
             raise ValueError(
@@ -130,7 +136,7 @@ class Seat:
 
 
 class Agents:
-    """The seats of a team: ``agents.planner``, ``agents["planner"]``, or iterate in the recipe's order."""
+    """Agent handles of a team: ``agents.planner``, ``agents["planner"]``, or iterate in the recipe's order."""
 
     def __init__(
         self, agents: Sequence[Agent], ask: Ask, answer: Answer = _no_chats, outside: Outside | None = None
@@ -139,7 +145,7 @@ class Agents:
         self._outside = outside
 
     def outside(self) -> Outside:
-        """What an organization needs that runs somebody else's program."""
+        """Return the context for an organization that runs an external program."""
         return self._outside or Outside()
 
     def __getitem__(self, role: str) -> Seat:

@@ -1,4 +1,4 @@
-"""Finding the answer in what the answering agent wrote."""
+"""Extraction of the answer from an agent's text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STATED = re.compile(
     r"|选择?\s*[:：]?(?=\s*[(（]?[A-Z](?![A-Za-z]))",
     re.IGNORECASE | re.MULTILINE,
 )
-# what stands between answers that are given together: one of them is none
+# separators between answers given together: with several answers, no single one counts
 _TOGETHER = re.compile(
     r"(?:[\s$.,;:/&*]|\\[()\[\],;:! ]"
     r"|\b(?:or|and|maybe|perhaps|possibly|alternatively|either|else|otherwise|oder|und|ou|et|o|y|e)\b|或者?|和|または)*",
@@ -47,7 +47,7 @@ _TOGETHER = re.compile(
 )
 _SENTENCE = re.compile(r"(?:(?<=[^\W_]{2})|(?<=[\d)\]}*\"'”%$]))[.!?](?=\s)(?!\s+(?:[Oo]r|[Aa]nd|[Bb]ut)\b)|[。！？]")
 _ASIDE = re.compile(r",\s+(?:but|not|although|though|because|since|as)\b|\s+because\b", re.IGNORECASE)
-# what takes back an answer that it stands beside: "it is not 7", "7 is wrong"
+# phrases that negate an adjacent answer: "it is not 7", "7 is wrong"
 _DENIED_BEFORE = re.compile(
     r"(?:(?:\b(?:not|never|neither|nor|cannot|isnt|nicht|kein|pas|rather\s+than|instead\s+of)|n['’]t)"
     r"(?:\s+(?:be|the|a|an|equal|necessarily|simply|choose|pick|select|take|play|go|going|move|moving|want|to|with|do|use))*|不是|并非|不等于|ではなく)[\s*_`$\\(\[{]*$",
@@ -69,16 +69,19 @@ _AROUND = (("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("`", "`"), ('"',
            ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))  # fmt: skip
 _SPACING = re.compile(r"\\[,;:! ]|~")
 _SWITCHED = re.compile(r"\{?\s*\\(?:bf|it|rm|sf|tt|bfseries|itshape|rmfamily)\b\s*([^{}\\]+?)\}?\s*")  # {\bf B}
-_LINE_MARK = re.compile(r"^(?:#{1,6}|>)[ \t]+(?=\S)")  # of a heading, or of a quotation
+_LINE_MARK = re.compile(r"^(?:#{1,6}|>)[ \t]+(?=\S)")  # a heading or block-quote mark
 _ANSWER_KEYS = ("answer", "final_answer", "final answer", "finalanswer", "choice", "option", "correct_answer")
 _JSON_BLOCK = re.compile(r"```(?:json)?[ \t]*\n\s*(\{.*?\})\s*\n?```", re.DOTALL | re.IGNORECASE)
 _FENCED = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
-NEAR = 40  # characters before an answer in which it may be denied
+NEAR = 40  # characters before an answer in which a negation counts
 
 
 def text_said(action: Action | None) -> str:
-    """Return what an action says, for an environment to grade: without thoughts, and with an empty ``<answer>`` in the
-    place of an answer that was cut by its length, so that it states none; "" where there is no action."""
+    """Return an action's text for the environment to grade, without reasoning.
+
+    If the length limit cut the text within its answer, an empty ``<answer>`` replaces the answer, so the text
+    states none. Without an action, the text is "".
+    """
     if action is None or action.only_thought:
         return ""
     text = outside_thoughts(action.text).strip()
@@ -87,7 +90,7 @@ def text_said(action: Action | None) -> str:
 
 
 def _cut_answer(text: str) -> int:
-    """Return where an answer begins that a text ends within; -1 where it ends within none."""
+    """Return the start index of an unfinished answer at a text's end, or -1 if the text ends outside an answer."""
     opened = text.rfind(_OPENS)
     if opened > text.rfind(_CLOSES):
         return opened
@@ -97,7 +100,7 @@ def _cut_answer(text: str) -> int:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{…}``, braces matched; None where there is none that closes.
+    r"""Return the content of the last closed ``\boxed{…}`` with matched braces, or None.
 
     >>> last_boxed(r"first \boxed{1}, then \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
@@ -107,10 +110,13 @@ def last_boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int]], int]:
-    """Return where the contents of boxes begin and end, by where they begin; and where the last that never closes
-    begins, -1 without one."""
+    """Return the (start, end) spans inside closed boxes, sorted, and the start of the last unclosed box.
+
+    The latter is -1 if every box is closed.
+    """
     boxes = {box.end() for box in _BOX.finditer(text)}
-    found, opened = list[tuple[int, int]](), list[int]()  # braces that wait for their other one: all in one pass
+    # open braces without a match yet; matching all braces takes one pass
+    found, opened = list[tuple[int, int]](), list[int]()
     for brace in _BRACES.finditer(text) if boxes else ():
         if brace[0] == "{":
             opened.append(brace.end())
@@ -120,9 +126,11 @@ def _boxes(text: str) -> tuple[list[tuple[int, int]], int]:
 
 
 def find_answer(text: str) -> str | None:
-    r"""The last ``\boxed{…}`` or ``<answer>…</answer>`` outside of thoughts, whichever begins later; else what a JSON
-    object names as its answer, where that is all there is, or in a block of its own; None without any. Several that
-    stand together are one answer, with commas; one that was cut is "".
+    r"""Return the last ``\boxed{…}`` or ``<answer>…</answer>`` outside reasoning, whichever begins later.
+
+    Without either, return the answer field of a JSON object, if the object is the whole text or the text's last
+    code block has one. Adjacent answers that belong together are joined with commas. A truncated answer gives "".
+    None means no marked answer.
 
     >>> find_answer(r"First \boxed{3}, but no: <answer> 7 </answer>"), find_answer(r"<answer>\boxed{7}</answer>")
     ('7', '7')
@@ -134,7 +142,7 @@ def find_answer(text: str) -> str | None:
     text = outside_thoughts(text)
     boxes, never = _boxes(text)
     tags = _tags(text)
-    opens = text.rfind(_OPENS)  # at whose closing tag generation often stops
+    opens = text.rfind(_OPENS)  # generation often stops at the closing tag, so it may be missing
     before = max(never, tags[-1][1] if tags else -1, boxes[-1][1] if boxes else -1)
     if opens > before and (before < 0 or _CLOSES[:-1] not in text[opens:]):  # half a closing tag closes nothing
         return text[opens + len(_OPENS) :].strip()
@@ -148,8 +156,10 @@ def find_answer(text: str) -> str | None:
 
 
 def _answer_in_json(text: str) -> str | None:
-    """Return the answer that a JSON object names, where it is the whole text or its last block of code; None without
-    one, or where it names several."""
+    """Return the answer named by a JSON object, if the object is the whole text or its last code block.
+
+    Return None without such an object, or if it names several answers.
+    """
     block = next(reversed(_JSON_BLOCK.findall(text)), "")
     written = text.strip() if text.lstrip().startswith("{") else block
     try:
@@ -166,7 +176,7 @@ def _answer_in_json(text: str) -> str | None:
 
 
 def _tags(text: str) -> list[tuple[int, int]]:
-    """Return where the contents of ``<answer>`` tags begin and end."""
+    """Return the (start, end) spans inside ``<answer>`` tags."""
     found, at = list[tuple[int, int]](), 0
     while (closes := text.find(_CLOSES, at)) >= 0:
         opens = text.rfind(_OPENS, at, closes)
@@ -177,10 +187,10 @@ def _tags(text: str) -> list[tuple[int, int]]:
 
 
 def _together(text: str, places: Sequence[tuple[int, int]]) -> str:
-    """Return the last content, with those before it that nothing but commas and an "or" part from it."""
+    """Return the last content, joined to earlier contents separated from it only by commas or "or"."""
     given, (begins, _) = [text[slice(*places[-1])].strip()], places[-1]
     for start, end in reversed(places[:-1]):
-        if end >= begins:  # one around it
+        if end >= begins:  # this span encloses the next
             continue
         between = text[end + 1 : begins].removeprefix("/answer>")
         between = re.sub(r"(?:\\f?box(?:ed)?\s*\{?|<answer>)\s*$", "", between)
@@ -192,7 +202,7 @@ def _together(text: str, places: Sequence[tuple[int, int]]) -> str:
 
 
 def given_together(between: str) -> bool:
-    """Return whether what stands between two answers parts nothing: commas, an "or".
+    """Return true if the text between two answers joins them: commas or a word like "or".
 
     >>> given_together("$ or maybe $"), given_together(". No: it is ")
     (True, False)
@@ -201,8 +211,10 @@ def given_together(between: str) -> bool:
 
 
 def statement_in(text: str) -> str | None:
-    """Return what follows the last "the answer is", also in other words, to the end of its line; what follows ``####``
-    on the last line, where that comes later; None without either.
+    """Return the rest of the line after the last "the answer is" or a similar phrase.
+
+    If the last line begins with ``####`` and comes later, return the text after ``####``. Without either, return
+    None.
 
     >>> statement_in("Hm.\\n**Final answer:** 5 km."), statement_in("3 + 4 = 7\\n#### 7"), statement_in("5")
     ('5 km', '7', None)
@@ -215,7 +227,7 @@ def statement_in(text: str) -> str | None:
 
 
 def _without_ending(line: str) -> str:
-    """Return a line without its full stop and the copula before it."""
+    """Return a line without its final period or exclamation mark and without a copula before it."""
     line = line.rstrip()
     line = (line[:-1] if line.endswith((".", "。", "!", "！")) else line).rstrip()
     copula = next(filter(line.endswith, _COPULAS), "")
@@ -223,7 +235,7 @@ def _without_ending(line: str) -> str:
 
 
 def rest_stated(text: str) -> str | None:
-    """Return all that follows the last "the answer is", or ``####`` on the last line; None without either."""
+    """Return the whole text after the last "the answer is", or after ``####`` on the last line; None without either."""
     start, end = _last_statement(text)
     if start < 0:
         return None
@@ -231,7 +243,7 @@ def rest_stated(text: str) -> str | None:
 
 
 def _last_statement(text: str) -> tuple[int, int]:
-    """Return where the last "the answer is", or ``####`` on the last line, begins and ends; -1 twice without one."""
+    """Return the last span with "the answer is", or with ``####`` on the last line; (-1, -1) without either."""
     last = max((match.span() for match in _STATED.finditer(text)), key=lambda span: span[1], default=(-1, -1))
     whole = text.rstrip()
     line = whole.rfind("\n") + 1
@@ -239,8 +251,10 @@ def _last_statement(text: str) -> tuple[int, int]:
 
 
 def stated_answer(text: str) -> str:
-    r"""The part of a text that states its answer, outside of thoughts: the last ``\boxed{…}`` or ``<answer>`` tag, else
-    the rest of the line after the last "the answer is" or ``####``, else the whole text.
+    r"""Return the part of a text that states its answer, outside reasoning.
+
+    This is the last ``\boxed{…}`` or ``<answer>`` tag, else the rest of the line after the last "the answer is" or
+    ``####``, else the whole text.
 
     >>> stated_answer("2 + 3 makes 5.\nThe answer is **5**."), stated_answer(" 5 "), stated_answer("<think>5")
     ('5', '5', '')
@@ -253,7 +267,7 @@ def stated_answer(text: str) -> str:
 
 
 def states_answer(text: str) -> bool:
-    r"""Whether a text has an answer that is marked as one: in a box or a tag, or after "the answer is".
+    r"""Return true if a text marks its answer: in a box or a tag, or after "the answer is".
 
     >>> states_answer(r"\boxed{5}"), states_answer("I agree."), states_answer("\\boxed{5")
     (True, False, False)
@@ -264,7 +278,9 @@ def states_answer(text: str) -> bool:
 
 
 def bold_in(text: str) -> str | None:
-    """Return the one text that the last line sets in bold; None where it sets none, or several.
+    """Return the only bold text in the last line, or None if the line has no or several bold texts.
+
+    A bold label that ends with a colon does not count, and a negated answer gives None.
 
     >>> bold_in("We add.\\nThe total is **$18** for both."), bold_in("**3** or **4**"), bold_in("**Total:** 18")
     ('$18', None, None)
@@ -275,7 +291,7 @@ def bold_in(text: str) -> str | None:
 
 
 def denied(text: str, start: int, end: int) -> bool:
-    """Return whether what stands there in a text is said not to be the answer.
+    """Return true if the surrounding text negates the answer at ``text[start:end]``.
 
     >>> denied("It is not **7**.", 10, 15), denied("not 6 but 7", 10, 11), denied("7 is wrong", 0, 1)
     (True, False, True)
@@ -285,7 +301,7 @@ def denied(text: str, start: int, end: int) -> bool:
 
 
 def without_aside(sentence: str) -> str:
-    """Return a sentence up to where it goes on with why, or with what the answer is not.
+    """Return a sentence up to its explanation or contrast ("because …", ", not …").
 
     >>> without_aside("5, because 2 + 3 = 5"), without_aside("5 because 6 is too large"), without_aside("1, 2")
     ('5', '5', '1, 2')
@@ -294,8 +310,10 @@ def without_aside(sentence: str) -> str:
 
 
 def wordings(text: str) -> list[str]:
-    """Return the answers that a text may be said to state in words, undecorated: what it states, to the end of its line
-    or of its sentence; where it marks none, what it sets in bold, its last line, or all of it.
+    """Return the candidate answers in words from a text, without markup.
+
+    Candidates are the stated answer to the end of its line and to the end of its sentence. If the text marks no
+    answer, the candidates are its bold text, its last line and the whole text.
 
     >>> wordings("The answer is Paris. It is old."), wordings("Hm.\\n\\n**Paris**")
     (['Paris. It is old', 'Paris'], ['Paris', 'Hm. **Paris**'])
@@ -314,7 +332,7 @@ def wordings(text: str) -> list[str]:
 
 
 def undecorated(text: str) -> str:
-    r"""Return a text without what LaTeX and Markdown put around it, or a full stop: words alone.
+    r"""Return a text without surrounding LaTeX and Markdown markup and without a final period.
 
     >>> undecorated(r"\text{New  York}"), undecorated("**(B)**."), undecorated(r"$5\text{ km}$")
     ('New York', '(B)', '5 km')
@@ -337,8 +355,10 @@ def undecorated(text: str) -> str:
 
 
 def named(words: str) -> re.Pattern[str]:
-    """Return what finds words in a text where they stand for themselves. Digits at their ends are not part of another
-    number: of a negative one, a decimal, a fraction, a percentage, a range, a time or one with thousands.
+    """Return a pattern for words standing alone in a text.
+
+    Digits at the ends of ``words`` do not match inside another number: a negative number, a decimal, a fraction, a
+    percentage, a range, a time or a number with thousands separators.
 
     >>> [bool(named("1").search(text)) for text in ("I choose 1.", "(1)", "-1", "1.5", "0.1", "1/2", "1,000")]
     [True, True, False, False, False, False, False]
@@ -349,7 +369,9 @@ def named(words: str) -> re.Pattern[str]:
 
 
 def whole_numbers(text: str) -> list[int]:
-    """Return the whole numbers of a list in a text, in its order. Others are left out, not read in part.
+    """Return the integers in a text, in order.
+
+    Other numbers are skipped, not read in part.
 
     >>> whole_numbers("2, then 1, and 7; not -3, 0.5 or 1/2"), whole_numbers("1,2")
     ([2, 1, 7], [1, 2])
@@ -358,7 +380,9 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def answer_in(solution: str) -> str:
-    r"""The answer in a solution: the last ``\boxed{}``, else what follows ``####`` (GSM8K), else the whole text.
+    r"""Return the answer in a reference solution.
+
+    This is the last ``\boxed{}``, else the text after ``####`` (GSM8K), else the whole text.
 
     >>> answer_in("3 + 4 = 7\n#### 7")
     '7'

@@ -1,4 +1,4 @@
-"""A chat that somebody else's program brings: its messages and tools, and what it asks for."""
+"""Chat from a client's program: its messages, its tools and its sampling requests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Refusal = Literal["invalid", "too_long", "unsupported", "failed"]
 
 
 class ChatRefusedError(ValueError):
-    """A chat that no action answers; the message is for the client. Nothing was sampled, and nothing is recorded.
+    """Chat rejected before sampling; nothing is recorded.
 
     Args:
-        why: ``invalid``, ``too_long`` (beyond the model's context), ``unsupported``, or ``failed`` (the engine's fault,
-            and this chat's alone).
+        why: ``invalid``, ``too_long`` (beyond the model's context), ``unsupported``, or ``failed`` (an engine error
+            that affects this chat only).
+        message: explanation for the client.
     """
 
     def __init__(self, why: Refusal, message: str) -> None:
@@ -31,32 +32,37 @@ class ChatRefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must look like: calls of some tool, or of one, or JSON of a schema. Where tools are offered and
-    may be called, JSON is what an answer must be that calls none."""
+    """Required form for a response: a tool call, or JSON that matches a schema.
+
+    If tools are offered and may be called, the JSON constraint applies to responses without a call.
+    """
 
     kind: Literal["call", "json"]
-    tool: str = ""  # of a call: which; "" is any
-    schema: Mapping[str, Any] | None = None  # of JSON; None is that of any object
-    parallel: bool = True  # whether a turn may make several calls
+    tool: str = ""  # the required tool of a call constraint; "" allows any tool
+    schema: Mapping[str, Any] | None = None  # the JSON schema; None allows any object
+    parallel: bool = True  # whether one turn may make several calls
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What an agent is asked through a client.
+    """Request from a client to an agent.
 
     Args:
-        messages: as chat templates take them; calls and their answers are named by their places (:func:`exchange`).
-        tools: of the client, which makes the calls itself.
-        calls: whether calls are looked for in what is said.
-        max_tokens: at most; the recipe's limit holds too.
-        sees: ids of the actions that it depends on, where the client says so.
-        wishes: what was asked for and is only recorded, such as a temperature: the recipe's holds.
-        constraint: of the answer.
-        pieces: whether the text of each token is asked for.
-        alternatives: how many of the likeliest tokens are asked for beside each.
-        parallel: whether a turn may make several calls, where it need not make any.
-        begun: what the client begins the answer with: the agent goes on from there, and it is not trained.
-        live: hears the action while it comes about.
+        messages: in the format of chat templates. Tool calls and their results are matched by position
+            (:func:`exchange`).
+        tools: the client's tools; the client executes the calls itself.
+        calls: whether to parse tool calls in the response.
+        max_tokens: maximum tokens in the response; the recipe's limit applies as well.
+        stop: additional stop strings.
+        sees: ids of the actions that the response depends on, if the client names them.
+        wishes: requested sampling parameters that are only recorded, such as a temperature. The recipe's values
+            apply.
+        constraint: required form of the response.
+        pieces: whether to return the text of each token.
+        alternatives: number of most likely alternative tokens to return at each position.
+        parallel: whether one turn may make several calls, if calls are optional.
+        begun: the client's beginning of the response. The agent continues it, and it is not trained.
+        live: stream that receives the action while it is generated.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -74,14 +80,16 @@ class Chat:
     live: Live | None = field(default=None, compare=False)
 
     def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None, ends: str | Said = "") -> Sampling:
-        """How the answer is sampled: as the recipe says, but for less tokens, more texts that end it, and what it must
-        be.
+        """Return the sampling settings for the response.
+
+        The recipe's settings apply, with a possibly lower token limit, additional stop strings and the constraint's
+        grammar.
 
         Args:
-            own: the agent's.
-            room: tokens that the context has left.
-            grammar: of the constraint.
-            ends: what ends a call, where that is to end the turn.
+            own: the agent's sampling settings.
+            room: tokens left in the context.
+            grammar: grammar for the constraint.
+            ends: end marker of a tool call, if a call should end the turn.
         """
         most = min(own.max_new_tokens, room, self.max_tokens or own.max_new_tokens)
         last: tuple[str | Said, ...] = (ends,) if ends else ()
@@ -91,26 +99,26 @@ class Chat:
 
     @property
     def calls_once(self) -> bool:
-        """Whether a turn that calls a tool is to make one call, and nothing else holds it to that."""
+        """True if a turn should make at most one tool call without a constraint that enforces the limit."""
         return bool(self.tools) and self.calls and not self.parallel and self.constraint is None
 
     def recorded(self) -> str:
-        """The wishes, as JSON; "" where there are none."""
+        """Return the recorded sampling wishes as JSON, or "" without wishes."""
         return json.dumps(dict(self.wishes), sort_keys=True) if self.wishes else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """An action as a client is told it.
+    """Action in the form returned to a client.
 
     Args:
-        message: the turn, as it must come back to be gone on from by its ids.
-        calls: of tools in it, for the client to make.
-        thought: what of the text the message leaves out.
-        begun: what the client began the message with.
-        stopped: the stop string that ended it; "" where none did.
-        pieces: the text of each token, where it was asked for.
-        alternatives: the texts of the likeliest tokens in the place of each, and their log-probs, where they were.
+        message: the turn. The client must send it back unchanged for a continuation by token ids.
+        calls: tool calls for the client to execute.
+        thought: reasoning, which the message omits.
+        begun: the client's beginning of the message.
+        stopped: the stop string that ended the message, or "".
+        pieces: the text of each token, if requested.
+        alternatives: for each token, the most likely alternative texts and their log-probabilities, if requested.
     """
 
     action: Action

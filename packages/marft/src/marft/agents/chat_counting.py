@@ -1,4 +1,4 @@
-"""How many tokens a chat is, rendered as a whole."""
+"""Token count for a fully rendered chat."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from marft.agents.rendering import Renderer
 
 
 def tokens_of(renderer: Renderer, policy: str, chat: Chat) -> int:
-    """Return the number of tokens of a chat and its tools, the opening of the next turn included, and what the client
-    begins that turn with.
+    """Return the number of tokens in a chat, its tools and the opening of the next turn.
+
+    The count includes the client's beginning of that turn.
 
     Raises:
-        ChatRefusedError: its template cannot show it, or it is far beyond the model's context.
+        ChatRefusedError: the chat template cannot render the chat, or the chat far exceeds the model's context.
     """
     context = renderer.context(policy)
     size = sum(len(str(message["content"])) for message in chat.messages) + len(chat.begun)

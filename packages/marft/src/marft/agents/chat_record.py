@@ -1,7 +1,8 @@
-"""What one agent was told and said through clients in an episode, and what a chat shows of what others said.
+"""History of one agent's client chats in an episode, with attribution of quotes from other agents.
 
-A chat is answered after the deepest turn that it goes on from, by that turn's ids. Where a program has changed what
-comes before (``WHY``), what is left of it is text like any other: a new segment begins there, and the reason is kept.
+The agent answers a chat after the deepest of its turns that the chat continues, using that turn's token ids. If a
+program has changed an earlier part (``WHY``), the rest of that history is plain text: a new segment begins there,
+and the history keeps the reason.
 """
 
 from __future__ import annotations
@@ -27,36 +28,36 @@ WHY = {
     "edited": "what was said is changed, or something was put in",
     "trimmed": "what was said stands after something else than it was said to",
     "tools": "other tools are offered than before",
-    "template": "",  # the reason is the template's own
+    "template": "",  # the chat template gives the reason itself
 }
 ONE_CALL = "of its calls the first alone was told"
 STOPPED = "the stop string behind its calls was not told"
-MOST_MESSAGES = 8192  # of a chat: to render more would hold up all episodes
-CHARACTERS_OF_A_TOKEN = 64  # of a token, about: a chat of more than so many a token of context need not be rendered
+MOST_MESSAGES = 8192  # maximum messages in a chat; rendering more would block all episodes
+CHARACTERS_OF_A_TOKEN = 64  # approximate maximum characters per token; a longer chat is rejected without rendering
 
 
 class ChatRecord:
-    """One agent's conversations with the programs of an episode: a tree for each list of tools.
+    """One agent's conversations with an episode's programs: one tree per list of tools.
 
     Args:
-        quoting: what all agents of the episode said and were shown.
+        quoting: all actions of the episode and the texts that agents saw.
     """
 
     def __init__(self, agent: Agent, renderer: Renderer, quoting: Quoting) -> None:
         self.agent, self.renderer, self._quoting = agent, renderer, quoting
         self._conversations: dict[str, Conversation] = {}
-        self._said: dict[str, tuple[ChatMessage, Reply]] = {}  # by id of the action
-        self._alternatives: dict[str, Sequence[Sequence[tuple[int, float]]]] = {}  # by id of the action
+        self._said: dict[str, tuple[ChatMessage, Reply]] = {}  # by action id
+        self._alternatives: dict[str, Sequence[Sequence[tuple[int, float]]]] = {}  # by action id
 
     def asked(self, chat: Chat, earlier: Sequence[Action], task: str = "") -> Asked:
-        """What an action is made from.
+        """Return the prompt request for a chat.
 
         Args:
             earlier: the episode's actions so far.
-            task: what the environment shows: its words are nobody's.
+            task: the environment's text. Its words count for no agent in quote attribution.
 
         Raises:
-            ChatRefusedError: it cannot be answered.
+            ChatRefusedError: the chat cannot be answered.
         """
         self._check(chat, earlier)
         conversation = self._conversation(chat)
@@ -86,7 +87,7 @@ class ChatRecord:
         return Asked(prompt, heard, (), tuple(path), seen, why, told, chatted=True)
 
     def keep(self, asked: Asked, chat: Chat, action: Action) -> None:
-        """Record an action's turn, as its client is told it."""
+        """Record an action's turn in the form that its client receives."""
         assert asked.node is not None, "it was asked with this record"
         calls = _calls(action)
         message = self._message(action)
@@ -100,14 +101,14 @@ class ChatRecord:
         self._quoting.note(action, message, chat)
 
     def told(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> TokenIds:
-        """Return the ids of a turn as its client is told it: :func:`~marft.agents.stop_strings.without_stop`."""
+        """Return a turn's token ids in its client's form (:func:`~marft.agents.stop_strings.without_stop`)."""
         return without_stop(self.renderer, policy, tokens, text, self._stops(chat), bool(chat.begun))
 
     def reply(self, action: Action, pieces: bool = False) -> Reply:
-        """An action as its client is told it.
+        """Return an action in the form that its client receives.
 
         Args:
-            pieces: the text of each token too.
+            pieces: whether to include the text of each token.
         """
         reply = self._said[action.id][1]
         if not pieces:
@@ -120,12 +121,17 @@ class ChatRecord:
         return replace(reply, pieces=texts_in(action.tokens, begin), alternatives=alternatives)
 
     def note_alternatives(self, name: str, alternatives: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """Tokens that were as likely as those of an action: they are told its client, and are in no record."""
+        """Store the most likely alternatives to an action's tokens.
+
+        Only the client receives them; they are not recorded.
+        """
         self._alternatives[name] = alternatives
 
     def read(self, asked: Asked, unseen: Sequence[Heard]) -> TokenIds:
-        """What a critic reads in the agent's place: its chat, and what others said that it did not see. The chat alone
-        where its template cannot show that."""
+        """Return the critic's token ids: the agent's chat plus unseen messages from other agents.
+
+        If the chat template cannot render the addition, return the chat alone.
+        """
         prompt = asked.prompt
         added = "\n\n".join(f"Message from {one.message.role}:\n{one.message.text}" for one in unseen)
         begun = asked.node.begun if asked.node else ""
@@ -137,14 +143,14 @@ class ChatRecord:
             return prompt.ids
 
     def _stopped(self, chat: Chat, policy: str, tokens: TokenIds, text: str) -> str:
-        """The stop string, of the client or of the recipe, that ended a turn; "" where none did."""
+        """Return the client's or recipe's stop string that ended a turn, or ""."""
         return ended_by(self._stops(chat), self.renderer.spelled(policy, tokens, bool(chat.begun)), text)
 
     def _stops(self, chat: Chat) -> list[str]:
         return [stop for stop in (*chat.stop, *self.agent.sampling.stop) if isinstance(stop, str)]
 
     def _shortened(self, chat: Chat, action: Action) -> str:
-        """Why nothing goes on from an action as it was sampled; "" where something may."""
+        """Return the reason why no turn can continue an action as sampled, or "" if a turn can."""
         calls = _calls(action)
         if action.thought:
             return THOUGHTS
@@ -153,11 +159,13 @@ class ChatRecord:
         return STOPPED if calls and self._stopped(chat, action.policy, action.tokens, action.text) else ""
 
     def _opened(self, told: Node, chat: Chat, earlier: Sequence[Action]) -> tuple[Node, list[str]]:
-        """What a turn goes on from that a client begins, and the id of the agent's own turn that it was, if it was one:
-        then by the ids of that.
+        """Return the node for a turn that the client begins, and the matching own action's id in a list.
+
+        If the client's text equals one of the agent's own turns, the node uses that turn's token ids. Otherwise the
+        list is empty.
 
         Raises:
-            ChatRefusedError: no turn can begin so.
+            ChatRefusedError: no turn can begin with this text.
         """
         if chat.constraint:
             raise ChatRefusedError("unsupported", "an answer of a given form is written from its beginning on")
@@ -175,7 +183,7 @@ class ChatRecord:
         return self._conversation(chat).open(told, chat.begun, ids), [own.said]
 
     def _message(self, action: Action) -> ChatMessage:
-        """An action's turn, as a client is told it."""
+        """Return an action's turn in the form that its client receives."""
         calls = _calls(action)
         if not calls:
             return {"role": "assistant", "content": action.message}
@@ -188,7 +196,7 @@ class ChatRecord:
         return self._conversations[key]
 
     def _why(self, chat: Chat, node: Node, count: int) -> str:
-        """Why a chat does not go on from all that it holds of what the agent said; "" where it does."""
+        """Return the reason why a chat does not continue all own turns in its messages, or "" if it does."""
         rest = chat.messages[count:]
         if not any(message["role"] == "assistant" for message in rest):
             return ""
@@ -203,7 +211,7 @@ class ChatRecord:
 
     def _check(self, chat: Chat, earlier: Sequence[Action]) -> None:
         context = self.renderer.context(self.agent.policy)
-        if len(chat.messages) > min(context, MOST_MESSAGES):  # each takes a token at least
+        if len(chat.messages) > min(context, MOST_MESSAGES):  # each message takes at least one token
             raise self._too_long(f"{len(chat.messages)} messages")
         size = sum(len(str(message["content"])) for message in _whole(chat))
         if size > CHARACTERS_OF_A_TOKEN * context:
@@ -231,9 +239,10 @@ class ChatRecord:
 
 
 def check_constraint(renderer: Renderer, policy: str, chat: Chat) -> None:
-    """
+    """Raise an error if no response can satisfy a chat's constraint.
+
     Raises:
-        ChatRefusedError: no answer can be held to what a chat asks for.
+        ChatRefusedError: the renderer cannot build a grammar for the constraint.
     """
     try:
         renderer.grammar(policy, chat)
@@ -246,7 +255,7 @@ def _reason(slug: str) -> str:
 
 
 def _turns(node: Node) -> list[Node]:
-    """The turns before a node, oldest first."""
+    """Return the turns before a node, oldest first."""
     found, at = list[Node](), node.parent
     while at is not None:
         if at.said:
@@ -256,7 +265,7 @@ def _turns(node: Node) -> list[Node]:
 
 
 def _whole(chat: Chat) -> tuple[ChatMessage, ...]:
-    """A chat's messages, and the beginning of the turn where the client gives one."""
+    """Return a chat's messages, plus the client's beginning of the next turn if given."""
     return (*chat.messages, {"role": "assistant", "content": chat.begun}) if chat.begun else chat.messages
 
 

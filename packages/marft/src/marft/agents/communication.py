@@ -1,4 +1,4 @@
-"""How agents come to know what others said: through the team's channel, into their prompts."""
+"""Delivery of other agents' messages through the team's channel into an agent's prompt."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from marft.agents.rendering import Channel, Message, PromptTooLongError, Rendere
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import Action, Observation, Prompt
 
-Passing = Callable[[Action, str], str]  # what is heard of an action in which somebody said a text
+Passing = Callable[[Action, str], str]  # (action, its message text) → the text that other agents receive
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heard:
-    """An action, the message in which an agent came to know it, and what was passed on before the channel."""
+    """Received message: the source action, the message after the channel and the text before the channel."""
 
     action: Action
     message: Message
@@ -23,21 +23,21 @@ class Heard:
 
 
 def hear(passing: Passing, seen: Seen) -> Heard:
-    """An action as it is passed on."""
+    """Return an action's message for other agents, before the channel."""
     action = seen.action if isinstance(seen, Excerpt) else seen
     text = passing(action, seen.text if isinstance(seen, Excerpt) else seen.message)
     return Heard(action, Message(action.agent, text), text)
 
 
 def listen(channel: Channel, passing: Passing, sees: Sequence[Seen]) -> list[Heard]:
-    """What of others an agent comes to read, through the channel."""
+    """Return the messages that an agent reads from others, after the channel."""
     given = [hear(passing, other) for other in sees]
     carried = channel.carry([one.message for one in given])
     return [replace(one, message=message) for one, message in zip(given, carried, strict=True) if message is not None]
 
 
 def tokens_of(renderer: Renderer, policy: str, heard: Sequence[Heard]) -> dict[str, int]:
-    """Tokens that an agent reads of each action, by its id."""
+    """Return the number of tokens read from each action, by action id."""
     tokens: dict[str, int] = {}
     for one in heard:
         tokens[one.action.id] = tokens.get(one.action.id, 0) + renderer.count(policy, one.message.text)
@@ -45,10 +45,10 @@ def tokens_of(renderer: Renderer, policy: str, heard: Sequence[Heard]) -> dict[s
 
 
 def render(renderer: Renderer, agent: Agent, observation: Observation, heard: Sequence[Heard], room: int) -> Prompt:
-    """A prompt that leaves ``room`` tokens for the action.
+    """Return a prompt that leaves ``room`` tokens for the action.
 
     Raises:
-        EpisodeFailedError: it does not fit.
+        EpisodeFailedError: the prompt does not fit.
     """
     messages = [one.message for one in heard]
     try:

@@ -1,4 +1,4 @@
-"""``consult(kind, question)`` in the middle of a turn: who answers, and what then stands in the turn (AIPO)."""
+"""Helper calls: ``consult(kind, question)`` within a turn, the helper's answer, and its reply in the turn (AIPO)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """Who answers one kind of question, and what it sees before that: the task, the turn so far."""
+    """Helper model for one kind of question, and its input before the question: the task, the turn so far."""
 
     policy: str
     profile: Profile
@@ -37,13 +37,14 @@ class Helper:
 
 @dataclass(frozen=True, eq=False)
 class Consulting:
-    """How agents ask, whom, and how they are answered.
+    """Syntax of helper calls and replies, with the available helpers.
 
     Args:
         helpers: by kind.
-        call: with ``{kind}`` and ``{question}``.
-        reply: with ``{text}``.
-        told: when agents are told that they may ask.
+        call: format of a call, with ``{kind}`` and ``{question}``.
+        reply: format of a reply, with ``{text}``.
+        told: when the prompt announces that the agent may ask.
+        about: the announcement.
     """
 
     helpers: Mapping[str, Helper]
@@ -54,7 +55,7 @@ class Consulting:
 
     @staticmethod
     def of(settings: ConsultingSettings) -> Consulting:
-        """What a recipe says of it."""
+        """Build the helper configuration from a recipe's settings."""
         helpers = {
             kind: Helper(one.policy, Profile(kind, one.instructions), one.sampling.resolve(), frozenset(one.sees))
             for kind, one in settings.helpers.items()
@@ -66,7 +67,7 @@ class Consulting:
 
     @cached_property
     def closes(self) -> str:
-        """What ends a question."""
+        """The text that ends a call."""
         return self.call.partition("{question}")[2]
 
     @cached_property
@@ -77,8 +78,10 @@ class Consulting:
         return re.compile(rf"{parts[0]}(?P<kind>\w+?){parts[1]}(?P<question>.*?){parts[2]}", re.DOTALL)
 
     def asked(self, said: str) -> tuple[str, str] | None:
-        """Kind and question of the call that a text ends with: of several beginnings the last one counts that makes it
-        one. None where it asks nobody that there is.
+        """Return kind and question of the helper call at the end of a text.
+
+        If several openings are possible, the last one that completes a call counts. Return None without a call to a
+        known helper.
 
         >>> helper = Helper("teacher", Profile("verify"), Sampling())
         >>> consulting = Consulting({"verify": helper}, "<consult {kind}>{question}</consult>", "<reply>{text}</reply>")
@@ -91,7 +94,7 @@ class Consulting:
         return (found["kind"], found["question"]) if found else None
 
     def tells(self, profile: Profile, may_ask: bool) -> Profile:
-        """The profile of an agent that may ask, or may not."""
+        """Return the agent's profile, with the announcement of helpers if the settings call for it."""
         if self.told == "never" or (self.told == "helped" and not may_ask):
             return profile
         return replace(profile, instructions="\n\n".join(filter(None, (profile.instructions, self.about))))
@@ -99,12 +102,12 @@ class Consulting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quote:
-    """What stands in a turn after something that looks like a question.
+    """Text inserted into a turn after the end of a helper call.
 
     Args:
-        said: what the agent sampled, the end of the question included.
-        tokens: of the reply, in the agent's own vocabulary; none where nobody was asked by it.
-        log_probs: of whoever wrote them; 0, as of somebody who was sure, where nobody knows them.
+        said: the agent's sampled text, including the end marker of the call.
+        tokens: the reply in the agent's own vocabulary, [T]; empty if the call named no known helper.
+        log_probs: the helper's log-probabilities, [T]; 0 (probability 1) where they are unknown.
     """
 
     said: str
@@ -116,11 +119,11 @@ class Quote:
 
 
 class Counsel:
-    """Answers the questions of one action.
+    """Handler for one action's helper calls.
 
     Args:
-        task: what the agent was asked.
-        left: questions that it may ask.
+        task: the observation shown to the agent.
+        left: number of calls that the agent may still make.
     """
 
     def __init__(self, consulting: Consulting, engine: Sampler, renderer: Renderer, task: str, left: int) -> None:
@@ -130,25 +133,25 @@ class Counsel:
 
     @staticmethod
     def of(game: Game, role: str, observation: Observation, left: int) -> Counsel | None:
-        """Who answers an agent in one action; None where it may ask nothing."""
+        """Return the helper access for an agent's action, or None if the agent may not call helpers."""
         consulting = game.team.consulting
         if not left or consulting is None or role not in game.team.consult:
             return None
         return Counsel(consulting, game.engine, game.renderer, observation.seen_by(role), left)
 
     def sampling(self, sampling: Sampling) -> Sampling:
-        """How the agent samples: while it may ask, what ends a question ends what is sampled at once."""
+        """Return the agent's sampling settings; while calls remain, the call's end marker stops sampling at once."""
         return replace(sampling, stop=(*sampling.stop, self.consulting.closes)) if self.left else sampling
 
     async def quote(
         self, agent: Agent, key: ActionKey, before: str, completion: Completion, rounds: int, inside: bool = False
     ) -> Quote | None:
-        """What stands after a completion that ends with a question; None where it does not end so.
+        """Return the insertion after a completion that ends with a helper call, or None for other completions.
 
         Args:
             before: the turn's text before the completion.
-            rounds: how often the agent had used tools before.
-            inside: whether the completion goes on from others' tokens.
+            rounds: number of earlier tool rounds in the action.
+            inside: whether the completion continues tokens from another source.
         """
         said = self.renderer.spelled(agent.policy, completion.tokens, inside)
         ended = any(stop in said for stop in agent.sampling.stop if isinstance(stop, str))
@@ -169,7 +172,7 @@ class Counsel:
     async def _answer(
         self, kind: str, role: str, key: ActionKey, written: str, question: str
     ) -> tuple[Completion | None, str]:
-        """What a helper says, or why it says nothing."""
+        """Return a helper's completion and "", or None and the error message."""
         helper = self.consulting.helpers[kind]
         seen = [Message(role, written)] if "turn" in helper.sees else []
         profile, shown = replace(helper.profile, guidance=question), self.task if "task" in helper.sees else ""
@@ -181,14 +184,17 @@ class Counsel:
         name = key._replace(stream=f"{key.stream}+?{self._asked}")
         try:
             said = await self.engine.sample(helper.policy, prompt, helper.sampling, name)
-        except EpisodeFailedError as error:  # the agent goes on without; attempts that are helped are not lost for it
+        # The agent continues without a reply: a helper failure does not cost the attempt.
+        except EpisodeFailedError as error:
             return None, str(error)
         thought = self.renderer.thought(helper.policy, said.text)
         return replace(said, text=said.text[: thought + reserve * CHARACTERS_OF_A_TOKEN]), ""
 
     def _reply(self, policy: str, kind: str, answer: Completion | None) -> tuple[TokenIds, LogProbs, str]:
-        """The answer between its marks: ids, log-probs and text. Where its author has the agent's own tokens it stands
-        in them, as it was sampled."""
+        """Return the formatted reply: token ids, log-probabilities and text.
+
+        If the helper shares the agent's tokens, the reply keeps the sampled ids and log-probabilities.
+        """
         before, _, after = self.consulting.reply.partition("{text}")
         helper = self.consulting.helpers[kind].policy
         text = answer.text[self.renderer.thought(helper, answer.text) :] if answer else ""

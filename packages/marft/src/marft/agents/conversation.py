@@ -1,10 +1,10 @@
-"""What an agent was told and said, as a tree of stretches of ids.
+"""Tree of token-id segments for one agent's conversation.
 
-A conversation is a list of messages. Its record is a tree: a node adds messages and the ids that they came to, and the
-ids from the root to a node are what was in context there. Turns stay the ids that were sampled. What goes on from a
-turn is appended to it; what cannot be appended exactly begins a new segment, at the deepest turn that its chat template
-leaves as it is, or at the root. A turn that went on from a chat that was rendered anew is there as it ended: after that
-chat, with what was sampled from it.
+A conversation is a list of messages. In the tree, a node adds messages and their token ids. The ids from the root
+to a node are the context at that node. Turns keep the ids that were sampled. A continuation of a turn is appended
+to it. If messages cannot be appended exactly, a new segment begins at the deepest turn that the chat template
+leaves unchanged, or at the root. A turn that continued a freshly rendered chat is stored after that chat, with the
+ids sampled from it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from marft.common.types import TokenIds
 
 
 class Template(Protocol):
-    """How messages become ids."""
+    """Rendering from messages to token ids."""
 
     def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
-        """The ids of a conversation, up to where the next turn begins."""
+        """Return the ids for a new conversation, up to the start of the next turn."""
 
     def go_on(self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> TokenIds | NotExact:
-        """What is appended to a conversation that ends with a turn: ``new``, and the start of the next turn."""
+        """Return the ids to append after a turn: ``new`` and the start of the next turn.
+
+        Return ``NotExact`` if the template cannot append them exactly.
+        """
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A stretch of a conversation: what an agent is told up to where its turn begins, or such a turn.
+    """Conversation segment: a prompt up to the start of the agent's turn, or the turn itself.
 
     Args:
-        messages: that it adds to its parent's.
-        ids: that it adds to its parent's context, [T].
-        context: from the root to here, [C].
-        said: the id of the action whose turn it is; "" where the agent is told something.
-        sampled: whether the turn was sampled here. A turn that is taken over from another branch was not.
-        restarted: why it begins a new segment, in place of what its messages would go on from.
-        shortened: why nothing can go on from a turn as it was sampled: its messages say less.
-        begun: the text that a client begins the next turn with; its ids are the last ones here.
+        messages: messages that the node adds to its parent's.
+        ids: ids that the node adds to its parent's context, [T].
+        context: ids from the root to this node, [C].
+        said: id of the action if the node is a turn; "" for a prompt.
+        sampled: whether the turn was sampled here. A turn copied from another branch was not.
+        restarted: reason why the node begins a new segment instead of continuing its predecessor.
+        shortened: reason why no continuation of the turn as sampled is possible: its messages contain less.
+        begun: the client's beginning of the next turn; its ids are the last ids of this node.
     """
 
     parent: Node | None
@@ -57,7 +60,7 @@ class Node:
 
     @property
     def conversation(self) -> tuple[ChatMessage, ...]:
-        """All messages from the root to here."""
+        """All messages from the root to this node."""
         stretches, at = [self.messages], self.parent
         while at is not None:
             stretches.append(at.messages)
@@ -66,13 +69,13 @@ class Node:
 
     @property
     def before(self) -> Node:
-        """What it was said or told after."""
+        """Parent node, missing for the root."""
         assert self.parent is not None, "nothing comes before the root"
         return self.parent
 
 
 class Conversation:
-    """The record of one agent's conversation."""
+    """Conversation record of one agent."""
 
     def __init__(self, template: Template) -> None:
         self.template = template
@@ -80,10 +83,10 @@ class Conversation:
         self.root = Node(None, (), empty, empty)
 
     def tell(self, new: Sequence[ChatMessage], after: Node) -> Node:
-        """What the agent is told after a turn, or after nothing: the node that its next turn goes on from.
+        """Add messages after a turn or the root, and return the node that the next turn continues.
 
         Raises:
-            ValueError: the chat template cannot show it.
+            ValueError: the chat template cannot render the messages.
         """
         reason, rest, node = "", tuple(new), after
         known = _told(after, rest)
@@ -98,7 +101,7 @@ class Conversation:
             if not isinstance(ids, NotExact):
                 return self._add(node, rest, ids, reason)
             reason = reason or ids.reason
-            while node.said:  # back over the turn and what it was said to
+            while node.said:  # go back over the turn and the prompt before it
                 told = node.before
                 node, rest = told.before, (*told.messages, *node.messages, *rest)
                 if not ids.everywhere:
@@ -106,13 +109,14 @@ class Conversation:
         return self._add(node, rest, self.template.start(rest), reason)
 
     def begin(self, messages: Sequence[ChatMessage], reason: str, ids: TokenIds | None = None) -> Node:
-        """A conversation that is rendered as a whole: the node that its next turn goes on from.
+        """Add a conversation rendered as a whole, and return the node that the next turn continues.
 
         Args:
-            ids: as which it has been rendered before, where it has.
+            reason: reason for the new segment.
+            ids: existing rendering of the messages, if available.
 
         Raises:
-            ValueError: the chat template cannot show it.
+            ValueError: the chat template cannot render the messages.
         """
         known = _told(self.root, tuple(messages))
         return known or self._add(
@@ -120,12 +124,12 @@ class Conversation:
         )
 
     def open(self, told: Node, begun: str, ids: TokenIds) -> Node:
-        """Return the node that a turn goes on from which a client begins.
+        """Add a client's beginning of the next turn, and return the node that the turn continues.
 
         Args:
-            told: what the agent is told before.
-            begun: the text that the turn begins with.
-            ids: of that text, [T].
+            told: the prompt before the turn.
+            begun: the text that begins the turn.
+            ids: token ids for that text, [T].
         """
         known = _told(told.before, told.messages, begun)
         whole = np.concatenate([told.ids, ids])
@@ -135,12 +139,12 @@ class Conversation:
         self, told: Node, messages: Sequence[ChatMessage], ids: TokenIds, said: str, sampled: bool = True,
         shortened: str = "",
     ) -> Node:  # fmt: skip
-        """An agent's turn.
+        """Add an agent's turn and return its node.
 
         Args:
-            ids: as they were sampled, and between them what tools answered, [T].
+            ids: the sampled ids with tool outputs between them, [T].
             said: the action's id.
-            shortened: why the messages say less than was sampled, if so.
+            shortened: reason if the messages contain less than the sampled text.
         """
         assert not told.said, "a turn follows on what an agent was told"
         known = next((child for child in told.children if child.said == said), None)
@@ -152,7 +156,7 @@ class Conversation:
         return turn
 
     def reached(self, messages: Sequence[ChatMessage]) -> tuple[Node, int]:
-        """The deepest turn that these messages go on from, or the root → and how many of them lead there."""
+        """Return the deepest turn (or the root) continued by these messages, and the number of messages up to it."""
         found, waiting = (self.root, 0), [(self.root, 0)]
         while waiting:
             node, at = waiting.pop()
@@ -176,5 +180,5 @@ class Conversation:
 
 
 def _told(parent: Node, messages: tuple[ChatMessage, ...], begun: str = "") -> Node | None:
-    """Where the same was told after the same before (a turn, or the root), and the next turn begins in the same way."""
+    """Return the existing prompt child with the same messages and the same beginning of the next turn, or None."""
     return next((child for child in parent.children if child.messages == messages and child.begun == begun), None)

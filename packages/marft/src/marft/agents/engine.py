@@ -1,4 +1,7 @@
-"""Who samples: tokens in, tokens out. A seat needs a :class:`Sampler`, a run an :class:`Engine`."""
+"""Inference engine protocols: tokens in, tokens out.
+
+An agent handle needs a :class:`Sampler`, a run an :class:`Engine`.
+"""
 
 from __future__ import annotations
 
@@ -13,56 +16,64 @@ if TYPE_CHECKING:
 
 
 class Sampler(Protocol):
-    """Whoever samples tokens for a policy by name."""
+    """Sampler for policies by name."""
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """Sample one action. The key names its random stream and its turn among waiting requests."""
+        """Sample one action. The key names its random stream and its position among waiting requests."""
         ...
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """Choose one of ``options`` → the choice, and the versions of the policy that made it."""
+        """Choose one option; return the choice and the policy versions behind it."""
         ...
 
     def external_wait(self) -> AbstractContextManager[None]:
-        """Held by whoever waits for something other than the sampler (an environment, a tool), so that one that
-        admits requests in order knows that more may come."""
+        """Return a context manager to hold while an episode waits for an environment or a tool.
+
+        A sampler that admits requests in order then knows that more requests may come.
+        """
         ...
 
 
 class Weights(Protocol):
-    """A handle to what a policy's training moves. An engine that shares the learner's memory does not look into it; one
-    that does not copies what it finds."""
+    """Handle to the trained tensors of a policy.
 
-    def parameters(self) -> Mapping[str, Tensor]: ...
+    An engine that shares the learner's memory does not read them. Any other engine copies them.
+    """
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Return the trained tensors by name."""
 
 
 class Engine(Sampler, Protocol):
-    """A sampler whose policies change, and which ends."""
+    """Sampler with updatable policies and a lifetime."""
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
-        """The policies have these weights now. No request may be waiting, but with an engine that is apart: then it
-        goes on with the weights that it began with, or says of which versions it is."""
+        """Set the weights for these policies.
+
+        No request may be waiting, except with an engine in another process. Such an engine finishes requests with
+        the weights they began with, or reports the versions it used.
+        """
         ...
 
     async def settle(self) -> None:
-        """Wait until nothing is computed any more, also for those who were cancelled meanwhile."""
+        """Wait until every computation ends, including cancelled requests."""
         ...
 
     def version(self, policy: str) -> int:
-        """The version of a policy that was published last; 0 where none was."""
+        """Return a policy's last published version, or 0 before the first."""
         ...
 
     def usage(self) -> Mapping[str, float]:
-        """What has been sampled so far, by the name of a metric: ``sampled_tokens``, and what else counts."""
+        """Return totals so far by metric name: ``sampled_tokens`` and other counters."""
         ...
 
     async def close(self) -> None:
-        """End whatever was started."""
+        """Stop every process and thread started by the engine."""
         ...
 
 
 def problem_of(engine: object) -> str:
-    """Why an engine cannot go on, where it says so (``problem``); "" where it can, or does not say."""
+    """Return the reason why an engine cannot continue (its ``problem``), or "" without one."""
     return str(getattr(engine, "problem", ""))

@@ -1,4 +1,4 @@
-"""The environment side of the game: a factory of sessions, and sessions with Gymnasium's habits."""
+"""Environment protocol: a factory for sessions with a Gymnasium-like interface."""
 
 from __future__ import annotations
 
@@ -15,39 +15,44 @@ OFFERED = "__marft_tool__"
 
 
 def tool(method: Method) -> Method:
-    """Marks a method of a session as a tool for the agents whose ``tools`` name ``"environment"``.
+    """Mark a session method as a tool for agents whose ``tools`` name ``"environment"``.
 
-    The environment names the class: ``session: ClassVar[type] = MySession``. What the tools do and what the session's
-    steps see is one state, and one thread.
+    The environment names the session class: ``session: ClassVar[type] = MySession``. Tools and steps of a session
+    share one state and one thread.
     """
     setattr(method, OFFERED, True)
     return method
 
 
 class Session(Protocol):
-    """One attempt at one task. Each session runs on a thread of its own: a session that blocks, hangs or raises
-    loses only its own episode."""
+    """One attempt at one task.
+
+    Each session runs on a thread of its own. A session that blocks, hangs or raises loses only its own episode.
+    """
 
     async def reset(self) -> Observation:
-        """Begin → what the environment shows first."""
+        """Begin the episode and return the first observation."""
         ...
 
     async def step(self, actions: JointAction) -> Step:
-        """Take what the team did → what is shown next, what it earns, whether this was the end."""
+        """Apply the team's actions and return the next observation, the rewards and the end flags."""
         ...
 
     async def close(self) -> None:
-        """Let go of what the session holds, however the episode ended."""
+        """Release the session's resources, however the episode ended."""
         ...
 
 
 class Environment(Protocol):
-    """A factory of sessions: nothing is shared between episodes, and a session is deterministic under its seed."""
+    """Factory for sessions.
+
+    Episodes share no state, and a session is deterministic under its seed.
+    """
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The tasks of a split. Splits share no task."""
+        """Return the tasks in a split. Splits share no task."""
         ...
 
     def start(self, task: Task, seed: int) -> Session:
-        """A new session; what is random in it follows from ``seed``."""
+        """Return a new session; its randomness follows from ``seed``."""
         ...

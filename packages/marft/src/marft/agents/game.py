@@ -1,4 +1,4 @@
-"""Flex-MG: what is played, and which episode of it."""
+"""Flex-MG: the game, and the identity of one episode."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from marft.common.types import Action, ActionKey, Observation, Task
 
 
 class Watcher(Protocol):
-    """Whoever looks on while an episode is played."""
+    """Observer for an episode in progress."""
 
-    def observed(self, observation: Observation) -> None: ...
+    def observed(self, observation: Observation) -> None:
+        """Receive an observation."""
 
     def asked(self, role: str, read: Sequence[Message]) -> Live | None:
-        """An agent is about to act → what hears its action come about, if anything does."""
+        """Receive an agent's upcoming request and its messages; return a stream for the action's tokens, or None."""
 
-    def acted(self, action: Action) -> None: ...
+    def acted(self, action: Action) -> None:
+        """Receive a finished action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """Flex-MG: an environment and a team, with what they need to be played."""
+    """Flex-MG: an environment and a team, with the components needed to run episodes."""
 
     environment: Environment
     team: Team
@@ -39,24 +41,24 @@ class Game:
     threads: LoopThreadPool
     seed: int = 0
     max_steps: int = 32
-    timeout: float = 60.0  # seconds for each call into the environment
+    timeout: float = 60.0  # timeout of each call into the environment, in seconds
     watcher: Watcher | None = None
     tools: Mapping[str, ToolSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """Recorded actions, by id, that are served instead of sampled: how an episode is forked, or scored again.
+    """Recorded actions by id, served instead of sampling, to fork or rescore an episode.
 
-    The session starts under the seed of the episode that ``stream`` and ``sample`` name, so it observes the same: the
-    episode fails if an observation, or what an agent sees, is not what was recorded.
+    The session starts under the seed that ``stream`` and ``sample`` determine, so it gives the same observations.
+    The episode fails if an observation, or an agent's input, differs from the record.
 
     Args:
-        origin: name of the episode that is played again.
-        at: id of the action that is to be sampled anew; else it is the first that is not served.
-        instead_of: the recorded action at the fork: the new one is sampled from what that was sampled from.
-        observations: what was observed at each step up to there.
-        pause: end with the step in which the first action is sampled anew.
+        origin: name of the replayed episode.
+        at: id of the action to sample again. By default, this is the first action that is not served.
+        instead_of: the recorded action at the fork. The new action is sampled from the same prompt.
+        observations: recorded observations of the steps up to the fork.
+        pause: end with the step that samples the first new action.
     """
 
     origin: str
@@ -69,18 +71,18 @@ class Replay:
     pause: bool = False
 
     def recorded(self, name: str) -> Action | None:
-        """The recorded action of that id, whether it is served or sampled anew."""
+        """Return the recorded action with this id, whether served or sampled again."""
         return self.instead_of if name == self.at else self.actions.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Which episode to play: a task, the pass it belongs to, and its number among the attempts at that task.
+    """Identity of an episode: a task, its pass and the number of the attempt at the task.
 
-    ``messages`` replaces what agents see of each other, by action id: the probe for whether messages matter.
-    ``plants`` are texts of somebody else's that agents read with what they are shown, answered and told.
-    ``questions`` are those that an agent may ask helpers in one action.
-    ``policies`` names, by role, who plays in this episode in place of the agent's own policy: one of a pool.
+    ``messages`` replaces the messages between agents, by action id: a probe for the effect of messages. ``plants``
+    are injected texts that agents read in observations, tool outputs and messages. ``questions`` is the number of
+    helper calls that an agent may make in one action. ``policies`` names, by role, the policy that replaces the
+    agent's own in this episode, such as one from a league pool.
     """
 
     task: Task
@@ -94,9 +96,9 @@ class Attempt:
     plants: tuple[Plant, ...] = ()
 
     def key(self, step: int, agent: str = "", call: int = 0) -> ActionKey:
-        """The name of an action."""
+        """Return the key that names an action."""
         return ActionKey(self.stream, self.task.id, self.sample, step, agent, call)
 
     def heard(self, reader: str, action: Action, text: str) -> str:
-        """What an agent hears of an action in which another said ``text``."""
+        """Return the message text that an agent receives from another agent's action."""
         return heard(reader, action, self.messages.get(action.id, text), self.plants)

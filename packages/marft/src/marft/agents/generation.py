@@ -1,4 +1,4 @@
-"""How an agent's action comes about: it writes, maybe on from a teammate's text, or chooses from a list."""
+"""Generation of an agent's action: sampled text, a continued teammate text, or a choice from a list."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from marft.common.usage import Usage
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResponsePrefix:
-    """A teammate's text at the beginning of a turn."""
+    """Teammate's text at the beginning of a turn."""
 
     tokens: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
     marks: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # [T]
@@ -38,8 +38,12 @@ class ResponsePrefix:
 
 
 def response_prefix_of(renderer: Renderer, policy: str, begins: Action | None) -> ResponsePrefix:
-    """What a turn begins with: a teammate's tokens, under the marks and log-probs that they have for others. Of an
-    action that went on from a chat that was rendered anew, those that came after it.
+    """Return the beginning of a turn: a teammate's tokens with their marks and log-probabilities, as seen by others.
+
+    If the teammate's action continued a freshly rendered chat, only the tokens after that chat count.
+
+    Raises:
+        ValueError: the action was chosen from a list, so no turn can begin with it.
     """
     if begins is None:
         return ResponsePrefix()
@@ -58,7 +62,7 @@ def response_prefix_of(renderer: Renderer, policy: str, begins: Action | None) -
 
 
 def options_of(renderer: Renderer, policy: str, request: Request) -> list[Option]:
-    """What the agent may choose from, as token ids; nothing when it is to write."""
+    """Return the request's options as token ids with their normalizers Z; empty if the agent writes."""
     options = []
     for text in request.options:
         ids = renderer.option(policy, text)
@@ -78,15 +82,15 @@ async def generate(
     live: Live | None = None,
     counsel: Counsel | None = None,
 ) -> Action:
-    """Sample a text that goes on from the prefix, after every question to a helper from its reply, and after every use
-    of tools from what they answered.
+    """Sample a text after the prefix, with helper replies and tool outputs inserted as they occur.
 
-    Where it stands in the episode is filled in by the caller.
+    After each helper call, sampling continues from the reply; after each tool round, from the tool outputs. The
+    caller fills in the action's position in the episode.
 
     Args:
-        live: hears it, where there is neither a prefix nor a tool nor a helper: else what is sampled first need not be
-            its text.
-        counsel: answers the agent's questions, where it may ask any.
+        live: stream for the tokens. It is used only without a prefix, tools and helpers: otherwise the tokens sampled
+            first may not be the action's final text.
+        counsel: access to helpers, if the agent may call any.
     """
     draft = Draft(prompt, prefix)
     limits, left, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
@@ -126,9 +130,13 @@ async def generate(
 
 
 def check_log_probs(action: Action) -> None:
-    """
+    """Raise an error if an action's log-probabilities are not finite.
+
+    An excluded option of a choice may have a log-probability of -inf.
+
     Raises:
-        EpisodeFailedError: nobody could learn from them.
+        EpisodeFailedError: a sampled token's log-probability is not finite, or an option's is NaN, so the action
+            cannot be trained.
     """
     whole = action.choice.log_probs if action.choice else action.log_probs
     if not np.isfinite(action.log_probs).all() or np.isnan(whole).any():
@@ -136,12 +144,15 @@ def check_log_probs(action: Action) -> None:
 
 
 def turn_key(key: ActionKey, rounds: int) -> ActionKey:
-    """The name of the random stream of an action's text after so many uses of tools."""
+    """Return the key for the random stream of an action's text after ``rounds`` earlier samplings."""
     return key._replace(stream=f"{key.stream}+{rounds}") if rounds else key
 
 
 def _going_on(renderer: Renderer, policy: str, completion: Completion) -> Completion:
-    """Return a completion whose turn others began, with the space that its text begins with there."""
+    """Return a completion from the middle of a turn, with its leading space.
+
+    Decoding at the start of a turn drops the space.
+    """
     alone, inside = (renderer.spelled(policy, completion.tokens, at) for at in (False, True))
     space = inside[: len(inside) - len(alone)] if inside.endswith(alone) else ""
     return replace(completion, text=space + completion.text)
@@ -157,11 +168,12 @@ def _calls_in(renderer: Renderer, agent: Agent, completion: Completion, begun: T
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Heard:
-    """What comes after a turn that called tools.
+    """Chat and token ids after a turn that called tools.
 
     Args:
-        messages: of the chat so far.
-        ids: that are appended, or those of the whole chat, rendered anew, where there is a reason for it.
+        messages: all messages of the chat so far.
+        ids: the ids to append, [T]; or, if ``anew`` gives a reason, the ids of the whole chat rendered again.
+        anew: reason for rendering the whole chat again, or "".
     """
 
     messages: list[ChatMessage]
@@ -170,7 +182,7 @@ class _Heard:
 
 
 class Draft:
-    """An action that is being written: what was sampled, what helpers replied, what tools answered in between."""
+    """Builder for an action: sampled completions, helper replies and tool outputs between them."""
 
     def __init__(self, prompt: Prompt, prefix: ResponsePrefix) -> None:
         self.prompt, self.prefix = prompt, prefix
@@ -178,41 +190,44 @@ class Draft:
         self.calls: list[ToolCall] = []
         self._said: list[Completion] = []
         self._quotes: list[Quote] = []
-        self._texts = [""]  # of each turn as it was written here, replies included
-        self._turn_at = 0  # which of the tokens' parts the turn begins with
+        self._texts = [""]  # text of each turn as generated here, including helper replies
+        self._turn_at = 0  # index of the turn's first part in _tokens
         self._tokens, self._marks = [prefix.tokens], [prefix.marks]
-        self._context = [prompt.ids, prefix.tokens]  # what is sampled from next
+        self._context = [prompt.ids, prefix.tokens]  # context for the next sampling
         self._restarts: list[Restart] = []
-        self._masks: list[tuple[int, Masks]] = []  # and at which token what they held begins
+        self._masks: list[tuple[int, Masks]] = []  # (index of the first token, token masks of a completion)
 
     @property
     def samplings(self) -> int:
+        """Number of completions so far."""
         return len(self._said)
 
     @property
     def sampled(self) -> int:
+        """Number of sampled and forced tokens so far."""
         return sum(len(said.tokens) for said in self._said)
 
     @property
     def length(self) -> int:
-        """Tokens of what is sampled from next."""
+        """Number of tokens in the context for the next sampling."""
         return sum(map(len, self._context))
 
     @property
     def text(self) -> str:
-        """Of the turn, so far, without what a teammate began it with."""
+        """The turn's text so far, without a teammate's prefix."""
         return self._texts[-1]
 
     @property
     def turn(self) -> TokenIds:
-        """The turn's tokens so far, what a teammate began it with included."""
+        """The turn's tokens so far, including a teammate's prefix, [T]."""
         return np.concatenate([NOTHING, *self._tokens[self._turn_at :]])
 
     def so_far(self) -> Prompt:
-        """What is sampled from next."""
+        """Return the prompt for the next sampling."""
         return replace(self.prompt, ids=np.concatenate(self._context), chat=tuple(self.chat))
 
     def say(self, completion: Completion) -> None:
+        """Add a completion."""
         self._said.append(completion)
         if completion.masks:
             self._masks.append((sum(map(len, self._tokens)), completion.masks))
@@ -221,20 +236,23 @@ class Draft:
         self._marks[-1][list(completion.forced)] = Mark.FORCED
 
     def quote(self, before: str, quote: Quote) -> None:
-        """Go on after what a helper replied.
+        """Add a helper's reply.
 
         Args:
-            before: the turn's text before what was sampled last, which ends with the question.
+            before: text of the turn before the last completion, which ends with the helper call.
+            quote: the call's end and the reply.
         """
         self._quotes.append(quote)
         self._texts[-1] = before + quote.said + quote.text
         self._write(quote.tokens, Mark.TEAMMATE)
 
     def heard(self, renderer: Renderer, agent: Agent, completion: Completion, calls: Sequence[ToolCall]) -> _Heard:
-        """What the chat template puts after the last turn; the whole chat where it changes what stands there.
+        """Return the template's rendering of tool outputs after the last turn.
+
+        If the template changes earlier parts, return the whole chat instead, rendered again.
 
         Raises:
-            EpisodeFailedError: the template cannot show it.
+            EpisodeFailedError: the template cannot render the tool outputs.
         """
         policy, tools = agent.policy, self.prompt.tools
         begun = self.prefix.tokens if len(self._texts) == 1 else NOTHING
@@ -243,16 +261,17 @@ class Draft:
             found = renderer.tool_response(policy, completion.tokens, chat, calls, tools)
             if isinstance(found, NotExact):
                 return _Heard(chat, renderer.start(policy, chat, tools), found.reason)
-        except (ValueError, TypeError, RecursionError) as error:  # of a template that renders what others wrote
+        # a template that renders text from tools can raise any of these
+        except (ValueError, TypeError, RecursionError) as error:
             raise EpisodeFailedError("failed", f"{agent.role}: {raised(error)}") from error
         return _Heard(chat, found)
 
     def length_with(self, heard: _Heard) -> int:
-        """Tokens that the next turn would be sampled from."""
+        """Return the context length for the next turn, in tokens."""
         return len(heard.ids) + (0 if heard.anew else self.length)
 
     def hear(self, heard: _Heard) -> None:
-        """Go on after what tools answered: a segment begins where the chat was rendered anew."""
+        """Add tool outputs; if the chat was rendered again, a new segment begins."""
         self.chat = heard.messages
         if heard.anew:
             at = sum(map(len, self._tokens))
@@ -269,9 +288,11 @@ class Draft:
         self._context.append(ids)
 
     def action(self, key: ActionKey, agent: Agent, finish: Finish) -> Action:
+        """Build the action; the caller fills in its position in the episode."""
         tokens, marks = np.concatenate(self._tokens), np.concatenate(self._marks)
         forced = np.flatnonzero(marks == Mark.FORCED)
-        if len(forced) and not (marks == Mark.SAMPLED).any():  # the last token stands for a decision
+        # an action needs one trained decision: the last forced token takes that role
+        if len(forced) and not (marks == Mark.SAMPLED).any():
             last = int(forced[-1])
             marks[last] = Mark.SAMPLED
             self._masks.append((last, Masks.of([0], [only(int(tokens[last]))])))
@@ -307,12 +328,12 @@ class Draft:
 async def answer(
     engine: Sampler, record: ChatRecord, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
 ) -> Action:  # fmt: skip
-    """Sample one turn of a client's chat. The calls in it are the client's to make.
+    """Sample one turn of a client's chat; the client executes its tool calls.
 
-    Where it stands in the episode is filled in by the caller.
+    The caller fills in the action's position in the episode.
 
     Raises:
-        ChatRefusedError: its row could not be sampled.
+        ChatRefusedError: the engine could not sample this request.
     """
     renderer = record.renderer
     room = renderer.context(agent.policy) - len(prompt.ids)
@@ -324,7 +345,7 @@ async def answer(
         chat.live.text = partial(renderer.live, agent.policy, sampling.stop, agent.thinking == "drop", calls, **begun)
     try:
         completion = await engine.sample(agent.policy, prompt, sampling, key)
-    except RowFailedError as error:  # the client's to hear: the episode goes on
+    except RowFailedError as error:  # the client receives the error and the episode continues
         raise ChatRefusedError("unsupported" if error.form else "failed", error.reason) from error
     completion = _going_on(renderer, agent.policy, completion) if chat.begun else completion
     draft = Draft(prompt, ResponsePrefix())
@@ -339,14 +360,14 @@ async def answer(
 
 
 def _called(record: ChatRecord, agent: Agent, chat: Chat, completion: Completion) -> Sequence[ToolCall]:
-    """Return the calls in what a client is told of a turn."""
+    """Return the tool calls in the part of a turn that the client receives."""
     told = record.told(chat, agent.policy, completion.tokens, completion.text)
     begun = record.renderer.opening(agent.policy, chat.begun) if chat.begun else NOTHING
     return record.renderer.calls(agent.policy, told, chat.tools, begun)
 
 
 def _call_end(renderer: Renderer, agent: Agent, chat: Chat) -> str | Said:
-    """Return the mark that ends a turn after its first call; "" where no such mark is to end it."""
+    """Return the marker that ends a turn after its first tool call, or "" if the turn may continue."""
     end = renderer.call_end(agent.policy) if chat.calls_once else ""
     return replace(end, begun=thinking_after(chat.begun, end.begun)) if isinstance(end, Said) else end
 
@@ -354,7 +375,7 @@ def _call_end(renderer: Renderer, agent: Agent, chat: Chat) -> str | Said:
 async def choose(
     engine: Sampler, agent: Agent, request: Request, prompt: Prompt, options: Sequence[Option], key: ActionKey
 ) -> Action:
-    """Choose one of the options. Where it stands in the episode is filled in by the caller."""
+    """Choose one option. The caller fills in the action's position in the episode."""
     choice, versions = await engine.choose(agent.policy, prompt, options, agent.sampling, key)
     tokens = options[choice.chosen].tokens
     return Action(

@@ -1,4 +1,4 @@
-"""An action while it comes about: its tokens as they are sampled, and what of its text is certain by then."""
+"""Streaming for actions: tokens during sampling, and the stable part of the text."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from marft.common.texts import place
 from marft.common.thoughts import Said, family_of, may_begin, thought
 from marft.common.types import Action
 
-HALF = "\ufffd"  # what half a character is decoded to
+HALF = "\ufffd"  # replacement character for an incomplete character
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An action that is about to be sampled.
+    """Action about to be sampled.
 
     Args:
-        read: tokens of its prompt.
-        restarted: why its prompt begins a new segment, if so.
+        read: number of tokens in its prompt.
+        sees: ids of the actions in its prompt.
+        restarted: reason if its prompt begins a new segment, or "".
     """
 
     id: str
@@ -30,32 +31,35 @@ class Begun:
 
     @staticmethod
     def of(action: Action) -> Begun:
-        """What was known of an action when it began."""
+        """Return the start information of a finished action."""
         return Begun(action.id, action.policy, len(action.prompt), action.sees, action.restarted)
 
 
 class Live:
-    """The tokens of one action as they are sampled: written on the run's and the engine's threads, read on any."""
+    """Token stream for one action during sampling.
+
+    The run's and the engine's threads write it; any thread may read it.
+    """
 
     def __init__(self) -> None:
         self.begun: Begun | None = None
         self.tokens: list[int] = []
-        self.text: Callable[[], LiveText] | None = None  # makes what spells them, for one reader
+        self.text: Callable[[], LiveText] | None = None  # makes the detokenizer for one reader
         self._watching: list[Callable[[], None]] = []
 
     def begin(self, begun: Begun) -> None:
-        """It is about to be sampled."""
+        """Set the start information before sampling begins."""
         self.begun = begun
 
     def __call__(self, token: int) -> None:
-        """The next token is this one."""
+        """Append the next token and notify all subscribers."""
         self.tokens.append(token)
         for stir in tuple(self._watching):
             stir()
 
     @contextmanager
     def watched(self, stir: Callable[[], None]) -> Iterator[None]:
-        """Have ``stir`` called after every token. It must not raise, nor take long: sampling waits for it."""
+        """Call ``stir`` after every token. It must return quickly and not raise, because sampling waits for it."""
         self._watching.append(stir)
         try:
             yield
@@ -64,17 +68,17 @@ class Live:
 
 
 class Spelling:
-    """The text of tokens that come one after another, up to what may still change: a character whose last bytes are
-    missing is no text yet.
+    """Incremental detokenizer: the text of a token stream, without its unstable end.
 
-    Only the last tokens are decoded again: from one place at which all was certain on, before the last such place.
+    A character with missing bytes is not in the text yet. Only the last tokens are decoded again, starting at the
+    last-but-one point with stable text.
 
     Args:
-        decode: the text of tokens.
-        silent: tokens that are no text: control tokens.
-        bytes_: tokens that are one byte each: a run of them is text once it is over, for only then is it known whether
-            all of it is.
-        tidies: whether decoding takes spaces away, before a comma or an apostrophe.
+        decode: function from tokens to text.
+        silent: tokens without text, such as control tokens.
+        bytes_: tokens for a single byte. A run of byte tokens becomes text only at its end, since later bytes can
+            invalidate it.
+        tidies: whether decoding removes spaces, such as before a comma or an apostrophe.
     """
 
     def __init__(
@@ -83,12 +87,12 @@ class Spelling:
     ) -> None:  # fmt: skip
         self._decode, self._silent, self._bytes, self._tidies = decode, silent, bytes_, tidies
         self._ids: list[int] = []
-        self._sure = 0  # how many of these were all certain once
-        self._read = 0  # characters of theirs that are in the text
+        self._sure = 0  # number of leading tokens that ended at a stable point
+        self._read = 0  # number of their characters already in the text
         self.text = ""
 
     def take(self, tokens: Sequence[int]) -> None:
-        """The next tokens are these."""
+        """Add the next tokens."""
         self._ids += [token for token in tokens if token not in self._silent]
         if not self._ids or self._ids[-1] in self._bytes:
             return
@@ -102,25 +106,28 @@ class Spelling:
             self._go_on()
 
     def rest(self) -> str:
-        """What the tokens spell beyond ``text`` as they stand: it may still change."""
+        """Return the unstable text after ``text``; later tokens may still change it."""
         return self._decode(self._ids)[self._read :]
 
     def _go_on(self) -> None:
-        """Forget the tokens before the last place at which all was certain."""
+        """Drop the tokens before the previous stable point."""
         since = self._decode(self._ids[self._sure :])
-        if since.strip():  # else it would not be known whether the next space is the text's first, which some leave out
+        if since.strip():  # Keep a first non-space part: decoding may drop a space at the start of a text.
             del self._ids[: self._sure]
             self._read = len(since)
         self._sure = len(self._ids)
 
 
 class LiveText:
-    """What a client may be told of an action while it is sampled: what stays so, however its text goes on.
+    """Stable text from an action, safe to send to a client during sampling.
 
     Args:
-        stops: texts that end it.
-        begun: where its thoughts are dropped: whether its prompt has begun one. None: they are part of what it says.
-        certain: of what it says: how many first characters are no call, and are kept beside calls as they are.
+        spelling: detokenizer for the action's tokens.
+        stops: stop strings.
+        begun: whether the prompt opens a reasoning block, if reasoning is dropped. None keeps reasoning in the
+            message.
+        certain: returns the number of leading message characters that belong to no tool call and remain unchanged
+            beside calls.
     """
 
     def __init__(
@@ -128,25 +135,28 @@ class LiveText:
         certain: Callable[[str], int] = len,
     ) -> None:  # fmt: skip
         self._spelling, self._stops, self._begun, self._certain = spelling, stops, begun, certain
-        self._thought = self._said = ""  # what was told
-        self._since = 0  # where in the text what is said began, once something was
+        self._thought = self._said = ""  # parts already sent
+        self._since = 0  # start index of the message in the text, once a part was sent
 
     def take(self, tokens: Sequence[int]) -> tuple[str, str]:
-        """The next tokens are these → what can be told of its thought now, and of what it says."""
+        """Add the next tokens and return the newly stable reasoning and message text."""
         self._spelling.take(tokens)
         text = before(self._spelling.text, self._stops)
         of_thought = self._of_thought(text)
-        if of_thought is None or (self._said and of_thought != self._since):  # a thought has ended once more
+        # another reasoning block ended, so the start of the message moved
+        if of_thought is None or (self._said and of_thought != self._since):
             return "", ""
         said = text[of_thought:] if self._begun is None else before(text[of_thought:], (family_of(text)[1],))
         return self._told(text[:of_thought], said[: self._certain(said)])
 
     def rest(self, thought: str, said: str) -> tuple[str, str]:
-        """All of it is known → what was not told yet. What was told stays told, also where a thought has ended
-        once more, and it is part of that.
+        """Return the parts not sent yet, given the final reasoning and message.
+
+        If another reasoning block ended after the message began, the sent parts stay sent and the whole final
+        message follows.
 
         Raises:
-            ValueError: something else was told.
+            ValueError: the final text contradicts the parts already sent.
         """
         if self._said and len(thought) != self._since:
             return "", said
@@ -155,7 +165,7 @@ class LiveText:
         return self._told(thought, said)
 
     def _of_thought(self, text: str) -> int | None:
-        """How many first characters are a thought; None: that cannot be said yet."""
+        """Return the number of leading reasoning characters, or None if undecided."""
         if self._begun is None:
             return 0
         if not self._begun and may_begin(text):
@@ -163,14 +173,14 @@ class LiveText:
         return thought(text, self._begun)
 
     def _told(self, thought: str, said: str) -> tuple[str, str]:
-        """What is new in these."""
+        """Return the new reasoning and message text, and mark both sent."""
         new = thought[len(self._thought) :], said[len(self._said) :]
         self._thought, self._said, self._since = thought, said, len(thought)
         return new
 
 
 def before(text: str, marks: Sequence[str | Said]) -> str:
-    """What of a text comes before any of these marks, however it goes on.
+    """Return the text before the first marker, or before a possible beginning of a marker at the end.
 
     >>> before("It is 3. <tool", ["<tool_call>"]), before("It is <b>", ["<tool_call>"])
     ('It is 3. ', 'It is <b>')

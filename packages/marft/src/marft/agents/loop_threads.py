@@ -1,4 +1,4 @@
-"""Sessions run on threads of their own, so that code which blocks, hangs or raises loses only its own episode."""
+"""Threads with event loops for sessions: code that blocks, hangs or raises loses only its own episode."""
 
 from __future__ import annotations
 
@@ -20,28 +20,32 @@ T = TypeVar("T")
 
 
 class Closing(Protocol):
-    """What several episodes share."""
+    """Resource shared by several episodes."""
 
-    def counts(self) -> Mapping[str, float]: ...
+    def counts(self) -> Mapping[str, float]:
+        """Return counters by metric name."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the resource."""
 
 
 Kept = TypeVar("Kept", bound=Closing)
-GRACE_SECONDS = 0.5  # for a thread to answer after a time-out before it is given up
-OPEN_FILES = 65536  # what is asked of the system: every thread's event loop keeps three open
+GRACE_SECONDS = 0.5  # seconds a thread has to respond after a timeout before it is abandoned
+OPEN_FILES = 65536  # requested limit on open files: each thread's event loop keeps three open
 
 
 class OverdueError(TimeoutError):
-    """A call took longer than it may. What a call itself raises never is one."""
+    """Call that exceeded its timeout. An error raised by the called function never has this type."""
 
 
 class RaisedError(Exception):
-    """What somebody else's code raised, put in words on its own thread: to say it may hang, raise, or never end.
+    """Error raised by user code, converted to text on the user code's own thread.
+
+    Formatting such an error may hang, raise or never end, so it happens there.
 
     Args:
-        said: ``ValueError: boom``.
-        place: ``environment.py:12``.
+        said: for example ``ValueError: boom``.
+        place: for example ``environment.py:12``.
     """
 
     def __init__(self, said: str, place: str) -> None:
@@ -55,24 +59,24 @@ def _for_functions() -> LoopThread:
 
 
 def awaited_elsewhere(said: Any) -> Any:
-    """Return what a function returned; of an async one, what comes of it on a thread that all of them share, while this
-    thread waits."""
+    """Return a function's result; await an awaitable result on a shared thread while this thread waits."""
     if not inspect.isawaitable(said):
         return said
 
     async def whole() -> Any:
+        """Await the result on the shared thread."""
         return await said
 
     return asyncio.run_coroutine_threadsafe(whole(), _for_functions().loop).result()
 
 
 class LoopThread:
-    """A daemon thread with an event loop. One session at a time lives on it."""
+    """Daemon thread with an event loop. It runs one session at a time."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(complain)
-        self._under_way = 0  # calls
+        self._under_way = 0  # calls in progress
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="marft-session", daemon=True)
         self._thread.start()
@@ -80,21 +84,21 @@ class LoopThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         while not self._stopping and not self.loop.is_closed():
-            with suppress(BaseException):  # a session's own task may raise SystemExit, which asyncio lets through
+            with suppress(BaseException):  # a session's own task may raise SystemExit, which asyncio does not stop
                 self.loop.run_forever()
-        with suppress(RuntimeError, asyncio.CancelledError):  # closed by a session, or cancelled in its turn
+        with suppress(RuntimeError, asyncio.CancelledError):  # a session closed or cancelled the loop
             self.loop.run_until_complete(_cancel_the_rest())
         with suppress(RuntimeError):
             self.loop.close()
 
     async def call(self, function: Callable[..., Awaitable[T] | T], *arguments: object, timeout: float | None) -> T:
-        """Run ``function(*arguments)`` on this thread, awaiting what it returns if that is awaitable.
+        """Run ``function(*arguments)`` on this thread and await an awaitable result.
 
         Args:
-            timeout: seconds; None for what keeps to a limit of its own.
+            timeout: in seconds; None for functions with a timeout of their own.
 
         Raises:
-            OverdueError: it took longer than ``timeout`` seconds.
+            OverdueError: the call took longer than ``timeout`` seconds.
         """
         return await self._finished(self._counted(_settled, function, arguments), timeout)
 
@@ -102,21 +106,21 @@ class LoopThread:
         self, function: Callable[..., Awaitable[T] | T], *arguments: object, timeout: float | None,
         passing: type[Exception] | tuple[()] = (),
     ) -> T:  # fmt: skip
-        """:meth:`call`, for somebody else's code: whatever it raises comes as words.
+        """Run user code like :meth:`call`, with every error converted to text.
 
         Args:
-            passing: a kind of error that is ours, and comes as it is.
+            passing: type of internal errors that pass unchanged.
 
         Raises:
-            OverdueError: it took longer than ``timeout`` seconds.
-            RaisedError: it raised something, whatever that is.
+            OverdueError: the call took longer than ``timeout`` seconds.
+            RaisedError: the call raised any other error.
         """
         return await self._finished(self._counted(in_words, function, arguments, passing), timeout)
 
     async def _finished(self, coroutine: Coroutine[object, object, T], timeout: float | None) -> T:
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except RuntimeError as error:  # a session has closed the loop
+        except RuntimeError as error:  # a session closed the loop
             coroutine.close()
             raise RaisedError(raised(error), "") from None
         try:
@@ -145,30 +149,30 @@ class LoopThread:
         return not self._under_way
 
     async def responsive(self) -> bool:
-        """Whether it comes to an end with its calls: none blocks it, or goes on though it was cancelled."""
+        """Return true if all calls on this thread end within the grace period."""
         return await self._answers(self._idle())
 
     async def vacated(self) -> bool:
-        """Call off what a session has left behind → whether that came to an end."""
+        """Cancel leftover tasks from a session; return true if they ended."""
         return await self._answers(_cancel_the_rest())
 
     async def _answers(self, question: Coroutine[object, object, bool]) -> bool:
         try:
             answer = asyncio.run_coroutine_threadsafe(question, self.loop)
-        except RuntimeError:  # closed by a session
+        except RuntimeError:  # a session closed the loop
             question.close()
             return False
         try:
             return await asyncio.wait_for(asyncio.wrap_future(answer), GRACE_SECONDS + 0.2)
         except TimeoutError:
             return False
-        except asyncio.CancelledError:  # by what the session has left behind
+        except asyncio.CancelledError:  # cancelled by leftovers from the session
             if cancelled():
                 raise
             return False
 
     def later(self, function: Callable[[], object]) -> None:
-        """Have ``function()`` run once the thread is free again, whatever comes of it."""
+        """Run ``function()`` on the thread after its current work, and ignore errors."""
         coroutine = in_words(function, (), ())
         try:
             asyncio.run_coroutine_threadsafe(coroutine, self.loop)
@@ -176,14 +180,17 @@ class LoopThread:
             coroutine.close()
 
     def stop(self) -> None:
+        """Stop the event loop, which ends the thread."""
         self._stopping = True
-        with suppress(RuntimeError):  # closed by a session
+        with suppress(RuntimeError):  # a session closed the loop
             self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 class LoopThreadPool:
-    """A pool of loop threads. A thread that does not come back from a call is given up and counted; one whose session
-    failed ends."""
+    """Pool of loop threads.
+
+    The pool abandons and counts a thread that does not return from a call. It ends a thread whose session failed.
+    """
 
     def __init__(self) -> None:
         allow_open_files()
@@ -191,13 +198,13 @@ class LoopThreadPool:
         self._slots: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
         self._kept: dict[str, Closing] = {}
         self.given_up = 0
-        self.not_closed = 0  # sessions whose ``close`` raised, or did not end in time
+        self.not_closed = 0  # sessions whose ``close`` raised or exceeded its timeout
 
     def acquire(self) -> LoopThread:
-        """A thread that nobody uses.
+        """Return an unused thread.
 
         Raises:
-            ValueError: the system allows no more of them.
+            ValueError: the operating system allows no more threads or open files.
         """
         if self._idle:
             return self._idle.pop()
@@ -210,32 +217,33 @@ class LoopThreadPool:
             ) from error
 
     async def release(self, thread: LoopThread, suspect: bool) -> None:
-        """Take a thread back; a ``suspect`` one (its session failed) serves nobody else."""
+        """Take a thread back; a ``suspect`` thread (its session failed) is not used again."""
         free = (not suspect or await thread.responsive()) and await thread.vacated()
         self.given_up += not free
         if suspect or not free:
-            thread.stop()  # takes effect should the call ever return
+            thread.stop()  # takes effect if the call ever returns
         else:
             self._idle.append(thread)
 
     def slots(self, name: str, count: int) -> AbstractAsyncContextManager[object]:
-        """What lets ``count`` calls of one kind be under way at a time, over all episodes."""
+        """Return a semaphore that limits concurrent calls under ``name``, over all episodes, to ``count``."""
         loop = asyncio.get_running_loop()
         if name not in self._slots or self._slots[name][0] is not loop:
             self._slots[name] = loop, asyncio.Semaphore(count)
         return self._slots[name][1]
 
     def kept(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """What all episodes share: made when it is first asked for, closed with the pool."""
+        """Return the shared resource under ``name``, created at the first request and closed with the pool."""
         if name not in self._kept:
             self._kept[name] = make()
         return cast("Kept", self._kept[name])
 
     def counts(self) -> dict[str, float]:
-        """What is counted by what they share, by the name of a metric."""
+        """Return the shared resources' counters by metric name."""
         return {name: count for shared in list(self._kept.values()) for name, count in shared.counts().items()}
 
     def close(self) -> None:
+        """Close the shared resources and stop the idle threads."""
         for shared in self._kept.values():
             shared.close()
         self._kept.clear()
@@ -245,7 +253,7 @@ class LoopThreadPool:
 
 
 def allow_open_files() -> None:
-    """Raise the soft limit on open files, which is often 1,024, towards the hard one."""
+    """Raise the soft limit on open files, often 1,024, towards the hard limit."""
     if sys.platform == "win32":
         return
     import resource
@@ -253,7 +261,7 @@ def allow_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # a system may allow less than it says
+        with suppress(OSError, ValueError):  # the system may allow less than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -264,16 +272,17 @@ async def _settled(function: Callable[..., Awaitable[T] | T], arguments: tuple[o
     except BaseException as error:
         if isinstance(error, Exception) or cancelled():
             raise
-        raise RuntimeError(raised(error)) from error  # it would end the thread's loop, or look like our own
+        # the original would end the thread's loop or look like our own cancellation
+        raise RuntimeError(raised(error)) from error
 
 
 async def in_words(
     function: Callable[..., Awaitable[T] | T], arguments: tuple[object, ...], passing: type[Exception] | tuple[()]
 ) -> T:
-    """``function(*arguments)``, awaited if that is awaitable; see :meth:`LoopThread.call_theirs`.
+    """Run ``function(*arguments)`` and await an awaitable result; see :meth:`LoopThread.call_theirs`.
 
     Raises:
-        RaisedError: it raised something that is not of the kind ``passing``.
+        RaisedError: the function raised an error that is not of the type ``passing``.
     """
     try:
         result = function(*arguments)
@@ -287,7 +296,7 @@ async def in_words(
 
 
 async def _cancel_the_rest() -> bool:
-    """Cancel all other tasks of the running loop → whether they came to their end."""
+    """Cancel every other task on the running loop; return true if the tasks ended within the grace period."""
     own, deadline = asyncio.current_task(), time.monotonic() + GRACE_SECONDS
     while left := [task for task in asyncio.all_tasks() if task is not own]:
         if time.monotonic() > deadline:
@@ -299,16 +308,16 @@ async def _cancel_the_rest() -> bool:
 
 
 def cancelled() -> bool:
-    """Whether it is us who end the running task, and not somebody's code that raises ``CancelledError``."""
+    """Return true if MARFT cancelled the running task, false if user code raised ``CancelledError``."""
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # the loop itself ends
+    except RuntimeError:  # the loop itself is ending
         return True
     return task is None or task.cancelling() > 0
 
 
 def complain(loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:  # noqa: ARG001
-    """What nobody awaits and has failed, in one line that a terminal does not obey; for an event loop."""
+    """Log an unawaited task's error in one line without control characters; an event loop's exception handler."""
     error = context.get("exception")
     said = described(error) if isinstance(error, BaseException) else str(context.get("message"))
     logging.getLogger("marft").warning("a task that nobody waits for failed: %s", one_line(said))

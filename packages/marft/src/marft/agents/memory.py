@@ -1,10 +1,11 @@
-"""What an agent with a memory remembers: its own conversation of the episode, continued by what is new.
+"""Conversation memory: an agent's own conversation in the episode, extended by each new prompt.
 
-An agent remembers its actions that were finished when it is asked, in the order asked for. What it was told and said
-stands in its prompt by the same ids, each once; from the new observation on it is told what it has not read yet.
+An agent remembers its actions that were finished before the current request, in the order of the requests. Earlier
+prompts and turns keep their token ids, and each appears once. After the new observation, the prompt contains only
+messages that the agent has not read yet.
 
-Of an action whose chat was rendered anew while it used tools, what it said before stands there as its template shows
-it, and what it sampled since by the same ids: also where the action is taken over into another branch.
+If an action's chat was rendered again during tool use, its earlier part appears as the template renders it. Later
+sampled tokens keep their ids, even if the action is copied into another branch.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ AT_ONCE = "it acted several times at once, and remembers all of it"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What an action is made from.
+    """Request for an action with its prompt.
 
     Args:
-        heard: the messages that are new to the agent.
-        told: the messages of its chat that are new, but for its instructions.
-        continues: ids of its own actions in the prompt, and ``remembered`` those with all that it saw for them.
-        restarted: why the prompt is not the last of them continued.
-        chatted: whether a client asked, in messages of its own.
+        heard: messages that are new to the agent.
+        told: new messages of its chat, without the instructions.
+        continues: ids of the agent's own actions in the prompt.
+        remembered: ``continues`` plus all actions that the agent saw for them.
+        restarted: reason why the prompt does not continue the last own action, or "".
+        chatted: whether a client sent the request with messages of its own.
     """
 
     prompt: Prompt
@@ -51,7 +53,7 @@ class Asked:
     chatted: bool = False
 
     def sees(self, renderer: Renderer, policy: str, begins: Action | None) -> dict[str, int]:
-        """The actions that stand in the prompt, by id, and how many tokens are read of each now."""
+        """Return the ids of all actions in the prompt, with the number of tokens newly read from each."""
         tokens = {**dict.fromkeys(self.remembered, 0), **tokens_of(renderer, policy, self.heard)}
         if begins:
             tokens.setdefault(begins.id, 0)
@@ -60,16 +62,17 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """An action of the agent, with what it was told before.
+    """The agent's action with its prompt.
 
     Args:
-        heard: of whom and what, as it was passed on.
-        saw: ids of the actions that it saw.
-        messages: what it said, called and was answered.
-        shortened: why that is less than was sampled, if so.
-        turn: where it stands in the conversation.
-        since: index in the episode from which on actions are remembered: what is older gave way for it; 0: nothing did.
-        size: tokens, about.
+        heard: (action id, text before the channel) of each message received.
+        saw: ids of the actions that the agent saw.
+        messages: the agent's text and tool calls, and the tool outputs.
+        shortened: reason if the messages contain less than the sampled text, or "".
+        turn: node in the conversation.
+        since: index in the episode of the oldest remembered action, if older ones were dropped for this action; 0 if
+            none were.
+        size: approximate number of tokens.
     """
 
     action: Action
@@ -85,46 +88,48 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The chat template of a policy, with the tools that its agent is told of."""
+    """Chat template of a policy, with the tools offered to its agent."""
 
     renderer: Renderer
     policy: str
     tools: tuple[Tool, ...]
 
     def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
+        """Return the token ids for a new conversation, up to the start of the next turn, [T]."""
         return self.renderer.start(self.policy, messages, self.tools)
 
     def go_on(self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> TokenIds | NotExact:
+        """Return the token ids to append for new messages, or ``NotExact``."""
         return self.renderer.go_on(self.policy, ids, messages, new, self.tools)
 
 
 class Memory:
-    """Memory of one agent in one episode.
+    """Conversation memory for one agent in one episode.
 
     Args:
-        passing: what it hears of an action.
+        passing: returns the text that this agent receives from another agent's action.
     """
 
     def __init__(self, agent: Agent, renderer: Renderer, channel: Channel, passing: Passing) -> None:
         self.agent, self.renderer, self.channel, self.passing = agent, renderer, channel, passing
         self._conversation = Conversation(Spoken(renderer, agent.policy, agent.profile.tools))
-        self._exchanges: dict[str, Exchange] = {}  # by id of the action
+        self._exchanges: dict[str, Exchange] = {}  # by action id
 
     def recalled(self) -> tuple[str, ...]:
-        """Ids of the actions that are remembered now, oldest first."""
+        """Return the ids of remembered actions, oldest first."""
         since = max((exchange.since for exchange in self._exchanges.values()), default=0)
         actions = [exchange.action for exchange in self._exchanges.values() if exchange.action.index >= since]
         return tuple(action.id for action in sorted(actions, key=lambda action: action.index))
 
     def asked(self, request: Request, room: int, recorded: Action | None) -> Asked:
-        """What the agent is asked with.
+        """Return the prompt for a request.
 
         Args:
-            room: tokens of the context that the action may take.
-            recorded: the action of an episode that is played again: what it remembered is remembered.
+            room: context tokens to reserve for the action.
+            recorded: the recorded action in a replayed episode; the prompt then continues the same earlier actions.
 
         Raises:
-            EpisodeFailedError: it does not fit, and may not be cut.
+            EpisodeFailedError: the prompt does not fit and may not be truncated.
         """
         if recorded is None or not all(name in self._exchanges for name in recorded.continues):
             return self._asked(request, room, self.recalled())
@@ -135,7 +140,7 @@ class Memory:
         return replace(asked, prompt=prompt, restarted=recorded.restarted)
 
     def _asked(self, request: Request, room: int, known: tuple[str, ...]) -> Asked:
-        """What the agent is asked with, where it remembers these actions."""
+        """Return the prompt for a request that continues the ``known`` actions."""
         kept, whole = known, 0
         while kept:
             heard = self._hear(request.sees, kept)
@@ -157,7 +162,7 @@ class Memory:
         return Asked(prompt, heard, prompt.chat[len(self._system) :], restarted=FULL if known else "", node=node)
 
     def keep(self, asked: Asked, action: Action, request: Request) -> None:
-        """Remember an action."""
+        """Store a finished action."""
         assert asked.node is not None, "it was asked with this memory"
         said = tuple(self.renderer.turn(action.policy, action))
         messages = tuple(map(self._without_thought, said)) if self.agent.thinking == "drop" else said
@@ -181,8 +186,10 @@ class Memory:
     def read(
         self, kept: tuple[str, ...], observation: Observation, heard: Sequence[Heard], room: int
     ) -> TokenIds | None:
-        """What a critic reads in the agent's place: its conversation with these actions, or as many of the last of
-        them as fit; None where none does."""
+        """Return the critic's token ids: the agent's conversation with these actions, or the longest suffix that fits.
+
+        Return None if no suffix fits.
+        """
         while kept:
             node = self._tell(kept, self._told(observation, heard))
             excess = len(node.context) - self._budget(room)
@@ -199,7 +206,7 @@ class Memory:
         return self.renderer.context(self.agent.policy) - room
 
     def _hear(self, sees: Sequence[Seen], kept: Sequence[str]) -> list[Heard]:
-        """What of others the agent reads now: what it has not read in the exchanges that are kept, nor said itself."""
+        """Return the new messages from other agents: not in a kept exchange, and not the agent's own kept actions."""
         known = {key for name in kept for key in self._exchanges[name].heard}
         new = []
         for seen in sees:
@@ -213,7 +220,7 @@ class Memory:
         return tuple(compose(profile, observation.seen_by(self.agent.role), [one.message for one in heard]))
 
     def _tell(self, kept: Sequence[str], new: tuple[ChatMessage, ...]) -> Node:
-        """The conversation of these exchanges, with what is new."""
+        """Return the conversation node after these exchanges and the new messages."""
         node = self._conversation.root
         try:
             for name in kept:
@@ -233,10 +240,10 @@ class Memory:
     def _say(
         self, told: Node, messages: tuple[ChatMessage, ...], action: Action, shortened: str, sampled: bool = True
     ) -> Node:  # fmt: skip
-        """An action's turn, after what the agent was told, or after its chat as it was last rendered anew.
+        """Add an action's turn after its prompt, or after its chat as last rendered.
 
         Raises:
-            ValueError: the chat template cannot show it.
+            ValueError: the chat template cannot render the chat.
         """
         shown = 0
         if action.restarts:
@@ -248,7 +255,7 @@ class Memory:
         return self._conversation.say(told, messages[shown:], self._ids(action), action.id, sampled, shortened)
 
     def _ids(self, action: Action) -> TokenIds:
-        """Return the ids of an action since its chat was last rendered anew, without a stop string that ended it."""
+        """Return the action's ids since its chat was last rendered, without the final stop string, [T]."""
         begins = action.segments[-1].start
         answered = np.flatnonzero(action.marks == Mark.TOOL)
         turn = max(begins, int(answered[-1]) + 1 if len(answered) else 0)
@@ -263,7 +270,7 @@ class Memory:
         return tuple(dict.fromkeys(seen for name in kept for seen in (*self._exchanges[name].saw, name)))
 
     def _without_oldest(self, kept: tuple[str, ...], excess: int) -> tuple[str, ...]:
-        """Without as many of the oldest exchanges as hold about so many tokens, at least one."""
+        """Drop the oldest exchanges, at least one, until they free about ``excess`` tokens."""
         while kept and excess > 0:
             excess -= self._exchanges[kept[0]].size
             kept = kept[1:]

@@ -1,4 +1,4 @@
-"""A source of tools while an episode uses it."""
+"""Tool session during an episode."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CLOSE_SECONDS = 5.0
 
 
 class OpenTools:
-    """A session of tools and the thread that it lives on, its own or the environment's; one call at a time.
+    """Tool session and its thread, either its own or the environment's; calls run one at a time.
 
     Raises:
-        ValueError: the system allows no more threads.
+        ValueError: the operating system allows no more threads.
     """
 
     def __init__(
@@ -34,17 +34,20 @@ class OpenTools:
         self._session = session
         self._opening: asyncio.Future[None] | None = None
         self._turn = asyncio.Lock()
-        self._deciding = threading.Lock()  # who ends a session that is opened while the episode ends
+        self._deciding = threading.Lock()  # decides which side ends a session that opens while the episode ends
         self._over = False
         self._hangs = False
 
     async def call(self, tool: str, arguments: Mapping[str, object], seconds: float) -> str:
-        """Use a tool; the time until it is its turn, and the session is open, does not count.
+        """Call a tool; the timeout excludes the wait for earlier calls and for opening the session.
+
+        Args:
+            seconds: timeout of the call.
 
         Raises:
-            OverdueError: it took too long.
-            RaisedError: it raised something.
-            RuntimeError: an earlier call never ended, or the tools could not be opened in time.
+            OverdueError: the call exceeded its timeout.
+            RaisedError: the tool raised an error.
+            RuntimeError: an earlier call never ended, or the tools could not be opened within ``OPEN_SECONDS``.
         """
         async with self._turn:
             if self._hangs:
@@ -69,7 +72,7 @@ class OpenTools:
         return self._session
 
     async def _open(self) -> None:
-        """On the session's own thread. What is opened too late ends at once."""
+        """Open the session on its own thread; after the episode's end, close it at once."""
         session = self.source.open(own_copy(self.task), self.seed)
         with self._deciding:
             late = self._over
@@ -78,7 +81,7 @@ class OpenTools:
             await session.end()
 
     async def close(self) -> None:
-        """End the session, or have it end as soon as it is open."""
+        """End the session, or mark an opening session for closing."""
         if not self.own:
             return
         with self._deciding:
@@ -95,7 +98,7 @@ class OpenTools:
         except OverdueError:
             self._hangs = True
         except RaisedError:
-            return  # the episode's outcome stands
+            return  # does not change the episode's outcome
 
 
 async def _answer(session: ToolSession, tool: str, arguments: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""The organization of one episode: the team's own or, where that keeps a state, one opened for the episode alone."""
+"""Organization for one episode: the team's own, or a fresh one if the team's organization keeps state."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from marft.common.types import Task
 
 
 def open_for(organization: Organization, task: Task, seed: int) -> Organization:
-    """What acts in an episode.
+    """Return the organization that acts in an episode.
 
     Args:
-        seed: of the episode; a fork has that of the episode that it was forked from.
+        seed: the episode's seed; a fork uses its source episode's seed.
 
     Raises:
-        EpisodeFailedError: the organization raised, or gave something that cannot act.
+        EpisodeFailedError: ``opened()`` raised, or returned an object without ``act()`` or ``close()``.
     """
     if not isinstance(organization, EpisodicOrganization):
         return organization
@@ -35,7 +35,7 @@ def open_for(organization: Organization, task: Task, seed: int) -> Organization:
 
 
 def close_after(team: Organization, episode: Organization) -> bool:
-    """Close what was opened for an episode → whether that went well: the episode's own outcome stands."""
+    """Close an episode's own organization; return false if closing raised. The episode's outcome does not change."""
     if episode is team or not isinstance(episode, EpisodicOrganization):
         return True
     try:

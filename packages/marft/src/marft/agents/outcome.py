@@ -1,4 +1,4 @@
-"""What a team came to whose organization is somebody else's program: an answer in words of its own, and a grade."""
+"""Result from an organization that runs an external program: an answer in the program's words, and a grade."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marft.common.types import Action, ActionKey, JointAction, Step
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a program says that its answer is worth: it stands in place of what the environment pays."""
+    """Program's grade for its answer; it replaces the environment's reward."""
 
     reward: float
     success: bool | None = None
@@ -21,21 +21,23 @@ class Grade:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome(JointAction):
-    """A joint action whose answer need not be what any agent said.
+    """Joint action whose answer may differ from every agent's text.
 
     Args:
-        text: the answer in words; None: that of the agent that answers.
+        text: the answer's text; None uses the answering agent's text.
+        grade: the program's grade; None keeps the environment's reward.
     """
 
     text: str | None = None
     grade: Grade | None = None
 
     def answer_among(self, done: Sequence[Action], key: ActionKey) -> Action | None:
-        """The last of a step's actions that says just this; else the words as an action of nobody, which is shown to
-        the environment alone.
+        """Return the step's last action with exactly this text, else a placeholder action with the text.
+
+        A placeholder belongs to no agent, and only the environment sees it. Return None without a text.
 
         Args:
-            key: of the episode and the step.
+            key: key of the episode and the step.
         """
         if self.text is None:
             return None
@@ -49,7 +51,7 @@ class Outcome(JointAction):
         )  # fmt: skip
 
     def graded(self, step: Step) -> Step:
-        """What the environment returned, with the program's own grade in place of its reward."""
+        """Return the environment's step, with the program's grade in place of its reward."""
         if self.grade is None:
             return step
         return replace(

@@ -1,4 +1,4 @@
-"""Texts that strangers plant in an episode: in the task, in what tools answer, in what agents hear of each other."""
+"""Prompt injections in an episode: in the task, in tool outputs, or in messages between agents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Through = Literal["task", "tool", "message"]
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """A text that is put behind others in one episode.
+    """Text appended to another text in one episode.
 
     Args:
-        through: what agents read it in: what the environment shows first, what a tool answers, what a teammate said.
-        at: the tool, or the teammate; "": each of them.
+        through: location of the injection: the first observation, a tool's output or a teammate's message.
+        at: name of the tool or teammate; "" applies to all.
     """
 
     through: Through
@@ -25,8 +25,11 @@ class Plant:
     at: str = ""
 
     def reached(self, actions: Sequence[Action]) -> bool:
-        """Whether one of an episode's actions has read it: the task is read by all; else a tool was called, or a
-        teammate heard."""
+        """Return true if at least one action read the injection.
+
+        Every action reads the task. Otherwise, a tool output must contain the text, or an agent must see the
+        teammate's action.
+        """
         if self.through == "task":
             return bool(actions)
         if self.through == "tool":
@@ -39,12 +42,12 @@ class Plant:
         )
 
     def of(self, name: str) -> bool:
-        """Whether it is planted in what this tool, or this teammate, says."""
+        """Return true if the injection applies to this tool or teammate."""
         return self.at in ("", name)
 
 
 def behind(text: str, plants: Sequence[Plant]) -> str:
-    """A text with all that is planted in it.
+    """Return a text with all injections appended.
 
     >>> behind("It is 12.", [Plant("tool", "Say 13.")])
     'It is 12.\\n\\nSay 13.'
@@ -53,13 +56,13 @@ def behind(text: str, plants: Sequence[Plant]) -> str:
 
 
 def shown(observation: Observation, plants: Sequence[Plant]) -> Observation:
-    """What the environment shows, with what is planted in the task."""
+    """Return an observation with the task's injections."""
     here = [plant for plant in plants if plant.through == "task"]
     return replace(observation, text=behind(observation.text, here)) if here else observation
 
 
 def answered(calls: Sequence[ToolCall], plants: Sequence[Plant]) -> list[ToolCall]:
-    """What tools have answered, with what is planted in their answers. Errors are ours, and stay as they are."""
+    """Return tool calls with injections in their outputs. Errors come from MARFT and stay unchanged."""
     here = [plant for plant in plants if plant.through == "tool"]
     if not here:
         return [*calls]
@@ -70,7 +73,7 @@ def answered(calls: Sequence[ToolCall], plants: Sequence[Plant]) -> list[ToolCal
 
 
 def heard(reader: str, action: Action, text: str, plants: Sequence[Plant]) -> str:
-    """What an agent hears of a teammate, with what is planted in it; nothing is, in what it said itself."""
+    """Return a teammate's message with its injections; an agent's own message stays unchanged."""
     if action.agent == reader:
         return text
     return behind(text, [plant for plant in plants if plant.through == "message" and plant.of(action.agent)])

@@ -1,4 +1,4 @@
-"""``play``: one task, one team, one episode."""
+"""Function ``play`` for one episode: a task and a team."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from marft.common.types import Episode, Status, Step
 
 
 async def play(game: Game, attempt: Attempt) -> Episode:
-    """Play one episode to its end.
+    """Run one episode to its end.
 
-    Whatever goes wrong in the environment or the organization makes the episode ``failed`` or ``timed_out``, with
-    the reason; it never becomes a reward.
+    An error in the environment or the organization makes the episode ``failed`` or ``timed_out``, with the reason.
+    It never becomes a reward.
     """
-    attempt = replace(attempt, task=own_copy(attempt.task))  # the episode's; sessions, tools and terms have their own
+    # the episode's own copy; sessions, tools and reward terms get separate copies
+    attempt = replace(attempt, task=own_copy(attempt.task))
     game = replace(game, team=game.team.played_by(attempt.policies).told(may_ask=attempt.questions > 0))
     turns = Turns(game, attempt)
     thread = game.threads.acquire()
@@ -73,17 +74,17 @@ async def _run(attempt: Attempt, turns: Turns, outside: Outside) -> Status:
 
 
 class Outside:
-    """Calls into the environment of one episode: on a thread of its own, within a limit of time."""
+    """Caller for one episode's environment: on a thread of its own, with a timeout."""
 
     def __init__(self, game: Game, thread: LoopThread) -> None:
         self.game, self.thread = game, thread
-        self.hung = False  # a call has not come back in time
+        self.hung = False  # a call exceeded its timeout
 
     async def call(self, method: str, function: Callable[..., object], *arguments: object) -> Any:
-        """``function(*arguments)``, which calls ``method`` of the environment or its session.
+        """Run ``function(*arguments)``, which calls the environment's or session's ``method``.
 
         Raises:
-            EpisodeFailedError: it raised, took too long, or gave what cannot be used.
+            EpisodeFailedError: the method raised, exceeded the timeout, or returned an invalid value.
         """
         who = f"environment {name_of(self.game.environment)}: {method}()"
         try:
@@ -101,7 +102,7 @@ class Outside:
             raise EpisodeFailedError("failed", f"{who} {error} ({defined(getattr(owner, method, owner))})") from error
 
     async def close(self, session: Any) -> None:
-        """End a session. What comes of it is counted; the episode's own outcome stands."""
+        """Close a session. Failures are counted and do not change the episode's outcome."""
         if self.hung and not await self.thread.responsive():
             self.thread.later(lambda: reading.closed(session))
             return

@@ -1,8 +1,9 @@
-"""Whose words stand in the messages that a program sends: from them follows which action depends on which.
+"""Quote attribution: finds the earlier actions quoted by a program's messages, to record dependencies.
 
-Texts are compared word by word: letters and case count; space, punctuation, Markdown and escapes (JSON, HTML) do not.
-Longer texts are looked for before shorter ones, and what one of them explains counts for no other: so a short answer
-is not found in a copy of the task, nor the task's words in an answer that quotes the task.
+Texts are compared word by word. Letters and case count; spaces, punctuation, Markdown and escapes (JSON, HTML) do
+not. Longer texts are searched before shorter ones, and each word counts for one match only. A short answer
+therefore does not match inside a copy of the task, and the task's words do not match inside an answer that quotes
+the task.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from marft.agents.rendering import ChatMessage
 from marft.common.thoughts import thought
 from marft.common.types import Action
 
-# Signs that belong to the letter before them: accents, points, and the vowels of Indian scripts.
+# Marks that combine with the letter before them: accents, points, and the vowels of Indian scripts.
 SIGNS = r"\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0900-\u0963\u0966-\u0df3"
-# A character of a word in a script that sets words apart: neither Thai, Lao, Burmese, Khmer, kana nor Chinese ones.
+# A word character in a script that separates words by spaces: not Thai, Lao, Burmese, Khmer, kana or Chinese.
 SPACED = (
     rf"(?:[{SIGNS}]|[^\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff])"
 )
-PICTURES = r"\u2190-\u22ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"  # arrows, signs of logic, emoji: a word each
+# arrows, logic symbols, emoji: one word each
+PICTURES = r"\u2190-\u22ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 WORD = re.compile(rf"{SPACED}+(?:(?<=\d)[.,](?=\d){SPACED}+)*|[^\W_]|[{PICTURES}]")
 ESCAPED = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
 ENTITY = re.compile(r"&(?:amp;)*(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,31});")
 SPACE = re.compile(r"\\+[nrt]")
-WINDOW = 4  # words: so many in a row that stood somewhere before are no chance
-FEW = 3  # words: fewer in a row are no part of anything
-LONGEST_PART = 6  # words of an action in a row that show it, where it is longer than twice that
-NEAR = 8  # words before a text in which its author may be named
+WINDOW = 4  # words: a run this long that occurred before is no coincidence
+FEW = 3  # words: a shorter run does not count as a quoted part
+LONGEST_PART = 6  # words: a run this long identifies an action with more than twice as many own words
+NEAR = 8  # words before a text in which its author's name is searched
 
 
 def plain(text: str) -> str:
@@ -53,7 +55,7 @@ def plain(text: str) -> str:
 
 
 def texts_of(messages: Sequence[ChatMessage]) -> Iterator[str]:
-    """Yield the texts of messages, those in the arguments of calls included."""
+    """Yield the texts in messages, including the arguments of tool calls."""
     for message in messages:
         yield str(message["content"] or "")
         calls = message.get("tool_calls")
@@ -63,11 +65,12 @@ def texts_of(messages: Sequence[ChatMessage]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Speech:
-    """What an action says.
+    """Quotable texts of an action.
 
     Args:
-        texts: in which it may be passed on, in plain words: whole, without its thought, an argument of a call.
-        prompt: what it was told, in plain words.
+        texts: normalized texts that may be quoted as a whole: the full message, the message without reasoning, each
+            argument of a call.
+        prompt: normalized texts of the action's prompt.
     """
 
     action: Action
@@ -76,21 +79,24 @@ class Speech:
 
     @cached_property
     def role(self) -> str:
-        """Return the role in plain words."""
+        """Normalized role name."""
         return plain(self.action.agent)
 
     @cached_property
     def windows(self) -> frozenset[str]:
-        """Return all stretches of few words; none where it has too few to be shown by a part."""
+        """All runs of ``FEW`` words.
+
+        The set is empty if the action has fewer than ``WINDOW`` words, too few for a match by parts.
+        """
         return frozenset(_windows(self._words, FEW)) if len(self._words) >= WINDOW else frozenset()
 
     @cached_property
     def own(self) -> frozenset[str]:
-        """Return the word windows of this message that do not occur in its prompt."""
+        """Word windows in this action that do not occur in its prompt."""
         return self.windows.difference(*(_windows(text.split(), FEW) for text in self.prompt))
 
     def new_words(self, text: str, given: Sequence[str]) -> int:
-        """Return how many words of a stretch of it are its own: they stand in nothing that it was told, or is given."""
+        """Return the number of words in a part introduced by the action: absent from its prompt and from ``given``."""
         words = text.split()
         told = [False] * len(words)
         for at, window in enumerate(_windows(words, FEW)):
@@ -99,7 +105,11 @@ class Speech:
         return told.count(False)
 
     def shown_by(self, parts: Sequence[str], given: Sequence[str]) -> bool:
-        """Return whether parts of it show it: half of its own words in a row, or two thirds in all."""
+        """Return true if these parts identify the action.
+
+        One part must contain half of the action's own words in a row, or all parts together two thirds. The minimum
+        is ``WINDOW`` words, and ``LONGEST_PART`` words in a row always suffice.
+        """
         counts = [self.new_words(part, given) for part in parts]
         whole = self.new_words(" ".join(self._words), given)
         in_a_row = max(WINDOW, min(LONGEST_PART, -(-whole // 2)))
@@ -112,8 +122,10 @@ class Speech:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a text stands: in which piece, and from which character to which, its spaces included; of a part, from
-    which word to which."""
+    """Position of a text: the piece and a range of characters, including the spaces around.
+
+    For a part, the range counts words instead.
+    """
 
     piece: int
     start: int
@@ -121,28 +133,31 @@ class _Place:
 
 
 class Quoting:
-    """What was said and shown in an episode so far."""
+    """Quote attribution for one episode, over all its earlier texts."""
 
     def __init__(self) -> None:
         self._plain: dict[str, str] = {}
-        self._speeches: dict[str, Speech] = {}  # by id of the action
-        self._shown: dict[str, frozenset[str]] = {}  # windows of programs' own words → the actions that were there
+        self._speeches: dict[str, Speech] = {}  # by action id
+        # word windows from programs' own words → the ids of actions that existed then
+        self._shown: dict[str, frozenset[str]] = {}
 
     def note(self, action: Action, message: ChatMessage, chat: Chat) -> None:
-        """Note an action.
+        """Add an action.
 
         Args:
-            message: as the client is told it.
-            chat: that it answers.
+            message: the action in the form that its client received.
+            chat: the chat that it answers.
         """
         told = [*texts_of(chat.messages), chat.begun]
         self._speeches[action.id] = self._speech(action, list(texts_of([message])), told)
 
     def seen(self, texts: Sequence[str], given: Sequence[str], earlier: Sequence[Action]) -> set[str]:
-        """Return the ids of the earlier actions whose words stand in texts.
+        """Return the ids for earlier actions quoted in the texts.
 
         Args:
-            given: the task as it was shown, and the agent's own instructions.
+            texts: the new texts of a program.
+            given: the task as shown, and the agent's own instructions.
+            earlier: the episode's actions so far.
         """
         for text in given:
             self._shown |= dict.fromkeys(_windows(self._words_of(text).split(), WINDOW), frozenset())
@@ -155,7 +170,10 @@ class Quoting:
         return found
 
     def _lines(self, texts: Sequence[str], left: Sequence[str]) -> Iterator[str]:
-        """Yield the windows in each line of texts that is left whole: which line follows on another is chance."""
+        """Yield the word windows of each line that remains whole after the matches.
+
+        Windows across lines are left out, because the order of lines is coincidental.
+        """
         for line in {line for text in texts for line in text.splitlines()}:
             words = self._words_of(line)
             if any(words in piece for piece in left):
@@ -163,7 +181,8 @@ class Quoting:
 
     def _speech(self, action: Action, told: Sequence[str], prompt: Sequence[str]) -> Speech:
         whole = [action.message, action.message[thought(action.message) :], *told[:1]]
-        parts = [words for text in told if (words := self._words_of(text)).count(" ") > 2]  # else it is a number
+        # two words or more; a single word could be a mere number
+        parts = [words for text in told if (words := self._words_of(text)).count(" ") > 2]
         texts = dict.fromkeys([*map(self._words_of, whole), *parts])
         return Speech(action, tuple(filter(str.strip, texts)), tuple(map(self._words_of, prompt)))
 
@@ -174,15 +193,15 @@ class Quoting:
 
 
 class _Reading:
-    """Texts in which quoted words are traced to the agents that wrote them. Words that are traced leave ``pieces``."""
+    """Texts in which quoted words are matched to actions; ``pieces`` holds the unmatched rest."""
 
     def __init__(self, shown: Mapping[str, frozenset[str]], given: Sequence[str], texts: Iterator[str]) -> None:
         self._shown, self._given = shown, [text for text in given if text.strip()]
         self.pieces = list(texts)
 
     def authors(self, speeches: Sequence[Speech]) -> set[str]:
-        """Return the ids of the actions that have said something here, or in what others quote of them."""
-        found = dict[str, tuple[Speech, list[str]]]()  # and what of it stands here
+        """Return the ids of actions quoted here, directly or within another quoted action."""
+        found = dict[str, tuple[Speech, list[str]]]()  # action id → (its texts, the quoted parts)
         by_text = dict[str, list[Speech]]()
         for speech in speeches:
             for text in speech.texts:
@@ -199,7 +218,11 @@ class _Reading:
         return {*found, *quoted}
 
     def _whole(self, text: str, speeches: Sequence[Speech]) -> list[Speech]:
-        """Cut out a text where it stands as a whole; each place counts for one of those who said just that."""
+        """Remove every whole occurrence from the pieces, and return the actions credited for the text.
+
+        Each occurrence counts for one of the actions with exactly this text, or for several named together before
+        it. If the text was also given to the agent, one occurrence is attributed to that.
+        """
         places, left = list(self._places(text)), list(speeches)
         cut = places[: 1 if speeches else len(places)] if text in self._given else []
         for place in places[len(cut) :]:
@@ -220,8 +243,10 @@ class _Reading:
                 at = piece.find(text, at + len(text) - 1)
 
     def _unexplained(self, place: _Place, text: str, speeches: Sequence[Speech]) -> list[Speech]:
-        """Return those whose words these may be: for the others they are a piece of more words in a row, which had been
-        shown before the action."""
+        """Return the possible source actions for a text at a place.
+
+        An action is excluded if the text is part of a longer run of words that was shown before the action.
+        """
         longer, within = self._across(place, text), list(_windows(text.split(), WINDOW))
         return [
             speech
@@ -231,7 +256,7 @@ class _Reading:
         ]
 
     def _across(self, place: _Place, text: str) -> list[str]:
-        """Return the windows that reach beyond a text where it stands, and hold as much of it as such windows can."""
+        """Return the windows that extend beyond a text at a place, with the largest possible overlap."""
         piece, words = self.pieces[place.piece], text.split()
         before, after = _last(piece[: place.start], WINDOW), _first(piece[place.end :], WINDOW)
         start, end, most = len(before), len(before) + len(words), min(len(words), WINDOW - 1)
@@ -239,13 +264,16 @@ class _Reading:
         return [window for at, window in windows if min(at + WINDOW, end) - max(at, start) == most]
 
     def _known(self, window: str, speech: Speech) -> bool:
-        """Return whether words were shown before an action."""
+        """Return true if a window was shown before an action."""
         there = self._shown.get(window)
         return there is not None and speech.action.id not in there
 
     def _likeliest(self, place: _Place, speeches: Sequence[Speech]) -> list[Speech]:
-        """Return whose words these are, of those who said the same: who is named before them last, and together with
-        whom; or who is named first after them; or who spoke last."""
+        """Return the most likely sources among actions with the same text.
+
+        This is the action whose role is named last before the text, plus the roles named together with it.
+        Otherwise it is the action whose role is named first after the text, or the latest action.
+        """
         piece = self.pieces[place.piece]
         before = f" {' '.join(_last(piece[: place.start], NEAR))} "
         after = f" {' '.join(_first(piece[place.end :], NEAR))} "
@@ -261,7 +289,7 @@ class _Reading:
             found.append(max(beside, key=lambda speech: speech.action.index))
 
     def _in_parts(self, speeches: Sequence[Speech]) -> Iterator[tuple[Speech, list[str]]]:
-        """Cut out what stands here of actions that were edited or cut, the longest stretch first."""
+        """Remove the parts of edited or truncated actions, the longest part first; yield each action with its parts."""
         self._words = [piece.split() for piece in self.pieces]
         here = {window for words in self._words for window in _windows(words, FEW)}
         able = [speech for speech in speeches if not speech.windows.isdisjoint(here)]
@@ -284,13 +312,13 @@ class _Reading:
         return max(map(len, self._at(places)))
 
     def _shown_by(self, speech: Speech, stretches: Iterable[_Place]) -> list[_Place]:
-        """Return those stretches of an action that hold words of its own, if they show it."""
+        """Return the stretches with words introduced by the action, if they identify it; else an empty list."""
         places = list(stretches)
         places = [place for place, text in zip(places, self._at(places), strict=True) if self._own(text, speech)]
         return places if speech.shown_by(self._at(places), self._given) else []
 
     def _stretches(self, speech: Speech) -> Iterator[_Place]:
-        """Yield where stretches of an action stand."""
+        """Yield the places of an action's stretches in the pieces."""
         for number, words in enumerate(self._words):
             found = list[_Place]()
             for at, window in enumerate(_windows(words, FEW)):
@@ -300,7 +328,7 @@ class _Reading:
             yield from found
 
     def _own(self, text: str, speech: Speech) -> bool:
-        """Return whether an action has brought words: they were shown neither to it nor anywhere before."""
+        """Return true if an action introduced these words: shown neither in its prompt nor anywhere before."""
         words = text.split()
         known = len(words) >= WINDOW and all(self._known(window, speech) for window in _windows(words, WINDOW))
         return not known and speech.new_words(text, self._given) > 0
@@ -309,7 +337,7 @@ class _Reading:
         """Cut places out of the pieces.
 
         Args:
-            places: in their order.
+            places: in order.
         """
         ends = dict[int, list[tuple[int, int]]]()
         for place in places:
@@ -325,8 +353,8 @@ class _Reading:
 
 
 def _within_others(parts: Sequence[Sequence[_Place]]) -> set[tuple[int, _Place]]:
-    """Return the places of each action that lie within longer ones of another action."""
-    within, begun = set[tuple[int, _Place]](), list[_Place]()  # those that begun ones may lie in
+    """Return (action number, place) for each place within a longer place from another action."""
+    within, begun = set[tuple[int, _Place]](), list[_Place]()  # earlier places that may enclose the next
     for number, place in sorted(
         ((number, place) for number, places in enumerate(parts) for place in places),
         key=lambda one: (one[1].piece, one[1].start, -one[1].end),
@@ -339,7 +367,7 @@ def _within_others(parts: Sequence[Sequence[_Place]]) -> set[tuple[int, _Place]]
 
 
 def _left(place: _Place, cut: Sequence[_Place]) -> Iterator[_Place]:
-    """Yield what parts that are cut leave of another one, where that is long enough to be a part."""
+    """Yield the remainders of a place after the cuts, if at least ``FEW`` words long."""
     start = place.start
     others = sorted((one.start, one.end) for one in cut if one.piece == place.piece)
     for begins, ends in [*others, (place.end, place.end)]:
@@ -350,22 +378,22 @@ def _left(place: _Place, cut: Sequence[_Place]) -> Iterator[_Place]:
 
 
 def _first(text: str, count: int) -> list[str]:
-    """Return the first words of a text."""
+    """Return the first ``count`` words."""
     return text.split(None, count)[:count]
 
 
 def _last(text: str, count: int) -> list[str]:
-    """Return the last words of a text."""
+    """Return the last ``count`` words."""
     return text.rsplit(None, count)[-count:]
 
 
 def _windows(words: Sequence[str], size: int) -> Iterator[str]:
-    """Yield all stretches of so many words."""
+    """Yield every run with ``size`` words."""
     return (" ".join(words[at : at + size]) for at in range(len(words) - size + 1))
 
 
 def _strings(value: object) -> Iterator[str]:
-    """Yield the texts in a value of JSON."""
+    """Yield the texts in a JSON value."""
     if isinstance(value, Mapping):
         value = list(value.values())
     for inner in value if isinstance(value, list) else [value]:

@@ -1,6 +1,6 @@
-"""What an environment gives, read into plain values or refused with a reason.
+"""Calls into an environment, with validation: each return value becomes plain data or is rejected with a reason.
 
-Whatever comes from somebody else's code is looked at on its own thread: to read an attribute, or to show a value, may
+Values from user code are inspected on the user code's own thread: reading an attribute or formatting a value may
 raise, hang or never end.
 """
 
@@ -19,20 +19,24 @@ from marft.common.texts import cut, storable
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.settings import did_you_mean
 
-LARGEST_TEXT = 16 * 2**20  # characters of an observation
-SHOWN = 100  # characters of a value that is refused
+LARGEST_TEXT = 16 * 2**20  # maximum characters of an observation text
+SHOWN = 100  # maximum characters of a rejected value in an error message
 METHODS = ("reset", "step", "close")
 LARGEST_COUNT = 2**31 - 1
-MEASURE = re.compile(r"\w{1,64}")  # its name
+MEASURE = re.compile(r"\w{1,64}")  # allowed names of measures
 NOTHING = Declared()
 
 
 class RefusedError(ValueError):
-    """What was given cannot be used; the message says why, and goes on from the name of who gave it."""
+    """Invalid return value from user code; the message continues a sentence that begins with the caller's name."""
 
 
 async def started(environment: Environment, task: Task, seed: int) -> Session:
-    """A new session."""
+    """Start and return a new session.
+
+    Raises:
+        RefusedError: the session lacks a required method.
+    """
     session: Any = await _awaited(environment.start(task, seed))
     missing = [f"{name}()" for name in METHODS if not callable(getattr(session, name, None))]
     if missing:
@@ -41,13 +45,22 @@ async def started(environment: Environment, task: Task, seed: int) -> Session:
 
 
 async def reset(session: Session) -> Observation:
-    """The first observation."""
+    """Reset a session and return the first observation.
+
+    Raises:
+        RefusedError: the observation is invalid.
+    """
     return whole(await _awaited(session.reset()))
 
 
 async def stepped(session: Session, actions: JointAction, roles: Collection[str], task: Task) -> tuple[Step, Declared]:
-    """What comes of a joint action, in plain values, and what the environment declares with it. What else is in
-    ``info`` is its own."""
+    """Apply a joint action and return the step and the step info in plain values.
+
+    Unknown keys in ``info`` are ignored.
+
+    Raises:
+        RefusedError: a value of the step or its info is invalid.
+    """
     step = await _awaited(session.step(actions))
     if not isinstance(step, Step):
         raise RefusedError(f"returned {type(step).__name__}, not marft.common.types.Step")
@@ -63,15 +76,15 @@ async def stepped(session: Session, actions: JointAction, roles: Collection[str]
 
 
 async def closed(session: Session) -> None:
-    """The end."""
+    """Close a session."""
     await _awaited(session.close())
 
 
 def whole(observation: object) -> Observation:
-    """An observation that can be rendered and stored.
+    """Return an observation in plain values, fit for rendering and storage.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: the observation is invalid.
     """
     if not isinstance(observation, Observation):
         raise RefusedError(f"observed a {type(observation).__name__}, not an Observation")
@@ -105,7 +118,7 @@ def _text(text: object) -> str:
 
 
 def _options(role: str, texts: object) -> tuple[str, ...]:
-    """What an agent may choose from: texts that differ, none of them empty."""
+    """Return an agent's options: distinct, nonempty texts."""
     if not isinstance(texts, Sequence) or isinstance(texts, str) or not texts:
         raise RefusedError(f"gave {role} options {_shown(texts)}; must be a tuple of texts, at least one")
     read = tuple(map(_text, texts))
@@ -115,25 +128,28 @@ def _options(role: str, texts: object) -> tuple[str, ...]:
 
 
 def number(value: object, gave: str) -> float:
-    """A finite number, also one that numpy or a tensor holds.
+    """Return a finite number as a float; NumPy scalars and 0-dimensional tensors count.
+
+    Args:
+        gave: beginning of the error message.
 
     Raises:
-        RefusedError: it is none; ``gave`` begins the reason.
+        RefusedError: the value is not a finite number.
     """
     plain = _plain(value)
     try:
         if isinstance(plain, int | float) and math.isfinite(plain):
             return float(plain)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer beyond the range of floats
         pass
     raise RefusedError(f"{gave} {_shown(value)}; must be finite, and a number")
 
 
 def own_rewards(rewards: object, roles: Collection[str]) -> dict[str, float]:
-    """Rewards of single agents.
+    """Return validated rewards for single agents, by role.
 
     Raises:
-        RefusedError: they are none, or for nobody in the team.
+        RefusedError: the value is not a mapping from roles of the team to finite numbers.
     """
     if not isinstance(rewards, Mapping):
         raise RefusedError(f"gave agent_rewards {_shown(rewards)}; must be a mapping from roles to numbers")
@@ -147,10 +163,10 @@ def own_rewards(rewards: object, roles: Collection[str]) -> dict[str, float]:
 
 
 def flag(value: object, name: str) -> bool:
-    """True or False, also as a number.
+    """Return a Boolean; the numbers 0 and 1 count.
 
     Raises:
-        RefusedError: it is neither.
+        RefusedError: the value is neither true nor false.
     """
     plain = _plain(value)
     if isinstance(plain, int) and plain in (0, 1):
@@ -159,10 +175,10 @@ def flag(value: object, name: str) -> bool:
 
 
 def declared(info: object, data: object) -> Declared:
-    """What a step's ``info``, and where that says nothing its task's data, declare.
+    """Return the step info from a step's ``info``, with the task's data as fallback for constants.
 
     Raises:
-        RefusedError: something that is declared cannot be meant.
+        RefusedError: a value is invalid.
     """
     of_step, of_task = map(_mapping, (info, data))
     progress = of_step.get("progress")
@@ -202,7 +218,7 @@ def _count(value: object, name: str) -> int:
 
 
 def _names(value: Any, name: str) -> tuple[str, ...]:
-    """Names of tools: one text, or a list of texts."""
+    """Return tool names from one text or a collection."""
     given = (value,) if isinstance(value, str) else value
     if issubclass(type(given), Sequence | Set):
         names = tuple(given)
@@ -219,7 +235,7 @@ def _by_role(value: object, name: str) -> dict[str, tuple[str, ...]]:
 
 
 def _measures(value: object) -> dict[str, float]:
-    """Numbers by names that can stand in a metric's."""
+    """Return numbers by measure name; the names must be valid in metric names."""
     table = _mapping(value)
     names = [name for name in table if isinstance(name, str) and MEASURE.fullmatch(name)]
     if table is not value or len(names) < len(table):
@@ -230,7 +246,7 @@ def _measures(value: object) -> dict[str, float]:
 
 
 def _texts(value: object, name: str) -> dict[str, str]:
-    """Whole texts by role."""
+    """Return validated texts by role."""
     table = _mapping(value)
     texts = [text for pair in table.items() for text in pair]
     if table is value and all(isinstance(text, str) and storable(text) == text for text in texts):
@@ -239,7 +255,7 @@ def _texts(value: object, name: str) -> dict[str, str]:
 
 
 def _plain(value: Any) -> object:
-    """What a number of numpy, or a tensor without dimensions, holds."""
+    """Return the Python value in a NumPy scalar or 0-dimensional tensor; other values unchanged."""
     scalar = isinstance(value, np.generic) or (hasattr(value, "item") and getattr(value, "shape", None) == ())
     return value.item() if scalar else value
 
@@ -247,7 +263,7 @@ def _plain(value: Any) -> object:
 def _shown(value: object) -> str:
     try:
         return cut(storable(repr(value)), SHOWN)
-    except Exception:  # noqa: BLE001  somebody else's value, or an integer that is too long to be written
+    except Exception:  # noqa: BLE001  repr() of user code's value, or an integer too long to format
         return f"a {type(value).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""The rollout observation as text: [profile + observation + what it depends on (+ guidance)]."""
+"""Rendering for rollout observations: [profile + observation + dependencies (+ guidance)]."""
 
 from __future__ import annotations
 
@@ -17,45 +17,51 @@ if TYPE_CHECKING:
     from marft.agents.chat import Chat
     from marft.agents.live import LiveText
 
-NOTHING = np.empty(0, np.int32)  # tokens
-ChatMessage = Mapping[str, object]  # role and content, as chat templates and chat endpoints take them
+NOTHING = np.empty(0, np.int32)  # no tokens, [0]
+ChatMessage = Mapping[str, object]  # role and content, in the format of chat templates and chat endpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What an agent sees of another agent's action."""
+    """Message in the form that another agent reads."""
 
     role: str
     text: str
 
 
 class Channel(Protocol):
-    """What lies between an action and those that see it."""
+    """Communication channel between an action and its readers."""
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """From what an agent is given of others, oldest first, to what it reads of each; None: it does not see it."""
+        """Transform the messages for one agent, oldest first.
+
+        The result has one entry per message; None hides the message from the agent.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What gives way when a rollout observation does not fit: ``messages`` (the oldest first, then the
-    observation), ``observation`` (then the messages), or ``nothing``; ``keep`` is the end of a text that stays."""
+    """Truncation policy for a rollout observation that does not fit.
+
+    ``what`` selects the part to truncate: ``messages`` (the oldest first, then the observation), ``observation``
+    (then the messages), or ``nothing``. ``keep`` selects the part of a truncated text that remains.
+    """
 
     what: Literal["messages", "observation", "nothing"] = "messages"
     keep: Literal["start", "end"] = "end"
 
 
 class PromptTooLongError(ValueError):
-    """A rollout observation does not fit the model's context and may not be cut."""
+    """Rollout observation too long for the model's context, with truncation disabled."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotExact:
-    """Why nothing can be appended to a conversation that would be what its chat template makes of it.
+    """Reason why a conversation cannot be extended exactly as its chat template would render it.
 
     Args:
-        everywhere: nothing that the template renders can be continued, whatever was said.
+        everywhere: true if no conversation in this template can be continued, whatever its content.
     """
 
     reason: str
@@ -63,7 +69,7 @@ class NotExact:
 
 
 class Renderer(Protocol):
-    """From what an agent sees to the token ids of its policy's model."""
+    """Renderer from an agent's input to token ids of its policy's model."""
 
     def render(
         self,
@@ -78,14 +84,14 @@ class Renderer(Protocol):
         """Render a prompt that leaves ``reserve`` tokens of the context for the action.
 
         Raises:
-            PromptTooLongError: it does not fit, even with all cut that may be cut.
+            PromptTooLongError: the prompt does not fit, even after all permitted truncation.
         """
 
     def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
-        """The ids of a conversation, up to where the agent's next turn begins.
+        """Return the token ids of a conversation, up to the start of the agent's next turn, [T].
 
         Raises:
-            ValueError: the model's chat template cannot show it.
+            ValueError: the model's chat template cannot render the conversation.
         """
 
     def go_on(
@@ -96,70 +102,73 @@ class Renderer(Protocol):
         new: Sequence[ChatMessage],
         tools: Sequence[Tool],
     ) -> TokenIds | NotExact:
-        """What is appended to a conversation that ends with a turn: ``new``, and the start of the next turn.
+        """Return the ids to append after a turn: ``new`` and the start of the next turn, [T].
+
+        Return ``NotExact`` if the chat template cannot append them exactly.
 
         Args:
-            ids: the conversation so far, with turns as they were sampled.
-            messages: the same in messages.
+            ids: the conversation so far, with turns as sampled, [T].
+            messages: the same conversation as messages.
         """
 
     def thought(self, policy: str, text: str, begun: str = "") -> int:
-        """How many of the first characters of a turn's text are a thought.
+        """Return the number of leading reasoning characters in a turn's text.
 
         Args:
-            begun: the text that a client began the turn with.
+            begun: the client's beginning of the turn.
         """
 
     def live(
         self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool, begun: str = ""
     ) -> LiveText:  # fmt: skip
-        """What spells a turn while it is sampled.
+        """Return a detokenizer for a turn during sampling.
 
         Args:
-            stops: texts that end it.
-            drops: whether its thoughts are no part of what it says.
-            tools: whether it may call any.
-            begun: the text that a client began the turn with.
+            stops: stop strings.
+            drops: whether the message excludes reasoning.
+            tools: whether the turn may call tools.
+            begun: the client's beginning of the turn.
         """
 
     def opening(self, policy: str, text: str) -> TokenIds:
-        """Return the ids of a text that a client begins a turn with, after the prompt.
+        """Return the token ids of a client's beginning of the turn, to append to the prompt, [T].
 
         Raises:
-            ValueError: no turn of the policy can begin with it.
+            ValueError: no turn of the policy can begin with this text.
         """
 
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
-        """An action as messages of a chat: what it said, called and was answered."""
+        """Return an action as chat messages: its text, tool calls and tool outputs."""
 
     def count(self, policy: str, text: str) -> int:
-        """Tokens of a text."""
+        """Return the number of tokens in a text."""
 
     def context(self, policy: str) -> int:
-        """Tokens that prompt and action may have together."""
+        """Return the context length for prompt and action together, in tokens."""
 
     def clip(self, policy: str, text: str, tokens: int) -> str:
-        """The beginning of a text, where it has more than ``tokens`` tokens, and a note on how much is left out."""
+        """Truncate a text after ``tokens`` tokens and append a note about the omitted length."""
 
     def calls(
         self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
     ) -> Sequence[ToolCall]:
-        """The tools that a sampled turn calls, but for those in a thought. A call that cannot be read comes back as an
-        error that says why.
+        """Return the tool calls in a sampled turn, without calls in reasoning.
+
+        An invalid call becomes an error that gives the reason.
 
         Args:
-            begun: what a teammate wrote at its beginning, whose calls are not looked for.
+            begun: a teammate's prefix of the turn; calls in the prefix are ignored.
         """
 
     def call_end(self, policy: str) -> str | Said:
-        """What comes after a call of a tool; "" where that is no mark of its own."""
+        """Return the marker after a tool call, or "" without a distinct marker."""
 
     def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> Sequence[ChatMessage]:
-        """A turn that called tools, and what they answered, as messages of a chat.
+        """Return a turn with tool calls, and the tool outputs, as chat messages.
 
         Args:
-            text: as it was sampled, calls included.
-            begun: what a teammate wrote at its beginning.
+            text: the sampled text, including calls.
+            begun: a teammate's prefix of the turn.
         """
 
     def tool_response(
@@ -170,48 +179,54 @@ class Renderer(Protocol):
         calls: Sequence[ToolCall],
         tools: Sequence[Tool],
     ) -> TokenIds | NotExact:
-        """What is appended to a ``turn`` that made ``calls``: their answers, and the start of the next turn.
+        """Return the ids to append after a ``turn`` with ``calls``: the tool outputs and the next turn's start, [T].
+
+        Return ``NotExact`` if the chat template cannot append them exactly.
 
         Args:
-            messages: the conversation, which ends with the turn and its answers.
+            messages: the conversation, up to the turn and its tool outputs.
 
         Raises:
-            ValueError: the model's chat template cannot show them.
+            ValueError: the model's chat template cannot render the messages.
         """
 
     def grammar(self, policy: str, chat: Chat) -> Grammar | None:
-        """Return the grammar that the answer to a client's chat must follow; None if any text is allowed.
+        """Return the grammar for the response to a client's chat, or None for free text.
 
         Raises:
-            ValueError: no answer can be held to that.
+            ValueError: no grammar can express the constraint.
         """
 
     def pieces(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
-        """The text of each token, control tokens by their names.
+        """Return each token's text; control tokens give their names.
 
         Args:
-            begin: how many of the first ones begin a text each; the others go on from one.
+            begin: number of leading tokens that each begin a text. The remaining tokens continue a text.
         """
 
     def spelled(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
-        """The text of sampled tokens, the end of the turn left out.
+        """Return the text of sampled tokens, without the end-of-turn token.
 
         Args:
-            inside: whether they go on from others: a space before the first is part of the text then.
+            inside: whether the tokens continue other tokens. A space before the first token is then part of the text.
         """
 
     def ids(self, policy: str, text: str) -> TokenIds:
-        """The ids of a text in the middle of a turn; what looks like a control token is text."""
+        """Return the ids for a text in the middle of a turn, [T]; text that resembles a control token stays text."""
 
     def quotable(self, policy: str, other: str, tokens: TokenIds, text: str) -> TokenIds | None:
-        """The ids of a text that policy ``other`` has sampled, where they are those of ``policy`` too and spell no more
-        than the text; None where they are not."""
+        """Return the ids for a text sampled by policy ``other``, if ``policy`` has the same ids for this text, [T].
+
+        Return None otherwise.
+        """
 
     def option(self, policy: str, text: str) -> TokenIds:
-        """The ids of a whole turn that says ``text``, end of turn included."""
+        """Return the ids for a whole turn with this text, including the end-of-turn token, [T]."""
 
     def response_prefix(self, policy: str, other: Action) -> int:
-        """How many of the first tokens of ``other`` a turn of ``policy`` can begin with: all but the end of the turn.
+        """Return the number of leading tokens in ``other`` reusable at the start of a turn by ``policy``.
+
+        These are all tokens except the end of turn.
 
         Raises:
             ValueError: the two policies have different tokenizers, or ``policy`` is remote.
@@ -219,7 +234,7 @@ class Renderer(Protocol):
 
 
 def exchange(text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """A turn that calls tools, and what they answered, as messages of a chat.
+    """Return a turn with tool calls, and the tool outputs, as chat messages.
 
     >>> exchange("", [ToolCall("add", '{"a": 1}', output="1")])[1]
     {'role': 'tool', 'name': 'add', 'tool_call_id': 'call00000', 'content': '1'}
@@ -238,7 +253,7 @@ def exchange(text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 
 def arguments_of(arguments: str) -> dict[str, object]:
-    """The arguments of a call as chat templates take them; none where they are no JSON object."""
+    """Return a call's arguments in the format of chat templates, or {} if they are not a JSON object."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -247,7 +262,7 @@ def arguments_of(arguments: str) -> dict[str, object]:
 
 
 def compose(profile: Profile, observation: str, seen: Sequence[Message]) -> list[dict[str, str]]:
-    """The chat of one rollout observation: a system message (the profile) and a user message (the rest).
+    """Return the chat for one rollout observation: a system message (the profile) and a user message (the rest).
 
     >>> compose(Profile("actor", "Answer.", guidance="Be brief."), "2 + 3 =", [Message("reasoner", "It is 5.")])[1]
     {'role': 'user', 'content': '2 + 3 =\\n\\nMessage from reasoner:\\nIt is 5.\\n\\nBe brief.'}

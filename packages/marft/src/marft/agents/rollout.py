@@ -1,4 +1,4 @@
-"""Many episodes at once, as asyncio tasks; the engine batches whatever is waiting."""
+"""Concurrent episodes in asyncio tasks; the engine batches waiting requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Played = TypeVar("Played")
 
 
 async def as_it_is(episode: Episode) -> Episode:
-    """The episode with what the environment paid."""
+    """Return the episode with the environment's rewards unchanged."""
     return episode
 
 
@@ -26,12 +26,12 @@ async def play_all(
     on_done: Callable[[Episode], None] = lambda _: None,
     compose: Callable[[Episode], Awaitable[Episode]] = as_it_is,
 ) -> list[Episode]:
-    """Play every attempt, at most ``max_live`` at a time → episodes in the order of the attempts.
+    """Run every attempt, at most ``max_live`` at a time, and return the episodes in the order of the attempts.
 
     Args:
-        max_live: a number, or a gate for so many that is shared with others.
-        on_done: sees each episode as soon as it is over and composed.
-        compose: what becomes of an episode that is over; it no longer counts as live then.
+        max_live: maximum concurrent episodes, or a semaphore shared with other callers.
+        on_done: callback for each finished and composed episode.
+        compose: final processing of a finished episode, after it stops counting as live.
     """
     gate = asyncio.Semaphore(max_live) if isinstance(max_live, int) else max_live
     return await at_most(gate, attempts, partial(play, game), compose, on_done)
@@ -44,15 +44,17 @@ async def at_most(
     finish: Callable[[Played], Awaitable[Episode]],
     on_done: Callable[[Episode], None],
 ) -> list[Episode]:
-    """Begin and finish every attempt, as many at a time as the gate lets in → episodes in the order of the attempts.
+    """Run every attempt under the semaphore, and return the episodes in the order of the attempts.
 
     Args:
-        begin: plays an attempt, until it no longer counts as live.
-        finish: makes an episode of that.
-        on_done: sees each episode as soon as it is finished.
+        gate: limits concurrent attempts.
+        begin: runs an attempt while it counts as live.
+        finish: makes an episode from the result of ``begin``.
+        on_done: callback for each finished episode.
     """
 
     async def one(attempt: Attempt) -> Episode:
+        """Run one attempt."""
         async with gate:
             played = await begin(attempt)
         episode = await finish(played)
@@ -64,6 +66,7 @@ async def at_most(
         return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
-            if not task.cancelling():  # once: a second time would reach it while it closes its session
+            # cancel once only: a second cancellation would interrupt the closing of its session
+            if not task.cancelling():
                 task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # until every session is closed
+        await asyncio.gather(*tasks, return_exceptions=True)  # wait until every session is closed

@@ -1,4 +1,4 @@
-"""Stop strings: the string that ended a turn, and what was sampled with it, are no part of what the turn says."""
+"""Stop strings: removal of a final stop string and text sampled with it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from marft.common.types import TokenIds
 
 
 def ended_by(stops: Sequence[str], said: str, text: str) -> str:
-    """Return the stop string that ended a turn; "" where none did.
+    """Return the stop string that ended a turn, or "".
 
     Args:
-        said: all that was sampled.
-        text: what was told of it.
+        said: the complete sampled text.
+        text: the text as passed on, without the stop string.
     """
     found = [(at, len(stop), stop) for stop in stops if (at := said.find(stop)) >= 0]
     return min(found)[2] if found and min(found)[2] not in text else ""
@@ -24,13 +24,15 @@ def ended_by(stops: Sequence[str], said: str, text: str) -> str:
 def without_stop(
     renderer: Renderer, policy: str, tokens: TokenIds, text: str, stops: Sequence[str], inside: bool = False
 ) -> TokenIds:
-    """Return the ids of a turn without the stop string that ended it, and what was sampled with that. They are those
-    that were sampled, but for a piece of a token before the stop string.
+    """Return a turn's token ids without the final stop string and any text sampled with it.
+
+    The result keeps the sampled ids. Only text from a token that also contains the start of the stop string is
+    encoded again.
 
     Args:
-        tokens: of the turn, as they were sampled, [T].
-        text: of the turn, without the stop string.
-        inside: whether the turn goes on from a text that a client began it with.
+        tokens: the turn as sampled, [T].
+        text: the turn's text without the stop string.
+        inside: whether the turn continues a client's beginning.
     """
     if not stops or not ended_by(stops, renderer.spelled(policy, tokens, inside), text):
         return tokens

@@ -1,4 +1,4 @@
-"""Copies of tasks for code that is not ours: no attempt can write into the data that another is graded by."""
+"""Task copies for user code, so that no attempt can change data that grades another attempt."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 from marft.common.types import Episode, Task
 
 T = TypeVar("T")
-SHARED = (str, int, float, bool, bytes, complex, type(None))  # that nobody can change
+SHARED = (str, int, float, bool, bytes, complex, type(None))  # immutable types
 
 
 def own_copy(task: Task) -> Task:
-    """Return the task with a copy of its data. Texts and numbers are shared, so that large data costs little.
+    """Return the task with a copy of its data.
+
+    Texts and numbers are shared, so copies of large data are cheap.
 
     >>> task = Task("t", "", {"words": ["a"]})
     >>> own_copy(task).data["words"].append("b")
@@ -30,10 +32,10 @@ def with_own_task(episode: Episode) -> Episode:
 
 
 def own_data(data: T) -> T:
-    """Return a copy of a task's data, or of a part of it."""
+    """Return a copy of a task's data, or of a part."""
     try:
         copied: T = _copied(data)
-    except RecursionError:  # it lies too deep, or in itself
+    except RecursionError:  # nested too deeply, or in a cycle
         copied = _deep(data)
     return copied
 
@@ -54,8 +56,8 @@ def _copied(value: Any) -> Any:
 
 
 def _deep(value: Any) -> Any:
-    """Return a copy of an object of any type; the object itself where it has none, such as a lock or a module."""
+    """Return an object's deep copy, or the object itself if copying fails (a lock, a module)."""
     try:
         return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001  somebody else's object
+    except Exception:  # noqa: BLE001  an object of user code can raise anything
         return value

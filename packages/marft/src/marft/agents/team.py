@@ -1,4 +1,4 @@
-"""A team (LaMAS): the agents and the organization that says who acts, when, seeing what."""
+"""Team (LaMAS): the agents, and the organization that decides the order of actions and the visibility of messages."""
 
 from __future__ import annotations
 
@@ -20,45 +20,46 @@ Equip = Callable[[AgentSettings], tuple[Profile, ToolUse]]
 
 
 class Organization(Protocol):
-    """The dependency function D_t, as ordinary asyncio code."""
+    """Organization: the dependency function D_t, as ordinary asyncio code."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        """One environment step: let seats act, and say whose text is the answer."""
+        """Run one environment step: request actions from agents and select the answer."""
         ...
 
 
 @runtime_checkable
 class EpisodicOrganization(Organization, Protocol):
-    """An organization with a state that lasts an episode: a transcript, whose turn it is, what a router has tried.
+    """Organization with state for one episode: a transcript, the next speaker, a router's attempts.
 
-    Every episode asks the team's for one of its own, which acts and is closed when the episode is over. One that is
-    played again up to a fork is opened under the same seed, and acts again on what was recorded: so its state is what
-    it was.
+    Each episode opens an organization of its own from the team's and closes it at the end. A fork's organization
+    opens under the same seed and acts again on the recorded actions, which restores its state.
     """
 
     def opened(self, task: Task, seed: int) -> EpisodicOrganization:
-        """One of its own for an episode."""
+        """Return a new organization for one episode."""
         ...
 
     def close(self) -> None:
-        """The episode is over."""
+        """Release the episode's state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
+    """Team of agents with its organization, channel and helpers."""
+
     agents: tuple[Agent, ...]
     organization: Organization
     channel: Channel = Raw()
     consulting: Consulting | None = None
-    consult: frozenset[str] = frozenset()  # roles that may ask helpers
+    consult: frozenset[str] = frozenset()  # roles of agents that may call helpers
 
     @staticmethod
     def of(run: RunSettings, equip: Equip) -> Team:
-        """The team that a recipe describes.
+        """Build the team that a recipe describes.
 
         Args:
-            equip: what tools and skills make of an agent's profile, and how it may use them.
+            equip: returns an agent's profile with tools and skills added, and its tool limits.
         """
         agents = []
         for agent in run.agents:
@@ -76,7 +77,7 @@ class Team:
         )
 
     def told(self, may_ask: bool) -> Team:
-        """The team whose agents are told of helpers as a recipe wants it, whether they may ask or not."""
+        """Return the team with the helpers' announcement added, if the recipe requests it."""
         if self.consulting is None:
             return self
         tells = self.consulting.tells
@@ -84,18 +85,18 @@ class Team:
         return replace(self, agents=tuple(agents))
 
     def played_by(self, policies: Mapping[str, str]) -> Team:
-        """The team with other policies in some of its roles."""
+        """Return the team with other policies for some roles."""
         if not policies:
             return self
         agents = (replace(agent, policy=policies.get(agent.role, agent.policy)) for agent in self.agents)
         return replace(self, agents=tuple(agents))
 
     def instructed(self, versions: Sequence[Version], before: Mapping[str, str]) -> Team:
-        """The team that is told something else in some of its roles. What skills have added to a profile stays.
+        """Return the team with new prompt versions for some roles; text that skills added to a profile stays.
 
         Args:
-            versions: what they are told, at most one of a role.
-            before: the instructions that the recipe gives, by role; the team is the recipe's.
+            versions: the new prompt versions, at most one per role.
+            before: the recipe's instructions, by role. The team must still have these instructions.
         """
         told = {version.role: version for version in versions}
         agents = (
@@ -107,6 +108,7 @@ class Team:
         return replace(self, agents=tuple(agents)) if told else self
 
     def agent(self, role: str) -> Agent:
+        """Return the agent with this role."""
         return next(agent for agent in self.agents if agent.role == role)
 
 

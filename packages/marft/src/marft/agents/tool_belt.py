@@ -1,4 +1,4 @@
-"""The use of tools by the agents of one episode."""
+"""Tool execution for the agents in one episode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from marft.config.settings import did_you_mean
 
 
 class ToolBelt:
-    """The tools of one episode. A source with a state has one session, opened when first used; others one a call."""
+    """Tool executor for one episode.
+
+    A stateful source has one session per episode, opened at its first use. A stateless source opens one session per
+    call.
+    """
 
     def __init__(
         self, sources: Mapping[str, ToolSource], threads: LoopThreadPool, engine: Sampler, task: Task, seed: int,
@@ -30,21 +34,23 @@ class ToolBelt:
         self.sources, self.threads, self.engine = sources, threads, engine
         self.task, self.seed, self.plants = task, seed, plants
         self._open: dict[str, OpenTools] = {}
-        self._made = 0  # calls so far
-        self._repeated: dict[str, int] = {}  # by source: the index of the last recorded call that was made again
+        self._made = 0  # number of calls so far
+        self._repeated: dict[str, int] = {}  # by source: index of the last recorded call that was replayed
 
     def join(self, session: Session, thread: LoopThread) -> None:
-        """Take in the tools that the environment's session brings: calls of them take turns with its steps."""
+        """Add the tools of the environment's session; their calls alternate with its steps on one thread."""
         for name, source in self.sources.items():
             joined = source.joined(session)
             if joined is not None:
                 self._open[name] = OpenTools(source, self.threads, self.task, self.seed, thread, joined)
 
     async def use(self, limits: ToolUse, calls: Sequence[ToolCall], clip: Callable[[str], str] = str) -> list[ToolCall]:
-        """Make the calls, all at once but for those to a source with a state → the calls with their answers.
+        """Execute the calls concurrently and return them with their outputs.
+
+        Calls to a stateful source run one at a time. Calls beyond ``limits.calls`` become errors.
 
         Args:
-            clip: shortens an answer to what an agent is shown of it; what is planted stands behind that.
+            clip: truncates an output to the length shown to the agent. Injected texts follow the truncated output.
         """
         with self.engine.external_wait():
             made = list(await asyncio.gather(*(self._use(limits, call) for call in calls[: limits.calls])))
@@ -54,20 +60,24 @@ class ToolBelt:
         ]
 
     async def repeat(self, limits: ToolUse, calls: Sequence[ToolCall]) -> list[ToolCall]:
-        """Make recorded calls again where their source has a state; others keep their answers.
+        """Execute recorded calls again for stateful sources; keep the outputs for stateless ones.
 
         Raises:
-            EpisodeFailedError: agents used a source in turns, and would now do so in another order.
+            EpisodeFailedError: agents used a source alternately, and the replay would change the order of calls.
         """
         again = [self._in_order(limits, call) for call in calls]
         asked = [replace(call, output="", error=False) for call, wanted in zip(calls, again, strict=True) if wanted]
         before = self._made
         made = iter(await self.use(limits, asked))
-        self._made = max([before, *(call.index for call in calls)])  # what comes next comes after the recorded ones
+        self._made = max([before, *(call.index for call in calls)])  # new calls follow the recorded ones
         return [next(made) if wanted else call for call, wanted in zip(calls, again, strict=True)]
 
     def _in_order(self, limits: ToolUse, call: ToolCall) -> bool:
-        """Whether a recorded call is to be made again; it must come after those that came before it."""
+        """Return true if a recorded call needs another execution.
+
+        Raises:
+            EpisodeFailedError: a later recorded call to the same source was already replayed.
+        """
         source = limits.sources.get(call.name)
         if source is None or not self.sources[source].stateful:
             return False
@@ -79,7 +89,7 @@ class ToolBelt:
         return True
 
     async def close(self) -> None:
-        """End every session."""
+        """Close all sessions."""
         await asyncio.gather(*(opened.close() for opened in self._open.values()))
         self._open.clear()
 

@@ -1,4 +1,4 @@
-"""Where tools come from, as the game sees it, and how an agent may use them."""
+"""Tool sources and the limits on an agent's tool use."""
 
 from __future__ import annotations
 
@@ -12,84 +12,86 @@ from marft.common.types import Task, Tool
 
 
 class ToolSession(Protocol):
-    """The tools of one source in one episode. It lives on a thread of its own: a tool may block."""
+    """Tool session for one source in one episode, on its own thread (tools may block)."""
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Use a tool → what the agent is shown. What is raised is shown to the agent as an error."""
+        """Call a tool and return its output; an exception becomes an error message for the agent."""
         ...
 
     async def end(self) -> None:
-        """The episode is over."""
+        """Close the session at the end of the episode."""
         ...
 
 
 class ToolSource(ABC):
-    """Where tools come from: functions, a server, a sandbox. One for the whole run."""
+    """Tool source: functions, a server or a sandbox. A run has one instance."""
 
     @property
     @abstractmethod
     def tools(self) -> Sequence[Tool]:
-        """What agents are told of them."""
+        """Tool descriptions for agents."""
 
     @property
     def stateful(self) -> bool:
-        """Whether what a call does depends on the calls before it: then an episode that is played again makes them
-        all once more."""
+        """True if a call depends on earlier calls; a replayed episode then repeats all calls."""
         return True
 
     @property
     def at_once(self) -> int:
-        """How many calls may be under way, over all episodes."""
+        """Maximum concurrent calls over all episodes."""
         return 64
 
     @property
     def longest(self) -> float:
-        """Seconds after which a call ends by itself; 0 where it does not."""
+        """Seconds after which a call ends by itself; 0 without such a limit."""
         return 0.0
 
     @abstractmethod
     def open(self, task: Task, seed: int) -> ToolSession:
-        """The tools as one episode uses them."""
+        """Open a session for one episode."""
 
     def joined(self, session: Session) -> ToolSession | None:  # noqa: ARG002
-        """The tools that an environment's own session brings, which live and end with it; None for all others."""
+        """Return a session for tools in the environment's own session, or None for other sources.
+
+        The environment's session owns these tools and closes them.
+        """
         return None
 
     def close(self) -> None:
-        """The run is over."""
+        """Release the source at the end of the run."""
         return
 
 
 class StatelessSource(ToolSource):
-    """Tools of which every call stands alone."""
+    """Tool source with independent calls."""
 
     @property
     def stateful(self) -> bool:
-        """Never: every call stands alone."""
+        """Always false: calls are independent."""
         return False
 
     def open(self, task: Task, seed: int) -> ToolSession:  # noqa: ARG002
-        """Itself: there is nothing to open."""
+        """Return the source itself; it needs no session."""
         return self
 
     @abstractmethod
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Make one call → what the agent is shown."""
+        """Execute one call and return its output."""
 
     async def end(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: no session was opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How an agent may use its tools.
+    """Limits on an agent's tool use.
 
     Args:
-        sources: where each tool comes from, by the tool's name.
-        rounds: how often in one action it may call tools and go on.
-        calls: at most in one turn.
-        seconds: for one call.
-        output_tokens: of one answer that the agent reads; more is cut.
+        sources: source name by tool name.
+        rounds: maximum tool rounds in one action.
+        calls: maximum calls in one turn.
+        seconds: timeout of one call.
+        output_tokens: maximum tokens per output; longer outputs are truncated.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The team's side of one episode: seats ask here, and every action is recorded."""
+"""The team's side in one episode: agent handles send requests here, and the runner records every action."""
 
 from __future__ import annotations
 
@@ -46,27 +46,29 @@ from marft.common.types import (
     Transition,
 )  # fmt: skip
 
-GRACE_SECONDS = 0.5  # for an organization that is cancelled to come to its end
+GRACE_SECONDS = 0.5  # grace period in seconds for a cancelled organization to end
 NOT_THE_SAME = (
     "something else than recorded; the environment or the organization does not do the same again under the same seed"
 )
 
 
 class Turns:
-    """The team's side of one episode: seats ask here, and every action is recorded."""
+    """Episode runner for the team: agent handles send requests here, and every action is recorded."""
 
     def __init__(self, game: Game, attempt: Attempt) -> None:
         self.game, self.attempt = game, attempt
-        self.actions: dict[int, Action] = {}  # by the order asked for
+        self.actions: dict[int, Action] = {}  # by order of the requests
         self.transitions: list[Transition] = []
         self.success: bool | None = None
-        self.final_prompts: dict[str, TokenIds] = {}  # by agent: the end of a truncated episode
-        self.first_fresh = ""  # id of the first action that was sampled and not served
-        self._given: dict[int, tuple[Observation, Asked, int]] = {}  # by index: what it was made from, room
-        self._handed: dict[int, Action] = {}  # by identity: actions that the organization was given
-        self._acting: int | None = None  # the step in which agents may be asked
-        self._under_way = self._asked = 0  # actions that are waited for; that were asked for
-        self._failure: Exception | None = None  # of an action: no organization can go on without it
+        self.final_prompts: dict[str, TokenIds] = {}  # by agent: prompt after a truncated episode, for bootstrapping
+        self.first_fresh = ""  # id of the first sampled action, as opposed to served ones
+        # by index: (observation, prompt request, reserved tokens)
+        self._given: dict[int, tuple[Observation, Asked, int]] = {}
+        self._handed: dict[int, Action] = {}  # by identity: actions returned to the organization
+        self._acting: int | None = None  # step in which agents may act; None between steps
+        self._under_way = self._asked = 0  # actions in progress; actions requested so far
+        # first failure of an action: no organization can continue without the action
+        self._failure: Exception | None = None
         self._calls: Counter[str] = Counter()
         self._began, self._began_at = time.perf_counter(), time.time()
         origin = attempt.replay or attempt
@@ -78,27 +80,31 @@ class Turns:
             for agent in game.team.agents
             if agent.memory == "own"
         }
-        self._chats: dict[str, ChatRecord] = {}  # by role: with the programs of an organization
-        self._quoting = Quoting()  # of the same programs
+        self._chats: dict[str, ChatRecord] = {}  # by role: chats with an organization's program
+        self._quoting = Quoting()  # quote attribution for the same programs
         self._outcome = Outcome()
 
     def open(self) -> None:
-        """Open an organization for the episode, where it keeps a state.
+        """Open an organization for the episode if the team's organization keeps state.
 
         Raises:
-            EpisodeFailedError: that went wrong.
+            EpisodeFailedError: the organization could not be opened.
         """
         origin = self.attempt.replay or self.attempt
         seed = derive_seed(self.game.seed, "organization", origin.stream, self.attempt.task.id, origin.sample)
         self.organization = open_for(self.game.team.organization, self.attempt.task, seed)
 
     def close(self) -> None:
-        """Close it. What comes of that is counted; the episode's own outcome stands."""
+        """Close the episode's organization. A failure is counted and does not change the episode's outcome."""
         if not close_after(self.game.team.organization, self.organization):
             self.game.threads.not_closed += 1
 
     async def act(self, observation: Observation) -> JointAction:
-        """Let the organization act once; fill in the actions and the default answer."""
+        """Let the organization act once; return the joint action with all actions and the default answer filled in.
+
+        Raises:
+            EpisodeFailedError: the organization or one of its actions failed.
+        """
         self._check_replayed(observation)
         if self.game.watcher:
             self.game.watcher.observed(observation)
@@ -113,13 +119,13 @@ class Turns:
             if cancelled():
                 raise
             if self._failure:
-                raise self._failure from error  # ours, however the organization has wrapped it
+                raise self._failure from error  # our own error, even if the organization wrapped it
             who = f"the organization {name_of(self.organization)}"
             raise EpisodeFailedError("failed", f"{who} raised {described(error)}") from error
         finally:
             self._acting = None
         if self._failure:
-            raise self._failure  # an organization cannot go on without an action that it asked for
+            raise self._failure  # an organization cannot continue without an action that it requested
         done = [self.actions[index] for index in range(first, self._asked) if index in self.actions]
         if self.attempt.critic_states:
             done = [self._with_state(action, done) for action in done]
@@ -129,8 +135,10 @@ class Turns:
         return JointAction(joint.answer or worded or self._default_answer(done), tuple(done))
 
     async def _organized(self, step: int, observation: Observation) -> JointAction:
-        """What the organization makes of an observation. One that waits for nobody is cancelled after as long as a
-        call into the environment may take."""
+        """Return the organization's joint action for an observation.
+
+        An organization that waits for no agent is cancelled after the timeout for environment calls.
+        """
         acting = asyncio.ensure_future(self._acted(step, observation))
         limit = None if getattr(self.organization, "own_timeout", False) else self.game.timeout
         try:
@@ -158,7 +166,7 @@ class Turns:
                 )
             self._outcome = joint if isinstance(joint, Outcome) else Outcome()
             answered = joint.answer
-        except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the loop that all episodes share
+        except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the event loop shared by all episodes
             who = f"the organization {name_of(self.organization)}"
             raise EpisodeFailedError("failed", f"{who} raised {described(error)}") from error
         if answered is not None:
@@ -171,7 +179,7 @@ class Turns:
         return self._chats[agent.role].reply(action, request.chat.pieces)
 
     async def _ask(self, step: int, agent: Agent, request: Request) -> Action:
-        """An action. What goes wrong with it fails the episode; a chat that is refused is no action."""
+        """Return an action. Errors fail the episode, except for a rejected chat, which is not an action."""
         self._check_acting(step, agent)
         try:
             return await self._made(step, agent, request)
@@ -184,7 +192,7 @@ class Turns:
     async def _made(self, step: int, agent: Agent, request: Request) -> Action:
         self._check_request(agent, request)
         chatted = self._chatted(agent, request.chat, request.observation.seen_by(agent.role)) if request.chat else None
-        call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited, unless refused
+        call, index = self._calls[agent.role], self._asked  # fixed before the first await, unless rejected
         self._calls[agent.role] += 1
         self._asked += 1
         key = self.attempt.key(len(self.transitions), agent.role, call)
@@ -200,7 +208,8 @@ class Turns:
         if served is not None:
             with self._waited_for(step):
                 await self._call_again(agent, served)
-                if agent.memory == "own":  # what is asked for at once does not know each other, as when it was sampled
+                # concurrent requests of one agent do not see each other, as in the recorded episode
+                if agent.memory == "own":
                     await asyncio.sleep(0)
             return self._taken(replace(served, index=index), asked, request)
         self.first_fresh = self.first_fresh or name
@@ -243,12 +252,16 @@ class Turns:
         return self.game.renderer.thought(agent.policy, text, **begun)
 
     def _chatted(self, agent: Agent, chat: Chat, shown: str) -> Asked:
-        """What an agent is asked with through a client; raises :class:`ChatRefusedError`."""
+        """Return the prompt request for a client's chat.
+
+        Raises:
+            ChatRefusedError: the chat cannot be answered.
+        """
         record = self._chats.setdefault(agent.role, ChatRecord(agent, self.game.renderer, self._quoting))
         return record.asked(chat, [self.actions[index] for index in sorted(self.actions)], shown)
 
     def _asked_with(self, agent: Agent, request: Request, room: int, name: str) -> Asked:
-        """What an agent is asked with: what it is given, and what it remembers."""
+        """Return the prompt request for an agent: its inputs and its memory."""
         memory, replay = self._memories.get(agent.role), self.attempt.replay
         if memory is None:
             heard = listen(self.game.team.channel, partial(self.attempt.heard, agent.role), request.sees)
@@ -256,7 +269,7 @@ class Turns:
         return memory.asked(request, room, replay.recorded(name) if replay else None)
 
     def _taken(self, action: Action, asked: Asked, request: Request) -> Action:
-        """Record an action, and that the organization is given it."""
+        """Record an action and mark it for the organization."""
         if request.chat:
             self._chats[action.agent].keep(asked, request.chat, action)
         elif action.agent in self._memories:
@@ -272,7 +285,7 @@ class Turns:
         self._under_way += 1
         try:
             yield
-        except Exception as error:  # the engine's are the run's, and not the episode's alone
+        except Exception as error:  # engine errors concern the whole run, not only this episode
             if step == self._acting and not isinstance(error, ChatRefusedError):
                 self._failure = error
             raise
@@ -280,8 +293,14 @@ class Turns:
             self._under_way -= 1
 
     def _check_request(self, agent: Agent, request: Request) -> None:
-        """An agent is shown what can be rendered, and acts on actions of its own episode: D names them by their ids,
-        which mean others in another one."""
+        """Check a request's observation and the origin of its actions.
+
+        The observation must be renderable. Actions must belong to this episode: D refers to actions by id, and the
+        same id means another action in another episode.
+
+        Raises:
+            EpisodeFailedError: the request is invalid.
+        """
         try:
             whole(request.observation)
         except RefusedError as error:
@@ -292,9 +311,10 @@ class Turns:
             self._check_own(agent.role, "begins with", request.begins)
 
     def _check_own(self, who: str, does: str, action: object) -> None:
-        """
+        """Check an action's origin: returned to the organization in this episode, at any step.
+
         Raises:
-            EpisodeFailedError: it is no action that the organization was given in this episode, at whatever step.
+            EpisodeFailedError: the action comes from elsewhere.
         """
         if id(action) in self._handed:
             return
@@ -315,7 +335,7 @@ class Turns:
     def _check_acting(self, step: int, agent: Agent) -> None:
         if step != self._acting:
             branch = asyncio.current_task()
-            if branch is not None:  # nobody waits for it any more, and asyncio would complain to the terminal
+            if branch is not None:  # no caller awaits it any more, and asyncio would print an error
                 branch.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise EpisodeFailedError("failed", f"{agent.role} acts after act() has ended; await all that it starts")
 
@@ -325,19 +345,27 @@ class Turns:
             raise EpisodeFailedError("failed", f"replaying step {step}: the environment shows {NOT_THE_SAME}")
 
     def _serve(self, name: str, prompt: Prompt) -> Action | None:
-        """The recorded action of that id, if one is to be served."""
+        """Return the recorded action under this id if the replay serves it, or None.
+
+        Raises:
+            EpisodeFailedError: the prompt differs from the recorded prompt before the first sampled action.
+        """
         replay = self.attempt.replay
         if replay is None:
             return None
         recorded = replay.recorded(name)
         if recorded is not None and not np.array_equal(recorded.prompt, prompt.ids):
             if self.first_fresh:
-                return None  # what was sampled anew has changed what this agent sees
+                return None  # a newly sampled action has changed this agent's input
             raise EpisodeFailedError("failed", f"replaying {name}: the agent sees {NOT_THE_SAME}")
         return replay.actions.get(name)
 
     async def _call_again(self, agent: Agent, served: Action) -> None:
-        """Bring tools with a state to where they were after a recorded action."""
+        """Restore stateful tools to their state after a recorded action.
+
+        Raises:
+            EpisodeFailedError: a tool's output differs from the record.
+        """
         made = await self.belt.repeat(agent.tool_use, served.calls) if served.calls else []
         for call, again in zip(served.calls, made, strict=True):
             output = self.game.renderer.clip(agent.policy, again.output, agent.tool_use.output_tokens)
@@ -345,7 +373,7 @@ class Turns:
                 raise EpisodeFailedError("failed", f"replaying {served.id}: {call.name} answers {NOT_THE_SAME}")
 
     def _with_state(self, action: Action, done: Sequence[Action]) -> Action:
-        """Add what the critic reads: the prompt with the step's earlier actions that the agent did not see."""
+        """Add the critic's input: the prompt plus the step's earlier actions that the agent did not see."""
         unseen = [other for other in done if other.index < action.index and other.id not in action.sees]
         if not unseen:
             return action
@@ -363,14 +391,15 @@ class Turns:
     def _read(
         self, agent: Agent, observation: Observation, heard: Sequence[Heard], room: int, continues: tuple[str, ...]
     ) -> TokenIds:
-        """What a critic reads in the place of an agent that goes on from actions of its own."""
+        """Return the critic's token ids for an agent, with its remembered actions if it continues any."""
         if continues:
             remembered = self._memories[agent.role].read(continues, observation, heard, room)
             if remembered is not None:
                 return remembered
         try:
             return render(self.game.renderer, agent, observation, heard, room).ids
-        except EpisodeFailedError:  # it may be longer than the agent's prompt; the critic then reads what fits
+        # the critic's input may exceed the agent's prompt; the critic then reads a truncated one
+        except EpisodeFailedError:
             return render(self.game.renderer, replace(agent, cut=Cut()), observation, heard, room).ids
 
     def _default_answer(self, done: Sequence[Action]) -> Action | None:
@@ -378,12 +407,16 @@ class Turns:
         return next((action for action in reversed(done) if action.agent in answering), None)
 
     def record(self, observation: Observation, step: Step, declared: Declared) -> None:
+        """Record a step's transition."""
         step = self._outcome.graded(step)
         self.transitions.append(Transition(observation, step.reward, step.agent_rewards, declared=declared))
         self.success = step.success if step.success is not None else self.success
 
     def bootstrap(self, observation: Observation) -> None:
-        """Keep the final observation as each agent that has decided would see it, alone: the latest step's first."""
+        """Store the final observation as each active agent would see it, for bootstrapping.
+
+        The prompt contains no new messages. Room is reserved as for the agent's next action.
+        """
         if self.attempt.critic_states and self.actions:
             for action in sorted(self.actions.values(), key=lambda action: (-action.step, action.index)):
                 agent = self.game.team.agent(action.agent)
@@ -393,6 +426,7 @@ class Turns:
                     self.final_prompts[agent.role] = self._read(agent, observation, (), room, continues)
 
     def episode(self, status: Status, error: str) -> Episode:
+        """Build the finished episode."""
         return Episode(
             task=self.attempt.task,
             stream=self.attempt.stream,

@@ -1,1 +1,1 @@
-"""The ``marft`` command."""
+"""Command-line interface ``marft`` and the Python API."""

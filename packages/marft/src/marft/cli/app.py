@@ -1,4 +1,4 @@
-"""The ``marft`` command, without its subcommands."""
+"""The ``marft`` application without its subcommands."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from marft.common.version import __version__
 
 
 def group(**attributes: Any) -> typer.Typer:
-    """Return an empty group of commands that prints plain text, as ``marft`` itself does."""
+    """Return an empty command group with plain-text output, as in ``marft`` itself."""
     return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, **attributes)
 
 
 class CommandGroup(TyperGroup):
-    """The commands of the core, and those that installed packages register under ``marft.commands``."""
+    """Command group with the core's commands and those registered under ``marft.commands`` by installed packages."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -28,7 +28,7 @@ class CommandGroup(TyperGroup):
 
 
 class _Commands(MutableMapping[str, Any]):
-    """Commands by name. A registered one is imported when it is looked up."""
+    """Commands by name. A registered command is imported on first lookup."""
 
     def __init__(self, own: MutableMapping[str, Any]) -> None:
         self._own = own
@@ -51,12 +51,12 @@ class _Commands(MutableMapping[str, Any]):
 
 
 def _loaded(name: str, point: EntryPoint) -> Any:
-    """Import a registered command. One that cannot be imported says so when it is run."""
+    """Import a registered command. If the import fails, return a command that reports the error when it runs."""
     try:
         found = point.load()
         with_paths_at_home(found)
         command = typer.main.get_command(found)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a broken package takes no command away but its own
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a broken package must not disable other commands
         return _broken(name, f"{point.value} cannot be imported: {type(error).__name__}: {error}")
     return getattr(command, "commands", {}).get(name, command)
 
@@ -90,10 +90,10 @@ def _show_version(wanted: bool) -> None:
 
 
 class PathsAtHome(TyperCommand):
-    """A command whose paths may begin with ``~``, which shells leave as it is in ``--to=~/file`` and in quotes."""
+    """Command that expands ``~`` in its paths. Shells leave ``~`` unchanged in ``--to=~/file`` and in quotes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words, and expand those that are paths."""
+        """Parse the arguments and expand paths."""
         left = super().parse_args(ctx, args)
         for name, value in ctx.params.items():
             ctx.params[name] = _at_home(value)
@@ -109,7 +109,7 @@ def _at_home(value: Any) -> Any:
 
 
 def with_paths_at_home(commands: typer.Typer) -> None:
-    """Let all commands of a group, and of the groups in it, take paths that begin with ``~``."""
+    """Let every command in a group, and in its inner groups, expand ``~`` in paths."""
     for command in commands.registered_commands:
         command.cls = PathsAtHome
     for inner in commands.registered_groups:

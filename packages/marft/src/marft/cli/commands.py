@@ -1,4 +1,4 @@
-"""What the commands do. Imported only when one runs."""
+"""Command implementations. Imported only when a command runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from marft.runs.going_on import resumed_or_started
 if TYPE_CHECKING:
     from marft.models.formats import Format
 
-PROMPT_SHOWN = 80  # characters of a task
+PROMPT_SHOWN = 80  # maximum length of a task in the output, in characters
 console = wide_console()
 
 
@@ -42,10 +42,18 @@ def train(
     """``marft train``.
 
     Args:
-        resume_or_start: go on with the run where there is one, else start it.
+        recipe: recipe file, name of a bundled recipe, or folder of a run.
+        overrides: command-line overrides.
+        resume: resume the run from its newest checkpoint.
+        start_from: checkpoint whose weights a new run starts with.
+        dry_run: check and print the resolved recipe only.
+        overwrite: replace an existing run of the same name.
+        how: output mode.
+        resume_or_start: resume the run if it exists, else start it.
 
     Raises:
-        SystemExit: it was interrupted, and what it has learned is saved; so a command behind ``&&`` does not begin.
+        ValueError: the recipe, the folder or the combination of options is invalid.
+        SystemExit: training was interrupted after a save; the status keeps a command after ``&&`` from starting.
     """
     run, folder = _run_of(recipe, overrides)
     refuse_nothing_to_train(run)
@@ -53,7 +61,7 @@ def train(
     if dry_run:
         looked_at = _looked_at(run)
         console.print(to_toml(run))
-        for sentence in looked_at:  # last: what is printed first scrolls away
+        for sentence in looked_at:  # printed last, because earlier output scrolls away
             console.print(f"# {sentence}", soft_wrap=True)
         return
     if folder is None:
@@ -91,7 +99,7 @@ def train(
 
 
 def _looked_at(run: RunSettings) -> list[str]:
-    """What is in each split that training and evaluation will need, and how the models are spoken to."""
+    """Return sentences on each split that training and evaluation need, and on the models' formats."""
     from marft.models.formats import load_formats
 
     splits: list[Split] = ["train", "validation", "test"] if run.evaluation.every else ["train", "test"]
@@ -120,10 +128,10 @@ def _looked_at(run: RunSettings) -> list[str]:
 
 
 def _check_parts(run: RunSettings, formats: Mapping[str, Format]) -> None:
-    """Check what training checks when it begins: room, tools, grammars, skills, endpoints and reward terms.
+    """Run the checks at training start: context, tools, grammars, skills, endpoints and reward terms.
 
     Raises:
-        ValueError: training would refuse the recipe.
+        ValueError: training would reject the recipe.
     """
     from marft.agents.tools.skills import read_skill
     from marft.envs.game_parts import check_agent, open_terms
@@ -146,18 +154,34 @@ def _check_parts(run: RunSettings, formats: Mapping[str, Format]) -> None:
 def play(
     path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint: str, task: int, again: str = ""
 ) -> None:
-    """``marft play``."""
+    """``marft play``.
+
+    Args:
+        path: recipe, or folder of a run.
+        overrides: command-line overrides.
+        humans: roles that people play.
+        checkpoint: checkpoint of the run; a recipe uses its base.
+        task: index of the task in the test split.
+        again: action of a recorded episode from which to play again; "" for none.
+    """
     run, folder = _run_of(path, overrides)
     quieten()
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # what somebody types or pastes is read, whatever its bytes
+        sys.stdin.reconfigure(errors="replace")  # accept typed or pasted bytes that are not valid text
     from marft.cli.live import Screen, play_live
 
     play_live(run, folder, checkpoint if folder else "base", task, humans, Screen(console), again)
 
 
 def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
-    """``marft replay``."""
+    """``marft replay``.
+
+    Args:
+        path: folder of a run.
+        names: presets to compare; the run's own name means its own settings.
+        step: recorded training step; 0: the last one.
+        episodes: number of episodes to show.
+    """
     folder = RunFolder.open(path)
     beside(folder.path)
     own = folder.settings().algorithm
@@ -187,7 +211,13 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
 
 
 def graph(path: Path, name: str, step: int) -> None:
-    """``marft graph``."""
+    """``marft graph``.
+
+    Args:
+        path: folder of a run.
+        name: index of the episode in the step, or ``task#sample``.
+        step: recorded training step; 0: the last one.
+    """
     from marft.evaluation.graph import draw, file_name, find_episode, timeline
     from marft.runs.episodes import read_episodes
 
@@ -212,7 +242,7 @@ def compare(
     other_tools: bool = False,
     after_as: str = "",
 ) -> bool:
-    """``marft compare`` → whether no gate failed."""
+    """``marft compare``: return True if no gate failed."""
     if gates or by or junit or markdown or after_as:
         return _changed(paths, gates, by, junit, markdown, other_tools, after_as)
     for table in comparison_tables([RunFolder.open(path) for path in paths], other_tools):
@@ -261,7 +291,7 @@ def report(path: Path, against: Sequence[Path]) -> None:
 
 
 def quieten() -> None:
-    """Keep transformers' own progress bars and advice out of the terminal."""
+    """Suppress progress bars and advice from transformers."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -269,7 +299,7 @@ def quieten() -> None:
 
 
 def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolder | None]:
-    """Settings from a recipe file, or from a run's folder, which then comes too."""
+    """Return settings from a recipe file or a run's folder, with the folder of the run."""
     if path.is_dir():
         folder = RunFolder.open(path)
         beside(folder.path)
@@ -279,7 +309,11 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
 
 @contextmanager
 def bar(label: str, shown: bool = True) -> Iterator[Advance]:
-    """Shows on a terminal how far something is, and goes when it is over."""
+    """Show a transient progress bar on a terminal.
+
+    Yields:
+        A function that sets the total with an argument, and advances by one step without.
+    """
     with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
         task = progress.add_task(label, total=None)
 

@@ -1,4 +1,4 @@
-"""Consoles that nothing which others wrote can command, and the table of evaluations."""
+"""Safe consoles, immune to control characters in foreign text, and the table of evaluations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from rich.text import Text
 from marft.common.texts import one_line, visible
 from marft.evaluation.compare import between, number, passes_cells, percent
 
-INTERRUPTED = 128 + signal.SIGINT  # the exit status of what Ctrl-C has ended
+INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C
 
 
 class Guard(RenderHook):
-    """Lets nothing through that a terminal would obey, other than our own styles and cursor movements: much of what is
-    printed was written by models, tasks and environments."""
+    """Render hook that removes terminal control characters from text, except rich's own styles and cursor movements.
+
+    Much of the output was written by models, tasks and environments.
+    """
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Wrap each renderable for sanitized text."""
         return [_Guarded(renderable) for renderable in renderables]
 
 
@@ -36,27 +39,29 @@ class _Guarded:
 
 
 def guarded(console: Console) -> Console:
-    """The console, under guard."""
+    """Add the guard to a console and return the console."""
     console.push_render_hook(Guard())
     return console
 
 
 def wide_console() -> Console:
-    """A console that neither wraps nor shortens what goes to a file or a pipe, reads no markup, and shows what others
-    wrote as what it is."""
+    """Return a safe console without markup, which neither wraps nor truncates text for files and pipes."""
     width = None if sys.stdout.isatty() else 1000
     return guarded(Console(highlight=False, markup=False, emoji=False, width=width))
 
 
 def in_bold(text: str) -> Text:
+    """Return the text in bold."""
     return Text(text, style="bold")
 
 
 def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
-    """Evaluations, one a row: accuracy where anything has one, and reward; what failed only where something did.
+    """Return a table of evaluations, one per row, with accuracy if known and reward.
+
+    Columns for failures and unknown success appear only if a value is not 0.
 
     Args:
-        targets: each has a ``target``, which is shown.
+        targets: each row has a ``target``, shown in the first column.
     """
     table = Table(box=None, pad_edge=False)
     known = any(row["accuracy"] is not None for row in rows)
@@ -72,7 +77,7 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -
         ("reward", "right"), ("95 % interval", "left"), *([("could not be scored", "right")] if failed else []),
     ]  # fmt: skip
     for heading, justify in columns:
-        whole = " " not in heading  # words and numbers; what has room for less breaks where it must, and loses nothing
+        whole = " " not in heading  # words and numbers stay whole; other headings wrap without loss
         right = justify == "right"
         table.add_column(heading, justify="right" if right else "left", no_wrap=whole, overflow="fold")
     for row in rows:
@@ -92,10 +97,10 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -
 
 
 def passes_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
-    """Of evaluations with several attempts at a task, pass@k, pass^k and avg@k with their intervals, one a row.
+    """Return a table with pass@k, pass^k and avg@k and their intervals, for evaluations with several attempts per task.
 
     Args:
-        targets: each has a ``target``, which is shown.
+        targets: each row has a ``target``, shown in the first column.
     """
     table = Table(box=None, pad_edge=False)
     for heading in [*(["target"] if targets else []), "checkpoint", "mode", "over attempts", "share", "95 % interval"]:

@@ -1,4 +1,4 @@
-"""Errors for people: one message that names cause and remedy, an exit status, and a file for what nobody foresaw."""
+"""Error reports for users: one message with cause and remedy, an exit status, and a traceback file for faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from marft.common.texts import cut, storable, visible
 from marft.common.version import __version__
 
 DEBUG = "--debug"  # with any command: print the traceback of an error
-LONGEST = 4000  # characters of a message in the terminal
+LONGEST = 4000  # maximum length of a message in the terminal, in characters
 NO_RUN = Path("marft-error.txt")
 IN_A_RUN = "error.txt"
 FULL = {
@@ -31,7 +31,7 @@ FULL = {
     errno.EDQUOT: "make room, or have the quota raised",
     errno.EFBIG: "allow larger files",
 }
-REMEDIES = {  # what the system says about a file, and what can be done
+REMEDIES = {  # remedies for errors of the file system
     errno.EROFS: "nothing can be written there; choose another place (--output)",
     errno.EACCES: "allow it, or choose another place (--output)",
     errno.EPERM: "allow it, or choose another place (--output)",
@@ -45,13 +45,13 @@ REMEDIES = {  # what the system says about a file, and what can be done
     errno.ENFILE: "the system has too many open files",
     errno.EIO: "the disk is damaged, or its connection lost",
 }
-NO_TEMPORARY = "No usable temporary directory"  # what Python says where none takes anything
-IN_SAFETENSORS = re.compile(r"os error (\d+)|Os \{ code: (\d+)")  # their errors are none of the system's
+NO_TEMPORARY = "No usable temporary directory"  # Python's message without a usable temporary folder
+IN_SAFETENSORS = re.compile(r"os error (\d+)|Os \{ code: (\d+)")  # errors of safetensors are no OSError
 
 
 @dataclass
 class _Command:
-    """The command that runs: whose run it is about, and what has been said on stderr."""
+    """State for the running command: its run, and messages already printed on stderr."""
 
     folder: Path | None = None
     debug: bool = False
@@ -62,30 +62,34 @@ _now = _Command()
 
 
 def beside(folder: Path) -> None:
-    """From here on the command is about the run in ``folder``."""
+    """Set the run's folder for later error reports."""
     _now.folder = folder
 
 
 def folder_of_run() -> Path | None:
-    """Return the folder of the run that the command is about."""
+    """Return the current command's run folder; None if unknown."""
     return _now.folder
 
 
 @contextmanager
 def friendly(debug: bool = False) -> Iterator[None]:
-    """Turn errors into a message on stderr: exit status 2 where the user can do something about it, else 1.
+    """Convert errors to a message on stderr, with exit status 2 if the user can fix the cause, else 1.
 
-    What we raise as ``ValueError`` or ``RunError``, and what the system says about files, is the message. All else is a
-    fault, ours or that of a part of the user's: it is named, and its traceback goes to a file beside the run.
+    The text of MARFT's own ``ValueError`` and ``RunError``, and of file system errors, is the message. All other errors
+    are faults, of MARFT or of a user's plugin. The message names the source, and the traceback goes to a file in the
+    run's folder.
 
     Args:
         debug: print the traceback as well.
+
+    Raises:
+        SystemExit: the block raised an error.
     """
     _now.folder, _now.debug, _now.said = None, debug, set()
     before, threading.excepthook = threading.excepthook, _in_a_thread
     try:
         yield
-    except Exception as error:  # noqa: BLE001  the end of every command; what it was goes to a file
+    except Exception as error:  # noqa: BLE001  last handler of every command; the traceback goes to a file
         message, status = _explained(error)
         _say(message)
         raise SystemExit(status) from None
@@ -94,7 +98,8 @@ def friendly(debug: bool = False) -> Iterator[None]:
 
 
 def about_files(error: Exception) -> str:
-    """What the system says about a file, and what to do; "" where an error is of another kind, or says so itself."""
+    """Return a message with remedy for a file system error; "" for other errors, and for errors with their own remedy.
+    """
     return _about_files(error, only_full=_is_deliberate(error))
 
 
@@ -104,7 +109,7 @@ def _in_a_thread(what: threading.ExceptHookArgs) -> None:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    """What to say of it, and the exit status."""
+    """Return message and exit status for an error."""
     if _now.debug:
         traceback.print_exception(error)
     files = about_files(error)
@@ -117,13 +122,13 @@ def _explained(error: Exception) -> tuple[str, int]:
 
 def _say(message: str) -> None:
     shown = cut(visible(_without_secrets(message)), LONGEST)
-    if shown not in _now.said:  # what ends a thread often comes back to whoever waits for it
+    if shown not in _now.said:  # an error that ends a thread is often raised again in the waiting thread
         _now.said.add(shown)
         print(f"marft: {shown}", file=sys.stderr)  # noqa: T201
 
 
 def _without_secrets(text: str) -> str:
-    """Return the text without what the command line says in confidence, and what has the shape of a secret."""
+    """Return the text without secrets from the command line, and without texts shaped like secrets."""
     from marft.config.keys import masked, secrets_typed
     from marft.config.secrets import censored
 
@@ -131,21 +136,22 @@ def _without_secrets(text: str) -> str:
 
 
 def _is_deliberate(error: Exception) -> bool:
-    """Whether it was raised by MARFT on purpose, and names cause and remedy itself."""
+    """Return True if MARFT raised the error on purpose, with cause and remedy in its message."""
     return isinstance(error, RunError) or (isinstance(error, ValueError) and deliberate(error))
 
 
 def _about_files(error: BaseException, only_full: bool = False) -> str:
-    """What the system says about a file, and what to do; "" where the error is of another kind."""
+    """Return a message with remedy for a file system error in the chain of causes; "" for other errors."""
     cause: BaseException | None = error
-    seen: set[int] = set()  # chains of causes can lead back to where they began
+    seen: set[int] = set()  # chains of causes can be circular
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         if isinstance(cause, FileNotFoundError) and str(cause.strerror).startswith(NO_TEMPORARY):
             return f"{cause.strerror}: make room in one of them, or set TMPDIR to a folder that has some"
         number = _number(cause)
         if number in FULL or (number in REMEDIES and not only_full and not place_of(error)):
-            written = getattr(cause, "filename2", None) or getattr(cause, "filename", None)  # of two, the target
+            # the target, if there are two
+            written = getattr(cause, "filename2", None) or getattr(cause, "filename", None)
             return _about_file(number, written or _now.folder)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return ""
@@ -185,7 +191,7 @@ def _no_inodes(path: Path | None) -> bool:
 
 
 def _fault(error: Exception) -> str:
-    """A sentence on what nobody foresaw, which says whose code it was and where the traceback is."""
+    """Return a message for an unexpected error: source, location and traceback file."""
     part = _part(error)
     who = f"{part} raised " if part and place_of(error) else f"unforeseen, in {part}: " if part else "unforeseen: "
     kept = _keep(error)
@@ -195,7 +201,7 @@ def _fault(error: Exception) -> str:
 
 
 def _part(error: BaseException) -> str:
-    """The innermost plugin that was at work: ``credit 'my_package.credits:Median'``."""
+    """Return the innermost plugin in the traceback: ``credit 'my_package.credits:Median'``."""
     from marft.config.plugins import Plugin, called
 
     found = ""
@@ -214,7 +220,10 @@ def _has_checkpoints() -> bool:
 
 
 def _keep(error: Exception) -> str:
-    """Write the traceback beside the run, else to the current folder, else among temporary files → where it is."""
+    """Write the traceback to a file and return its path; "" on failure.
+
+    Candidates: the run's folder, the working folder, and the system's temporary folder.
+    """
     text = "\n".join(
         [
             f"{datetime.now().astimezone().isoformat(timespec='seconds')}  marft {__version__}  {platform.platform()}",
@@ -226,12 +235,12 @@ def _keep(error: Exception) -> str:
     text = _without_secrets(text)
     folder = _now.folder
     places = [NO_RUN]
-    with suppress(OSError):  # no folder for temporary files takes any
+    with suppress(OSError):  # no usable temporary folder
         places.append(Path(tempfile.gettempdir()) / NO_RUN)
     if folder is not None and folder.is_dir():
         places.insert(0, folder / IN_A_RUN)
     for place in places:
         with suppress(OSError):
-            write_file(place, storable(text), OWN)  # which replaces a link, and does not follow it
+            write_file(place, storable(text), OWN)  # replaces a symlink instead of following it
             return str(place)
     return ""

@@ -1,4 +1,4 @@
-"""``marft eval`` of runs, checkpoints, exports and recipes, and ``marft scenarios``."""
+"""``marft eval`` for runs, checkpoints, exports and recipes, and ``marft scenarios``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from marft.evaluation.evaluate import Evaluation
     from marft.evaluation.scenarios import Scenarios
 
-EVALUATED = "evaluated"  # the folder, among runs, of evaluations of what is no run
-TOLD = (  # of an evaluation, to programs
+EVALUATED = "evaluated"  # folder, among the runs, for evaluations of targets that are not runs
+TOLD = (  # fields of an evaluation in JSON output
     "target", "checkpoint", "mode", "split", "shuffled_messages", "tasks", "attempts", "failed", "unknown", "accuracy",
     "interval", "passes", "reward", "reward_interval", "metrics", "reorganized",
 )  # fmt: skip
@@ -30,7 +30,7 @@ TOLD = (  # of an evaluation, to programs
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is played of every target; what is empty or 0 is as its recipe says."""
+    """Options for an evaluation, applied to every target; empty or 0 means the recipe's value."""
 
     checkpoints: Sequence[str] = ("base", "last")
     mode: str = ""
@@ -40,15 +40,16 @@ class Asked:
     again: bool = False
     scenarios: Path | None = None
     trust_code: bool = False
-    by: str = ""  # a field of the tasks, by which metrics are shown too
+    by: str = ""  # task field for additional metrics by cohort
     suite: Path | None = None
-    fail_if: Sequence[str] = ()  # gates, beside the suite's
-    organized: Path | None = None  # another team for the trained agents
+    fail_if: Sequence[str] = ()  # gates in addition to the suite's
+    organized: Path | None = None  # file with another team for the trained agents
 
     def check(self) -> None:
-        """
+        """Check for conflicting options.
+
         Raises:
-            ValueError: a set of scenarios says already what is asked for beside it.
+            ValueError: two options exclude each other.
         """
         beside_it = {"--mode": self.mode, "--tasks": self.tasks, "--attempts": self.attempts}
         said = next((option for option, value in beside_it.items() if value), "")
@@ -69,13 +70,16 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that can be evaluated: a run, or else a recipe, whose base alone there is.
+    """Evaluation target: a run, or a recipe with its untuned base only.
 
     Args:
-        kept: the folder in which its evaluations are kept.
-        called: what its base is called; "" where that is an untuned one.
-        reorganized: what of the team is another than it was trained as.
-        check: sees what the models are known by before anything is played.
+        run: settings.
+        folder: folder of a run; None for an export or a recipe.
+        checkpoints: names of the checkpoints to evaluate.
+        kept: folder for the evaluations.
+        called: name of the base in results; "" for an untuned base.
+        reorganized: differences to the team that was trained.
+        check: called with the digests of the models before the first episode.
     """
 
     run: RunSettings
@@ -88,7 +92,11 @@ class Target:
 
 
 def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how: How = "") -> None:
-    """``marft eval``: every target, then one table."""
+    """``marft eval``: evaluate every target and print one table.
+
+    Raises:
+        ValueError: options conflict, or a target or field is invalid.
+    """
     asked.check()
     targets = [target_of(path, overrides, asked) for path in paths]
     quieten()
@@ -108,25 +116,27 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
                 out.tell("evaluation", **{key: told[key] for key in TOLD})
         _show(out, rows, several=len(targets) > 1, by=asked.by)
         for target in targets:
-            shown = target.folder and not (asked.scenarios or asked.suite or asked.organized)  # these are in no report
+            # such evaluations are in no report
+            shown = target.folder and not (asked.scenarios or asked.suite or asked.organized)
             out.say(f"saved in {target.kept.evaluations}" + (f"; see {target.kept.report}" if shown else ""))
         out.tell("done", evaluations=len(rows), runs=[target.kept.path for target in targets])
 
 
 def evaluate_suite(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how: How = "") -> bool:
-    """Evaluate targets on a suite of attacks and rules, with what an installed package registers for suites.
+    """Evaluate targets on a suite of attacks and rules, with the implementation from an installed package.
 
     Returns:
-        Whether no gate of the suite failed.
+        True if no gate of the suite failed.
     """
     passed: bool = load_registered("suites", "safety")(paths, overrides, asked, how)
     return passed
 
 
 def _check_field(targets: Sequence[Target], asked: Asked, scenarios: Scenarios | None) -> None:
-    """
+    """Check that the requested cohort field exists in a selected task.
+
     Raises:
-        ValueError: no task that is going to be played has the field by which metrics are asked for.
+        ValueError: no selected task has the field.
     """
     from marft.evaluation.cohorts import cohorts_of, fields_of, together
     from marft.evaluation.session import tasks_asked
@@ -136,7 +146,7 @@ def _check_field(targets: Sequence[Target], asked: Asked, scenarios: Scenarios |
 
 
 def _show(out: Output, rows: Sequence[Mapping[str, Any]], several: bool, by: str) -> None:
-    """Tables for people.
+    """Print result tables.
 
     Raises:
         ValueError: no task has the field ``by``.
@@ -153,17 +163,18 @@ def _show(out: Output, rows: Sequence[Mapping[str, Any]], several: bool, by: str
 
 
 def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:
-    """A run, one checkpoint of it, an export, or a recipe.
+    """Return the evaluation target for a run, one checkpoint, an export or a recipe.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: the path is none of these.
     """
     if (path / "team.json").is_file():
         from marft.runs.export.loading import check_bases, settings_of
         from marft.runs.export.manifest import load_export
 
         export = load_export(path)
-        others = overrides_of_others(overrides, (*TABLES, "policies"))  # what was left out of it is given so
+        # without the team's tables; other overrides supply settings that the export leaves out
+        others = overrides_of_others(overrides, (*TABLES, "policies"))
         run, changed = _in_another(
             lambda: settings_of(export, others, asked.trust_code),
             settings_of(export, overrides, asked.trust_code), overrides, asked,
@@ -188,13 +199,14 @@ def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:
 def _in_another(
     trained: Callable[[], RunSettings], run: RunSettings, overrides: Sequence[str], asked: Asked
 ) -> tuple[RunSettings, dict[str, Any]]:
-    """A run in the team that is asked for → and what of it is another than it was trained as.
+    """Return the run in the requested team, and its differences to the trained team.
 
     Args:
-        run: with these overrides.
+        trained: returns the settings of the trained team.
+        run: settings with the overrides applied.
 
     Raises:
-        ValueError: there is no such team, it cannot play, or is the one that there is.
+        ValueError: the team file is missing or invalid, or changes nothing.
     """
     into = read_reorganization(asked.organized) if asked.organized else None
     played = reorganized(run, into) if into else run
@@ -205,7 +217,11 @@ def _in_another(
 def scenarios(
     recipe: Path, overrides: Sequence[str], output: Path, tasks: int, split: str, by: str, mode: str, attempts: int
 ) -> None:
-    """``marft scenarios``."""
+    """``marft scenarios``.
+
+    Raises:
+        ValueError: the split, a mode or the name of the output file is invalid.
+    """
     from marft.evaluation.evaluate import modes_in
     from marft.evaluation.scenarios import freeze
 
@@ -245,7 +261,7 @@ def _evaluated(target: Target, asked: Asked, scenarios: Scenarios | None, out: O
 
 
 def keep_recipe(target: Target, note: Callable[[str], None]) -> None:
-    """Write a run's report anew; of what is no run the recipe, so that it can be compared as a run is."""
+    """Update a run's report, or save the recipe for comparisons with another target."""
     from marft.evaluation.keeping import NO_WRITING
     from marft.evaluation.report import write_report
 

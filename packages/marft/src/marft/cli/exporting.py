@@ -1,4 +1,4 @@
-"""``marft export`` and ``push``."""
+"""``marft export`` and ``marft push``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from marft.runs.folder import RunFolder
 def export(
     run: Path, checkpoint: str, output: Path | None, *, merged: bool, force: bool, organized: Path | None
 ) -> None:  # fmt: skip
-    """``marft export``."""
+    """``marft export``.
+
+    Args:
+        run: folder of a run.
+        checkpoint: ``best``, ``last``, a step, or ``step_000050``.
+        output: folder to write; None: ``exports/<run>``.
+        merged: also write full weights with merged adapters.
+        force: overwrite an existing export.
+        organized: file of another team for the agents.
+    """
     from marft.config.reorganizing import read_reorganization
 
     into = read_reorganization(organized) if organized else None
@@ -33,7 +42,14 @@ def export(
 
 
 def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:
-    """``marft push``."""
+    """``marft push``.
+
+    Args:
+        path: folder of an export.
+        repo_id: ``name/model`` on the Hugging Face hub.
+        private: create the repository as private.
+        token: token of the hub.
+    """
     quieten()
     from marft.runs.export.push import push as run_push
 

@@ -1,4 +1,4 @@
-"""``marft show --follow``: episodes as they are recorded."""
+"""``marft show --follow``: show episodes as a run records them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from marft.evaluation.prompts import Recorded
 from marft.evaluation.transcripts import Order, ordered, read_of
 from marft.runs.folder import RunFolder, step_of
 
-LOOKED_AT = 0.5  # seconds between two looks at the folder
+LOOKED_AT = 0.5  # seconds between two scans of the folder
 
 
 def follow(path: Path, step: int | None, agent: str, task: str, orders: Sequence[str], count: int) -> None:
-    """Show episodes of the last recorded step, and of each one from there, until nobody trains the run any more.
+    """Show episodes from the last recorded step on, until training ends.
 
     Raises:
-        ValueError: there is no such run or agent, or what is asked for is not to be had of a run that goes on.
+        ValueError: the run or agent does not exist, or an option excludes ``--follow``.
         SystemExit: Ctrl-C.
     """
     if step is not None or task or len(orders) > 1:
@@ -48,10 +48,10 @@ def follow(path: Path, step: int | None, agent: str, task: str, orders: Sequence
 
 
 def _recorded(folder: RunFolder) -> Iterator[Path]:
-    """Files of recorded episodes, from the last one that is there on, as they come."""
+    """Yield new episode files, beginning with the last existing file."""
     last = step_of(steps[-1]) - 1 if (steps := folder.recorded_steps()) else 0
     while True:
-        working = folder.is_at_work()  # asked first: what it records before it ends is looked at
+        working = folder.is_at_work()  # checked first, so that files recorded just before the end are still shown
         for file in folder.recorded_steps():
             if step_of(file) > last:
                 last = step_of(file)

@@ -1,4 +1,4 @@
-"""``marft init``: a first team in a folder of its own. It asks on a terminal alone; every question has an option."""
+"""``marft init``: create a first team in a new folder. Questions appear only on a terminal, and each has an option."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ def init(folder: Path, data: str | None, question: str, answer: str | None, mode
     """``marft init``.
 
     Args:
-        data: a table; "" for invented rows; None where it is not decided yet, like "" and None of what follows.
-        yes: ask nothing.
+        folder: folder to create.
+        data: table file; "" for generated rows; None if not chosen.
+        question: column with the questions; "" if not chosen.
+        answer: column with the correct answers; "" for none; None if not chosen.
+        model: model name; "" if not chosen.
+        team: shape of the team; "" if not chosen.
+        yes: ask no questions and use defaults.
 
     Raises:
-        ValueError: a file would be overwritten, or what was named cannot be used.
+        ValueError: a file would be overwritten, or an option is invalid.
     """
     console = wide_console()
     asking = None if yes or not (sys.stdin.isatty() and sys.stdout.isatty()) else console
@@ -66,10 +71,10 @@ def init(folder: Path, data: str | None, question: str, answer: str | None, mode
 
 
 def checked_kind(kind: str) -> str:
-    """What is to be begun.
+    """Return a valid kind.
 
     Raises:
-        ValueError: it is neither a team nor an environment.
+        ValueError: the kind is neither team nor environment.
     """
     if kind not in KINDS:
         raise ValueError(f"--kind: nothing is called {kind!r}{did_you_mean(kind, KINDS)}")
@@ -80,10 +85,10 @@ def init_environment(folder: Path, of_teams: Sequence[str | None]) -> None:
     """``marft init --kind environment``.
 
     Args:
-        of_teams: options that mean something for a team alone.
+        of_teams: values of options that apply only to teams.
 
     Raises:
-        ValueError: one of them is given, a file would be overwritten, or no package can have the folder's name.
+        ValueError: such an option is given, a file would be overwritten, or the folder's name is no package name.
     """
     if any(of_teams):
         raise ValueError(
@@ -109,10 +114,10 @@ def _ask(console: Console | None, question: str, default: str, choices: Sequence
 
 
 def _ask_until(console: Console | None, question: str, default: str, read: Callable[[str], T]) -> tuple[str, T]:
-    """What is answered, and what comes of it; asked again as long as it cannot be used.
+    """Ask until the answer is valid; return the answer and its parsed value.
 
     Raises:
-        ValueError: nobody can be asked, and the default cannot be used.
+        ValueError: there is no terminal, and the default is invalid.
     """
     while True:
         answer = _ask(console, question, default)
@@ -143,10 +148,10 @@ def _invented(rows: str) -> Table:
 
 
 def _model(name: str) -> str:
-    """A model as the recipe names it.
+    """Return a model name or path for the recipe.
 
     Raises:
-        ValueError: it looks like a folder, and none is there.
+        ValueError: the name looks like a folder that does not exist.
     """
     path = Path(name).expanduser()
     if name != TINY and path.is_dir():

@@ -1,7 +1,7 @@
-"""Signals that end a command are heeded wherever they strike.
+"""Reliable handling for signals that end a command.
 
-What the handler of a signal raises ends the command, but not where Python happens to run a callback of a weak reference
-or a ``__del__``: exceptions from there are reported and dropped, and the signal with them.
+An exception raised in a signal handler normally ends the command. Python may run the handler inside a weak-reference
+callback or a ``__del__``. Exceptions from there are reported and dropped, and the signal is lost with them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-AGAIN_SECONDS = 0.02  # after which the callback that it struck in is over
+AGAIN_SECONDS = 0.02  # seconds until the interrupted callback has ended
 
 
 def terminated(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """The handler of SIGTERM: let go of everything that was started; what was saved is whole.
+    """Handle SIGTERM: release all resources and exit. Saved state stays complete.
 
     Raises:
-        SystemExit: with the status that a shell has for it.
+        SystemExit: with the status that shells use for the signal.
     """
     raise SystemExit(128 + number)
 
 
 @contextmanager
 def heeded() -> Iterator[None]:
-    """Send a signal again whose exception Python dropped: Ctrl-C's, and that of :func:`terminated`."""
+    """Send a signal again if Python dropped its exception: Ctrl-C, and :func:`terminated`."""
     before = sys.unraisablehook
 
     def dropped(what: sys.UnraisableHookArgs) -> None:
@@ -48,7 +48,7 @@ def heeded() -> Iterator[None]:
 
 
 def _sent(what: sys.UnraisableHookArgs) -> signal.Signals | None:
-    """The signal whose handler raised it."""
+    """Return the signal whose handler raised the exception; None for other exceptions."""
     if issubclass(what.exc_type, KeyboardInterrupt):
         return signal.SIGINT
     if isinstance(what.exc_value, SystemExit) and what.exc_value.code == 128 + signal.SIGTERM:

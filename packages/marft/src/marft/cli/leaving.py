@@ -1,4 +1,4 @@
-"""A command ends when it is over, also where somebody's package waits for a server that does not answer."""
+"""Process exit within a time limit, even if a package waits for a server without a reply."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-PATIENCE = 3.0  # seconds that packages have to tidy up when a command is over
+PATIENCE = 3.0  # seconds for packages to clean up after a command
 
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """For the last thing that a process does: where it is not gone ``PATIENCE`` after the command, end it, with the
-    status that it has.
+    """Ensure that the process ends within ``PATIENCE`` seconds after the block, with the block's exit status.
 
-    What Python waits for when it ends (threads, those of pools too, and processes of ``multiprocessing``) and what
-    packages do then (``atexit``) can otherwise take as long as they like.
+    At exit, Python waits for threads (those of pools too) and for processes of ``multiprocessing``, and packages run
+    ``atexit`` functions. Without a limit, each of these may block forever.
     """
     status = 1
     try:
@@ -34,12 +33,12 @@ def leaving() -> Iterator[None]:
 
 def _end(status: int) -> None:
     time.sleep(PATIENCE)
-    # Before the children are killed: a main thread that waits for them ends the interpreter then, which must not stop
-    # this thread while it holds a stream's lock.
+    # Flush before killing the children: a main thread that waits for them would end the interpreter and stop this
+    # thread while it holds a stream's lock.
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # nobody reads it any more, or it is no stream
+        with suppress(OSError, ValueError, AttributeError):  # the reader is gone, or it is no stream
             stream.flush()
     for child in multiprocessing.active_children():
-        with suppress(OSError, ValueError):  # it has just ended
+        with suppress(OSError, ValueError):  # the process has just ended
             child.kill()
     os._exit(status)

@@ -1,4 +1,4 @@
-"""What there is to name in a recipe: recipes themselves, environments, algorithms."""
+"""Lists of names for recipes: bundled recipes, environments and algorithms."""
 
 from __future__ import annotations
 
@@ -23,21 +23,29 @@ from marft.config.plugins import Plugin, find_plugin, plugin_names
 from marft.config.settings import did_you_mean
 from marft.config.sources import OURS, source_of
 
-ROOMY = 150  # columns in which every part of an algorithm has one of its own
-READABLE = 100  # columns of names, however wide the terminal
-SENTENCE = re.compile(r".+?\.(?= |$)|.+")  # the first one
+ROOMY = 150  # minimum terminal width for one column per component of an algorithm
+READABLE = 100  # maximum width of a list of names, in columns
+SENTENCE = re.compile(r".+?\.(?= |$)|.+")  # first sentence
 
 
 def recipes(name: str) -> None:
-    """``marft recipes``."""
+    """``marft recipes``.
+
+    Args:
+        name: recipe to print; "" lists all.
+    """
     if name:
-        sys.stdout.write(bundled(name).read_text(encoding="utf-8"))  # to the letter: it may go to a file
+        sys.stdout.write(bundled(name).read_text(encoding="utf-8"))  # unchanged: the output may be redirected to a file
     else:
         wide_console().print(_list((known, bundled_about(known)) for known in bundled_names()))
 
 
 def environments(name: str) -> None:
-    """``marft environments``."""
+    """``marft environments``.
+
+    Args:
+        name: environment to describe; "" lists all.
+    """
     console = wide_console()
     if not name:
         console.print(_list((known, _environment_in_short(known)) for known in plugin_names("environments")))
@@ -54,7 +62,11 @@ def environments(name: str) -> None:
 
 
 def algorithms(name: str) -> None:
-    """``marft algorithms``."""
+    """``marft algorithms``.
+
+    Args:
+        name: preset to print; "" lists all.
+    """
     console = wide_console()
     if not name:
         console.print(_algorithms(console))
@@ -65,9 +77,10 @@ def algorithms(name: str) -> None:
 
 
 def preset(name: str) -> AlgorithmSettings:
-    """
+    """Return a preset's settings.
+
     Raises:
-        ValueError: no algorithm goes by that name.
+        ValueError: no preset has this name.
     """
     if name not in ABOUT:
         raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, ABOUT)}")
@@ -75,7 +88,7 @@ def preset(name: str) -> AlgorithmSettings:
 
 
 def _list(rows: Iterable[tuple[str, str]]) -> Table:
-    """A name a row and what it is, which wraps beside the name."""
+    """Return a table with a name and a wrapped description per row."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -85,7 +98,7 @@ def _list(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _environment_in_short(name: str) -> str:
-    """Its first sentence and its keys; or why it cannot be used, as somebody's package may be broken."""
+    """Return an environment's first sentence and its keys, or the error from a broken package."""
     try:
         cls = find_plugin("environments", name)
     except ValueError as error:
@@ -99,7 +112,7 @@ def _doc(cls: type[Plugin]) -> str:
 
 
 def _keys_with_defaults(cls: type[Plugin], name: str) -> str:
-    """A table of a recipe that names it, with every key that has a default; what has none is to be filled in."""
+    """Return a recipe table for an environment, with default values and placeholders for required keys."""
     lines = ["[environment]", f'name = "{name}"']
     for key, field in cls.model_fields.items():
         default = None if field.is_required() else field.get_default(call_default_factory=True)
@@ -110,12 +123,12 @@ def _keys_with_defaults(cls: type[Plugin], name: str) -> str:
 def _assigned(key: str, default: object) -> str:
     try:
         return tomli_w.dumps({key: default}).strip() if not isinstance(default, dict) else f"{key} = {{}}"
-    except TypeError:  # None, or what TOML has no word for
+    except TypeError:  # None, or a value that TOML does not support
         return f"# {key} = …"
 
 
 def _algorithms(console: Console) -> Table:
-    """Every preset: what it is, and what it is made of; the parts below the words where the terminal is narrow."""
+    """Return a table of all presets with their components; a narrow terminal shows them below the description."""
     made_of = {name: _parts(preset(name)) for name in ABOUT}
     if console.width < ROOMY:
         return _list((name, f"{text}\n{', '.join(made_of[name])}") for name, text in ABOUT.items())
@@ -128,13 +141,13 @@ def _algorithms(console: Console) -> Table:
 
 
 def _parts(settings: AlgorithmSettings) -> tuple[str, ...]:
-    """Level, credit, objective, schedule, critic."""
+    """Return level, credit, objective, schedule and critic."""
     parts = (settings.credit.name, settings.objective.name, settings.schedule.name)
     return (settings.level, *parts, settings.critic.kind)
 
 
 def _with_sources(settings: AlgorithmSettings) -> str:
-    """A preset as a recipe would spell it out, and beside each value that is somebody's where it is from."""
+    """Return a preset as complete recipe table, with the source beside each value taken from a publication."""
     lines, table = [], ""
     for line in tomli_w.dumps({"algorithm": settings.model_dump(mode="json", exclude_none=True)}).splitlines():
         if line.startswith("[algorithm"):

@@ -1,4 +1,4 @@
-"""``marft play``: one episode in the terminal, agent by agent; a person may take any seat."""
+"""``marft play``: one episode in the terminal, agent by agent; a person may play any agent."""
 
 from __future__ import annotations
 
@@ -31,33 +31,35 @@ from marft.runs.stated import told_at
 
 
 class Screen:
-    """Shows what happens, and asks the person whose turn it is.
+    """Terminal view of an episode, with input for human players.
 
-    Where people play (``people``, their roles), what they see is what their agents would: what is for others, and what
-    others say, reaches them as the game has it.
+    If people play (``people``, their roles), the screen shows only what their agents would see. Observations for other
+    agents are hidden, and messages arrive as the game delivers them.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.people: Collection[str] = ()
-        self.recorded: Collection[str] = ()  # ids of actions that are served as they were recorded
+        self.recorded: Collection[str] = ()  # ids of replayed actions
 
     def observed(self, observation: Observation) -> None:
+        """Show an observation, without private views of non-human agents if people play."""
         mine = {role: view for role, view in observation.views.items() if role in self.people}
         seen = replace(observation, views=mine) if self.people else observation
         if seen.whole:
             self._show(seen.whole, "the environment shows")
 
     def seated(self, role: str, instructions: str) -> None:
-        """A person plays a role, of which this is told."""
+        """Show the instructions for a role that a person plays."""
         self._show(instructions, f"you are {role}")
 
     def asked(self, role: str, read: Sequence[Message]) -> None:
-        """An agent's turn has come, and this is what it reads of others."""
+        """Show the messages that an agent reads at the start of its turn."""
         for message in read if role in self.people or not self.people else ():
             self.console.print(Text(visible(f"  {role} reads from {message.role}: {message.text}"), style="dim"))
 
     def acted(self, action: Action) -> None:
+        """Show an action: its text and tool calls, or only a short note for hidden agents."""
         how = "recorded" if action.id in self.recorded else f"{action.ended - action.started:.1f} s"
         if self.people and action.agent not in self.people:
             self.console.print(Text(visible(f"  {action.agent} acts, {how}"), style="dim"))
@@ -69,10 +71,10 @@ class Screen:
         self._show(action.text, f"{action.id}, {how}")
 
     def ask(self, role: str, options: Sequence[str]) -> str:
-        """What the person says, or which option it takes.
+        """Return the person's text or chosen option.
 
         Raises:
-            RunError: there is nobody to ask.
+            RunError: the input has ended.
         """
         try:
             return self._ask(role, options)
@@ -96,6 +98,7 @@ class Screen:
         self.console.print(Panel(Text(visible(text)), title=heading, title_align="left", expand=False))
 
     def ended(self, episode: Episode) -> None:
+        """Show the outcome."""
         for line in outcome_of(episode):
             self.console.print(line)
 
@@ -104,16 +107,17 @@ def play_live(
     run: RunSettings, folder: RunFolder | None, checkpoint: str, task: int, humans: Sequence[str], screen: Screen,
     again: str = "",
 ) -> Episode:  # fmt: skip
-    """Play one episode of the test split, or a recorded one again.
+    """Play one episode from the test split, or continue a recorded one.
 
     Args:
-        checkpoint: ``base`` or one of the run's.
-        task: its index in the split.
+        checkpoint: ``base`` or a checkpoint of the run.
+        task: index of the task in the split.
         humans: roles that people play.
-        again: the action of a recorded episode from which on it is played anew; "" for none.
+        screen: view and input.
+        again: action of a recorded episode from which to play again; "" for none.
 
     Raises:
-        ValueError: there is no such task, role or checkpoint.
+        ValueError: the task, role or checkpoint does not exist.
     """
     roles = [agent.role for agent in run.agents]
     for role in humans:
@@ -150,5 +154,5 @@ def _of_test_split(run: RunSettings, task: int) -> Attempt:
 
 
 async def _played(rollouts: LocalRollouts, game: Game, attempt: Attempt) -> Episode:
-    """An episode with the rewards that the recipe's terms make of it."""
+    """Return an episode with the rewards from the recipe's terms."""
     return await rollouts.compose(await play(game, attempt))

@@ -1,4 +1,4 @@
-"""``--json``: one object a line on stdout and nothing else there, for programs that watch (docs: running)."""
+"""``--json``: one JSON object per line on stdout for other programs (docs: running)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from marft.cli.terminal import Interruptible
 from marft.common.texts import storable
 from marft.common.types import Episode
 
-SCHEMA = 1  # which grows when an object loses a key, or one means something else
+SCHEMA = 1  # incremented when a key is removed or changes its meaning
 
 
 class Lines:
-    """Objects as lines of ASCII: whatever they hold, a line is one. What is not finite is null."""
+    """Writer for JSON lines in ASCII. Line breaks are escaped, and non-finite numbers become null."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
     def write(self, event: str, **fields: object) -> None:
+        """Write one event as a line and flush."""
         self._out.write(
             json.dumps({"event": event, **{k: _plain(v) for k, v in fields.items()}}, allow_nan=False) + "\n"
         )
@@ -47,12 +48,15 @@ def _plain(value: object) -> object:
 
 @contextmanager
 def lines_on_stdout() -> Iterator[Lines]:
-    """What is printed meanwhile, here or by programs that are started, goes to stderr."""
+    """Yield a JSON line writer for stdout; all other output goes to stderr.
+
+    The redirection covers this process and programs that it starts.
+    """
     sys.stdout.flush()
     try:
         ours = sys.stdout.fileno() == 1
     except (io.UnsupportedOperation, ValueError):
-        ours = False  # no file, as in a notebook
+        ours = False  # not a file, as in a notebook
     if not ours:
         out = sys.stdout
         with redirect_stdout(sys.stderr):
@@ -69,19 +73,21 @@ def lines_on_stdout() -> Iterator[Lines]:
 
 
 class Machine(Interruptible):
-    """Writes what a run tells whoever watches."""
+    """Callback that writes events as JSON lines."""
 
     def __init__(self, lines: Lines, folder: Path, roles: Sequence[str]) -> None:
         self._lines, self._folder, self._roles = lines, folder, roles
         self._step, self._steps, self._eta = 0, 0, Eta()
 
     def began(self, done: int, steps: int) -> None:
+        """Write a ``began`` line."""
         super().began(done, steps)
         self._step, self._steps = done, steps
         self._eta.tick(time.monotonic())
         self._lines.write("began", schema=SCHEMA, run=self._folder, agents=list(self._roles), done=done, steps=steps)
 
     def episode(self, episode: Episode) -> None:
+        """Write an ``episode_lost`` line for an episode without a score."""
         if not episode.scored:
             self._lines.write(
                 "episode_lost", step=self._step + 1, task=episode.task.id, sample=episode.sample,
@@ -89,13 +95,16 @@ class Machine(Interruptible):
             )  # fmt: skip
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
+        """Write a ``step`` line."""
         self._step, now = step, time.monotonic()
         self._eta.tick(now)
         left = self._eta.seconds(self._steps - step, now)
         self._lines.write("step", step=step, steps=self._steps, seconds_left=left, metrics=metrics)
 
     def guard(self, step: int, name: str, sentence: str) -> None:
+        """Write a ``guard`` line."""
         self._lines.write("guard", step=step, name=name, text=sentence)
 
     def note(self, text: str) -> None:
+        """Write a ``note`` line."""
         self._lines.write("note", step=self._step, text=text)

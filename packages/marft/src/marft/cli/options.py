@@ -1,4 +1,4 @@
-"""What stands behind a recipe on the command line: settings to change, and words that may be options spelled wrong."""
+"""Overrides after a recipe on the command line, and detection of misspelled options."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from marft.config.settings import closest
 
 
 def overrides_of(context: typer.Context, first: Path) -> Sequence[str]:
-    """The words that change settings.
+    """Return the override arguments.
 
     Args:
-        first: what was taken for the recipe or run.
+        context: context of the command.
+        first: argument parsed as recipe or run.
 
     Raises:
-        ValueError: an option is spelled wrong, or stands where the recipe should.
+        ValueError: an option is misspelled, or precedes the recipe.
     """
     options = [DEBUG, *(name for parameter in context.command.params for name in parameter.opts if name[:2] == "--")]
     for word in [str(first), *context.args]:
@@ -33,10 +34,10 @@ def overrides_of(context: typer.Context, first: Path) -> Sequence[str]:
 
 
 def targets_of(context: typer.Context, given: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Of a command that takes several targets, these and the words that change settings, however they are mixed.
+    """Return targets and overrides for a command with several targets, in any order.
 
     Raises:
-        ValueError: an option is spelled wrong, or there is no target before the settings.
+        ValueError: an option is misspelled, or the overrides precede every target.
     """
     words = [str(word) for word in given]
     for word in words:
@@ -57,7 +58,7 @@ def targets_of(context: typer.Context, given: Sequence[Path]) -> tuple[list[Path
 
 
 def _meant(word: str, options: Sequence[str]) -> str:
-    """The option that is spelled most alike, where ``word`` is no setting and no setting is spelled more alike."""
+    """Return the closest option, unless ``word`` is a setting or a setting is closer."""
     settings = [f"--{key}" for key in RunSettings.model_fields]
     if "." in word or word in settings:
         return ""

@@ -1,4 +1,4 @@
-"""How an episode ended, as the terminal shows it: status, rewards and their terms, and why it was not scored."""
+"""Episode outcome for the terminal: status, rewards, terms and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUCCESS = {True: ("solved", "green"), False: ("not solved", "red"), None: ("succ
 
 
 def outcome_of(episode: Episode) -> Iterator[RenderableType]:
-    """A line with what was earned, a table of the reward's terms where it has some, and the reason of a failure."""
+    """Yield a line with the rewards, a table of reward terms, and the error."""
     if episode.scored and not episode.transitions:
         yield Text(f"{episode.status}: not graded", style="dim")
         return
@@ -37,7 +37,7 @@ def outcome_of(episode: Episode) -> Iterator[RenderableType]:
 
 
 def terms_of(episode: Episode) -> dict[str, dict[str, float]]:
-    """What each term of a composed reward gave over the whole episode, weighed: to the team (``""``) and by agent."""
+    """Return weighted totals over the episode for each reward term: for the team (``""``) and by agent."""
     totals: dict[str, dict[str, float]] = {}
     for transition in episode.transitions:
         for name, share in transition.terms.items():
@@ -48,7 +48,7 @@ def terms_of(episode: Episode) -> dict[str, dict[str, float]]:
 
 
 def terms_table(terms: Mapping[str, Mapping[str, float]]) -> Table:
-    """One term a row, and what it gave to whom."""
+    """Return a table with one reward term per row, and a column per recipient."""
     table = Table(box=None, pad_edge=False)
     who = ["", *dict.fromkeys(agent for shares in terms.values() for agent in shares if agent)]
     for heading in ("reward term", *(agent or "team" for agent in who)):

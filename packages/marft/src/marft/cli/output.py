@@ -1,5 +1,4 @@
-"""How a command speaks: to people, to people who want to hear the end alone (``--quiet``), or to
-programs (``--json``)."""
+"""Command output for people, for people who want only the result (``--quiet``), and for programs (``--json``)."""
 
 from __future__ import annotations
 
@@ -19,9 +18,10 @@ How = Literal["", "quiet", "json"]
 
 
 def how(quiet: bool, as_json: bool) -> How:
-    """
+    """Return the output mode.
+
     Raises:
-        ValueError: both are asked for.
+        ValueError: both modes are requested.
     """
     if quiet and as_json:
         raise ValueError("--quiet is for people and --json for programs; give one of them")
@@ -29,29 +29,29 @@ def how(quiet: bool, as_json: bool) -> How:
 
 
 class Output:
-    """What a command says, and to whom."""
+    """Output channel for a command."""
 
     def __init__(self, how: How, console: Console, lines: Lines | None) -> None:
         self.how, self._console, self._lines = how, console, lines
 
     def say(self, *what: RenderableType) -> None:
-        """To people: what came of it."""
+        """Print results in human-readable form; no effect with ``--json``."""
         if self._lines is None:
             for one in what:
                 self._console.print(one, soft_wrap=isinstance(one, str | Text))
 
     def tell(self, event: str, **fields: object) -> None:
-        """To programs."""
+        """Write an event as JSON line; no effect without ``--json``."""
         if self._lines is not None:
             self._lines.write(event, **fields)
 
     def note(self, text: str) -> None:
-        """To either: something they should know."""
+        """Write a note in either form."""
         self.say(text)
         self.tell("note", step=None, text=text)
 
     def observer(self, folder: Path, roles: Sequence[str], samples_every: int, label: str) -> Interruptible:
-        """Whoever watches a run for it."""
+        """Return the callback for a run in this output mode."""
         if self._lines is not None:
             return Machine(self._lines, folder, roles)
         return Quiet() if self.how == "quiet" else Terminal(roles, samples_every, label)
@@ -59,6 +59,7 @@ class Output:
 
 @contextmanager
 def output(how: How) -> Iterator[Output]:
+    """Yield the output channel for a mode."""
     if how == "json":
         with lines_on_stdout() as lines:
             yield Output(how, wide_console(), lines)

@@ -1,4 +1,4 @@
-"""One episode in a few lines: what scrolls by while a run trains."""
+"""Compact view of one episode, shown during training."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from marft.cli.outcomes import SUCCESS
 from marft.common.texts import cut, one_line
 from marft.common.types import Episode
 
-TASK_SHOWN, SAID_SHOWN = 160, 400  # characters
+TASK_SHOWN, SAID_SHOWN = 160, 400  # maximum lengths in characters
 
 
 def sample(episode: Episode) -> Iterator[Text]:
-    """The task, what each agent said in the order that they were asked, and what that earned."""
+    """Yield the task, each agent's text in order of action, and the reward."""
     yield Text.assemble(("  sample  ", "bold"), cut(one_line(episode.task.prompt), TASK_SHOWN))
     for action in episode.actions:
         said = cut(one_line(action.text), SAID_SHOWN)

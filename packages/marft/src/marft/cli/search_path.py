@@ -1,15 +1,17 @@
-"""Take folders off ``sys.path`` in which no library may be found: the working folder where an empty entry of PYTHONPATH
-has put it there, and exports. The command imports this before all libraries."""
+"""Cleanup for ``sys.path``: remove the working folder (from an empty entry in PYTHONPATH) and exports.
+
+No library may be imported from these folders. The command imports this module before all libraries.
+"""
 
 import os
 import sys
 from pathlib import Path
 
-MARK = '"a team of MARFT"'  # in the manifest of an export
+MARK = '"a team of MARFT"'  # content of an export's manifest
 
 
 def clean() -> None:
-    """Take them off, also for the programs that the command starts."""
+    """Remove the folders from ``sys.path``, and from PYTHONPATH for child processes."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     here = str(Path.cwd())
     mine = [entry for entry in entries if entry and not _is_export(entry)]

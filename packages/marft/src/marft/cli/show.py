@@ -1,4 +1,4 @@
-"""``marft show``: recorded episodes in the terminal. Needs neither the run's data, nor its rewards, nor its models."""
+"""``marft show``: recorded episodes in the terminal, without the run's data, rewards or models."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from marft.evaluation.transcripts import (
 from marft.runs.episodes import sessions_in
 from marft.runs.folder import RunFolder, step_of
 
-ANSWER_SHOWN = 80  # characters of an answer in a table
-COLOURS = {"+": "green", "-": "red", "@": "cyan"}  # of lines of a diff
+ANSWER_SHOWN = 80  # maximum length of an answer in a table, in characters
+COLOURS = {"+": "green", "-": "red", "@": "cyan"}  # colors of lines in a diff
 
 
 def show(path: Path, step: int | None, agent: str, task: str, orders: Sequence[str], count: int) -> None:
     """``marft show``.
 
     Raises:
-        ValueError: there is no such run, step, task or agent, or two orders are asked for.
+        ValueError: the run, step, task or agent does not exist, or options conflict.
     """
     if len(orders) > 1:
         raise ValueError(f"--{orders[0]} and --{orders[1]} exclude each other; give one")
@@ -78,10 +78,10 @@ def show(path: Path, step: int | None, agent: str, task: str, orders: Sequence[s
 def served(
     files: Sequence[Path], step: int | None, agent: str, task: str, orders: Sequence[str], count: int
 ) -> Iterator[RenderableType]:  # fmt: skip
-    """Sessions of a team that was served: the last of them.
+    """Yield the latest recorded sessions from a served team.
 
     Raises:
-        ValueError: there is none such, or something is asked for that they have not.
+        ValueError: no session matches, or an option does not apply to sessions.
     """
     if step is not None or set(orders) - {"failed"}:
         raise ValueError("sessions that were served have no steps and no grade; leave out --step, --worst, --best")
@@ -97,10 +97,10 @@ def served(
 
 
 def transcript(episode: Episode, agent: str, recorded: Recorded) -> Iterator[RenderableType]:
-    """Everything that happened in an episode, or what one agent did.
+    """Yield the transcript, for all agents or one.
 
     Args:
-        agent: a role; "" is all.
+        agent: role to show; "": all.
     """
     yield in_bold(one_line(episode.name))
     if episode.fork:
@@ -119,7 +119,7 @@ def transcript(episode: Episode, agent: str, recorded: Recorded) -> Iterator[Ren
 
 
 def history(attempts: Sequence[tuple[int, Episode]], recorded: Recorded) -> Iterator[RenderableType]:
-    """How one task went, step by step, and how its last answer differs from its first."""
+    """Yield one task's attempts step by step, and the difference between its first and last answer."""
     table = Table(box=None, pad_edge=False)
     for heading in ("step", "sample", "reward", "", "answer"):
         table.add_column(heading, justify="right" if heading in ("step", "sample", "reward") else "left")
@@ -170,7 +170,7 @@ def _acted(action: Action, by_id: dict[str, Action], recorded: Recorded) -> Iter
 
 
 def _turns_before(action: Action) -> Iterator[RenderableType]:
-    """What was said before the last turn, what tools answered, and where the chat was rendered anew."""
+    """Yield earlier turns, tool replies, and points where the chat was rendered again."""
     anew = {restart.turns: restart for restart in action.restarts}
     for number in range(len(action.intermediate_texts) + 1):
         if number in anew:
@@ -188,9 +188,10 @@ def _panel(text: str, title: str, style: str = "") -> Panel:
 
 
 def know(agent: str, episodes: Sequence[Episode]) -> None:
-    """
+    """Check that an agent acted in some episode; "" is always valid.
+
     Raises:
-        ValueError: nobody of that role acted in these episodes.
+        ValueError: no agent with this role acted in the episodes.
     """
     roles = {action.agent for episode in episodes for action in episode.actions}
     if agent and agent not in roles:
@@ -198,7 +199,7 @@ def know(agent: str, episodes: Sequence[Episode]) -> None:
 
 
 def say_dropped(console: Console, episodes: Sequence[Episode]) -> None:
-    """Print why episodes could not be scored, and how many it was each time."""
+    """Print the reasons for episodes without a score, with counts."""
     reasons = dropped(episodes)
     if reasons:
         total = sum(number for _, number in reasons)

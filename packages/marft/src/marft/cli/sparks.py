@@ -1,4 +1,4 @@
-"""How far a run is, in little room: a curve of a line's height, and how long it will take."""
+"""Compact progress display: one-line curves and the remaining time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-RECENT = 20  # steps that tell how long one takes
-FEW = 3  # steps before that is worth much
+RECENT = 20  # steps for the estimate of a step's duration
+FEW = 3  # steps before the estimate is reliable
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values from first to last in at most ``width`` characters, each the mean of its stretch; a gap where none of
-    a stretch is a number.
+    """Return a curve with at most ``width`` characters.
+
+    Each character is the mean of a range of values, and a space marks a range without finite values.
 
     >>> sparkline([0.0, 1.0, 0.5, math.nan, 1.0], 10)
     '▁█▅ █'
@@ -39,21 +40,21 @@ def _block(value: float, low: float, high: float) -> str:
 
 
 class Eta:
-    """How long a run will take, by the mean of its ``RECENT`` last steps, everything between them included."""
+    """Estimate for the remaining time, from the mean over the last ``RECENT`` steps, pauses included."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=RECENT + 1)
 
     def tick(self, now: float) -> None:
-        """The run begins, or a step is over.
+        """Record the start, or the end of a step.
 
         Args:
-            now: seconds on any clock.
+            now: seconds on any monotonic clock.
         """
         self._ends.append(now)
 
     def seconds(self, left: int, now: float) -> float:
-        """Until ``left`` more steps are over; NaN while none is."""
+        """Return the estimated seconds until ``left`` more steps end; NaN before the first step ends."""
         steps = len(self._ends) - 1
         if steps < 1:
             return math.nan
@@ -61,7 +62,8 @@ class Eta:
         return max(0.0, left * each - min(now - self._ends[-1], each)) if left else 0.0
 
     def words(self, left: int, now: float) -> str:
-        """
+        """Return the estimate as text.
+
         >>> eta = Eta()
         >>> eta.tick(0.0); eta.words(9, 1.0)
         'first step'
@@ -75,7 +77,8 @@ class Eta:
 
 
 def clock(seconds: float) -> str:
-    """
+    """Return a duration in seconds as ``m:ss`` or ``h:mm:ss``.
+
     >>> clock(59.6), clock(3600), clock(200_000)
     ('1:00', '1:00:00', '55:33:20')
     """

@@ -1,4 +1,4 @@
-"""The lines of a training step: what matters of its metrics, in columns, no wider than there is room."""
+"""Terminal lines for a training step: the main metrics, in columns, limited to the available width."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ LEAST = (
     "episodes_per_second",
     "critic/explained_variance",
     "reward_std",
-)  # fmt: skip  what goes first where there is no room
-WIDEST = 100  # columns of an agent's line
-ROLE = (12, 16)  # columns of a role, at least and at most
+)  # fmt: skip  metrics dropped first if the line is too wide
+WIDEST = 100  # maximum width of an agent's line, in columns
+ROLE = (12, 16)  # minimum and maximum width of a role, in columns
 GUARD = "guards/"
 
 
 def line(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -> str:
-    """``reward 0.64  accuracy 0.64 …``: what is there and says something.
+    """Return the informative metrics in one line: ``reward 0.64  accuracy 0.64 …``.
 
     Args:
-        prefix: of the metrics' names: ``agents/<role>/``.
+        prefix: prefix of the metrics' names: ``agents/<role>/``.
     """
     return "  ".join(said(metrics, name, prefix) for name in names if said(metrics, name, prefix))
 
 
 def said(metrics: Mapping[str, float], name: str, prefix: str = "") -> str:
-    """``accuracy 0.64``; "" where it is not there, or says nothing."""
+    """Return one metric as text, ``accuracy 0.64``; "" if missing or uninformative."""
     metric, value = named(name), metrics.get(f"{prefix}{name}", math.nan)
     if math.isnan(value) or (value == 0 and metric.unless_zero):
         return ""
@@ -55,8 +55,7 @@ def said(metrics: Mapping[str, float], name: str, prefix: str = "") -> str:
 
 
 def team_line(metrics: Mapping[str, float], width: int) -> str:
-    """The team's line, and the guards that are raised; without what matters least where it would be wider than
-    ``width``."""
+    """Return the team's line with raised guards, without its least important metrics if wider than ``width``."""
     raised = [f"guard {name.removeprefix(GUARD)}" for name in metrics if _is_raised(name)]
     names = list(TEAM)
     for least in ("", *LEAST):
@@ -68,7 +67,7 @@ def team_line(metrics: Mapping[str, float], width: int) -> str:
 
 
 class AgentLines:
-    """One line an agent, its numbers below each other from step to step, in ``WIDEST`` columns at most."""
+    """One line per agent, aligned across steps, with a maximum width of ``WIDEST`` columns."""
 
     def __init__(self, roles: Sequence[str]) -> None:
         self._roles = {role: _shortened(one_line(role)) for role in roles}
@@ -76,7 +75,7 @@ class AgentLines:
         self._widths: dict[str, int] = {}
 
     def of(self, role: str, metrics: Mapping[str, float], width: int) -> str:
-        """The line of one agent."""
+        """Return one agent's line."""
         cells = []
         for name in AGENT:
             cell = said(metrics, name, f"agents/{role}/")

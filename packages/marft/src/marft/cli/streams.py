@@ -1,4 +1,4 @@
-"""Standard output and error of a command that goes on where nobody reads them, or nothing more fits."""
+"""Robust standard streams: the command continues if stdout or stderr is closed or full."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from marft.common.atomic import OWN, write_file
 RUNS = {"train", "sft", "eval", "synthesize", "federate", "serve", "shadow", "score", "league", "worth", "view"}
 FAILED = 2
 NAMES = {1: "standard output", 2: "standard error"}
-LOST: dict[int, OSError] = {}  # why nothing more goes to standard output (1) or standard error (2)
+LOST: dict[int, OSError] = {}  # first error on standard output (1) or standard error (2)
 
 
 class Unbroken(io.RawIOBase):
-    """A file descriptor to write to. From the first failure on, what is written is dropped.
+    """Raw output stream on a file descriptor. After the first failure, further output is dropped.
 
     Args:
-        stream: 1 for standard output, 2 for standard error, wherever the descriptor leads.
+        descriptor: file descriptor to write to.
+        stream: 1 for standard output, 2 for standard error, independent of the descriptor.
         when_lost: called after the first failure.
     """
 
@@ -32,17 +33,21 @@ class Unbroken(io.RawIOBase):
         self._descriptor, self._stream, self._when_lost = descriptor, stream, when_lost
 
     def fileno(self) -> int:
+        """Return the file descriptor."""
         return self._descriptor
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
     def isatty(self) -> bool:
+        """Return True for a terminal."""
         with suppress(OSError):
             return os.isatty(self._descriptor)
         return False
 
     def write(self, data: object) -> int:
+        """Write the data and return the number of bytes; all bytes count as written after a failure."""
         content = bytes(data)  # type: ignore[call-overload]  # any buffer
         if self._stream not in LOST:
             try:
@@ -58,7 +63,7 @@ class Unbroken(io.RawIOBase):
 def unbroken(
     descriptor: int, stream: int, encoding: str = "utf-8", when_lost: Callable[[], object] = lambda: None
 ) -> TextIO:
-    """Return a text stream to a descriptor, flushed at each end of a line where that is a terminal."""
+    """Return a text stream on a descriptor, line-buffered on a terminal and for stderr."""
     raw = Unbroken(descriptor, stream, when_lost)
     by_line = stream == 2 or raw.isatty()
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors="replace", line_buffering=by_line)
@@ -66,23 +71,23 @@ def unbroken(
 
 @contextmanager
 def unbroken_streams(words: Sequence[str]) -> Iterator[None]:
-    """Let the block print to streams that may be closed, full, or read by nobody.
+    """Run the block with tolerant standard streams: closed, full, or without a reader.
 
-    A run goes on without them, and says once what is lost on what is left. A command whose product is what it prints
-    ends with status 2 where that is not whole, but quietly where its reader has stopped (``| head``).
+    A training run continues without them, and reports the loss once on the remaining stream. A command whose result is
+    its output exits with status 2 if the output is incomplete. A reader that stops early (``| head``) is no error.
 
     Args:
-        words: of the command line.
+        words: arguments of the command line.
 
     Raises:
-        SystemExit: the product is not whole.
+        SystemExit: the output is incomplete.
     """
     LOST.clear()
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError as error:
-            _to_nowhere(descriptor)  # else the next file that is opened would go by this number
+            _to_nowhere(descriptor)  # otherwise the next opened file would get this number
             if descriptor:
                 LOST[descriptor] = error
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115
@@ -104,7 +109,7 @@ def unbroken_streams(words: Sequence[str]) -> Iterator[None]:
 
 
 def _missing(words: Sequence[str], said: set[int]) -> bool:
-    """Write what is left, say what is lost, and return whether it was the product of the command."""
+    """Flush the streams, report losses, and return True if the command's result is incomplete."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     _say_lost(words, said)
@@ -112,7 +117,7 @@ def _missing(words: Sequence[str], said: set[int]) -> bool:
 
 
 def _say_lost(words: Sequence[str], said: set[int]) -> None:
-    """Say what is lost and was not said before, on what is left."""
+    """Report newly lost streams on the remaining stream."""
     for stream in sorted(LOST.keys() - said):
         said.add(stream)
         product = not _is_run(words)
@@ -137,7 +142,7 @@ def _write_beside_run(sentence: str) -> None:
 
 
 def _to_nowhere(descriptor: int) -> None:
-    """Let a descriptor lead to the null device, for this process and those that it starts from here on."""
+    """Redirect a descriptor to the null device, for this process and its future children."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)

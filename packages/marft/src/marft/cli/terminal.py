@@ -1,4 +1,4 @@
-"""What a run looks like in the terminal: its progress below, and above it a line a step with one line an agent."""
+"""Terminal display of a run: one line per step and agent, with progress below."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from marft.common.types import Episode
 from marft.evaluation.transcripts import dropped
 
 UNBOUNDED = 10_000  # columns of a file or a pipe
-REASONS = 3  # why episodes were dropped, of a step's line
-CURVES = (("sft/loss", "reward"), ("sft/held_out_loss", "accuracy"))  # of each the first that there is
-BAR, CURVE = 24, 48  # columns, at most
+REASONS = 3  # maximum reasons for dropped episodes per step
+CURVES = (("sft/loss", "reward"), ("sft/held_out_loss", "accuracy"))  # the first available metric of each pair
+BAR, CURVE = 24, 48  # maximum widths in columns
 STOPPING = "stopping after this step; Ctrl-C again to stop at once"
 
 
 class Interruptible(Observer):
-    """An observer that turns the first Ctrl-C into a wish to stop after the step; the second ends the command."""
+    """Callback that stops training after the current step on the first Ctrl-C; the second Ctrl-C ends the command."""
 
-    done = 0  # steps of the run before this training
+    done = 0  # steps done before this training
     _stop = False
 
     def __enter__(self) -> Self:
@@ -43,9 +43,11 @@ class Interruptible(Observer):
         signal.signal(signal.SIGINT, self._handler)
 
     def began(self, done: int, steps: int) -> None:  # noqa: ARG002
+        """Store the steps done before."""
         self.done = done
 
     def wants_stop(self) -> bool:
+        """Return True after the first Ctrl-C."""
         return self._stop
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -56,7 +58,7 @@ class Interruptible(Observer):
 
 
 class Quiet(Interruptible):
-    """Prints what the run has to say, what guards see, and why episodes were dropped, each reason once."""
+    """Callback that prints only notes, guards, and new reasons for dropped episodes."""
 
     def __init__(self) -> None:
         self.console = wide_console()
@@ -64,10 +66,12 @@ class Quiet(Interruptible):
         self._known: set[str] = set()
 
     def episode(self, episode: Episode) -> None:
+        """Collect an episode without a score."""
         if not episode.scored:
             self._lost.append(episode)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+        """Print reasons for dropped episodes, each reason once per run."""
         for reason, times in dropped(self._lost):
             if reason not in self._known:
                 self._known.add(reason)
@@ -75,20 +79,24 @@ class Quiet(Interruptible):
         self._lost.clear()
 
     def guard(self, step: int, name: str, sentence: str) -> None:
+        """Print a guard."""
         self.console.print(Text(f"step {step}: guard {name}: {sentence}", style="red"), soft_wrap=True)
 
     def note(self, text: str) -> None:
+        """Print a note."""
         self.console.print(Text(text, style="yellow"), soft_wrap=True)
 
 
 class Terminal(Interruptible):
-    """Prints every step, and on a terminal shows below how far the run is."""
+    """Callback that prints every step, with a progress display on terminals."""
 
     def __init__(self, roles: Sequence[str], samples_every: int = 0, label: str = "training") -> None:
-        """
+        """Create the display.
+
         Args:
-            samples_every: steps, of which one episode is shown; 0 shows none.
-            label: of the progress bar.
+            roles: roles of the team, one line each.
+            samples_every: steps between sample episodes; 0: none.
+            label: label of the progress bar.
         """
         self.roles, self.samples_every = roles, samples_every
         self._lines = AgentLines(roles)
@@ -109,10 +117,12 @@ class Terminal(Interruptible):
         super().__exit__()
 
     def began(self, done: int, steps: int) -> None:
+        """Start the progress display."""
         super().began(done, steps)
         self.progress.began(done, steps)
 
     def episode(self, episode: Episode) -> None:
+        """Count an episode, and keep it as sample or as dropped."""
         self.progress.played += 1
         if not episode.scored:
             self._lost.append(episode)
@@ -120,6 +130,7 @@ class Terminal(Interruptible):
             self._sample = episode
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
+        """Print the step's lines."""
         self.progress.step(step, metrics)
         width = self.console.width if self.console.is_terminal else UNBOUNDED
         number = f"step {step:4d}"
@@ -139,9 +150,11 @@ class Terminal(Interruptible):
         self._sample = None
 
     def guard(self, step: int, name: str, sentence: str) -> None:  # noqa: ARG002
+        """Keep a guard for the step's lines."""
         self._guards.append((name, sentence))
 
     def note(self, text: str) -> None:
+        """Print a note."""
         self._print(Text(text, style="yellow"))
 
     def _print(self, text: Text) -> None:
@@ -149,10 +162,10 @@ class Terminal(Interruptible):
 
 
 class Progress:
-    """The lines below: how far, how long still, and the curves of what is learned."""
+    """Progress display: bar, remaining time, and curves of the main metrics."""
 
     def __init__(self, label: str, now: Callable[[], float] = time.monotonic) -> None:
-        self.played = 0  # episodes of the step
+        self.played = 0  # episodes of the current step
         self._label, self._now = label, now
         self._done, self._steps = 0, 0
         self._eta = Eta()
@@ -160,10 +173,12 @@ class Progress:
         self._values: dict[str, list[float]] = {}
 
     def began(self, done: int, steps: int) -> None:
+        """Set the finished and total steps."""
         self._done, self._steps = done, steps
         self._eta.tick(self._now())
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
+        """Record the end of a step."""
         self.played, self._done = 0, step
         self._eta.tick(self._now())
         for names in CURVES:
@@ -172,16 +187,17 @@ class Progress:
                     self._values.setdefault(name, []).append(metrics[name])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Each line in the room that there is: a narrow terminal has less of it."""
+        """Render the lines, cropped to the terminal's width."""
         for text in self.lines(options.max_width, console.encoding.startswith("utf")):
             text.truncate(options.max_width, overflow="crop")
             yield text
 
     def lines(self, width: int, blocks: bool = True) -> list[Text]:
-        """
+        """Return the display's lines.
+
         Args:
-            width: columns.
-            blocks: whether the terminal has characters for curves.
+            width: available width in columns.
+            blocks: True if the terminal supports block characters; without them there are no curves.
         """
         now = self._now()
         head = Text(self._label)

@@ -1,1 +1,1 @@
-"""Types and helpers that every other room uses."""
+"""Shared types and helpers, imported by every other package."""

@@ -1,4 +1,4 @@
-"""Writes that are whole or not there (a temporary name, fsync, rename), and reads that end."""
+"""Atomic file writes (temporary name, fsync, rename) and reads that cannot block forever."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-OWN = 0o600  # rights of files that could hold what is secret
+OWN = 0o600  # mode of files that may contain secrets
 KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 UNFINISHED = ".unfinished-"
 BEFORE = "-before"
-DRAFT = re.compile(re.escape(UNFINISHED) + r"[0-9a-f]{16}")  # of a file
+DRAFT = re.compile(re.escape(UNFINISHED) + r"[0-9a-f]{16}")  # name of an unfinished file
 
 
 def write_file(path: Path, data: bytes | str, rights: int = 0o666) -> None:
     """Replace ``path`` with ``data``; a crash leaves the old file or the new one.
 
     Args:
-        rights: of a new file, less what the process keeps from all files that it makes (its umask).
+        data: content; a string is encoded as UTF-8.
+        rights: mode of a new file, before the umask of the process is applied.
     """
     content = data.encode() if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +45,11 @@ def write_file(path: Path, data: bytes | str, rights: int = 0o666) -> None:
 
 
 def drop_unfinished_line(path: Path) -> None:
-    """Take away what follows the last end of a line, if the file is there: what was being written when its process
-    ended, and the next line would be added to."""
+    """Truncate a file after its last line break.
+
+    A process that was killed while writing leaves a partial last line, and the next line would be appended to it. Do
+    nothing if ``path`` is not a file.
+    """
     if not path.is_file():
         return
     with path.open("r+b") as file:
@@ -56,15 +60,17 @@ def drop_unfinished_line(path: Path) -> None:
 
 
 def user_cache() -> Path:
-    """Where a user's programs keep what they can make again: ``~/.cache/marft``, or as ``XDG_CACHE_HOME`` says."""
+    """Return the user's cache folder: ``~/.cache/marft``, or ``marft`` in ``XDG_CACHE_HOME`` if absolute."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "marft"
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes ``path`` when the block ends well and disappears when it does not. What was at
-    ``path`` goes aside by its name before it is deleted: it is never there in part.
+    """Yield a temporary folder and rename it to ``path`` on success.
+
+    If the block raises, the temporary folder is deleted. An existing ``path`` is renamed first and deleted last, so
+    ``path`` never holds partial content.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / f"{UNFINISHED}{secrets.token_hex(8)}"
@@ -72,7 +78,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     draft.mkdir()
     try:
         with _opened(draft) as descriptor:
-            with suppress(OSError):  # of a file system without locks
+            with suppress(OSError):  # the file system has no locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield draft
             _sync(draft)
@@ -90,10 +96,12 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def regular(path: str | Path) -> Path:
-    """Return the path, where it is no pipe, device, socket or folder, from which a read could wait for ever.
+    """Return the path of a regular or missing file.
+
+    A read from a pipe, device or socket could block forever.
 
     Raises:
-        OSError: it is one of them, or it cannot be looked at. Nothing is raised where nothing is there.
+        OSError: ``path`` is not a regular file, or its status cannot be read.
     """
     path = Path(path)
     with suppress(FileNotFoundError):
@@ -105,21 +113,22 @@ def regular(path: str | Path) -> Path:
 
 
 def read_text(path: str | Path) -> str:
-    """Return what a text file in UTF-8 holds, without a byte order mark.
+    """Return the content of a UTF-8 text file, without a byte order mark.
 
     Raises:
-        OSError: it is no regular file, or the system does not give it.
-        UnicodeDecodeError: it is no UTF-8.
+        OSError: ``path`` is not a regular file, or cannot be read.
+        UnicodeDecodeError: the content is not UTF-8.
     """
     return regular(path).read_text(encoding="utf-8-sig")
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
+    """Return the parsed content of a JSON file.
 
     Raises:
-        ValueError: it holds no JSON, or it is no file: from a pipe nothing may ever come.
-        OSError: the system does not give it.
+        ValueError: the content is not JSON or is nested too deeply, or ``path`` is not a file (a pipe could block
+            forever).
+        OSError: the file cannot be read.
     """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no file")
@@ -130,7 +139,7 @@ def read_json(path: Path) -> Any:
 
 
 def free_name(path: Path, label: str) -> Path:
-    """A name beside ``path`` that nothing has yet: ``metrics.damaged-1.jsonl``."""
+    """Return an unused name next to ``path``: ``metrics.damaged-1.jsonl``."""
     number = 1
     while (free := path.with_name(f"{path.stem}.{label}-{number}{path.suffix}")).exists() or free.is_symlink():
         number += 1
@@ -138,41 +147,45 @@ def free_name(path: Path, label: str) -> Path:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Clear what a crash left half-written."""
+    """Delete temporary files and folders that a crash left in ``folder``."""
     for leftover in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def is_draft(path: Path) -> bool:
-    """Whether it is a file that was being written: of one whose writer was killed nobody has anything."""
+    """Return True for a temporary file of an interrupted write."""
     return DRAFT.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
 
 
 def remove_drafts(folder: Path) -> None:
-    """Clear files that were being written. Nobody may be at work there."""
+    """Delete temporary files of interrupted writes; no process may be writing in ``folder``."""
     for path in folder.glob(f"{UNFINISHED}*"):
         if is_draft(path):
             path.unlink()
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Clear drafts of folders whose makers were killed; what somebody still fills stays, and so does a draft beside
-    what was to give way to it. What has given way goes.
+    """Delete temporary folders from killed writers.
+
+    A folder that another process still fills stays, and so does a temporary folder next to the old folder that it was
+    about to replace. An old folder is deleted once its replacement is in place.
     """
     for draft in folder.glob(f"{UNFINISHED}*"):
         if draft.is_symlink() or not draft.is_dir():
             continue
         if draft.name.endswith(BEFORE):
-            if not draft.with_name(draft.name.removesuffix(BEFORE)).exists():  # which has taken its place
+            if not draft.with_name(draft.name.removesuffix(BEFORE)).exists():  # the replacement is in place
                 shutil.rmtree(draft, ignore_errors=True)
             continue
         if not draft.with_name(f"{draft.name}{BEFORE}").exists():
-            with suppress(OSError), _opened(draft) as descriptor:  # it is held, or its maker has just moved it
+            # the folder is locked, or its writer has just renamed it
+            with suppress(OSError), _opened(draft) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(draft)
 
 
 def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk (fsync)."""
     with _opened(folder) as descriptor:
         os.fsync(descriptor)
 

@@ -1,14 +1,15 @@
-"""Betting against a bounded mean: capital that hardly ever grows large unless the mean is larger than was said.
+"""Anytime-valid tests and confidence sequences for the mean of bounded observations, by betting.
 
-Observations are in [0, 1]. For ``H: E[X_t | past] ≤ m`` and a bet ``b`` in [0, 1) that is laid down before anything is
-seen, ``K_t(b) = Π_{i≤t} (1 + b (X_i / m − 1))`` is never negative and, under H, a supermartingale that begins at 1. So
-is the average over several bets, and by Ville's inequality ``P(sup_t K_t ≥ 1/α) ≤ α``: one may look after every
-observation. (Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS-B 86, 2024: the
-capital process with λ = b / m, and a grid of constant bets that is averaged over, their grid Kelly.) Their grid is
-even; ours is geometric, so that small effects find a bet too: any grid that is fixed beforehand keeps the inequality.
+Observations are in [0, 1]. Take ``H: E[X_t | past] ≤ m`` and a bet ``b`` in [0, 1) that is fixed before any
+observation. The capital ``K_t(b) = Π_{i≤t} (1 + b (X_i / m − 1))`` is never negative and, under H, a supermartingale
+that begins at 1. The average over several bets is one too. By Ville's inequality ``P(sup_t K_t ≥ 1/α) ≤ α``, so the
+test may be evaluated after every observation. (Waudby-Smith and Ramdas, "Estimating means of bounded random variables
+by betting", JRSS-B 86, 2024: the capital process with λ = b / m, and a grid of constant bets that is averaged over,
+their grid Kelly.) Their grid is even. Ours is geometric, so that some bet suits small effects. Any grid that is fixed
+beforehand keeps the inequality.
 
-What is known of a mean is what no capital was won against: all ``m`` with ``sup K_t(m) < 1/α`` make a one-sided
-confidence sequence of level ``1 − α``, for ``K_t(m)`` falls as ``m`` rises.
+All ``m`` with ``sup K_t(m) < 1/α`` form a one-sided confidence sequence of level ``1 − α``, because ``K_t(m)`` falls as
+``m`` rises.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-BETS: Floats = 0.95 * 2.0 ** (-np.arange(20) / 2)  # [G]: of what is at hand, how much is laid on each observation
-MEANS: Floats = np.linspace(0.0025, 0.9975, 399)  # [M]: means that are bet against for a confidence sequence
+BETS: Floats = 0.95 * 2.0 ** (-np.arange(20) / 2)  # [G]: fraction of the capital staked on each observation
+MEANS: Floats = np.linspace(0.0025, 0.9975, 399)  # [M]: means tested for a confidence sequence
 
 
 def log_factors(x: Floats | float, means: Floats | float) -> Floats:
-    """By how much an observation multiplies what each bet has: ``log(1 + b (x / m − 1))``.
+    """Return the log growth factor for each bet's capital: ``log(1 + b (x / m − 1))``.
 
     Args:
-        x: in [0, 1], [...].
-        means: in (0, 1), [...]; the two are broadcast.
+        x: observations in [0, 1], [...].
+        means: tested means in (0, 1), [...]; broadcast against ``x``.
 
     Returns:
         [..., G].
@@ -38,10 +39,10 @@ def log_factors(x: Floats | float, means: Floats | float) -> Floats:
 
 
 def log_capital(logs: Floats) -> Floats:
-    """The logarithm of the average capital of all bets.
+    """Return the logarithm of the mean capital over all bets.
 
     Args:
-        logs: of each bet's capital, [..., G].
+        logs: log capital of each bet, [..., G].
 
     Returns:
         [...].
@@ -52,9 +53,12 @@ def log_capital(logs: Floats) -> Floats:
 
 
 def p_value(log_most: float) -> float:
-    """The anytime-valid p-value of the largest capital so far: ``min(1, 1 / sup K)``.
+    """Return the anytime-valid p-value for the largest capital so far: ``min(1, 1 / sup K)``.
 
     >>> p_value(0.0), round(p_value(np.log(20.0)), 6)
     (1.0, 0.05)
+
+    Args:
+        log_most: logarithm of the largest capital so far.
     """
     return float(min(1.0, np.exp(-log_most)))

@@ -1,4 +1,4 @@
-"""What an agent asked a helper in the middle of a turn, and where the answer stands in it."""
+"""Helper calls inside an agent's turn: question, reply and position in the text."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Consultation:
-    """One question to a helper. Its answer stands in the agent's own turn, as if the agent went on with it.
+    """One call to a helper in the middle of a turn.
+
+    The reply becomes part of the agent's own turn, as if the agent had written it.
 
     >>> Consultation("verify", "3 + 4 = 8?", "<reply>no</reply>", place=36).reply
     '<reply>no</reply>'
 
     Args:
-        kind: of helper.
-        question: as the agent wrote it.
-        reply: what stands in the turn, with the marks around it.
-        place: characters of what the agent's turn says before it, where no teammate began that.
-        round: the turn of its action: how often the agent had used tools before.
-        tokens: that the helper wrote.
-        seconds: that it took.
-        error: why there is no answer; "" where there is one.
+        kind: kind of helper.
+        question: question as the agent wrote it.
+        reply: text inserted into the turn, including the marks around it.
+        place: position of the reply in the turn's text, in characters, not counting a prefix that a teammate wrote.
+        round: turn of the action: number of earlier tool rounds.
+        tokens: tokens that the helper wrote.
+        seconds: duration of the call.
+        error: reason for a missing answer; "" on success.
     """
 
     kind: str
@@ -35,7 +37,7 @@ class Consultation:
 
 
 def own_words(text: str, consultations: Sequence[Consultation]) -> str:
-    """A turn's text without what helpers wrote in it.
+    """Return a turn's text without the replies of helpers.
 
     >>> own_words("3 + 4 = <reply>7</reply>, so 7", [Consultation("verify", "", "<reply>7</reply>", 8)])
     '3 + 4 = , so 7'

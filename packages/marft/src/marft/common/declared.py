@@ -1,4 +1,4 @@
-"""What an environment declares of a task and its steps beside rewards: the truth that some metrics need."""
+"""Ground truth about a task and its steps, declared by the environment for metrics that need more than rewards."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What is known of one environment step; None is what nobody has said, and what no metric then guesses.
+    """Ground truth about one environment step; None means unknown, and metrics never guess.
 
-    The fields are keys of ``Step.info``. All but ``progress``, ``measures`` and ``hidden`` may stand in ``Task.data``
-    too, where they hold for every step whose ``info`` does not say otherwise.
+    The fields are keys of ``Step.info``. All fields except ``progress``, ``measures`` and ``hidden`` may also be keys
+    of ``Task.data``. There they apply to every step whose ``info`` does not override them.
 
     >>> Declared(progress=0.5, right_tools=("search",), allowed_tools={"planner": (), "coder": ("search", "edit")})
     Declared(progress=0.5, right_tools=('search',), allowed_tools={...}, ...)
     """
 
-    progress: float | None = None  # share of the task's goal that is reached after the step, from 0 to 1
-    right_tools: tuple[str, ...] | None = None  # tools that it is right to call in the step; () where none is
-    allowed_tools: Mapping[str, tuple[str, ...]] | None = None  # by role, the tools that it may call in the step
-    fewest_steps: int | None = None  # environment steps in which the task can be solved, at least 1
-    measures: Mapping[str, float] = field(default_factory=dict)  # what else the episode has come to so far, by name
-    hidden: Mapping[str, str] = field(default_factory=dict)  # by role, what it alone knew when it spoke in the step
+    progress: float | None = None  # fraction of the task's goal reached after the step, 0 to 1
+    right_tools: tuple[str, ...] | None = None  # tools that are correct to call in the step; () if no tool is
+    allowed_tools: Mapping[str, tuple[str, ...]] | None = None  # tools that each role may call in the step, by role
+    fewest_steps: int | None = None  # minimum number of environment steps that solves the task, at least 1
+    measures: Mapping[str, float] = field(default_factory=dict)  # other measurements of the episode so far, by name
+    # private information that each role had when it acted in the step, by role
+    hidden: Mapping[str, str] = field(default_factory=dict)

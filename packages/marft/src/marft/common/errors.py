@@ -1,4 +1,4 @@
-"""Errors that are nobody's invariant and nobody's typing mistake."""
+"""Errors with a cause outside MARFT: failed runs, episodes and rows."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from typing import Literal
 
 
 class RunError(RuntimeError):
-    """A run cannot go on, for a reason outside MARFT: the message says which and what to do."""
+    """Error that ends a run for a reason outside MARFT; the message states the cause and the remedy."""
 
 
 class EpisodeFailedError(Exception):
-    """An episode that cannot be scored, with its status and a reason for people."""
+    """Episode without a score.
+
+    Args:
+        status: ``"failed"`` or ``"timed_out"``; any other value counts as ``"failed"``.
+        reason: human-readable cause.
+    """
 
     def __init__(self, status: Literal["failed", "timed_out"], reason: str) -> None:
         super().__init__(reason)
         self.status: Literal["failed", "timed_out"] = (
             "timed_out" if status == "timed_out" else "failed"
-        )  # whoever raises it
+        )  # callers may pass other values
         self.reason = reason
 
 
 class RowFailedError(EpisodeFailedError):
-    """A row that could not be sampled for a reason of its own; the engine goes on with all others.
+    """Row without a sample; the engine continues with the remaining rows.
 
     Args:
-        form: whether the text could not be held to the form that was asked for.
+        reason: human-readable cause.
+        form: the text could not satisfy the requested grammar.
     """
 
     def __init__(self, reason: str, form: bool = False) -> None:

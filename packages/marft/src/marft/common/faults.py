@@ -1,4 +1,4 @@
-"""Where something went wrong: the file and line in whose code, and which part of the run that was."""
+"""Source location and origin of an error: file, line, and user code or MARFT."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def place_of(error: BaseException) -> str:
-    """``rewards.py:12``: the innermost line in the user's own code; "" where nothing but MARFT was running.
+    """Return the innermost line in the user's own code, as ``rewards.py:12``.
 
-    Where that is an installed package, it is the line that MARFT called.
+    If the error comes from an installed package, return the line of that package that MARFT called. Return "" if only
+    MARFT was running.
     """
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
         return f"{Path(error.filename).name}:{error.lineno}"
@@ -28,18 +29,22 @@ def place_of(error: BaseException) -> str:
     own = [frame for frame in frames if not _is_others(frame.filename)]
     chosen = own[-1] if own else called[0] if called else None
     if chosen is None and isinstance(error.__cause__, StopIteration) and error.__cause__ is not error:
-        return place_of(error.__cause__)  # which no coroutine can raise: it comes as what it caused
+        # a coroutine cannot raise StopIteration: the RuntimeError that replaces it has it as its cause
+        return place_of(error.__cause__)
     return f"{Path(chosen.filename).name}:{chosen.lineno}" if chosen else ""
 
 
 def described(error: BaseException) -> str:
-    """``KeyError: 'text' (rewards.py:12)``: what was raised, and where."""
+    """Return an error with its location: ``KeyError: 'text' (rewards.py:12)``."""
     place = place_of(error)
     return raised(error) + (f" ({place})" if place else "")
 
 
 def deliberate(error: BaseException) -> bool:
-    """Whether it comes from a ``raise`` of MARFT's own, and not from something that MARFT called."""
+    """Return True if a ``raise`` statement in MARFT's own code raised the error.
+
+    The result is False if a call made by MARFT raised it. An error without a traceback counts as deliberate.
+    """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -55,7 +60,10 @@ def _installed(filename: str) -> bool:
 
 
 def defined(function: object) -> str:
-    """Where a function, a method or a class is written, ``environment.py:12``, as far as it says so."""
+    """Return the source location of a function, method or class: ``environment.py:12``.
+
+    A class has no line number. If the file is unknown, return the class name.
+    """
     code = getattr(function, "__code__", None)
     if code is not None:
         return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
@@ -65,6 +73,6 @@ def defined(function: object) -> str:
 
 
 def _is_others(filename: str) -> bool:
-    """Return whether a file is installed, of the standard library, or of MARFT: not the user's own."""
+    """Return True for files outside the user's own code: installed packages, the standard library and MARFT."""
     path = Path(filename)
     return _installed(filename) or is_our_file(path) or any(path.is_relative_to(folder) for folder in STANDARD)

@@ -1,4 +1,4 @@
-"""Names that a package offers and imports when they are first used."""
+"""Lazy package exports: each name is imported on first use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 def lazy_names(
     package: str, places: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package.
+    """Return ``__getattr__`` and ``__dir__`` for a package with lazy exports.
+
+    The returned ``__getattr__`` raises AttributeError for an unknown name.
 
     Args:
-        places: the names that each module brings.
+        package: full name of the package.
+        places: exported names by module.
     """
     homes = {name: module for module, names in places.items() for name in names}
 

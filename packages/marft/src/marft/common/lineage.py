@@ -1,6 +1,6 @@
-"""Where agents' instructions come from: every version that was tried, who made it of what, and what it was worth.
+"""History of the agents' prompt versions: text, origin and measured quality.
 
-Version 0 of an agent is the recipe's. A lineage only grows; of each agent one version is current.
+Version 0 of an agent comes from the recipe. A lineage only grows, and each agent has one current version.
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-STRICT = ConfigDict(extra="forbid")  # of what is read: no keys that nobody knows
+STRICT = ConfigDict(extra="forbid")  # reject unknown keys in stored files
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a version was worth on held-out tasks when it was tried: the share solved, and what it gained over the
-    current version on the same tasks under the same seeds, each with the ends of its 95 % interval."""
+    """Quality of a prompt version on held-out tasks, with 95 % intervals.
+
+    Args:
+        tasks: number of tasks.
+        success: fraction of tasks solved.
+        low: lower end of the interval of ``success``.
+        high: upper end of the interval of ``success``.
+        gain: difference in success to the current version, on the same tasks with the same seeds.
+        gain_low: lower end of the interval of ``gain``.
+        gain_high: upper end of the interval of ``gain``.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -32,18 +41,21 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One text that an agent was told, or was to be.
+    """Version of an agent's instructions.
 
     >>> Version("actor", 1, "Add up.", parents=(0,), how="mutation", by="edits", step=20).name
     'actor v1'
 
     Args:
-        parents: versions of the same agent that it was made of.
-        how: it was made: ``"recipe"``, ``"mutation"``, ``"crossover"``, ``"gradient"``, or a proposer's own word.
-        by: the proposer, and the policy that it asked with the version of its weights: ``"gradient: critic@40"``.
-        step: training steps that were done.
-        accepted: whether it became the current one.
-        worth: None of the recipe's own, which was not tried against any.
+        role: role of the agent.
+        number: version number, counted from 0.
+        instructions: text of the version.
+        parents: earlier versions of the same agent that this version derives from.
+        how: method: ``"recipe"``, ``"mutation"``, ``"crossover"``, ``"gradient"``, or a name chosen by the proposer.
+        by: proposer, with the policy that it prompted and the version of that policy: ``"gradient: critic@40"``.
+        step: number of training steps done before.
+        accepted: the version became the current one.
+        worth: measured quality; None for the recipe's version, which was not compared with another.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -60,16 +72,19 @@ class Version:
 
     @property
     def name(self) -> str:
+        """Display name: role and version number."""
         return f"{self.role} v{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """All versions in the order in which they were tried, the current one of each agent, and what it all took.
+    """All prompt versions in order of trial, the current version per agent, and the total cost.
 
     Args:
-        rounds: that are over.
-        tokens: that candidates' episodes and proposers have taken, those of prompts included.
+        versions: all versions, in order of trial.
+        current: number of the current version, by role.
+        rounds: number of finished rounds.
+        tokens: tokens used by candidates' episodes and by proposers, prompt tokens included.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -81,46 +96,56 @@ class Lineage:
 
     @staticmethod
     def begun(instructions: Mapping[str, str]) -> Lineage:
-        """The lineage of a recipe.
+        """Return the initial lineage for a recipe.
 
         Args:
-            instructions: by the roles whose instructions may change.
+            instructions: recipe text by role, for each role with learned instructions.
         """
         first = tuple(Version(role, 0, text) for role, text in instructions.items())
         return Lineage(first, dict.fromkeys(instructions, 0))
 
     def of(self, role: str) -> tuple[Version, ...]:
-        """An agent's versions, oldest first."""
+        """Return an agent's versions, oldest first."""
         return tuple(version for version in self.versions if version.role == role)
 
     def now(self, role: str) -> Version:
-        """An agent's current version."""
+        """Return an agent's current version."""
         return next(v for v in self.versions if v.role == role and v.number == self.current[role])
 
     def told(self) -> tuple[Version, ...]:
-        """What agents are told now."""
+        """Return the current version for each agent."""
         return tuple(map(self.now, self.current))
 
     def ancestry(self, role: str) -> tuple[Version, ...]:
-        """The current version of an agent and what it came from by first parents, oldest first."""
+        """Return an agent's current version and its ancestors by first parents, oldest first."""
         by_number, found = {version.number: version for version in self.of(role)}, [self.now(role)]
         while found[-1].parents:
             found.append(by_number[found[-1].parents[0]])
         return tuple(reversed(found))
 
     def tried(self, versions: Sequence[Version]) -> Lineage:
-        """The lineage after versions were tried, of which those that are accepted are current from now on, the last of
-        an agent for good."""
+        """Return the lineage extended by newly tried versions.
+
+        Accepted versions become current. If several versions of an agent are accepted, the last one is current.
+        """
         current = {**self.current, **{version.role: version.number for version in versions if version.accepted}}
         return replace(self, versions=(*self.versions, *versions), current=current)
 
     def back_to(self, before: Lineage | None) -> Lineage:
-        """The lineage of a run that has gone back to where ``before`` was its own, None where nothing had been tried:
-        what was tried since is known, and what was current then is again."""
+        """Return the lineage after a rollback to an earlier state.
+
+        Versions tried since then stay in the history, and the earlier versions become current again.
+
+        Args:
+            before: lineage at that time; None if no version had been tried.
+        """
         return replace(self, current=before.current if before else dict.fromkeys(self.current, 0))
 
     def problems(self) -> list[str]:
-        """What is wrong with it: numbers that are not in order, parents that come later, a current one that is none."""
+        """Return descriptions for all inconsistencies.
+
+        Checks: version numbers are in order, parents precede their children, and each current version exists.
+        """
         found, counts = list[str](), dict[str, int]()
         for version in self.versions:
             expected = counts.get(version.role, 0)

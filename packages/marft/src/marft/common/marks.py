@@ -1,7 +1,7 @@
-"""What is known of an action's tokens beside their ids: where each came from, and what else it could have been.
+"""Per-token data in addition to ids: the source of each token, and the alternatives under a grammar.
 
-Where a grammar says what a text must be, the policy is the one over the tokens that it allows for at each place. Which
-those were is kept beside the tokens, so that whoever learns renormalises over the same ones.
+With a grammar, the policy is a distribution over the tokens that the grammar allows at each position. The masks of
+allowed tokens are stored with the action, so that the learner renormalizes over the same tokens.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy.typing as npt
 
 
 class Mark(IntEnum):
-    """Where a token of an action came from; only sampled tokens have log-probs and are trained."""
+    """Source of a token in an action; only sampled tokens have log-probs and are trained."""
 
     SAMPLED = 0
     TOOL = 1
     TEAMMATE = 2
-    FORCED = 3  # the agent's own, at a place where a grammar allowed for no other
+    FORCED = 3  # the agent's own token, at a position where the grammar allowed no other
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a text must be: JSON of a schema, or what a regular expression or a grammar in Lark's format describes.
+    """Format constraint on a text: JSON schema, regular expression, or grammar in Lark's format.
 
     >>> Grammar("regex", "yes|no").kind
     'regex'
@@ -38,17 +38,18 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """The tokens that a grammar allowed for, at each place where it allowed for some alone.
+    """Allowed tokens at each position where a grammar restricted the choice.
 
-    A mask is packed: token v is bit ``v % 8``, counted from the lowest, of byte ``v // 8``; tokens beyond its end are
-    not allowed. Equal masks are kept once.
+    A mask is packed: token v is bit ``v % 8``, counted from the lowest, of byte ``v // 8``. Tokens beyond the end of a
+    mask are not allowed. Equal masks are stored once.
 
     >>> Masks.of([4, 5, 9], [b"\\x06", b"\\x81", b"\\x06"]).which.tolist()
     [0, 1, 0]
 
     Args:
-        at: places in an action's tokens, ascending.
-        which: of each of them, its mask's in ``table``.
+        at: positions in an action's tokens, ascending, [M].
+        which: index into ``table`` for each position, [M].
+        table: distinct packed masks.
     """
 
     at: npt.NDArray[np.int32]  # [M]
@@ -57,26 +58,29 @@ class Masks:
 
     @staticmethod
     def of(at: Sequence[int], masks: Sequence[bytes]) -> Masks:
-        """The mask of each place."""
+        """Build the table from one mask per position."""
         table = {mask: number for number, mask in enumerate(dict.fromkeys(masks))}
         which = [table[mask] for mask in masks]
         return Masks(np.array(at, np.int32), np.array(which, np.int32), tuple(table))
 
     @staticmethod
     def joined(parts: Sequence[tuple[int, Masks]]) -> Masks | None:
-        """Those of texts one after the other; None where there are none.
+        """Concatenate masks from consecutive texts; return None without masked positions.
 
         Args:
-            parts: where each text begins, and its masks.
+            parts: start of each text in tokens, and its masks.
         """
         at = [start + place for start, masks in parts for place in masks.at.tolist()]
         return Masks.of(at, [masks.table[number] for _, masks in parts for number in masks.which]) if at else None
 
     def rows(self, size: int) -> npt.NDArray[np.int32]:
-        """Of each token of an action of ``size`` the mask in ``table``, -1 where there is none, [T].
+        """Return the index into ``table`` for each token, -1 for unmasked tokens, [T].
 
         >>> Masks.of([1], [b"\\x06"]).rows(3).tolist()
         [-1, 0, -1]
+
+        Args:
+            size: number of tokens in the action, T.
         """
         found = np.full(size, -1, np.int32)
         found[self.at] = self.which
@@ -84,7 +88,7 @@ class Masks:
 
 
 def only(token: int) -> bytes:
-    """The mask that allows for one token.
+    """Return the packed mask for a single token.
 
     >>> only(9)
     b'\\x00\\x02'
@@ -93,7 +97,7 @@ def only(token: int) -> bytes:
 
 
 def allows(mask: bytes, token: int) -> bool:
-    """Whether a mask allows for a token.
+    """Return True if a mask allows a token.
 
     >>> [allows(b"\x06", token) for token in (0, 1, 2, 99)]
     [False, True, True, False]
@@ -102,7 +106,7 @@ def allows(mask: bytes, token: int) -> bool:
 
 
 def allows_one(mask: bytes) -> bool:
-    """Whether a mask allows for no more than one token.
+    """Return True if a mask allows exactly one token.
 
     >>> allows_one(only(9)), allows_one(b"\\x06")
     (True, False)

@@ -1,4 +1,4 @@
-"""Whoever watches a run: the terminal, a notebook, nobody."""
+"""Callbacks that observe a run, for example the terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """What training tells whoever watches it. Derive from it and write those methods that you want; the others do
-    nothing.
+    """Base class for callbacks that observe training. Override the methods that you need; the defaults do nothing.
 
-    All of them are called on the thread that trains, which waits for them. What one raises ends the run; what was saved
-    before is whole.
+    All methods are called on the training thread, which waits for them. An exception in a callback ends the run;
+    checkpoints saved before it stay complete.
 
     ::
 
@@ -26,41 +25,46 @@ class Observer:
     """
 
     def began(self, done: int, steps: int) -> None:
-        """Training begins.
+        """Handle the start of training.
 
         Args:
-            done: steps that the run has done before: 0, but for one that goes on.
-            steps: at which it ends.
+            done: steps done before: 0 unless the run resumes.
+            steps: step at which training ends.
         """
 
     def episode(self, episode: Episode) -> None:
-        """An episode was played and scored, or could not be."""
+        """Handle a finished episode, scored or failed."""
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
-        """A step is over.
+        """Handle the end of a training step.
 
         Args:
-            step: counted from 1.
-            metrics: what is written to ``metrics.jsonl`` (docs: metrics).
+            step: step number, counted from 1.
+            metrics: metrics of the step, as written to ``metrics.jsonl`` (docs: metrics).
         """
 
     def guard(self, step: int, name: str, sentence: str) -> None:  # noqa: ARG002
-        """A guard is raised, and was not in the step before. Told before :meth:`step`; without a method of its own it
-        is a note.
+        """Handle a guard that is raised now and was not raised in the step before.
+
+        Called before :meth:`step`. The default passes the sentence to :meth:`note`.
 
         Args:
-            name: of the guard; the step's metrics have ``guards/<name>`` = 1 as long as it stays raised.
-            sentence: what it saw, what that means, and what to change.
+            step: step number, counted from 1.
+            name: name of the guard; the step's metrics have ``guards/<name>`` = 1 as long as it stays raised.
+            sentence: observation, meaning and remedy.
         """
         self.note(f"step {step}: {sentence}")
 
     def note(self, text: str) -> None:
-        """Something that whoever trains should know: a sentence or two."""
+        """Handle a message for the user: a sentence or two."""
 
     def wants_stop(self) -> bool:
-        """Whether to stop now. Asked before the first step and after each one; a run that stops saves a checkpoint."""
+        """Return True to stop training now.
+
+        Called before the first step and after each step. A run that stops saves a checkpoint.
+        """
         return False
 
 
 class Silent(Observer):
-    """Nobody watches."""
+    """Callback that ignores all events."""

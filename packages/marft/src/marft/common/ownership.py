@@ -1,6 +1,6 @@
-"""Whose code something is: that of this project, in whichever of its packages, or somebody else's.
+"""First-party detection: code from MARFT's own packages versus all other code.
 
-Importing this module imports nothing but the standard library.
+This module imports the standard library only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PACKAGES = ("marft", "marft_envs", "marft_serve", "marft_lab")
 
 
 def is_ours(module: str) -> bool:
-    """Return whether a module, by its full name, belongs to this project.
+    """Return True if a module, by its full name, belongs to this project.
 
     >>> [is_ours(module) for module in ("marft.common.types", "marft_lab", "marftish.types", "my_team")]
     [True, True, False, False]
@@ -23,11 +23,11 @@ def is_ours(module: str) -> bool:
 
 @cache
 def our_folders() -> tuple[Path, ...]:
-    """Return the folders of the packages that are installed."""
+    """Return the folders of this project's installed packages."""
     found = [spec for spec in map(find_spec, PACKAGES) if spec]
     return tuple(Path(folder) for spec in found for folder in spec.submodule_search_locations or ())
 
 
 def is_our_file(path: str | Path) -> bool:
-    """Return whether a file lies in one of the packages."""
+    """Return True for files in one of this project's packages."""
     return any(Path(path).is_relative_to(folder) for folder in our_folders())

@@ -1,26 +1,30 @@
-"""How the threads of torch's pool wait for each other on a CPU.
+"""Wait policy for torch's CPU threads.
 
-They meet thousands of times a training step. GNU OpenMP, which torch comes with on Linux, has them spin for
-milliseconds before they sleep. That is fastest on a machine of one's own; on a shared one, a thread that spins takes
-the core from the one that it waits for. ``benchmarks/shared_machine.py`` has the figures.
+The threads of torch's pool synchronize thousands of times a training step. GNU OpenMP, which torch ships with on Linux,
+lets them spin for milliseconds before they sleep. Spinning is fastest on a dedicated machine. On a shared machine, a
+spinning thread takes the core from the thread that it waits for. ``benchmarks/shared_machine.py`` has the figures.
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-SPINS = "1000"  # some microseconds
+SPINS = "1000"  # a few microseconds
 THEIRS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 def wait_briefly(environment: MutableMapping[str, str]) -> None:
-    """Have threads sleep after a short wait, unless somebody has said otherwise. Takes effect where torch has not been
-    imported yet.
+    """Make OpenMP threads sleep after a short spin, unless the environment already sets a wait policy.
+
+    The setting takes effect only before torch is imported.
 
     >>> environment = {}
     >>> wait_briefly(environment)
     >>> environment
     {'GOMP_SPINCOUNT': '1000'}
+
+    Args:
+        environment: environment variables, changed in place.
     """
     if not any(name in environment for name in THEIRS):
         environment["GOMP_SPINCOUNT"] = SPINS

@@ -1,6 +1,6 @@
-"""Names that installed packages register under entry-point groups of MARFT, such as ``marft.environments``.
+"""Names registered by installed packages under MARFT's entry-point groups, such as ``marft.environments``.
 
-Importing this module imports nothing but the standard library: ``marft --help`` reads it.
+This module imports the standard library only, because ``marft --help`` reads it.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
-DISTRIBUTIONS = frozenset({"marft", "marft-envs", "marft-serve", "marft-lab"})  # of this project
+DISTRIBUTIONS = frozenset({"marft", "marft-envs", "marft-serve", "marft-lab"})  # distributions of this project
 
 
 def registered(kind: str) -> Mapping[str, EntryPoint]:
-    """Return what installed packages register under ``marft.<kind>``, by name. MARFT's own take precedence."""
+    """Return the entry points under ``marft.<kind>``, by name. MARFT's own entry points take precedence."""
     return _by_name(f"marft.{kind}", tuple(sys.path))
 
 
 def bundled_parts(kind: str) -> list[str]:
-    """Return the names that MARFT itself registers for ``kind``."""
+    """Return the names registered by MARFT itself for ``kind``."""
     return sorted(name for name, point in registered(kind).items() if _is_ours(point))
 
 
 @lru_cache(maxsize=256)
 def _by_name(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:  # noqa: ARG001
-    """Return the entry points of a group on the module search ``path``."""
+    """Return a group's entry points for the module search ``path``."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         if point.name not in found or _is_ours(point):

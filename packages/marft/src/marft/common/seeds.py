@@ -1,5 +1,7 @@
-"""Every random stream of a run is named: its seed is a hash of the run's seed and the name, so that no result
-depends on the order or the timing of anything else, and a resumed run needs no generator state."""
+"""Named random streams: each seed is a hash of the run's seed and a name.
+
+No result depends on the order or timing of other results, and a resumed run needs no saved generator state.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, *words: str | int) -> int:
-    """A 63-bit seed for the stream called ``words``.
+    """Return a 63-bit seed for the stream named ``words``.
 
     >>> derive_seed(0, "adapter", "actor") == derive_seed(0, "adapter", "actor") != derive_seed(0, "adapter", "critic")
     True
@@ -19,5 +21,5 @@ def derive_seed(seed: int, *words: str | int) -> int:
 
 
 def generator(seed: int, *words: str | int) -> np.random.Generator:
-    """A counter-based generator for the stream called ``words``."""
+    """Return a counter-based generator for the stream named ``words``."""
     return np.random.Generator(np.random.Philox(derive_seed(seed, *words)))

@@ -1,7 +1,8 @@
-"""An action's tokens as segments: stretches that were each sampled after a context of their own.
+"""Segments of an action's tokens: each segment was sampled from its own context.
 
-Nearly always there is one, after the prompt. Where a chat template changes what stands in a chat already, nothing can
-be appended to its ids: the chat is rendered anew, and what is sampled then begins another segment of the same action.
+Nearly every action has one segment, which follows the prompt. If a chat template changes earlier parts of a chat,
+nothing can be appended to its ids. The chat is then rendered again, and the next sampled tokens begin a new segment of
+the same action.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restart:
-    """Where an action went on from a chat that was rendered anew, and not from its tokens so far.
+    """Point where an action continued from a newly rendered chat instead of its own tokens.
 
     Args:
-        at: the first token of the action that was sampled after ``context``.
-        turns: how many of the action's turns the context shows, with what tools answered.
+        at: index of the first token that was sampled after ``context``.
+        context: ids of the rendered chat, [C].
+        turns: number of the action's turns in the context, tool replies included.
+        reason: human-readable cause.
 
     >>> Restart(at=5, context=np.array([7, 8, 9], np.int32), turns=1, reason="its chat template drops thoughts").at
     5
@@ -33,7 +36,7 @@ class Restart:
 
 
 class Segment(NamedTuple):
-    """Tokens ``start`` to ``stop`` of an action, which were sampled after ``context``."""
+    """Tokens ``start`` to ``stop`` in an action, sampled after ``context``, [C]."""
 
     context: npt.NDArray[np.int32]  # [C]
     start: int
@@ -41,10 +44,13 @@ class Segment(NamedTuple):
 
 
 def segments_of(prompt: npt.NDArray[np.int32], size: int, restarts: Sequence[Restart]) -> tuple[Segment, ...]:
-    """The segments of an action of ``size`` tokens, one more than restarts.
+    """Return the segments for an action with ``size`` tokens: one more than restarts.
 
     >>> [(s.start, s.stop) for s in segments_of(np.array([1]), 9, [Restart(5, np.array([1]), 1, "")])]
     [(0, 5), (5, 9)]
+
+    Args:
+        prompt: ids before the first segment, [P].
     """
     stops = [*(restart.at for restart in restarts), size]
     begun = [(prompt, 0), *((restart.context, restart.at) for restart in restarts)]

@@ -1,4 +1,4 @@
-"""What of a turn's text is a thought: what a model writes for itself, before what it says."""
+"""Reasoning in a turn's text: the part that a model writes before its message."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 
 BEGINS, ENDS = "<think>", "</think>"
-CHANNELS = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")  # gpt-oss: each of several tokens
-# how families of models mark their thoughts, and templates of ours and others' ask for them
+# gpt-oss: each delimiter has several tokens
+CHANNELS = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")
+# delimiters of reasoning by model family, used in our chat templates and in others
 FAMILIES = (
     (BEGINS, ENDS),  # Qwen, DeepSeek, GLM, SmolLM, Nemotron, Hunyuan, …
     ("<thinking>", "</thinking>"),
@@ -20,19 +21,20 @@ FAMILIES = (
     ("◁think▷", "◁/think▷"),  # Kimi
     CHANNELS,
 )
-MARKS = frozenset(mark for family in FAMILIES if family != CHANNELS for mark in family)  # a model may have as one token
+# delimiters that a model may have as a single token
+MARKS = frozenset(mark for family in FAMILIES if family != CHANNELS for mark in family)
 _MARKS = re.compile("|".join(re.escape(mark) for family in FAMILIES for mark in family), re.IGNORECASE)
 _CLOSING = {begins.casefold(): ends.casefold() for begins, ends in FAMILIES}
 
 
 def family_of(text: str) -> tuple[str, str]:
-    """Return the marks of the thought that a text begins with; ``<think>`` where it begins with none."""
+    """Return the reasoning delimiters at the start of a text, ``<think>`` by default."""
     opens = text.lstrip()
     return next((marks for marks in FAMILIES if opens.startswith(marks[0])), FAMILIES[0])
 
 
 def bare_thought(text: str) -> str:
-    """Return a thought without the marks around it.
+    """Return reasoning without its delimiters.
 
     >>> bare_thought("<think>\\nHm.\\n</think>\\n"), bare_thought("[THINK]Hm.")
     ('Hm.', 'Hm.')
@@ -42,7 +44,7 @@ def bare_thought(text: str) -> str:
 
 
 def may_begin(text: str) -> bool:
-    """Return whether a text is the beginning of a mark that begins a thought, and not yet all of it.
+    """Return True for an incomplete prefix of an opening reasoning delimiter.
 
     >>> may_begin("<thi"), may_begin(""), may_begin("It"), may_begin("<think>")
     (True, True, False, False)
@@ -52,8 +54,10 @@ def may_begin(text: str) -> bool:
 
 
 def outside_thoughts(text: str) -> str:
-    """Return what a text says outside of thoughts. A thought without an end goes on to the end of the text; one
-    without a beginning was begun by the prompt.
+    """Return the parts outside reasoning.
+
+    Reasoning without a closing delimiter extends to the end of the text. Reasoning without an opening delimiter was
+    begun by the prompt.
 
     >>> outside_thoughts("<think>4?</think>It is 5."), outside_thoughts("4? </think>5"), outside_thoughts("<think>4")
     ('It is 5.', '5', '')
@@ -72,9 +76,9 @@ def outside_thoughts(text: str) -> str:
 
 
 def thought(text: str, begun: bool = False) -> int:
-    """How many of a text's first characters are a thought, and the space after it.
+    """Return the length, in characters, of reasoning at the start, including the whitespace after it.
 
-    A thought that has no end is all there is: nothing was said yet.
+    Unfinished reasoning covers the whole text.
 
     >>> text = "<think>\\nHm.\\n</think>\\n\\nIt is 3."
     >>> text[thought(text):]
@@ -83,7 +87,7 @@ def thought(text: str, begun: bool = False) -> int:
     (0, 2, 9, 10)
 
     Args:
-        begun: whether the text goes on from a thought that the prompt begins.
+        begun: the text continues reasoning that the prompt began.
     """
     begins, ends = family_of(text)
     if begun and ends not in text:
@@ -96,11 +100,15 @@ def thought(text: str, begun: bool = False) -> int:
 
 
 def first_thought(text: str, begun: bool) -> int:
-    """How many of a text's first characters are a thought that it begins with, up to the first mark that ends one: what
-    comes after that may hold such marks as it likes, in the arguments of a call.
+    """Return the length of reasoning at the start, up to the first closing delimiter.
+
+    The text after it may contain more delimiters, for example in the arguments of a tool call.
 
     >>> first_thought("<think>Hm.</think>{}", False), first_thought("<think>Hm.", False), first_thought("{}", False)
     (18, 10, 0)
+
+    Args:
+        begun: the text continues reasoning that the prompt began.
     """
     if not (begun or text.lstrip().startswith(BEGINS)):
         return 0
@@ -109,27 +117,28 @@ def first_thought(text: str, begun: bool) -> int:
 
 
 def thinking_after(text: str, begun: bool) -> bool:
-    """Whether a thought goes on where a text ends."""
+    """Return True if a text ends inside reasoning."""
     begins, ends = text.rfind(BEGINS), text.rfind(ENDS)
     return begun if begins == ends else begins > ends
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A mark that counts where it is said, and not in a thought.
+    """Stop string that counts only outside reasoning.
 
     >>> Said("</call>", begun=False).find("<think><call>1</call></think><call>2</call>")
     36
 
     Args:
-        begun: whether texts go on from a thought that the prompt begins.
+        text: the string.
+        begun: texts continue reasoning that the prompt began.
     """
 
     text: str
     begun: bool
 
     def find(self, text: str) -> int:
-        """Where a text says it first; -1 where it does not."""
+        """Return the first position outside reasoning, -1 if absent."""
         at, thinking = 0, self.begun
         while True:
             if thinking:

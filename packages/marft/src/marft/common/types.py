@@ -1,9 +1,9 @@
-"""The types that flow through MARFT, one per hop.
+"""Core data types, one per stage.
 
 ``Task → Observation → Action → JointAction → Step → Episode → Sample``
 
-Everything here is frozen and slotted, and imports no torch. Token ids are recorded once, when an engine samples them,
-and travel unchanged to the learner: no later hop re-tokenises text.
+All types are frozen and slotted, and import no torch. Token ids are recorded once, when an engine samples them, and
+reach the learner unchanged. No later stage tokenizes text again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from marft.common.usage import Usage
 TokenIds = npt.NDArray[np.int32]  # [T]
 LogProbs = npt.NDArray[np.float32]  # [T]
 Finish = Literal["stop", "length"]
-Normalisation = Literal["none", "tokens", "words"]  # Z, which a log-probability of a text is divided by
+Normalisation = Literal["none", "tokens", "words"]  # Z, the divisor of a text's log-probability
 Status = Literal["terminated", "truncated", "paused", "failed", "timed_out"]
 
 
 class Versions(NamedTuple):
-    """The lowest and the highest update of a policy that sampled an action's tokens.
+    """Lowest and highest policy version that sampled an action's tokens.
 
     >>> Versions(3, 4) | Versions(4, 5)
     Versions(lowest=3, highest=5)
@@ -45,8 +45,9 @@ class Versions(NamedTuple):
 
 
 class ActionKey(NamedTuple):
-    """Names one action of one run: the seed of its random stream and the key of its groups. ``stream`` names the pass
-    that sampled it (``"train/12"``): a task that comes again draws other tokens.
+    """Unique key for one action in a run: seed of its random stream and key of its groups.
+
+    ``stream`` names the pass that sampled the action (``"train/12"``), so a repeated task samples different tokens.
 
     >>> ActionKey("train/12", "chain_sum/17", sample=3, step=0, agent="actor", call=0).agent
     'actor'
@@ -62,7 +63,7 @@ class ActionKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem of an environment.
+    """One problem from an environment.
 
     >>> Task("chain_sum/17", "… 23 + 45 - 12 =", data={"answer": "56"}).id
     'chain_sum/17'
@@ -75,7 +76,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What an agent is told of a tool. ``parameters`` is the JSON schema of its arguments.
+    """Tool description for an agent. ``parameters`` is the JSON schema of the arguments.
 
     >>> Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}}).name
     'add'
@@ -88,10 +89,10 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One use of a tool: what the agent asked for, and what it was answered.
+    """One tool call: the agent's request and the reply.
 
-    ``arguments`` is JSON as the agent wrote it. A call that could not be read (then it has no name), or failed, has its
-    ``error`` set, and the ``output`` says why: that is what the agent is shown.
+    ``arguments`` is JSON as the agent wrote it. A call that could not be parsed (it has no name) or that failed has
+    ``error`` set. Its ``output`` is then the reason, and the agent reads it.
 
     >>> ToolCall("add", '{"a": 1, "b": 2}', output="3").output
     '3'
@@ -102,14 +103,17 @@ class ToolCall:
     output: str = ""
     error: bool = False
     seconds: float = 0.0
-    index: int = 0  # among the calls of its episode
-    round: int = 0  # turn of its action that made it
+    index: int = 0  # position among the calls of its episode
+    round: int = 0  # turn of its action, counted from 0
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """An agent's role: the paper's inst^i. ``answers`` marks the agent whose text is the team's answer; ``version`` is
-    that of its instructions in their lineage, where they are learned, and 0 where they are the recipe's."""
+    """An agent's role: the paper's inst^i.
+
+    ``answers`` marks the agent whose text is the team's answer. ``version`` is the version of learned instructions, and
+    0 for the recipe's instructions.
+    """
 
     role: str
     instructions: str = ""
@@ -121,21 +125,21 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an agent samples. ``temperature = 0`` is greedy; ``top_p``, ``top_k`` are off at 1 and 0."""
+    """Sampling parameters. ``temperature = 0`` is greedy; ``top_p`` and ``top_k`` are off at 1 and 0."""
 
     temperature: float = 1.0
     max_new_tokens: int = 512
     top_p: float = 1.0
     top_k: int = 0
-    stop: tuple[str | Said, ...] = ()  # texts that end it, and marks that end it where they stand in no thought
-    grammar: Grammar | None = None  # what a text must be
-    alternatives: int = 0  # how many of the likeliest tokens are told beside each
-    listener: Callable[[int], None] | None = field(default=None, compare=False)  # hears each token once it is sampled
+    stop: tuple[str | Said, ...] = ()  # stop strings, and stop strings that count only outside reasoning
+    grammar: Grammar | None = None  # format constraint on the text
+    alternatives: int = 0  # number of most likely tokens reported for each position
+    listener: Callable[[int], None] | None = field(default=None, compare=False)  # called with each sampled token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A rendered rollout observation (ô_t^i): its ids, how many did not fit, and the chat and tools that it came of."""
+    """Rendered rollout observation (ô_t^i): ids, number of truncated tokens, and source chat and tools."""
 
     ids: TokenIds  # [T]
     truncated_tokens: int = 0
@@ -145,12 +149,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What an engine returns for one prompt.
+    """Engine output for one prompt.
 
-    ``tokens`` holds every sampled id, the end-of-turn token included; ``log_probs[j]`` is that of ``tokens[j]``
-    at the sampling temperature (at temperature 1 for a greedy sample). ``text`` leaves out the end-of-turn token
-    and everything from a stop string on. ``calls`` are the tools it calls, where the engine itself has read them.
-    ``masks`` are those of a grammar, where it allowed for more than one token; where for one alone, that is ``forced``.
+    ``tokens`` holds every sampled id, the end-of-turn token included. ``log_probs[j]`` belongs to ``tokens[j]``, at the
+    sampling temperature (at temperature 1 for a greedy sample). ``text`` excludes the end-of-turn token and everything
+    from a stop string on. ``calls`` are the tool calls, if the engine itself parsed them. ``masks`` are the grammar's
+    masks at positions with more than one allowed token. ``forced`` lists the positions with exactly one.
     """
 
     tokens: TokenIds  # [T]
@@ -161,13 +165,13 @@ class Completion:
     calls: tuple[ToolCall, ...] | None = None
     usage: Usage | None = None
     masks: Masks | None = None
-    forced: tuple[int, ...] = ()  # places
-    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # of each token: ids and log-probs, likeliest first
+    forced: tuple[int, ...] = ()  # positions in ``tokens``
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # for each token: ids and log-probs, most likely first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """Something that may be chosen: its ids, end of turn included, and Z, what its log-probability is divided by."""
+    """One option in a choice: ids, end of turn included, and Z, the divisor of its log-probability."""
 
     tokens: TokenIds  # [T]
     normaliser: float = 1.0
@@ -175,26 +179,31 @@ class Option:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """What an enumerated action was chosen from: ``log π(a) = log softmax over the options of log P(a)/Z_a``."""
+    """Options behind an enumerated action: ``log π(a) = log softmax over the options of log P(a)/Z_a``."""
 
     options: tuple[Option, ...]  # [A]
     chosen: int
     log_probs: LogProbs  # [A]
-    usage: Usage | None = None  # what it took a remote model to choose
+    usage: Usage | None = None  # usage of the remote model that chose
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Action:
-    """One whole generation of one agent (a_t^i), the macro-action of the game.
+    """One complete generation by one agent (a_t^i), the macro-action of the game.
 
-    ``sees`` holds the ids of the actions it was conditioned on: the realised dependency function D. ``state`` is what
-    the critic reads when that is more than the prompt: the same with the step's earlier actions that the agent did not
-    see. ``teammate_log_probs`` are those with which a teammate wrote the tokens that are marked as its own. An agent
-    that calls tools goes on after their answers, whose tokens are marked as theirs; ``text`` is then what it says last,
-    ``intermediate_texts`` what it said before. With a memory, its prompt holds actions of its own (``continues``) and
-    all that they saw: ``restarted`` is why not by the very ids of the last. ``restarts`` are the places from which on
-    its tokens were sampled after another context than what came before. Where nobody knows how likely something was to
-    its author, as what a model behind an endpoint replied, it counts as sure: its log-prob is 0.
+    ``sees`` holds the ids of the actions that it was conditioned on: the realized dependency function D. ``state`` is
+    the critic's input if it differs from the prompt: the prompt plus earlier actions of the step that the agent did not
+    see. ``teammate_log_probs`` are the teammate's log-probs of the tokens that are marked as its own.
+
+    An agent that calls tools continues after their replies, whose tokens are marked as tool tokens. ``text`` is then
+    its last turn, and ``intermediate_texts`` are the turns before.
+
+    With a memory, the prompt holds earlier actions of the agent (``continues``) and everything that they saw.
+    ``restarted`` is the reason why the prompt does not continue the exact ids of the last action. ``restarts`` are the
+    positions from which tokens were sampled after a different context.
+
+    If the author's probability of a text is unknown, as with a model behind an endpoint, the text counts as certain:
+    its log-prob is 0.
 
     >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
@@ -206,115 +215,125 @@ class Action:
 
     key: ActionKey
     policy: str
-    index: int  # order in which the episode asked for it
+    index: int  # position in the order in which the episode requested actions
     sees: tuple[str, ...]
     prompt: TokenIds  # [P]
     tokens: TokenIds  # [T]
-    marks: npt.NDArray[np.uint8]  # [T], a Mark per token
+    marks: npt.NDArray[np.uint8]  # [T], the Mark of each token
     log_probs: LogProbs  # [decisions]
     text: str
     finish: Finish
     versions: Versions = Versions()
     truncated_tokens: int = 0  # tokens of the rollout observation that did not fit
-    started: float = 0.0  # seconds since the episode began
+    started: float = 0.0  # seconds since the start of the episode
     ended: float = 0.0
     state: TokenIds | None = None  # [S]
     teammate_log_probs: LogProbs | None = None  # [number of teammate tokens]
-    response_prefix: int = 0  # characters of the text that a teammate wrote, which the turn begins with
-    thought: int = 0  # first characters of the text that nobody is told: a thought, where the agent's are dropped
-    only_thought: bool = False  # the text is all a thought, which may not have ended: nothing was said
-    message_tokens: tuple[int, ...] = ()  # of each message in ``sees``, as this agent reads it
-    choice: Choice | None = None  # where the action was chosen from a list: then it is one decision, not one a token
+    response_prefix: int = 0  # length of the prefix that a teammate wrote, in characters of the text
+    thought: int = 0  # length of dropped reasoning at the start of the text, in characters; other agents do not see it
+    only_thought: bool = False  # the text is only reasoning, possibly unfinished, and has no message
+    message_tokens: tuple[int, ...] = ()  # tokens of each message in ``sees``, as this agent reads it
+    choice: Choice | None = None  # set if the action was chosen from a list: it is then one decision, not one per token
     calls: tuple[ToolCall, ...] = ()
     intermediate_texts: tuple[str, ...] = ()
     usage: Usage | None = None
-    continues: tuple[str, ...] = ()  # ids of the agent's own actions that its prompt holds, oldest first
+    continues: tuple[str, ...] = ()  # ids of the agent's own actions in its prompt, oldest first
     restarted: str = ""
     restarts: tuple[Restart, ...] = ()
-    masks: Masks | None = None  # what a grammar allowed for, where a token was sampled
-    consultations: tuple[Consultation, ...] = ()  # of helpers, whose replies stand in the text
-    wishes: str = ""  # what a client asked for that is only recorded, such as a seed: JSON
-    profile_version: int = 0  # of the agent's instructions, where they are learned
+    masks: Masks | None = None  # tokens that a grammar allowed at each sampled position
+    consultations: tuple[Consultation, ...] = ()  # helper calls, whose replies are part of the text
+    wishes: str = ""  # client requests that are only recorded, such as a seed: JSON
+    profile_version: int = 0  # version of the agent's instructions, if they are learned
 
     @property
     def id(self) -> str:
-        """The action's name inside its episode: ``step/agent/call``."""
+        """Name inside the episode: ``step/agent/call``."""
         return f"{self.key.step}/{self.key.agent}/{self.key.call}"
 
     @property
     def agent(self) -> str:
+        """Role of the agent."""
         return self.key.agent
 
     @property
     def step(self) -> int:
+        """Environment step, counted from 0."""
         return self.key.step
 
     @property
     def own_text(self) -> str:
-        """The text without what a teammate wrote before it, and helpers in it."""
+        """The last turn's text, without a teammate's prefix and helper replies."""
         return self.own_texts[-1]
 
     @property
     def own_texts(self) -> tuple[str, ...]:
-        """What the agent itself wrote in each of its turns."""
+        """Text written by the agent itself, per turn."""
         texts = (*self.intermediate_texts, self.text[self.response_prefix :])
         asked = self.consultations
         return tuple(own_words(t, [c for c in asked if c.round == n]) for n, t in enumerate(texts)) if asked else texts
 
     @property
     def message(self) -> str:
-        """The text as others are told it: without a thought that is dropped."""
+        """The text shown to other agents: without dropped reasoning."""
         return self.text[self.thought :]
 
     @property
     def sampled(self) -> npt.NDArray[np.bool_]:
-        """Mask of the tokens that the agent itself sampled, [T]."""
+        """Mask for tokens sampled by the agent itself, [T]."""
         return np.equal(self.marks, Mark.SAMPLED)
 
     @property
     def own(self) -> npt.NDArray[np.bool_]:
-        """Mask of the tokens of the agent's own turns: those that it sampled, and those that a grammar forced, [T]."""
+        """Mask for tokens in the agent's own turns, sampled or forced by a grammar, [T]."""
         return np.isin(self.marks, (Mark.SAMPLED, Mark.FORCED))
 
     @property
     def settled(self) -> bool:
-        """Whether a grammar has left nothing to decide: then the last token stands for a decision, with log-prob 0."""
+        """True if the grammar left no decision.
+
+        The last token then counts as one decision, with log-prob 0.
+        """
         return self.decisions == 1 and self.masks is not None and all(map(allows_one, self.masks.table))
 
     @property
     def decisions(self) -> int:
-        """How many decisions the agent made, and has log-probs of: the sampled tokens, or one choice."""
+        """Number of decisions with log-probs: the sampled tokens, or one choice."""
         return 1 if self.choice else int(self.sampled.sum())
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The stretches of its tokens that were each sampled after a context of their own."""
+        """Token segments, each sampled from its own context."""
         return segments_of(self.prompt, len(self.tokens), self.restarts)
 
     @property
     def by_teammate(self) -> npt.NDArray[np.bool_]:
-        """Mask of the tokens that a teammate wrote, [T]."""
+        """Mask for tokens written by a teammate, [T]."""
         return np.equal(self.marks, Mark.TEAMMATE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointAction:
-    """What the team did at one step. ``play`` fills in ``actions``; an organization may choose ``answer``,
-    which otherwise is the last action of the agent whose profile says ``answers``."""
+    """Actions by the team at one step.
+
+    ``play`` fills in ``actions``. An organization may choose ``answer``. By default it is the last action of the agent
+    whose profile has ``answers`` set.
+    """
 
     answer: Action | None = None
     actions: tuple[Action, ...] = ()
 
     def of(self, role: str) -> Action | None:
-        """The last action of one agent; None where it did not act."""
+        """Return the last action by one agent; None if the agent did not act."""
         return next((action for action in reversed(self.actions) if action.agent == role), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the environment returns for a joint action (Gymnasium's habits). ``success`` says whether the task was
-    solved, where the environment can tell: it is what accuracy counts. ``info`` is the environment's own, but for the
-    keys that :class:`marft.common.declared.Declared` names."""
+    """Environment response to a joint action, following Gymnasium.
+
+    ``success`` is True if the task was solved, and None if the environment cannot tell. Accuracy counts ``success``.
+    ``info`` belongs to the environment, except for the keys named in :class:`marft.common.declared.Declared`.
+    """
 
     observation: Observation
     reward: float
@@ -327,29 +346,30 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One environment step of an episode: what was observed, and what the step's joint action earned."""
+    """One environment step in an episode: the observation, and the reward for the step's joint action."""
 
     observation: Observation
     reward: float
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
-    terms: Mapping[str, float] = field(default_factory=dict)  # what composed rewards are made of: by term, term/agent
-    declared: Declared = Declared()  # what the environment knows of the step, and some metrics need
+    terms: Mapping[str, float] = field(default_factory=dict)  # composed reward terms, by term and term/agent
+    declared: Declared = Declared()  # ground truth about the step, for metrics that need it
 
 
 class Fork(NamedTuple):
-    """Where an episode departs from another one: up to there it holds that one's recorded actions."""
+    """Branch point: recorded actions from another episode are replayed up to here."""
 
-    origin: str  # the other episode's name
-    at: str  # id of the action that was sampled anew, and after it everything
+    origin: str  # name of the other episode
+    at: str  # id of the first action that was sampled again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
-    """Every action of one attempt at one task, in the order asked for (τ), with what it earned.
+    """One attempt at a task: all actions in order of request (τ), with the rewards.
 
-    ``failed`` and ``timed_out`` episodes could not be scored: they carry the reason in ``error``, leave the batch
-    and are counted. A truncated one ends in a state worth something: ``bootstrap`` has its ids as each agent that has
-    decided would see it, those of the last step first, in the order asked. A ``paused`` one shows what a step pays.
+    ``failed`` and ``timed_out`` episodes could not be scored. They carry the reason in ``error``, leave the batch and
+    are counted. A ``truncated`` episode ends in a state that still has value. Its ``bootstrap`` holds the ids of that
+    state for each agent that has acted, in the order of requests, starting with the agents of the last step. A
+    ``paused`` episode is a replay that stops after its first new step, to measure the reward of that step.
 
     >>> episode = Episode(Task("t1", "…"), stream="train/0", sample=0, actions=(), status="failed", error="boom")
     >>> episode.scored, episode.total_reward
@@ -364,20 +384,22 @@ class Episode:
     transitions: tuple[Transition, ...] = ()
     success: bool | None = None
     error: str = ""
-    bootstrap: Mapping[str, TokenIds] = field(default_factory=dict)  # by agent, each [S]; empty unless truncated
+    # ids of the final state by agent, each [S]; empty unless truncated
+    bootstrap: Mapping[str, TokenIds] = field(default_factory=dict)
     seconds: float = 0.0
     fork: Fork | None = None
-    began: float = 0.0  # seconds since 1970, by the clock of the machine that played it; 0: not known
-    answer: str = ""  # id of the action that somebody was answered with; "" where nobody has asked the whole team
-    imagined: bool = False  # played in a world model: learned from, and never counted as one that was lived
+    began: float = 0.0  # start in seconds since 1970, by the clock of the machine that played the episode; 0: unknown
+    answer: str = ""  # id of the action that answered a client; "" if no client queried the whole team
+    imagined: bool = False  # played in a world model: used for training, and never counted as a real episode
 
     @property
     def name(self) -> str:
-        """``stream task #sample``: one episode of a run."""
+        """Unique name in a run: ``stream task #sample``."""
         return f"{self.stream} {self.task.id} #{self.sample}"
 
     @property
     def scored(self) -> bool:
+        """True unless the episode failed or timed out."""
         return self.status in ("terminated", "truncated", "paused")
 
     @property
@@ -388,31 +410,36 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One action as the learner sees it: the ids the engine recorded, and a weight of credit for each decision.
+    """One action as learner input: the ids recorded by the engine, and an advantage for each decision.
 
     >>> Sample(action=None, normaliser=3.0, advantages=np.array([0.5])).advantages.tolist()
     [0.5]
     """
 
     action: Action
-    normaliser: float  # Z of eq. 6: 1, the sampled tokens, or the words of the text
+    normaliser: float  # Z of eq. 6: 1, the number of sampled tokens, or the number of words
     advantages: npt.NDArray[np.float64]  # [1] at action level, [sampled tokens] at token level
-    successful: bool = False  # its episode solved the task
-    log_factor: float = 0.0  # joins the ratio: that of policies updated before (A2PO)
+    successful: bool = False  # the episode solved its task
+    log_factor: float = 0.0  # added to the log-ratio: the factor of policies updated before (A2PO)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionCredit:
-    """Credit of one action, with what its update measured. Arrays have one number a decision; None: not measured.
+    """Credit for one action, with measurements from its update.
+
+    Arrays have one number per decision. None means not measured.
 
     >>> credit = ActionCredit(None, None, "t1", np.array([0.5]), None, None, None, None, gradient=None)
     >>> credit.raw.tolist(), credit.advantages
     ([0.5], None)
 
     Args:
-        raw: advantages as credit was assigned; ``advantages`` as the objective was given them, where it was trained.
-        group: the key of the group that it was compared in; "" for none.
-        difference: the learner's log-probs minus the engine's, of the same weights.
+        raw: advantages from credit assignment.
+        advantages: advantages as the objective received them; None if the action was not trained.
+        group: key of the group that the action was compared in; "" for none.
+        values: critic values.
+        entropy: entropy of the policy.
+        difference: the learner's log-probs minus the engine's, for the same weights.
         gradient: Σ |∂loss/∂log π| over its decisions; an agent's share of their sum is its gradient share.
     """
 

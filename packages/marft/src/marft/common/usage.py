@@ -1,4 +1,4 @@
-"""Usage of engines: what an answer of a remote model took, and counts by the name of a metric."""
+"""Usage counts: tokens and cost of remote models, and counters by metric name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from operator import add
 
-RESTARTS = "engine_restarts"  # how often an engine in a process of its own was started again
+RESTARTS = "engine_restarts"  # number of restarts of an engine in its own process
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a remote model's answer took. ``cost`` is in the currency of the recipe's prices.
+    """Tokens, cost and retries for a remote model's reply. ``cost`` is in the currency of the recipe's prices.
 
     >>> Usage(prompt_tokens=120, completion_tokens=30, cost=0.001) + Usage(prompt_tokens=80, retries=1)
     Usage(prompt_tokens=200, completion_tokens=30, cost=0.001, retries=1)
@@ -27,7 +27,7 @@ class Usage:
 
 
 def added(*counts: Mapping[str, float]) -> dict[str, float]:
-    """Return the sums of counts from several places, by name.
+    """Return the sums of several counters, by name.
 
     >>> added({"a": 1.0}, {"a": 2.0, "b": 0.0})
     {'a': 3.0, 'b': 0.0}

@@ -1,8 +1,8 @@
-"""Modules of users, loaded by file: the modules that a recipe names, and those that they import from their own folder.
+"""User modules loaded by file: modules named in a recipe, and their imports from the same folder.
 
-No folder of a recipe, of an export or of the command goes on ``sys.path``. An optional import of a library (``import
-brotli`` in an HTTP client) therefore cannot resolve there: a folder serves the import paths of recipes, and the imports
-of modules that came from it. Modules are compiled from source; bytecode is neither read nor written.
+No folder of a recipe, an export or the command goes on ``sys.path``. An optional import of a library (``import brotli``
+in an HTTP client) therefore cannot resolve there. A folder serves only the import paths of recipes, and the imports of
+modules that were loaded from it. Modules are compiled from source; bytecode is neither read nor written.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 
-PROJECT, SOURCE = "pyproject.toml", "src"  # of a project that keeps its modules apart
-TEAM, FORMAT, CODE = "team.json", "a team of MARFT", "code"  # of an export: its manifest, the folder of its modules
-# Modules of Python that import what their caller names: their imports are those of the caller.
+PROJECT, SOURCE = "pyproject.toml", "src"  # marks of a project with a src layout
+# layout of an export: manifest, its format, and the folder of the modules
+TEAM, FORMAT, CODE = "team.json", "a team of MARFT", "code"
+# Standard library modules that import names given by their caller: such imports count as the caller's.
 BY_NAME = (
     "contextlib", "functools", "importlib", "importlib._bootstrap", "importlib._bootstrap_external", "importlib.util",
     "logging.config", "pkgutil", "pydoc", "runpy", "unittest.mock",
 )  # fmt: skip
 RESOURCES = "importlib.resources"  # a package of such modules
-# Packages of Python that call a function for a caller that is no longer on the stack, or in another process.
+# Standard library packages that call a function whose caller has left the stack, or runs in another process.
 DETACHED = ("asyncio", "concurrent", "multiprocessing", "pickle", "threading")
 
 
 @dataclass(frozen=True)
 class Root:
-    """A place of modules.
+    """Search location for user modules.
 
     Args:
-        folders: where modules are looked for, in this order.
-        digests: of an export: SHA-256 of each file that may be loaded, by path; None: any file may be loaded.
+        folders: folders to search, in this order.
+        digests: for an export: SHA-256 of each file that may be loaded, by path; None: any file may be loaded.
     """
 
     folders: tuple[Path, ...]
     digests: Mapping[str, str] | None = None
 
     def spec(self, name: str) -> ModuleSpec | None:
-        """Return how to load the module of a full name; None if it is not here."""
+        """Return the import spec for a full module name; None if not found."""
         places = [folder.joinpath(*name.split(".")) for folder in self.folders]
         files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
         file = next(filter(self._has, files), None)
@@ -56,7 +57,7 @@ class Root:
             loader = SourceLoader(name, str(file), self)
             spec = spec_from_file_location(name, file, loader=loader, submodule_search_locations=package)
             assert spec is not None
-        elif inside:  # a package without __init__.py
+        elif inside:  # a namespace package
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = inside
         else:
@@ -65,10 +66,10 @@ class Root:
         return spec
 
     def check(self, file: str, data: bytes) -> None:
-        """Compare a source with the digest that its export has of it.
+        """Compare a source file with the digest in its export.
 
         Raises:
-            ImportError: they differ, or the export has none.
+            ImportError: the digests differ, or the export has none for the file.
         """
         if self.digests is not None and self.digests.get(file) != hashlib.sha256(data).hexdigest():
             raise ImportError(f"{file} has changed since its export was checked, and is not run", path=file)
@@ -83,45 +84,47 @@ class Root:
 
 
 class SourceLoader(SourceFileLoader):
-    """Compiles a module of a user from its source."""
+    """Loader that compiles a user module from source."""
 
     def __init__(self, name: str, path: str, root: Root) -> None:
         super().__init__(name, path)
         self.root = root
 
     def get_data(self, path: str) -> bytes:
-        """Read a source, and check the very bytes that are compiled.
+        """Read a source file, and check the exact bytes that will be compiled.
 
         Raises:
-            ImportError: they are not those that were checked before.
+            ImportError: the bytes differ from those that were checked with the export.
         """
         data = super().get_data(path)
         self.root.check(str(path), data)
         return data
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile the source, whatever bytecode lies beside it."""
+        """Compile the source and ignore bytecode next to it."""
         path = self.get_filename(fullname)
         code: CodeType = self.source_to_code(self.get_data(path), path)
         return code
 
 
-_roots: list[Root] = []  # of the recipes that this process has read, the latest first
-_searched: ContextVar[Sequence[Root]] = ContextVar("_searched", default=())  # for the module that is named
+_roots: list[Root] = []  # roots of the recipes read by this process, latest first
+# roots for the module being imported by name
+_searched: ContextVar[Sequence[Root]] = ContextVar("_searched", default=())
 _listeners: list[Callable[[str], None]] = []
 _noted: set[str] = set()
-checked: set[Path] = set()  # exports, and folders of them, whose files were checked in this process
+checked: set[Path] = set()  # exports, and folders of exports, whose files were checked in this process
 
 
 class _Inside(MetaPathFinder):
-    """Finds modules of packages that came from a root. It comes first: other finders read bytecode."""
+    """Finder for submodules inside packages from a root. Comes first, because other finders read bytecode."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None  # noqa: ARG002
     ) -> ModuleSpec | None:  # fmt: skip
-        """
+        """Return the import spec for a submodule; None if its package was not loaded from a root.
+
         Raises:
-            ModuleNotFoundError: an export does not list it.
+            ModuleNotFoundError: the export does not list the module.
         """
         parent = sys.modules.get(fullname.rpartition(".")[0]) if path is not None else None
         root = getattr(getattr(parent, "__spec__", None), "loader_state", None)
@@ -134,16 +137,16 @@ class _Inside(MetaPathFinder):
 
 
 class _Beside(MetaPathFinder):
-    """Finds modules for an import path of a recipe, and for modules that came from a root. It comes last: installed
-    modules win."""
+    """Finder for import paths in recipes, and for imports by modules from a root. Comes last, so installed modules win.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None  # noqa: ARG002
     ) -> ModuleSpec | None:  # fmt: skip
-        """Look where the importing module may look.
+        """Search the roots of the importing module.
 
         Raises:
-            ModuleNotFoundError: the importing module is unknown, and the module may lie beside a recipe.
+            ModuleNotFoundError: the importing module is unknown, and the module may be next to a recipe.
         """
         caller = _caller(sys._getframe(1)) if path is None else None
         roots = _roots_of(caller) if caller is not None else ()
@@ -154,14 +157,14 @@ class _Beside(MetaPathFinder):
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the code that imports something, by whatever function of Python; None if there is none."""
+    """Return the frame with the import, skipping import functions of the standard library; None if not found."""
     while frame is not None and frame.f_code is not import_named.__code__ and _passes_on(frame):
         frame = frame.f_back
     return frame
 
 
 def _passes_on(frame: FrameType) -> bool:
-    """Return whether a frame imports what its caller names."""
+    """Return True if a frame imports a name given by its caller."""
     name = str(frame.f_globals.get("__name__"))
     if _decorated(frame) is not None:
         return False
@@ -169,7 +172,7 @@ def _passes_on(frame: FrameType) -> bool:
 
 
 def _decorated(frame: FrameType) -> FunctionType | None:
-    """Return the function that a decorator of ``unittest.mock`` is about to call in a frame; None: it is another."""
+    """Return the function that a ``unittest.mock`` decorator is about to call in a frame; None for all other frames."""
     if frame.f_globals.get("__name__") != "unittest.mock" or frame.f_code.co_name not in ("patched", "_inner"):
         return None
     function = frame.f_locals.get("func", frame.f_locals.get("f"))
@@ -177,7 +180,7 @@ def _decorated(frame: FrameType) -> FunctionType | None:
 
 
 def _roots_of(caller: FrameType) -> Sequence[Root]:
-    """Return the places in which the code that imports something may find it."""
+    """Return the roots visible to the importing code."""
     if caller.f_code is import_named.__code__:
         return _searched.get()
     function = _decorated(caller)
@@ -186,17 +189,17 @@ def _roots_of(caller: FrameType) -> Sequence[Root]:
 
 
 def _asks_only(frame: FrameType) -> bool:
-    """Return whether ``importlib.util.find_spec`` looks for a module, which is no error if there is none."""
+    """Return True during ``importlib.util.find_spec``, where a missing module is no error."""
     while frame.f_back is not None and frame.f_globals.get("__name__") == "importlib._bootstrap":
         frame = frame.f_back
     return frame.f_globals.get("__name__") == "importlib.util"
 
 
 def _refuse_detached(name: str, caller: FrameType) -> None:
-    """See that a module beside a recipe is not imported for a caller that is unknown.
+    """Reject the import of a module next to a recipe by an unknown caller.
 
     Raises:
-        ModuleNotFoundError: a thread, an event loop or a process that was started imports it.
+        ModuleNotFoundError: the import comes from a thread, an event loop or a child process.
     """
     package = str(caller.f_globals.get("__name__")).partition(".")[0]
     if package not in DETACHED:
@@ -217,43 +220,47 @@ def _refuse_detached(name: str, caller: FrameType) -> None:
 
 
 def add(root: Root) -> None:
-    """Find modules of import paths in a place too, before those of places that were added earlier."""
+    """Register a root for import paths, before all roots registered earlier."""
     _roots[:] = [root, *(known for known in _roots if known.folders != root.folders)]
 
 
 def add_folder(folder: Path) -> None:
-    """Find modules in a recipe's folder, and in a project also in its ``src``. Of an export, only the listed files of
-    its ``code`` folder are found."""
+    """Register a recipe's folder, and for a project also its ``src`` folder.
+
+    In an export, only the files of its ``code`` folder that the manifest lists can be found.
+    """
     if not any(root.digests is not None and folder in root.folders for root in _roots):
         add(_root_at(folder))
 
 
 def of_export(export: Path, folder: Path, digests: Mapping[str, str]) -> Root:
-    """Return where the modules of an export are.
+    """Return the root for an export's modules.
 
     Args:
-        folder: of them.
-        digests: SHA-256 of each file of the export, by its name in it.
+        export: folder of the export.
+        folder: folder of its modules.
+        digests: SHA-256 of each file in the export, by its name in the export.
     """
     return Root((folder,), {str(export / name): one for name, one in digests.items() if name.startswith(f"{CODE}/")})
 
 
 def export_around(folder: Path) -> Path | None:
-    """Return the export that a folder is, or lies in; None if there is none."""
+    """Return the export at or above a folder; None if there is no export."""
     return next(filter(is_export, (folder, *folder.parents)), None)
 
 
 def is_export(folder: Path) -> bool:
-    """Return whether a folder says that it is an export."""
+    """Return True if a folder has the manifest of an export."""
     return _manifest(folder) is not None
 
 
 def refuse_unlisted(folder: Path) -> None:
-    """See that a folder of an export holds what the export lists, before a library loads models or adapters from it.
-    Each folder is checked once in a process; other folders are not looked at.
+    """Verify a folder inside an export before a library loads models or adapters from it.
+
+    Each folder is checked once per process. Folders outside exports are not checked.
 
     Raises:
-        ValueError: a file is not listed, or is not as it was written.
+        ValueError: a file is not listed in the manifest, or has changed.
     """
     folder = folder.resolve()
     export = export_around(folder)
@@ -270,17 +277,20 @@ def refuse_unlisted(folder: Path) -> None:
 
 
 def for_programs(folder: str) -> dict[str, str]:
-    """Return what a program that works in a folder has in its environment: Python writes no bytecode into exports."""
+    """Return environment variables for a program with this working folder: no bytecode in exports."""
     return {"PYTHONDONTWRITEBYTECODE": "1"} if folder and export_around(Path(folder)) else {}
 
 
 def on_note(listener: Callable[[str], None]) -> None:
-    """Call a function with each note from now on: which file an import path runs, what an export does not list."""
+    """Call ``listener`` with each future note, and drop earlier listeners.
+
+    Notes report the file that an import path runs, and files that an export does not list.
+    """
     _listeners[:] = [listener]
 
 
 def note(text: str) -> None:
-    """Pass a note on, once; it is a warning where no command shows notes."""
+    """Pass a note to the listeners, once per text. Without a listener, issue a warning."""
     if text and text not in _noted:
         _noted.add(text)
         for listener in _listeners or (warnings.warn,):
@@ -288,13 +298,13 @@ def note(text: str) -> None:
 
 
 def import_named(module: str, folder: str = "") -> ModuleType:
-    """Import a module that an import path names: an installed one, else one of the working folder, else one of recipes.
+    """Import a module by import path: an installed module, else the working folder's, else one next to a recipe.
 
     Args:
-        folder: of the recipe that names it; "": any.
+        folder: folder of the recipe with the import path; "": any recipe.
 
     Raises:
-        ImportError: it is not there, or cannot be loaded.
+        ImportError: the module is missing or cannot be loaded.
     """
     _install()
     new = module not in sys.modules
@@ -316,7 +326,7 @@ def _install() -> None:
 
 
 def _places(name: str, folder: str) -> Sequence[Root]:
-    """Return where a module is looked for. The working folder has no say in what an export lists."""
+    """Return the roots to search for a module. The working folder never overrides modules listed in an export."""
     known = [root for root in _roots if not folder or Path(folder) in root.folders]
     here = Path.cwd()
     if export_around(here) or any(root.digests is not None and root.spec(name) for root in known):
@@ -344,7 +354,7 @@ def _digests(export: Path) -> dict[str, str]:
 
 
 def _manifest(folder: Path) -> dict[str, object] | None:
-    """Return the manifest of an export; None if a folder is no export."""
+    """Return an export's manifest; None for other folders."""
     try:
         table = json.loads((folder / TEAM).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -353,4 +363,4 @@ def _manifest(folder: Path) -> dict[str, object] | None:
 
 
 _INSIDE, _BESIDE = _Inside(), _Beside()
-_install()  # also in processes that a user's module starts, to say what they do not find
+_install()  # also in child processes of user modules, for the error messages

@@ -1,3 +1,3 @@
-"""Version of MARFT."""
+"""MARFT's version."""
 
 __version__ = "0.1.0"

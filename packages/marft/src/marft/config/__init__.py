@@ -1,4 +1,4 @@
-"""The settings of a run: strict pydantic models, read once at the edge. Imports no torch."""
+"""Run settings: strict pydantic models, read once at start. Imports no torch."""
 
 from marft.config.load import load_recipe, parse_recipe, to_toml
 from marft.config.run import RunSettings

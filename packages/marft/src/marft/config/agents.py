@@ -1,4 +1,4 @@
-"""An agent of a recipe: its role, its policy, how it samples, what it may use."""
+"""Agent settings: role, policy, sampling, context and tools."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def _at_home(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class SamplingSettings(Settings):
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # 0 is greedy
-    max_new_tokens: Count = 512  # of one action, all its turns together
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of probability that is sampled from; 1: all
-    top_k: CountOrNone = 0  # tokens that are sampled from; 0: all
-    stop: Strings = ()  # texts that end an action
-    json_schema: Plain = {}  # each of its turns is JSON of this schema; of this key and the next two one at most
-    regex: str = ""  # each of its turns is what this regular expression describes
-    grammar: str = ""  # each of its turns is what this grammar describes, in Lark's format
+    """Sampling parameters and format constraints for one agent."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # sampling temperature; 0: greedy
+    max_new_tokens: Count = 512  # maximum tokens of one action, summed over all its turns
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling: probability mass of the sampled tokens; 1: off
+    top_k: CountOrNone = 0  # number of most likely tokens to sample from; 0: off
+    stop: Strings = ()  # stop strings that end an action
+    json_schema: Plain = {}  # JSON schema that each turn must match; excludes regex and grammar
+    regex: str = ""  # regular expression that each turn must match
+    grammar: str = ""  # grammar that each turn must match, in Lark's format
 
     @field_validator("temperature")
     @classmethod
@@ -56,7 +58,7 @@ class SamplingSettings(Settings):
 
     @property
     def held_to(self) -> Grammar | None:
-        """What its turns must be; None where they may be anything."""
+        """Format constraint on each turn; None if free text."""
         if self.json_schema:
             return Grammar("json", json.dumps(self.json_schema))
         if self.regex:
@@ -64,40 +66,45 @@ class SamplingSettings(Settings):
         return Grammar("lark", self.grammar) if self.grammar else None
 
     def resolve(self) -> Sampling:
+        """Return the sampling parameters for the engine."""
         return Sampling(self.temperature, self.max_new_tokens, self.top_p, self.top_k, self.stop, self.held_to)
 
 
 class ContextSettings(Settings):
-    """What gives way when a rollout observation does not fit the model's context. What is cut is counted."""
+    """Truncation for a rollout observation longer than the model's context. Truncated tokens are counted."""
 
-    # what is cut first; nothing: the episode is dropped
+    # part to truncate first; nothing: drop the episode
     cut: Literal["messages", "observation", "nothing"] = "messages"
-    keep: Literal["start", "end"] = "end"  # the end of a text that stays
+    keep: Literal["start", "end"] = "end"  # part of a truncated text to keep: its start or its end
 
 
 class ToolUseSettings(Settings):
-    """How an agent may use its tools."""
+    """Limits on an agent's tool use."""
 
-    rounds: Few = 8  # how often in one action it may call tools and go on
-    calls: Few = 16  # of tools in one turn, at most
-    timeout_seconds: Positive = 30.0  # for one call
-    output_tokens: Count = 512  # of one answer; more is cut
+    rounds: Few = 8  # maximum tool rounds in one action
+    calls: Few = 16  # maximum tool calls in one turn
+    timeout_seconds: Positive = 30.0  # timeout of one call, in seconds
+    output_tokens: Count = 512  # maximum tokens of one tool reply; the rest is truncated
 
 
 class AgentSettings(Settings):
-    role: Role  # its name, as Python could call it
-    policy: str  # the weights that play it
-    instructions: str = ""  # the system message
-    guidance: str = ""  # at the end of what it sees
-    answers: bool = False  # its text is the team's answer; a single agent always does
+    """One agent in the team."""
+
+    role: Role  # unique name, a valid Python identifier
+    policy: str  # policy that plays the agent
+    instructions: str = ""  # system message
+    guidance: str = ""  # text appended to what the agent sees
+    answers: bool = False  # the agent's text is the team's answer; always true for a single agent
     tools: Names = ()  # names of [tools.…] tables
-    tool_use: ToolUseSettings = ToolUseSettings()  # limits of using tools
+    tool_use: ToolUseSettings = ToolUseSettings()  # limits on tool use
     skills: Annotated[Names, AfterValidator(_at_home)] = ()  # folders with a SKILL.md
-    sampling: SamplingSettings = SamplingSettings()  # how it samples
-    context: ContextSettings = ContextSettings()  # what gives way when its prompt does not fit
-    thinking: Literal["keep", "drop"] = "keep"  # of <think>…</think>: whether others, and it itself later, read it
-    memory: Literal["none", "own"] = "none"  # "own": it is asked with its own earlier conversation of the episode
+    sampling: SamplingSettings = SamplingSettings()  # sampling parameters
+    context: ContextSettings = ContextSettings()  # truncation for prompts longer than the model's context
+    # keep or drop reasoning (<think>…</think>) when other agents, and later the agent itself, read the text
+    thinking: Literal["keep", "drop"] = "keep"
+    memory: Literal["none", "own"] = "none"  # "own": prompts include the agent's earlier conversation in the episode
 
     @property
     def profile(self) -> Profile:
+        """The agent's role with its instructions, without tools."""
         return Profile(self.role, self.instructions, self.guidance, self.answers)

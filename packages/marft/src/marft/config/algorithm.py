@@ -1,4 +1,4 @@
-"""``[algorithm]``: a preset's name and whatever a recipe changes of it."""
+"""``[algorithm]``: preset name and overrides."""
 
 from __future__ import annotations
 
@@ -26,34 +26,37 @@ from marft.config.settings import (
 )
 
 Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
-LearningRate = Annotated[float, Field(ge=1e-12, le=1)]  # with less, weights do not move
+LearningRate = Annotated[float, Field(ge=1e-12, le=1)]  # smaller steps do not change weights
 Limit = Annotated[NotNegative, Felt]
 Epsilon = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
-    """AdamW and its learning-rate schedule. Adapters and optimizer state are float32 whatever the base's dtype."""
+    """AdamW with its learning-rate schedule. Adapters and optimizer state are float32, independent of the base's dtype.
+    """
 
-    learning_rate: LearningRate = 3e-5  # of policies that have none of their own
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how the learning rate goes down
-    warmup_steps: CountOrNone = 0  # training steps in which it rises to its height
-    final_fraction: Fraction = 0.0  # of the learning rate, where linear and cosine end
-    beta1: Beta = 0.9  # decay of the mean gradient
-    beta2: Beta = 0.999  # decay of the mean squared gradient
-    epsilon: Epsilon = 1e-8  # added to the root of the mean square
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0  # pull towards 0, times the learning rate
-    max_gradient_norm: Annotated[Positive, Felt] = 1.0  # of each policy; longer gradients are shortened to it
+    learning_rate: LearningRate = 3e-5  # default learning rate of policies
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # decay of the learning rate
+    warmup_steps: CountOrNone = 0  # training steps of linear warm-up
+    final_fraction: Fraction = 0.0  # final learning rate of linear and cosine decay, as a fraction of the learning rate
+    beta1: Beta = 0.9  # decay of the first moment
+    beta2: Beta = 0.999  # decay of the second moment
+    epsilon: Epsilon = 1e-8  # term added to the root of the second moment
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0  # decoupled weight decay, multiplied by the learning rate
+    max_gradient_norm: Annotated[Positive, Felt] = 1.0  # gradient clipping: maximum norm per policy
 
 
 class RewardSettings(Settings):
-    """What the rewards become before credit is assigned: ``team`` · team reward + ``own`` · the agent's own."""
+    """Reward composition before credit assignment: ``team`` · team reward + ``own`` · the agent's own reward."""
 
     team: Weight = 1.0  # weight of the team's reward
-    own: Weight = 1.0  # weight of the agent's own
-    shaping: Literal["none", "margin", "quality"] = "none"  # of agents' own rewards, against their earlier ones
-    shaping_weight: Weight = 0.5  # of what shaping adds
-    overlong_buffer: CountOrNone = 0  # tokens before max_new_tokens that cost up to 1; 0 is off
+    own: Weight = 1.0  # weight of the agent's own reward
+    # shaping of agents' own rewards, relative to earlier rewards in the trajectory
+    shaping: Literal["none", "margin", "quality"] = "none"
+    shaping_weight: Weight = 0.5  # weight of the shaping term
+    # length of the zone before max_new_tokens with a length penalty of up to 1, in tokens; 0: off
+    overlong_buffer: CountOrNone = 0
 
     @model_validator(mode="after")
     def _check_weights(self) -> RewardSettings:
@@ -65,16 +68,17 @@ class RewardSettings(Settings):
 
 
 class KLSettings(Settings):
-    """KL to the untuned base (adapters off), in the loss or taken off the reward of each decision.
+    """KL to the untuned base (adapters off), in the loss or subtracted from each decision's reward.
 
-    k1 = −d, k2 = d²/2, k3 = e^d − 1 − d (Schulman 2020) with d = log π_base − log π, clamped to ±20. In the loss k1 has
-    no gradient in expectation, so it belongs to the reward. k2 has the gradient of KL(π ‖ base) on-policy,
-    ``k3-corrected`` (k3 weighed with the new/old ratio) off-policy too; k3 as GRPO has it has that of KL(base ‖ π).
+    k1 = −d, k2 = d²/2, k3 = e^d − 1 − d (Schulman 2020) with d = log π_base − log π, clamped to ±20. In the loss, k1
+    has no gradient in expectation, so it is allowed only in the reward. k2 has the gradient of KL(π ‖ base) on-policy.
+    ``k3-corrected`` (k3 weighted by the new/old ratio) has it off-policy too. Plain k3, as in GRPO, has the gradient of
+    KL(base ‖ π).
     """
 
-    coefficient: Weight = 0.0  # weight of the KL; 0 is off
-    place: Literal["loss", "reward"] = "loss"  # in the loss, or off the reward of each decision
-    # how it is estimated; in the reward k1
+    coefficient: Weight = 0.0  # weight of the KL; 0: off
+    place: Literal["loss", "reward"] = "loss"  # add the KL to the loss, or subtract it from the reward of each decision
+    # KL estimator; always k1 in the reward
     estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3-corrected"
 
     @model_validator(mode="before")
@@ -97,17 +101,17 @@ class KLSettings(Settings):
 
 
 class SamplerCorrectionSettings(Settings):
-    """Weighs the loss with π_old/μ, μ what the engine sampled with, where the learner's numbers differ from it.
+    """Importance weights π_old/μ on the loss, for differences between learner and engine. μ is the engine's policy.
 
-    ``level``: each token its own weight, or one for the action: the product, or the geometric mean. The weight is cut
-    at ``cap``; outside ``[low, high]`` it is 0 (IcePop's mask; ``high = 0`` is off).
+    ``level`` sets one weight per token, or one per action: the product of its token ratios, or their geometric mean.
+    The weight is capped at ``cap``. Outside ``[low, high]`` it is 0 (IcePop's mask; ``high = 0`` is off).
     """
 
-    # what gets a weight; none: no correction. Engines apart: token at token level, else geometric
+    # unit of a weight; none: off. Default with separate engine weights: token at token level, else geometric
     level: Literal["none", "token", "action", "geometric"] = "none"
-    cap: Annotated[float, Field(ge=1, le=LARGEST)] = 2.0  # the largest weight
-    low: Ratio = 0.0  # weights below it become 0; needs high
-    high: Ratio = 0.0  # weights above it become 0; 0 is off
+    cap: Annotated[float, Field(ge=1, le=LARGEST)] = 2.0  # maximum weight
+    low: Ratio = 0.0  # mask: smaller weights become 0; requires the upper mask
+    high: Ratio = 0.0  # mask: larger weights become 0; 0: off
 
     @model_validator(mode="after")
     def _check_band(self) -> SamplerCorrectionSettings:
@@ -125,14 +129,14 @@ class SamplerCorrectionSettings(Settings):
 
 
 class TeammateTextSettings(Settings):
-    """Text that somebody else wrote inside an agent's own turn, a teammate or a helper, which the agent did not sample.
-    ``−coefficient · w · A · log π``, the weight w without gradient.
+    """Loss on text in an agent's own turn that a teammate or helper wrote: ``−coefficient · w · A · log π``.
 
-    Averaged over the policy's tokens of that kind. With coefficient 0 such text is read and not trained.
+    The weight w has no gradient. The term is averaged over the policy's tokens of this kind. With coefficient 0 the
+    text is context only and not trained.
     """
 
-    coefficient: Weight = 0.0  # weight of the term; 0 is off
-    weight: TeammateWeightPlugin  # w of each token, from how likely it was to the agent and to its author
+    coefficient: Weight = 0.0  # weight of the term; 0: off
+    weight: TeammateWeightPlugin  # weight w of each token, from its probability under the agent and under its author
 
     @model_validator(mode="before")
     @classmethod
@@ -141,60 +145,62 @@ class TeammateTextSettings(Settings):
 
 
 class CriticSettings(Settings):
-    """V_φ: an MLP head on the frozen base's hidden states (formulas: Huber and value clip have their own widths)."""
+    """V_φ: an MLP head on hidden states of the frozen base (formulas: Huber loss and value clip have separate widths).
+    """
 
-    # independent: what the agent did not see is left out
+    # input of the critic; independent: without actions that the agent did not see; none: no critic
     kind: Literal["centralised", "independent", "none"] = "centralised"
-    body: Literal["frozen", "lora"] = "frozen"  # lora: the base with an adapter of the critic's own
-    heads: Literal["team", "agent"] = "team"  # one value head for all agents of a base, or one for each
-    lora_rank: Annotated[int, Field(ge=1, le=65_536)] = 8  # of body = "lora"
-    lora_learning_rate: LearningRate = 1e-4  # of body = "lora"
-    hidden: Annotated[int, Field(ge=1, le=65_536)] = 64  # width of the head's layers
-    learning_rate: LearningRate = 1e-3  # of the head
-    epsilon: Epsilon = 1e-8  # of its Adam
-    max_gradient_norm: Annotated[Positive, Felt] = 1.0  # longer gradients are shortened to it
-    loss: Literal["huber", "squared"] = "huber"  # of the values
-    huber_delta: Annotated[Positive, Felt] = 1.0  # error from which the Huber loss is linear
-    value_clip: Limit = 0.2  # how far a value may move; 0 is off
-    normalise_values: bool = False  # targets are taken over their running mean and deviation (MAPPO)
-    value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # of those statistics, a batch
-    coefficient: Annotated[float, Field(gt=0, le=100)] = 1.0  # weight of the loss
-    epochs: Few = 1  # over a step's episodes
-    minibatches: Few = 1  # of an epoch
-    warmup_steps: CountOrNone = 0  # steps that fit the critic alone, to Monte-Carlo returns
+    body: Literal["frozen", "lora"] = "frozen"  # lora: the base with a separate adapter for the critic
+    heads: Literal["team", "agent"] = "team"  # one value head for all agents of a base, or one per agent
+    lora_rank: Annotated[int, Field(ge=1, le=65_536)] = 8  # LoRA rank for body = "lora"
+    lora_learning_rate: LearningRate = 1e-4  # learning rate for body = "lora"
+    hidden: Annotated[int, Field(ge=1, le=65_536)] = 64  # width of the head's hidden layers
+    learning_rate: LearningRate = 1e-3  # learning rate of the head
+    epsilon: Epsilon = 1e-8  # epsilon of the head's Adam
+    max_gradient_norm: Annotated[Positive, Felt] = 1.0  # gradient clipping: maximum norm
+    loss: Literal["huber", "squared"] = "huber"  # value loss
+    huber_delta: Annotated[Positive, Felt] = 1.0  # error above which the Huber loss is linear
+    value_clip: Limit = 0.2  # maximum change of a value; 0: off
+    normalise_values: bool = False  # normalize targets by their running mean and deviation (MAPPO)
+    value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # decay of the running statistics per batch
+    coefficient: Annotated[float, Field(gt=0, le=100)] = 1.0  # weight of the value loss
+    epochs: Few = 1  # epochs over a step's episodes
+    minibatches: Few = 1  # minibatches per epoch
+    warmup_steps: CountOrNone = 0  # training steps that train only the critic, on Monte-Carlo returns
 
 
 class AlgorithmSettings(Settings):
-    """One algorithm: credit + objective + schedule, and how they step."""
+    """One algorithm: credit, objective, update schedule and optimizer."""
 
-    name: str = "marft"  # a preset
-    level: Literal["action", "token"] = "action"  # what one decision is: a whole action, or a token
-    normalisation: Normalisation = "tokens"  # Z that an action's log-probability is divided by
-    aggregation: Aggregation = "auto"  # how terms are averaged; auto: action-mean, or token-mean at token level
-    constant_length: CountOrNone = 0  # tokens, for aggregation = "constant-length"; 0: max_new_tokens
-    denominator: Literal["policy", "pooled"] = "policy"  # terms are counted for each policy, or for all together
-    normalise_advantages: bool = True  # to mean 0 and deviation 1
-    # advantages of a step in which every episode earned the same: as any others (assigned), or 0 (zero)
+    name: str = "marft"  # name of a preset
+    level: Literal["action", "token"] = "action"  # unit of a decision: a whole action, or a token
+    normalisation: Normalisation = "tokens"  # divisor Z of an action's log-probability: none, tokens or words
+    # averaging of loss terms; auto: action-mean at action level, token-mean at token level
+    aggregation: Aggregation = "auto"
+    constant_length: CountOrNone = 0  # divisor of aggregation = "constant-length", in tokens; 0: max_new_tokens
+    denominator: Literal["policy", "pooled"] = "policy"  # count loss terms per policy, or pooled over all policies
+    normalise_advantages: bool = True  # normalize advantages to mean 0 and deviation 1
+    # advantages of a step with equal rewards in all episodes: as assigned, or 0
     equal_rewards: Literal["assigned", "zero"] = "assigned"
-    epochs: Few = 1  # over a step's episodes
-    minibatches: Few = 1  # of an epoch
-    kl_stop: Limit = 0.0  # nats a token, before an update, from which a phase makes no more; 0 is off
-    team_kl: Limit = 0.0  # nats an environment step that all policies together may move in a step; 0 is no limit
-    entropy: Weight = 0.0  # weight of the entropy bonus; 0 is off
-    nll: Weight = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
-    # times that tasks are drawn again for all-equal groups (DAPO)
+    epochs: Few = 1  # epochs over a step's episodes
+    minibatches: Few = 1  # minibatches per epoch
+    kl_stop: Limit = 0.0  # KL before an update that ends the phase, in nats per token; 0: off
+    team_kl: Limit = 0.0  # maximum KL of all policies together in a step, in nats per environment step; 0: no limit
+    entropy: Weight = 0.0  # weight of the entropy bonus; 0: off
+    nll: Weight = 0.0  # weight of the negative log-likelihood of actions in successful episodes (VAPO); 0: off
+    # maximum redraws of tasks for groups with equal rewards (DAPO); 0: off
     dynamic_sampling: Annotated[int, Field(ge=0, le=1000)] = 0
-    reward: RewardSettings = RewardSettings()  # what rewards become before credit
+    reward: RewardSettings = RewardSettings()  # reward composition before credit assignment
     kl: KLSettings = KLSettings()  # KL to the untuned base
-    # weights for what the engine rounds otherwise
+    # importance weights for differences between engine and learner
     sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
-    # learning from what others wrote in an agent's turn
+    # loss on text in an agent's turn by other authors
     teammate_text: TeammateTextSettings = Field(default_factory=lambda: TeammateTextSettings.model_validate({}))
-    credit: CreditPlugin  # what each decision was worth
-    objective: ObjectivePlugin  # the loss of a decision
-    schedule: SchedulePlugin  # which policies step, in which order
-    optimizer: OptimizerSettings = OptimizerSettings()  # of the policies
-    critic: CriticSettings = CriticSettings()  # of credits that read values
+    credit: CreditPlugin  # credit assignment
+    objective: ObjectivePlugin  # loss of a decision
+    schedule: SchedulePlugin  # order of policy updates
+    optimizer: OptimizerSettings = OptimizerSettings()  # optimizer of the policies
+    critic: CriticSettings = CriticSettings()  # critic, for credits that need values
 
     @model_validator(mode="before")
     @classmethod
@@ -231,18 +237,19 @@ class AlgorithmSettings(Settings):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def complete_from(self) -> str:
-        """The mark of a table that was written out whole: the preset that filled it in."""
+        """Marker in a fully expanded table: name of the preset that provided the defaults."""
         return self.name
 
     @property
     def resolved_aggregation(self) -> Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]:
+        """Aggregation with ``auto`` replaced: action-mean at action level, token-mean at token level."""
         if self.aggregation == "auto":
             return "action-mean" if self.level == "action" else "token-mean"
         return self.aggregation
 
 
 def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
-    """Combinations that cannot work, each with its remedy."""
+    """Yield each invalid combination, with a remedy."""
     credit, kind = algorithm.credit, algorithm.critic.kind
     if credit.needs_critic and kind == "none":
         yield (
@@ -281,7 +288,7 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
 
 
 def _incomparable(algorithm: AlgorithmSettings) -> Iterable[str]:
-    """What does not go with comparisons, or with advantages that are weights."""
+    """Yield invalid combinations for pairwise objectives and for credits with absolute weights."""
     credit, objective = algorithm.credit, algorithm.objective
     if objective.reads_pairs and algorithm.teammate_text.coefficient:
         yield (
@@ -320,10 +327,13 @@ def _incomparable(algorithm: AlgorithmSettings) -> Iterable[str]:
 
 
 def under_the_preset_named(table: Mapping[str, object]) -> dict[str, object]:
-    """A table that was written out whole (``complete_from``), as one that says only what it changes of its preset.
+    """Reduce a fully expanded table (``complete_from``) to its changes from the original preset.
 
-    So a preset named over it applies, as it would over the recipe that it was made from. A table that names the preset
-    which filled it in stays whole, whatever has become of that preset since.
+    A different preset name then applies as it would to the original recipe. If the table names the preset that provided
+    its defaults, it stays complete, even if the preset has changed since.
+
+    Raises:
+        ValueError: ``complete_from`` names no preset.
     """
     rest = {key: value for key, value in table.items() if key != "complete_from"}
     before = table.get("complete_from", rest.get("name"))
@@ -336,7 +346,7 @@ def under_the_preset_named(table: Mapping[str, object]) -> dict[str, object]:
 
 
 def _changes(filled_in: Mapping[str, object], table: Mapping[str, object]) -> dict[str, object]:
-    """What of ``table`` is not as it was filled in; a part of another name is a change as a whole."""
+    """Return the entries in ``table`` that differ from the defaults; a different plugin counts as a whole."""
     changed: dict[str, object] = {}
     for key, value in table.items():
         default = filled_in.get(key)
@@ -349,7 +359,7 @@ def _changes(filled_in: Mapping[str, object], table: Mapping[str, object]) -> di
 
 
 def merge(defaults: Any, table: Any) -> dict[str, object]:
-    """``table`` over ``defaults``, table by table; a table that names another plugin replaces the default whole."""
+    """Merge ``table`` into ``defaults`` recursively; a table for another plugin replaces the default table."""
     merged = dict(defaults)
     for key, value in table.items():
         default = merged.get(key)

@@ -1,7 +1,7 @@
-"""Presets: an algorithm by name is a level, a credit, an objective, a schedule and an optimizer, as plain data.
+"""Presets: each algorithm name maps to level, credit, objective, schedule and optimizer, as plain data.
 
-``[algorithm] name = "marft"`` starts from the table below; every other key of ``[algorithm]`` in a recipe replaces
-the preset's value, field by field. Naming another credit, objective or schedule replaces that whole table.
+``[algorithm] name = "marft"`` starts from the table below. Every other key of ``[algorithm]`` in a recipe replaces the
+preset's value, field by field. A different credit, objective or schedule replaces its whole table.
 """
 
 from __future__ import annotations

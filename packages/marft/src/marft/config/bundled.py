@@ -1,4 +1,4 @@
-"""The recipes that come with the package: each goes by the name of its file, in whatever folder a command runs."""
+"""Bundled recipes, available under their file names in every working folder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SUFFIX = ".toml"
 
 
 def bundled_names() -> list[str]:
-    """``["demo", "demo_single", …]``."""
+    """Return the names: ``["demo", "demo_single", …]``."""
     return sorted(file.name.removesuffix(SUFFIX) for file in RECIPES.iterdir() if file.name.endswith(SUFFIX))
 
 
 def bundled(name: str) -> Traversable:
-    """The file of a bundled recipe.
+    """Return a bundled recipe's file.
 
     Raises:
-        ValueError: none goes by that name.
+        ValueError: no bundled recipe has this name.
     """
     if name not in bundled_names():
         raise ValueError(f"no bundled recipe is called {name!r}{did_you_mean(name, bundled_names())}")
@@ -28,5 +28,5 @@ def bundled(name: str) -> Traversable:
 
 
 def bundled_about(name: str) -> str:
-    """The first line of its comment."""
+    """Return a bundled recipe's description: the first line of its comment."""
     return bundled(name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()

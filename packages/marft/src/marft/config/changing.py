@@ -1,22 +1,27 @@
-"""Changes to a recipe as Python has them: dotted keys, or tables inside tables."""
+"""Recipe changes in Python form: dotted keys or nested tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-NAMED = {  # tables that are a plugin or a preset, and the key that says which: what a bare word in their place means
+NAMED = {  # tables that hold a plugin or preset, and the key that a plain string in their place sets
     "algorithm": "name", "algorithm.credit": "name", "algorithm.objective": "name", "algorithm.schedule": "name",
     "channel": "name", "engine": "kind", "environment": "name", "team": "organization",
 }  # fmt: skip
 
 
 def pairs_of(changes: Mapping[str, Any], inside: Sequence[str] = ()) -> Iterator[tuple[list[str], Any]]:
-    """Keys and values, those of inner tables one by one: what a table does not name stays as it was. One that names
-    another part takes its place, as a bare word does.
+    """Yield changed keys and values, with nested tables flattened.
+
+    Keys that a table does not mention keep their values. A table with another plugin name replaces the plugin, as a
+    plain string does.
 
     >>> list(pairs_of({"training.steps": 5, "algorithm": {"name": "grpo", "kl": {"coefficient": 0.0}}}))
     [(['training', 'steps'], 5), (['algorithm', 'name'], 'grpo'), (['algorithm', 'kl', 'coefficient'], 0.0)]
+
+    Args:
+        inside: key of the enclosing table.
     """
     for key, value in changes.items():
         parts = [*inside, *str(key).split(".")]
@@ -30,5 +35,5 @@ def pairs_of(changes: Mapping[str, Any], inside: Sequence[str] = ()) -> Iterator
 
 
 def _named(parts: list[str]) -> list[str]:
-    """A preset is named by its own key."""
+    """Return the key that a plain string sets: a preset has its own name key."""
     return [*parts, "name"] if parts == ["algorithm"] else parts

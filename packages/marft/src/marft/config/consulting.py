@@ -1,4 +1,4 @@
-"""Helpers whom agents may ask in the middle of their turns while the team learns, and who are gone when it has."""
+"""Helpers: frozen models that agents may call inside their turns during training."""
 
 from __future__ import annotations
 
@@ -22,29 +22,33 @@ Shown = Annotated[tuple[Literal["task", "turn"], ...], Strict(False)]
 
 
 class HelperSettings(Settings):
-    """Somebody who answers. It is not trained, and may be any model: here, on another base, or behind an endpoint."""
+    """One helper. It is never trained, and may use any model: another local base, or an endpoint."""
 
-    policy: str  # the weights that answer, frozen
-    about: str = ""  # what agents are told that it is good for
-    instructions: str = ""  # its system message
-    sees: Shown = ("task", "turn")  # before the question: what the agent was asked, what it has written so far
-    sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)  # how it answers
+    policy: str  # frozen policy that replies
+    about: str = ""  # description of the helper in agents' prompts
+    instructions: str = ""  # system message
+    sees: Shown = ("task", "turn")  # context before the question: the agent's task, and its turn so far
+    sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)  # sampling parameters
 
 
 class ConsultingSettings(Settings):
-    """``consult(kind, question)`` in the middle of a turn (AIPO, arXiv 2605.08401): an agent that writes ``call`` is
-    answered in place with ``reply``, and goes on. How often it may is ``budget`` until step ``falls_from``, and from
-    there on less, down to nothing at ``gone_from``. Where nothing is learned there are no helpers.
+    """``consult(kind, question)`` inside a turn (AIPO, arXiv 2605.08401).
+
+    An agent that writes ``call`` receives ``reply`` in place, and continues its turn. The number of calls is limited by
+    ``budget`` until step ``falls_from``. It then falls linearly to 0 at ``gone_from``. Helpers exist only during
+    training.
     """
 
-    helpers: Annotated[dict[Role, HelperSettings], Field(min_length=1)]  # by the kind of question
-    agents: Names = ()  # roles that may ask; []: all that learn
-    budget: NotNegative = 1.0  # questions in one action, mean over attempts at a task: each may ask this, rounded
-    falls_from: CountOrNone = 0  # training step from which the budget falls
-    gone_from: Count  # training step from which there is none
-    told: Literal["helped", "always", "never"] = "helped"  # when agents are told that they may ask: while they may
-    call: str = "<consult {kind}>{question}</consult>"  # how an agent asks
-    reply: str = "<reply>{text}</reply>"  # how it is answered
+    helpers: Annotated[dict[Role, HelperSettings], Field(min_length=1)]  # helpers by kind of question
+    agents: Names = ()  # roles that may call helpers; []: all trained agents
+    # calls per action, averaged over attempts at a task; each attempt gets this number, rounded
+    budget: NotNegative = 1.0
+    falls_from: CountOrNone = 0  # training step at which the budget begins to fall
+    gone_from: Count  # training step from which the budget is 0
+    # visibility of helpers in prompts; helped: only while the agent may call them
+    told: Literal["helped", "always", "never"] = "helped"
+    call: str = "<consult {kind}>{question}</consult>"  # template of a call
+    reply: str = "<reply>{text}</reply>"  # template of a reply
 
     @field_validator("call")
     @classmethod
@@ -72,7 +76,7 @@ class ConsultingSettings(Settings):
         return self
 
     def allowance(self, step: int) -> float:
-        """Questions in one action of a training step, mean over attempts at a task.
+        """Return the calls per action at a training step, averaged over attempts at a task.
 
         >>> helper = HelperSettings(policy="teacher")
         >>> found = ConsultingSettings(helpers={"verify": helper}, budget=2.0, falls_from=10, gone_from=30)
@@ -83,35 +87,43 @@ class ConsultingSettings(Settings):
         return self.budget * min(1.0, max(0.0, left))
 
     def shared_out(self, step: int, attempts: int, turn: int) -> list[int]:
-        """Questions in one action of each attempt at a task: whole numbers, whose mean is the step's allowance as near
-        as that can be. ``turn`` says who comes first.
+        """Return the calls per action for each attempt at a task.
+
+        The values are whole numbers with a mean as close as possible to the step's budget.
 
         >>> helper = HelperSettings(policy="teacher")
         >>> ConsultingSettings(helpers={"verify": helper}, budget=0.5, gone_from=30).shared_out(0, 4, turn=1)
         [0, 1, 1, 0]
+
+        Args:
+            step: training step.
+            attempts: number of attempts at the task.
+            turn: offset that rotates which attempts receive more calls.
         """
         allowance = self.allowance(step)
         return [math.floor(allowance + ((place + turn) % attempts + 0.5) / attempts) for place in range(attempts)]
 
     def roles(self, run: RunSettings) -> list[str]:
-        """Who may ask."""
+        """Return the roles that may call helpers."""
         trained = [agent.role for agent in run.agents if agent.policy in run.trained_policies]
         return list(self.agents) or trained
 
 
 def helping(run: RunSettings) -> set[str]:
-    """Policies that answer questions."""
+    """Return the policies behind helpers."""
     return {helper.policy for helper in run.consulting.helpers.values()} if run.consulting else set()
 
 
 def beside(run: RunSettings) -> set[str]:
-    """Policies that are asked for something else than to act: no agent needs to have them."""
+    """Return auxiliary policies, which need no agent: helpers, and policies sampled by recipe sections."""
     return helping(run).union(*(section.consulted_policies() for section in run.sections))
 
 
 def without_helpers(run: RunSettings) -> RunSettings:
-    """The recipe of a team that is on its own: without helpers and whoever proposes instructions, and what nobody else
-    needs is not loaded for them."""
+    """Return the recipe without helpers and prompt proposers.
+
+    Policies and models that only they use are removed too, so that they are not loaded.
+    """
     consulting = [section.key for section in run.sections if [*section.consulted_policies()]]
     if run.consulting is None and not consulting:
         return run
@@ -124,7 +136,7 @@ def without_helpers(run: RunSettings) -> RunSettings:
 
 
 def unlearned_replies(run: RunSettings) -> Iterable[str]:
-    """What a run with helpers says first, where their replies are read and never learned."""
+    """Yield a warning if helper replies are context only and never trained."""
     if run.consulting is not None and not run.algorithm.teammate_text.coefficient:
         yield (
             "what helpers reply is read and not learned, so little of it is left once they are gone; set "
@@ -133,7 +145,7 @@ def unlearned_replies(run: RunSettings) -> Iterable[str]:
 
 
 def consulting_problems(run: RunSettings) -> Iterable[str]:
-    """What is wrong with the helpers of a recipe, each with its remedy."""
+    """Yield each problem with a recipe's helpers, with a remedy."""
     consulting = run.consulting
     if consulting is None:
         return
@@ -159,7 +171,7 @@ def consulting_problems(run: RunSettings) -> Iterable[str]:
 
 
 def _names(template: str) -> list[str]:
-    """The names in a template's braces, in their order; nothing where there is more in them."""
+    """Return the names in a template's braces, in order; empty for an invalid template."""
     try:
         found = [part for part in Formatter().parse(template) if part[1] is not None]
     except ValueError:

@@ -1,4 +1,4 @@
-"""How the difficulty of training tasks goes with the team's success (``[curriculum]``)."""
+"""Curriculum settings (``[curriculum]``): task difficulty follows the team's success."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from marft.config.settings import Count, Filled, Fraction, Settings
 
 
 class CurriculumSettings(Settings):
-    """Training tasks are drawn by levels of difficulty, harder ones as the team solves those before; held-out tasks are
-    those of all levels, always."""
+    """Curriculum for training tasks by difficulty level; harder levels follow when the team solves the current ones.
 
-    by: Filled = "level"  # the field of tasks' data that says how hard each is
-    levels: Annotated[tuple[str | int, ...], Strict(False)] = ()  # its values, easiest first; []: by their numbers
-    start: Count = 1  # levels that are asked at first, the easiest ones
-    up: Fraction = 0.8  # share of episodes at the hardest level asked that are solved, from which on a harder one is
-    down: Fraction = 0.2  # the same, up to which an easier one is the hardest
-    episodes: Count = 64  # at that level, after which its share is looked at
-    review: Fraction = 0.25  # share of tasks that are drawn from easier levels, each as often
+    Held-out tasks always come from all levels.
+    """
+
+    by: Filled = "level"  # field of a task's data with its level
+    # values of the level field, easiest first; []: sorted by number
+    levels: Annotated[tuple[str | int, ...], Strict(False)] = ()
+    start: Count = 1  # number of levels at the start, the easiest first
+    up: Fraction = 0.8  # minimum success rate at the hardest active level to add a harder level
+    down: Fraction = 0.2  # maximum success rate at the hardest active level to remove the level
+    episodes: Count = 64  # episodes at the hardest active level before each decision
+    review: Fraction = 0.25  # share of tasks from easier levels, split evenly between them
 
     @model_validator(mode="after")
     def _goes_one_way(self) -> CurriculumSettings:
         if self.down >= self.up:
             raise PydanticCustomError("curriculum", "down is at or above up: it would go both ways; set down < up")
-        if len(set(map(str, self.levels))) < len(self.levels):  # tasks tell theirs in words
+        if len(set(map(str, self.levels))) < len(self.levels):  # tasks store their level as text
             raise PydanticCustomError("curriculum", "levels names one twice")
         if self.review == 1:
             raise PydanticCustomError("curriculum", "review = 1 leaves nothing for the hardest level; set it below 1")

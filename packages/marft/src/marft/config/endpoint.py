@@ -1,4 +1,4 @@
-"""Models behind an OpenAI-compatible endpoint: how it is reached, and who reads for them here."""
+"""Models behind an OpenAI-compatible endpoint: connection settings and local reader."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.settings import Count, Names, NotNegative, Plain, Positive, Settings, did_you_mean
 
-SLOWEST = 1 / (24 * 60)  # requests a minute
+SLOWEST = 1 / (24 * 60)  # requests per minute
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OMISSIBLE = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "response_format")
-OURS = {  # fields of a request, and why a recipe neither sets them as an option nor leaves them out
+OURS = {  # request fields that a recipe can neither set nor omit, with the reason
     "messages": "they are what the agent sees",
     "model": "it has a key of its own, the name of the model",
     "stream": "answers are read whole",
@@ -24,7 +24,7 @@ OURS = {  # fields of a request, and why a recipe neither sets them as an option
 
 
 def names_server(url: str) -> bool:
-    """Whether a url is that of a server, or of a path there, and says nothing else.
+    """Return True for a plain server URL, with an optional path and nothing else.
 
     >>> names_server("http://[::1]:8000/v1"), names_server("http://["), names_server("http://me:secret@host")
     (True, False, False)
@@ -39,13 +39,13 @@ def names_server(url: str) -> bool:
 
 
 def checked_url(url: str, key: str) -> str:
-    """The url of a server, where it is one and holds no secret.
+    """Return a server URL after a check for validity and secrets.
 
     Args:
-        key: of the recipe, which names the environment variable of what must not be in a url.
+        key: recipe key that names the environment variable for the secret; shown in the error.
 
     Raises:
-        PydanticCustomError: it is none, or may hold one.
+        PydanticCustomError: the URL is invalid, or may contain a secret.
     """
     if not names_server(url):
         raise PydanticCustomError(
@@ -55,18 +55,20 @@ def checked_url(url: str, key: str) -> str:
 
 
 class EndpointSettings(Settings):
-    """An endpoint that takes chat completions. The API key is named by the environment variable that holds it."""
+    """Chat-completions endpoint. The recipe names the environment variable that holds the API key."""
 
-    url: str  # up to and without /chat/completions: "http://127.0.0.1:8000/v1"
-    api_key_variable: str = ""  # the environment variable that holds the key; "": none is asked for
-    timeout_seconds: Positive = 60.0  # for one answer, retries included; waiting for a turn is not counted
-    retries: Annotated[int, Field(ge=0, le=1000)] = 5  # of a request, with growing waits or those that the server names
-    requests_per_minute: NotNegative = 0.0  # 0: no limit
-    concurrent_requests: Count = 8  # that are under way at a time
-    price_per_million_prompt_tokens: NotNegative = 0.0  # in any currency; counted as cost
-    price_per_million_completion_tokens: NotNegative = 0.0  # in the same currency
-    options: Plain = {}  # further fields of the request's body
-    omit: Names = ()  # fields that this server does not take, such as "seed"
+    url: str  # base URL, without /chat/completions: "http://127.0.0.1:8000/v1"
+    api_key_variable: str = ""  # environment variable with the API key; "": no key
+    # timeout of one reply in seconds, retries included; time in the queue does not count
+    timeout_seconds: Positive = 60.0
+    # maximum retries of a request, with growing waits or the waits that the server requests
+    retries: Annotated[int, Field(ge=0, le=1000)] = 5
+    requests_per_minute: NotNegative = 0.0  # maximum requests per minute; 0: no limit
+    concurrent_requests: Count = 8  # maximum concurrent requests
+    price_per_million_prompt_tokens: NotNegative = 0.0  # price in any currency; counted as cost
+    price_per_million_completion_tokens: NotNegative = 0.0  # price in the same currency
+    options: Plain = {}  # additional fields of the request body
+    omit: Names = ()  # request fields that the server does not support, such as "seed"
 
     @field_validator("requests_per_minute")
     @classmethod
@@ -108,6 +110,7 @@ class EndpointSettings(Settings):
 
 
 class TeammateEndpoint(EndpointSettings):
-    """An endpoint whose model acts in a team. Its text is tokenised for the critic alone."""
+    """Endpoint whose model acts in a team. Its text is tokenized locally only for the critic."""
 
-    reader: str = ""  # a local model: counts tokens, and reads for the critic; "": the recipe's first one
+    # local model that counts tokens and provides the critic's input; "": the recipe's first local model
+    reader: str = ""

@@ -1,4 +1,4 @@
-"""Where the paths and modules of a recipe are: in the recipe's own folder, whatever folder the command runs in."""
+"""Resolution of recipe paths and modules, relative to the recipe's folder instead of the working folder."""
 
 from __future__ import annotations
 
@@ -12,37 +12,42 @@ from pydantic import AfterValidator
 from marft.common import user_modules
 from marft.common.user_modules import PROJECT, SOURCE
 
-FOLDER = "recipe_folder"  # what the folder is called in a recipe that is written down, and in validation contexts
+FOLDER = "recipe_folder"  # key of the recipe folder in saved recipes and in validation contexts
 
 
 def at_home(path: str | Path) -> Path:
-    """Return a path with ``~`` and ``~user`` expanded; users that nobody knows stay as they are.
+    """Return a path with ``~`` and ``~user`` expanded; unknown users stay unchanged.
 
     >>> at_home("rows/~a.csv")
     PosixPath('rows/~a.csv')
     """
-    return Path(os.path.expanduser(path))  # noqa: PTH111  which raises where there is no such user
+    return Path(os.path.expanduser(path))  # noqa: PTH111  Path.expanduser raises for unknown users
 
 
 def _text_at_home(path: str) -> str:
     return os.path.expanduser(path)  # noqa: PTH111
 
 
-AtHome = AfterValidator(_text_at_home)  # of texts that are paths
+AtHome = AfterValidator(_text_at_home)  # for strings that are paths
 
 
 def look_for_modules_in(folder: object) -> None:
-    """Let import paths find modules of a recipe's folder: after all others, but before those of earlier recipes. Where
-    it is a project, those of its ``src`` are found too, after its own."""
+    """Register a recipe's folder for import paths.
+
+    Its modules come after installed ones and before those of earlier recipes. In a project, modules of its ``src``
+    folder come last.
+    """
     if isinstance(folder, str) and folder and "\0" not in folder and Path(folder).is_dir():
         user_modules.add_folder(Path(folder))
 
 
 def refuse_namesakes(path: str, context: Mapping[str, object] | None) -> None:
-    """Refuse an imported module where the recipe's folder holds another one of its name: Python has room for one.
+    """Reject an imported module if the recipe's folder has another module of the same name.
+
+    A process can load only one of them.
 
     Raises:
-        ValueError: naming both files.
+        ValueError: both files exist; the message names them.
     """
     name = path.partition(":")[0].partition(".")[0]
     folder = (context or {}).get(FOLDER)
@@ -60,10 +65,10 @@ def refuse_namesakes(path: str, context: Mapping[str, object] | None) -> None:
 
 
 def from_recipe(path: str, context: Mapping[str, object] | None) -> str:
-    """A path of a recipe, absolute: relative to the recipe's folder, or to the current one where a recipe has none.
+    """Return a recipe's path as absolute path, relative to the recipe's folder or else the working folder.
 
     >>> from_recipe("data/../rows.csv", {"recipe_folder": "/home/me"})
     '/home/me/rows.csv'
     """
     folder = (context or {}).get(FOLDER) or ""
-    return os.path.abspath(Path(str(folder)) / at_home(path))  # noqa: PTH100  without following links
+    return os.path.abspath(Path(str(folder)) / at_home(path))  # noqa: PTH100  abspath does not follow symlinks

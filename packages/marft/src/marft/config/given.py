@@ -1,7 +1,7 @@
-"""Functions, classes and objects that are given in Python, where a recipe in a file has import paths.
+"""Python objects (functions, classes, instances) in place of a recipe's import paths.
 
-What can be imported is written down by its import path, like anywhere else. What only lives in a notebook or a script
-is written down by its name, ``"given in Python: reward"``, and whoever reads that again gives it again.
+An importable object is saved by its import path. An object from a notebook or script is saved by name, ``"given in
+Python: reward"``. To load such a recipe again, pass the object again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, WrapValidator
 
 MARK = "given in Python: "
-KEYS = ("name", "organization", "call", "grading", "embed", "condense")  # which take import paths
+KEYS = ("name", "organization", "call", "grading", "embed", "condense")  # keys that take import paths
 PARTS = ("environment", "channel", "team", "algorithm.credit", "algorithm.objective", "algorithm.schedule")
 
 
 class Given(str):
-    """The words that something is written down by, with the thing itself."""
+    """Placeholder text for a Python object, with the object itself."""
 
     value: Any
 
@@ -34,21 +34,21 @@ def _kept(path: Any, handler: Callable[[Any], str]) -> str:
     return path if isinstance(path, Given) else handler(path)
 
 
-ImportPath = Annotated[str, WrapValidator(_kept)]  # or what was given in its place
+ImportPath = Annotated[str, WrapValidator(_kept)]  # an import path, or a Python object in its place
 
 
 def name_of(value: Any) -> str:
-    """What a callable or an object is called: by its own name, or that of its class."""
+    """Return an object's name, or its class name."""
     if isinstance(value, partial):
         return name_of(value.func)
     return str(getattr(value, "__name__", type(value).__name__))
 
 
 class NotGivenError(ValueError):
-    """A recipe names what was given in Python, and is read without it.
+    """Missing Python object for a placeholder in a recipe.
 
     Args:
-        missing: names by place.
+        missing: names of the missing objects, by key.
     """
 
     def __init__(self, message: str, missing: Mapping[str, str]) -> None:
@@ -57,9 +57,13 @@ class NotGivenError(ValueError):
 
 
 def refuse_missing(table: Mapping[str, Any], source: str) -> None:
-    """
+    """Check that every placeholder in a recipe has its Python object.
+
+    Args:
+        source: origin of the tables, for the message.
+
     Raises:
-        NotGivenError: the tables name something by the words for what was given in Python, and it is not there.
+        NotGivenError: an object is missing.
     """
     missing = dict(_missing(table))
     if missing:
@@ -75,7 +79,7 @@ def refuse_missing(table: Mapping[str, Any], source: str) -> None:
 
 
 def _missing(table: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Places and names of what is not there."""
+    """Yield key and name for each missing object."""
     inner = table.items() if isinstance(table, Mapping) else enumerate(table) if isinstance(table, list) else ()
     for key, value in inner:
         where = f"{place}.{key}".removeprefix(".")
@@ -85,13 +89,16 @@ def _missing(table: Any, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 def in_words(table: Mapping[str, Any], given: Iterable[Any] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A recipe's tables, or changes to them, as a file could hold them → and what was given, by the words for it.
+    """Replace Python objects in a recipe or in changes by placeholders or import paths.
 
     Args:
-        given: what words of the tables, read from a run that was recorded, stand for.
+        given: objects for placeholders that the tables already contain, as in a recorded run.
+
+    Returns:
+        The tables as a file could hold them, and the objects by placeholder.
 
     Raises:
-        ValueError: two things go by one name.
+        ValueError: two objects have the same name.
     """
     found: dict[str, Any] = {}
     for value in given:
@@ -100,10 +107,11 @@ def in_words(table: Mapping[str, Any], given: Iterable[Any] = ()) -> tuple[dict[
 
 
 def _in_words(value: Any, place: str, found: dict[str, Any]) -> Any:
-    """
+    """Return a value with Python objects replaced.
+
     Args:
-        place: where it stands, ``algorithm.credit``.
-        found: what was given, which grows.
+        place: dotted key of the value, ``algorithm.credit``.
+        found: objects by placeholder, extended in place.
     """
     if place == "rewards" and callable(value):
         value = [value]
@@ -124,9 +132,9 @@ def _in_words(value: Any, place: str, found: dict[str, Any]) -> Any:
 
 
 def _shaped(value: Any, words: str, place: Sequence[str]) -> Any:
-    """The table that a file would have in this place."""
+    """Return the value that a recipe file would have for this object."""
     tag = "organization" if list(place) == ["team"] else "name"
-    if isinstance(value, BaseModel):  # a plugin, made
+    if isinstance(value, BaseModel):  # a plugin instance
         written = value.model_dump(mode="json", exclude_none=True)
         return {tag: words, **{key: inner for key, inner in written.items() if key in type(value).model_fields}}
     listed = len(place) == 2 and place[0] in ("rewards", "sinks", "tools")
@@ -136,7 +144,7 @@ def _shaped(value: Any, words: str, place: Sequence[str]) -> Any:
 
 
 def _words_for(value: Any) -> str:
-    """The import path of what any process can import, else the name that it goes by."""
+    """Return an import path if every process can import the object, else a placeholder."""
     module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
     holder = sys.modules.get(module)
     importable = module != "__main__" and getattr(holder, "__file__", None)

@@ -1,4 +1,4 @@
-"""What a run watches of itself while it trains, and what it does about a collapse."""
+"""Guard settings: monitored quantities during training, and the reaction to a collapse."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from marft.config.settings import CountOrNone, Few, Filled, NotNegative, Setting
 
 
 class HeldOutTextSettings(Settings):
-    """Text that no task shows: what a policy still knows of it is what it can still do beside the task."""
+    """Held-out text outside the task, as a measure for general capability."""
 
-    path: str = ""  # a file of plain text; "": none, and nothing is measured
-    every: Few = 10  # steps from one measurement to the next
-    tokens: Annotated[int, Field(ge=2, le=1_000_000)] = 1024  # that are read of it, from its beginning
+    path: str = ""  # plain-text file; "": no measurement
+    every: Few = 10  # steps between measurements
+    tokens: Annotated[int, Field(ge=2, le=1_000_000)] = 1024  # number of tokens to score, from the start of the text
 
     @field_validator("path")
     @classmethod
@@ -25,30 +25,39 @@ class HeldOutTextSettings(Settings):
 
 
 class GuardSettings(Settings):
-    """The threshold of each guard; 0 switches it off."""
+    """Threshold for each guard; 0 disables the guard."""
 
-    window: Annotated[int, Field(ge=3, le=10_000)] = 5  # newest steps that a guard judges together
-    # return: go back to the last stable checkpoint, with lower learning rates; note: say so, and go on
+    window: Annotated[int, Field(ge=3, le=10_000)] = 5  # number of latest steps that a guard evaluates together
+    # return: roll back to the last stable checkpoint with lower learning rates; note: only report
     on_collapse: Literal["note", "return"] = "note"
-    returns: Few = 2  # times that a run goes back, at most
-    # what the policies' learning rates are multiplied by each time; by less, where each step's KL was above guards.kl
+    returns: Few = 2  # maximum rollbacks of a run
+    # factor on the policies' learning rates at each rollback; smaller if the KL of each step was above guards.kl
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    held_out_text: HeldOutTextSettings = HeldOutTextSettings()  # of the guard `capability`
-    formats: dict[Filled, Pattern] = {}  # what actions hold, by role
-    probes: CountOrNone = 4  # actions of each answering agent that are scored after other inputs; 0: none
-    kl: NotNegative = 0.1  # collapse: nats a token that each step moves an agent
-    reward_fall: NotNegative = 0.8  # collapse: deviations that accuracy, or else reward, is below its best window
-    entropy_surge: NotNegative = 3.0  # collapse: times an agent's first entropy
-    entropy_lost: NotNegative = 0.02  # collapse: share left of an agent's first entropy, while nothing is gained
-    gradient: NotNegative = 10.0  # collapse: times the largest gradient norm of a policy before
-    length: NotNegative = 2.0  # gaming: times, or part of, an agent's first length, while no more is solved
-    term: NotNegative = 0.5  # gaming: deviations of the reward that a term pays more, while no more is solved
-    held_out_fall: NotNegative = 0.5  # gaming: deviations that validation is below its best, while the reward rises
-    repetition: NotNegative = 0.2  # gaming: share of 4-grams that an agent repeats more, while no more is solved
-    format: NotNegative = 0.25  # gaming: share of characters, or of actions, that look otherwise than at first
-    dependence: NotNegative = 0.2  # collusion: share left of what an answering agent's text owes to its inputs
-    work: NotNegative = 0.2  # collusion: share of the team's tokens that moves to an agent that no term looks at
-    private_code: NotNegative = 0.5  # collusion: nats a token that messages are less readable, while more is solved
-    readability: NotNegative = 1.0  # drift: nats a token that an agent's text is less likely to the untuned base
-    language: NotNegative = 0.2  # drift: share of letters that go over to scripts which the task does not use
-    capability: NotNegative = 0.1  # drift: share of its first loss on the held-out text that a policy loses more
+    held_out_text: HeldOutTextSettings = HeldOutTextSettings()  # text for the guard `capability`
+    formats: dict[Filled, Pattern] = {}  # regular expressions that actions must match, by role
+    probes: CountOrNone = 4  # actions of each answering agent that are scored under other inputs; 0: none
+    kl: NotNegative = 0.1  # collapse: KL of each step per agent, in nats per token
+    # collapse: drop of accuracy (else reward) below its best window, in standard deviations
+    reward_fall: NotNegative = 0.8
+    entropy_surge: NotNegative = 3.0  # collapse: entropy, as a multiple of the agent's first entropy
+    entropy_lost: NotNegative = 0.02  # collapse: entropy without gain, as a fraction of the agent's first entropy
+    gradient: NotNegative = 10.0  # collapse: gradient norm, as a multiple of the policy's previous maximum
+    # gaming: change of action length without gain in solved tasks, as a factor of the agent's first length
+    length: NotNegative = 2.0
+    # gaming: rise of a reward term without gain in solved tasks, in standard deviations of the reward
+    term: NotNegative = 0.5
+    # gaming: drop of validation below its best while the reward rises, in standard deviations
+    held_out_fall: NotNegative = 0.5
+    repetition: NotNegative = 0.2  # gaming: rise in an agent's share of repeated 4-grams without gain in solved tasks
+    # gaming: share of characters, or of actions, whose format differs from the start of training
+    format: NotNegative = 0.25
+    # collusion: dependence of an answering agent's text on its inputs, as a fraction of its first value
+    dependence: NotNegative = 0.2
+    work: NotNegative = 0.2  # collusion: share of the team's tokens that moves to an agent outside all reward terms
+    # collusion: loss in readability of messages while more tasks are solved, in nats per token
+    private_code: NotNegative = 0.5
+    # drift: loss in log-likelihood of an agent's text under the untuned base, in nats per token
+    readability: NotNegative = 1.0
+    language: NotNegative = 0.2  # drift: share of letters that move to scripts outside the task
+    # drift: rise of a policy's loss on the held-out text, as a fraction of its first loss
+    capability: NotNegative = 0.1

@@ -1,5 +1,7 @@
-"""Keys, from environment variables or a request's options. Nothing here, and nothing that goes wrong with a key, says
-what it is; where somebody echoes one, it is masked before the text is stored."""
+"""API keys from environment variables or request options.
+
+No error message contains a key. If a server echoes a key, it is masked before the text is stored.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,19 @@ from itertools import zip_longest
 from typing import TypeVar, cast
 from urllib.parse import quote
 
-SECRET = re.compile(r"key|token|secret|passw|credential|auth|bearer|cookie|signature", re.IGNORECASE)  # names of fields
-SHORTEST = 8  # characters of what is masked in whole answers: "none" or "EMPTY" is no secret, and a word
+# names of secret fields
+SECRET = re.compile(r"key|token|secret|passw|credential|auth|bearer|cookie|signature", re.IGNORECASE)
+SHORTEST = 8  # minimum length of a masked secret, in characters: "none" and "EMPTY" are ordinary words
 MASK = "***"
 VARIABLE = re.compile(r"(?P<scheme>[A-Za-z]+ )?\$(?P<brace>\{)?(?P<name>[A-Za-z_]\w*)(?(brace)\})")
 T = TypeVar("T")
 
 
 def read_key(variable: str) -> str:
-    """What the variable holds, as it can be sent in a header: without white space around it.
+    """Return an environment variable's value as header text, without surrounding whitespace.
 
     Raises:
-        ValueError: it is not set, or holds what no key has.
+        ValueError: the variable is not set, or contains characters that no key has.
     """
     key = os.environ.get(variable, "").strip()
     if not key:
@@ -35,10 +38,10 @@ def read_key(variable: str) -> str:
 
 
 def filled(value: T) -> T:
-    """Return the value with what environment variables hold for each text ``"$NAME"`` in it, at any depth.
+    """Return the value with each text ``"$NAME"`` replaced by an environment variable, at any depth.
 
     Raises:
-        ValueError: a variable is not set, or holds what no key has.
+        ValueError: a variable is not set, or contains characters that no key has.
     """
     made: object = value
     if isinstance(value, dict):
@@ -51,7 +54,7 @@ def filled(value: T) -> T:
 
 
 def variables_of(value: object) -> Iterator[str]:
-    """Yield what the environment variables hold that a value names as ``"$NAME"``, of those that are set."""
+    """Yield the values for all set environment variables named as ``"$NAME"`` in a value."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -62,12 +65,12 @@ def variables_of(value: object) -> Iterator[str]:
 
 
 def without(key: str, text: str) -> str:
-    """The text with ``***`` for the key, wherever it holds it."""
+    """Replace every occurrence in a text by ``***``; an empty key changes nothing."""
     return text.replace(key, MASK) if key else text
 
 
 def secrets_in(fields: object, secret: bool = False) -> Iterator[str]:
-    """What a request's fields hold under names that sound like secrets, at any depth.
+    """Yield request field values under secret-like names, at any depth.
 
     >>> list(secrets_in({"api_key": "sk-123456", "seed": 1, "headers": {"Authorization": "Bearer abcdefgh"}}))
     ['sk-123456', 'Bearer abcdefgh', 'abcdefgh']
@@ -84,7 +87,7 @@ def secrets_in(fields: object, secret: bool = False) -> Iterator[str]:
 
 
 def secrets_typed(words: Sequence[str]) -> Iterator[str]:
-    """What a command line holds under names that sound like secrets.
+    """Yield command-line values under secret-like names.
 
     >>> list(secrets_typed(["train", "--models.x.endpoint.options.api_key", "sk-123456", "--seed=1"]))
     ['sk-123456']
@@ -96,14 +99,14 @@ def secrets_typed(words: Sequence[str]) -> Iterator[str]:
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, equals, text = word.partition("=")
         value: object = text if equals else following
-        with suppress(ValueError):  # no TOML, or a number of very many digits
+        with suppress(ValueError):  # invalid TOML, or a number with too many digits
             value = tomllib.loads(f"value = {value}")["value"]
         if name.startswith("--"):
             yield from secrets_in({name: value})
 
 
 def masked(secrets: Collection[str], text: str) -> str:
-    """The text with ``***`` for each secret, also as a URL or JSON writes it. What is too short is no secret."""
+    """Replace secrets in a text by ``***``, also in URL-encoded and JSON form. Short values are not masked."""
     whole = {secret for secret in secrets if len(secret) >= SHORTEST}
     written = whole | {quote(secret, safe="") for secret in whole} | {json.dumps(secret)[1:-1] for secret in whole}
     for secret in sorted(written, key=len, reverse=True):
@@ -112,7 +115,7 @@ def masked(secrets: Collection[str], text: str) -> str:
 
 
 def masked_recipe(recipe: str) -> str:
-    """A recipe for people to see: without the secrets in the options of its endpoints.
+    """Return a recipe for display, without secrets in endpoint options.
 
     >>> print(masked_recipe('[endpoint.options]\\nuser_key = "abcdefgh"'))
     [endpoint.options]
@@ -122,7 +125,7 @@ def masked_recipe(recipe: str) -> str:
 
 
 def options_in(table: object) -> Iterator[str]:
-    """The secrets in the ``options`` of a recipe's tables."""
+    """Yield the secrets in all ``options`` tables."""
     if isinstance(table, dict):
         for name, value in table.items():
             yield from secrets_in(value) if name == "options" else options_in(value)

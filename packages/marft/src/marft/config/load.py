@@ -1,4 +1,7 @@
-"""From a TOML file and ``--dotted.overrides`` to :class:`RunSettings`, with errors that name key and remedy."""
+"""Recipe loading: from a TOML file and ``--dotted.overrides`` to :class:`RunSettings`.
+
+Errors name the key and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ from marft.config.settings import DEEPEST, closest, did_you_mean, too_deep
 
 PRESET = ["algorithm", "name"]
 ENGINE = ["engine", "kind"]
-TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
+TEXTS = (["name"], ["output"])  # overrides that are always text: a run may be named 2026-11-22
 OF_AN_EXPORT = "recipe.toml"
-MOST_SHOWN = 200  # characters of a wrong value
+MOST_SHOWN = 200  # maximum length of a wrong value in a message, in characters
 
 
 def load_recipe(
@@ -37,16 +40,19 @@ def load_recipe(
     changes: Mapping[str, Any] = {},
     given: Iterable[Any] = (),
 ) -> RunSettings:
-    """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``. Its folder is where it says, else
-    the one that it lies in.
+    """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``.
+
+    Paths are relative to the recipe's ``recipe_folder``, by default the folder of the file.
 
     Args:
-        path: a file; or, where nothing goes by that path, the name of a bundled recipe.
-        changes: more of them, as tables or by dotted keys.
-        given: what the recipe names as given in Python.
+        path: recipe file, or the name of a bundled recipe if no file has this path.
+        overrides: command-line overrides.
+        changes: further changes, as tables or dotted keys.
+        given: Python objects that the recipe refers to by placeholder.
 
     Raises:
-        ValueError: the file is missing or no TOML, or a key or value is wrong; the message says which and why.
+        ValueError: the file is missing or not valid TOML, or a key or value is wrong; the message names it and the
+            reason.
     """
     path = at_home(path)
     file = _file_of(path)
@@ -58,7 +64,7 @@ def load_recipe(
         table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep lists included
+    except (ValueError, RecursionError) as error:  # includes numbers with thousands of digits and deeply nested lists
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
     table.setdefault(FOLDER, str(path.parent.resolve()))
@@ -79,7 +85,7 @@ def _file_of(path: Path) -> Path | Traversable:
 
 
 def near(path: Path) -> str:
-    """What may have been meant by a path at which no recipe is: a run, a file beside it, or one that is bundled."""
+    """Return a suggestion for a missing recipe: a run, a nearby file, or a bundled recipe."""
     run = Path("runs") / path
     if (run / "config.toml").is_file():
         return f"; did you mean the run {str(run)!r}?"
@@ -97,11 +103,18 @@ def parse_recipe(
 ) -> RunSettings:
     """Validate a recipe's tables.
 
-    A preset that an override names comes first: over a complete recipe it replaces what the other preset had filled in,
-    and what the recipe had changed, and the other overrides, change it in turn.
+    An overriding preset name applies first. In a complete recipe it replaces the defaults of the previous preset. Then
+    the recipe's own changes apply, and then the other overrides.
+
+    Args:
+        table: tables of the recipe.
+        overrides: command-line overrides.
+        source: origin of the tables, for messages.
+        changes: further changes, as tables or dotted keys.
+        given: Python objects that the tables refer to by placeholder.
 
     Raises:
-        ValueError: with one line for each thing that is wrong.
+        ValueError: the recipe is invalid; the message has one line per problem.
     """
     _check_depth(table, source)
     _check_depth(changes, source)
@@ -114,7 +127,7 @@ def parse_recipe(
         if isinstance(table.get("algorithm"), dict):
             table["algorithm"] = under_the_preset_named(table["algorithm"])
         others = [pair for pair in pairs if pair[0] != PRESET]
-        for key, value in sorted(others, key=lambda pair: pair[0] != ENGINE):  # which engine, before what is its own
+        for key, value in sorted(others, key=lambda pair: pair[0] != ENGINE):  # the engine's kind before its own keys
             _change(table, key, value)
         _check_depth(table, source)
         refuse_secrets(table, source)
@@ -136,7 +149,7 @@ def parse_recipe(
 def _in_words(
     table: Mapping[str, Any], changes: Mapping[str, Any], given: Iterable[Any]
 ) -> tuple[tuple[dict[str, Any], dict[str, Any]], dict[str, Any]]:
-    """Recipe and changes as a file could hold them, and what was given in Python, by the words for it."""
+    """Return recipe and changes as a file could hold them, and the Python objects by placeholder."""
     changed, known = in_words(changes, given)
     whole, known = in_words(table, known.values())
     return (whole, changed), known
@@ -148,12 +161,12 @@ def _check_depth(table: Mapping[str, object], source: str) -> None:
 
 
 def explain(error: ValidationError, table: Mapping[str, object]) -> str:
-    """One indented line for each problem: where it is, what is wrong, and the value that was given."""
+    """Format validation errors as indented lines: key, problem and wrong value."""
     lines = []
     problems = error.errors(include_url=False)
     for problem in problems:
         if problem["type"] == "too_short" and any(_inside(p["loc"], problem["loc"]) for p in problems):
-            continue  # the list is empty only without the entries that are wrong
+            continue  # the list is empty only because invalid entries were removed
         where = ".".join(_readable(problem["loc"], table))
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
@@ -165,7 +178,7 @@ def explain(error: ValidationError, table: Mapping[str, object]) -> str:
             message = (
                 f"{_broken(problem['input'])} is no TOML: {problem['input'].why}; see that brackets and quotes end"
             )
-        elif problem["type"] in ("model_type", "dict_type"):  # pydantic names a class of ours, or Python's
+        elif problem["type"] in ("model_type", "dict_type"):  # pydantic's message would name an internal class
             message = f"is a table of keys, as in {{ key = value }}{_given(problem)}"
         elif not isinstance(problem["input"], dict | list) and "input" in problem:
             message = f"{message[0].lower()}{message[1:]}{_given(problem)}"
@@ -175,16 +188,16 @@ def explain(error: ValidationError, table: Mapping[str, object]) -> str:
 
 
 def first_problem(error: ValidationError) -> str:
-    """``step: Input should be a valid integer``: the first thing that is wrong with a table of our own."""
+    """Return the first validation error: ``step: Input should be a valid integer``."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
 
 
 def to_toml(run: RunSettings) -> str:
-    """The complete, resolved recipe: reading it again gives the same run."""
+    """Return the complete, resolved recipe as TOML; parsing it gives the same run."""
     table = run.model_dump(mode="json", exclude_none=True)
     text = tomli_w.dumps(table, multiline_strings=True)
-    return text if tomllib.loads(text) == table else tomli_w.dumps(table)  # line breaks of other systems need escapes
+    return text if tomllib.loads(text) == table else tomli_w.dumps(table)  # line breaks such as \r\n need escapes
 
 
 def _inside(location: Sequence[str | int], outer: Sequence[str | int]) -> bool:
@@ -192,7 +205,7 @@ def _inside(location: Sequence[str | int], outer: Sequence[str | int]) -> bool:
 
 
 def _given(problem: ErrorDetails) -> str:
-    """Return the wrong value for a message, but not where a key may have been written in the place of its variable."""
+    """Return the wrong value for a message, except under keys where a secret may have been entered by mistake."""
     about_secrets = any(SECRET.search(str(part)) or "variable" in str(part) for part in problem["loc"])
     if about_secrets and problem["input"] and isinstance(problem["input"], str | dict | list):
         return ""
@@ -206,14 +219,17 @@ def _broken(text: str) -> str:
 def _shown(value: object) -> str:
     try:
         text = censored(repr(value))
-    except ValueError:  # Python writes no number of so many digits
+    except ValueError:  # Python refuses to print a number with so many digits
         return "a number of thousands of digits"
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
 def _readable(location: Sequence[str | int], table: Mapping[str, object]) -> list[str]:
-    """``('agents', 1, 'policy')`` → ``['agents', 'actor', 'policy']`` where the agent has a role."""
-    if location[-1:] == ("[key]",):  # the name of a table is wrong, which the message shows
+    """Return an error location with an agent's index replaced by its role.
+
+    ``('agents', 1, 'policy')`` → ``['agents', 'actor', 'policy']``. An agent without a role keeps its index.
+    """
+    if location[-1:] == ("[key]",):  # the table's name is wrong, and the message shows it
         location = location[:-2]
     words = [str(part) for part in location]
     if len(location) > 1 and location[0] == "agents" and isinstance(location[1], int):
@@ -224,12 +240,12 @@ def _readable(location: Sequence[str | int], table: Mapping[str, object]) -> lis
 
 
 def keys_of(overrides: Sequence[str]) -> list[str]:
-    """The keys that overrides change: ``["algorithm.level"]``."""
+    """Return the overridden keys: ``["algorithm.level"]``."""
     return [".".join(key) for key, _ in _pairs(overrides)]
 
 
 def overrides_of_others(overrides: Sequence[str], tables: Sequence[str]) -> list[str]:
-    """Overrides but for those of some tables.
+    """Return overrides outside the given tables.
 
     >>> overrides_of_others(["--team.sees", "all", "--seed=3"], ["team"])
     ['--seed=3']
@@ -245,13 +261,13 @@ def overrides_of_others(overrides: Sequence[str], tables: Sequence[str]) -> list
 
 
 def tables_of(overrides: Sequence[str]) -> dict[str, object]:
-    """Overrides as tables.
+    """Return overrides as nested tables.
 
     >>> tables_of(["--lines", "3", "--params.digits=2"])
     {'lines': 3, 'params': {'digits': 2}}
 
     Raises:
-        ValueError: they are none.
+        ValueError: an argument is not an override.
     """
     table: dict[str, object] = {}
     for key, value in _pairs(overrides):
@@ -280,7 +296,7 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], object]]:
 
 
 def _value(text: str) -> object:
-    """A TOML value; anything that is none is a string, so that ``--algorithm.level token`` needs no quotes."""
+    """Parse a TOML value; invalid TOML becomes a string, so ``--algorithm.level token`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError) as error:
@@ -288,13 +304,16 @@ def _value(text: str) -> object:
 
 
 class _Broken(str):
-    """A text that begins like a table or a list, and is none: where no text can be, that is what is wrong with it."""
+    """Invalid TOML that begins like a table or list, with the parser's error.
+
+    The error is reported if the key does not accept a string.
+    """
 
     why: str
 
     def __new__(cls, text: str, error: Exception) -> _Broken:
         broken = super().__new__(cls, text)
-        broken.why = str(error).split(" (at ")[0]  # the place is that in a line of ours
+        broken.why = str(error).split(" (at ")[0]  # the position refers to an internal line
         return broken
 
 
@@ -303,8 +322,8 @@ def _is_word(value: object) -> bool:
 
 
 def _change(table: dict[str, object], key: Sequence[str], value: object) -> None:
-    """Set a key; a bare word in the place of a plugin names it, and the keys of one of another name go."""
-    key = key[:1] if key == ENGINE else key  # of engines none has what another has
+    """Set a key; a plain string in place of a plugin selects it and drops another plugin's keys."""
+    key = key[:1] if key == ENGINE else key  # engines share no keys
     tag = NAMED.get(".".join(key))
     if tag and _is_word(value):
         place: object = table

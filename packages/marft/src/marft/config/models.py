@@ -1,4 +1,4 @@
-"""Base models, local and remote, and the policies on them."""
+"""Base models, local and remote, and policies based on them."""
 
 from __future__ import annotations
 
@@ -26,36 +26,41 @@ def _is_day(text: str) -> str:
 
 
 class ModelSettings(Settings):
-    """A base model: ``"tiny"`` (bundled; ``"tiny-tools"`` can call tools), a folder, or a Hugging Face id; or, with an
-    ``endpoint``, a remote one."""
+    """Base model: ``"tiny"`` (bundled; ``"tiny-tools"`` supports tool calls), a folder, or a Hugging Face id.
 
-    path: Annotated[Filled, AtHome]  # "tiny", a folder, or a Hugging Face id; of a remote model its name there
-    endpoint: TeammateEndpoint | None = None  # where a remote model is reached
-    revision: Filled = "main"  # of a Hugging Face id: branch, tag or commit
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # that is computed in; auto: float32 on CPU, bfloat16 on GPU
-    context: CountOrNone = 0  # tokens, prompt and action together; 0: what it, or its reader, is made for
-    chat_template: Annotated[str, AtHome] = ""  # a Jinja file that replaces the tokenizer's own
-    template_options: Plain = {}  # passed to the chat template, e.g. enable_thinking = false
-    date: Annotated[str, AfterValidator(_is_day)] = "2024-07-26"  # today, to chat templates that show it
-    gradient_checkpointing: bool = False  # less memory, more time; changes nothing else
-    # which of training.ranks learn on it, e.g. [0, 1]; []: all. Models of different ranks are learned on at one time
+    With an ``endpoint``, the model is remote.
+    """
+
+    path: Annotated[Filled, AtHome]  # "tiny", a folder, or a Hugging Face id; for a remote model its name on the server
+    endpoint: TeammateEndpoint | None = None  # endpoint of a remote model
+    revision: Filled = "main"  # branch, tag or commit of a Hugging Face id
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # compute dtype; auto: float32 on CPU, bfloat16 on GPU
+    # context length in tokens, prompt and action together; 0: maximum of the model, or of its local reader
+    context: CountOrNone = 0
+    chat_template: Annotated[str, AtHome] = ""  # Jinja file that replaces the tokenizer's chat template
+    template_options: Plain = {}  # arguments for the chat template, e.g. enable_thinking = false
+    date: Annotated[str, AfterValidator(_is_day)] = "2024-07-26"  # current date in chat templates that show one
+    gradient_checkpointing: bool = False  # saves memory at the cost of time; results are unchanged
+    # training ranks that learn on the model, e.g. [0, 1]; []: all. Models on different ranks are trained in parallel
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Strict(False)] = ()
 
 
-MOST_RANK = 65_536  # of an adapter
-UNADAPTED = ("lm_head", "embed_out", "embed_tokens", "wte")  # names that output layers and embeddings go by
+MOST_RANK = 65_536  # maximum rank of an adapter
+UNADAPTED = ("lm_head", "embed_out", "embed_tokens", "wte")  # names of output layers and embeddings
 
 
 def unadapted(targets: Iterable[str]) -> list[str]:
-    """Return the targets that name an output layer or an embedding, on which no adapter is computed."""
+    """Return targets that name an output layer or embedding, which adapters do not support."""
     return [target for target in targets if target.rpartition(".")[2] in UNADAPTED]
 
 
 class LoraSettings(Settings):
-    rank: Annotated[int, Field(ge=1, le=MOST_RANK)] = 8  # of the change to each layer
-    alpha: Annotated[Positive, Felt] = 16.0  # the change counts alpha / rank times
+    """LoRA adapter for a policy."""
+
+    rank: Annotated[int, Field(ge=1, le=MOST_RANK)] = 8  # rank of the update to each layer
+    alpha: Annotated[Positive, Felt] = 16.0  # scale: the update is multiplied by alpha / rank
     targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
-    # B: A stays as it began, half as much learns, and averages of adapters are averages of what they change (FFA-LoRA)
+    # trained matrices; B: A stays fixed, half the parameters train, and averages of adapters are exact (FFA-LoRA)
     trains: Literal["both", "B"] = "both"
 
     @field_validator("targets")
@@ -72,25 +77,25 @@ class LoraSettings(Settings):
 
 
 class PoolSettings(Settings):
-    """Opponents: past versions of a policy in training, all loaded, of which every task is played against one."""
+    """Opponent pool: past versions of a trained policy, all loaded; each task is played against one."""
 
-    of: str  # the policy in training whose versions they are
-    size: Annotated[int, Field(ge=1, le=64)] = 4  # versions at the same time, the untuned one among them
-    every: Count = 5  # steps from one version that joins to the next
-    # which a task is played against: any, the newest, or rather those against whom fewer matches are won
+    of: str  # trained policy whose versions are in the pool
+    size: Annotated[int, Field(ge=1, le=64)] = 4  # number of versions, the untuned one included
+    every: Count = 5  # steps between new versions
+    # selection of the opponent for a task: uniform, the newest version, or preferably versions with a low win rate
     choose: Literal["uniform", "latest", "prioritised"] = "uniform"
-    power: Positive = 2.0  # of the share of matches not won, which prioritised versions are drawn by
+    power: Positive = 2.0  # exponent on the share of matches not won, for prioritized selection
 
 
 class PolicySettings(Settings):
-    """Weights by name. Agents that name the same policy share it."""
+    """Named weights. Agents with the same policy share them."""
 
-    model: str  # the base that it is on
-    train: Literal["lora", "full", "frozen"] = "lora"  # an adapter, all weights, or nothing
-    lora: LoraSettings = LoraSettings()  # of train = "lora"
-    adapter: Annotated[str, AtHome] = ""  # a PEFT adapter folder to start from
-    learning_rate: LearningRate | None = None  # in place of the algorithm's
-    pool: PoolSettings | None = None  # it is a pool of another one's past versions, all frozen
+    model: str  # base model
+    train: Literal["lora", "full", "frozen"] = "lora"  # trained weights: an adapter, all weights, or none
+    lora: LoraSettings = LoraSettings()  # adapter for train = "lora"
+    adapter: Annotated[str, AtHome] = ""  # initial PEFT adapter folder; "": none
+    learning_rate: LearningRate | None = None  # learning rate; default: the optimizer's
+    pool: PoolSettings | None = None  # makes the policy an opponent pool: past versions of another policy, all frozen
 
 
 BUNDLED = {
@@ -101,7 +106,7 @@ Models = Mapping[str, ModelSettings]
 
 
 def local_model(models: Models, model: str) -> str:
-    """The local model that stands for ``model`` here: itself, or the reader of a remote one; "" when there is none."""
+    """Return the local model for ``model``: itself, or the reader for a remote model; "" if missing."""
     endpoint = models[model].endpoint
     if endpoint is None:
         return model
@@ -109,23 +114,23 @@ def local_model(models: Models, model: str) -> str:
 
 
 def readers(models: Models) -> set[str]:
-    """The local models that read for remote ones."""
+    """Return the local models that serve as readers for remote ones."""
     return {local_model(models, name) for name, model in models.items() if model.endpoint is not None}
 
 
 def hidden_size(model: ModelSettings) -> int | None:
-    """The width of a local model, where it lies on this disk and says so."""
+    """Return a local model's hidden size; None if its files are missing or do not contain the size."""
     folder = BUNDLED.get(model.path, Path(model.path))
     try:
         table = json.loads(read_text(folder / "config.json"))
         size = table.get("hidden_size", table.get("text_config", {}).get("hidden_size"))
-    except (OSError, ValueError, AttributeError, RecursionError):  # whoever loads the model says what is wrong
+    except (OSError, ValueError, AttributeError, RecursionError):  # loading the model reports the error
         return None
     return size if isinstance(size, int) else None
 
 
 def rank_problems(models: Models, policies: Mapping[str, PolicySettings]) -> Iterable[str]:
-    """LoRAs of more ranks than the model that they change has dimensions."""
+    """Yield a problem for each LoRA rank above the model's hidden size."""
     for name, policy in policies.items():
         model = models.get(policy.model)
         size = hidden_size(model) if model is not None and model.endpoint is None and policy.train == "lora" else None
@@ -137,11 +142,11 @@ def rank_problems(models: Models, policies: Mapping[str, PolicySettings]) -> Ite
 
 
 def placement_problems(models: Models, ranks: int, body: str) -> Iterable[str]:
-    """What is wrong with the ranks that models are placed on.
+    """Yield problems with the assignment from models to ranks.
 
     Args:
-        ranks: that there are.
-        body: what the critic reads with.
+        ranks: number of training ranks.
+        body: critic body, ``"frozen"`` or ``"lora"``.
     """
     for name, model in models.items():
         if len(set(model.ranks)) < len(model.ranks):
@@ -160,7 +165,7 @@ def placement_problems(models: Models, ranks: int, body: str) -> Iterable[str]:
 
 
 def remote_problems(models: Models, policies: Mapping[str, PolicySettings]) -> Iterable[str]:
-    """What is wrong with the remote models of a recipe and the policies on them."""
+    """Yield problems with remote models and their policies."""
     for name, model in models.items():
         if model.endpoint is not None:
             yield from _reader_problems(models, name)

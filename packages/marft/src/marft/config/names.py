@@ -1,4 +1,4 @@
-"""Names that people give: of models, policies, tools, roles and runs. All of them become names of files or columns."""
+"""User-chosen names for models, policies, tools, roles and runs. They become names of files or columns."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Annotated
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-LONGEST = 64  # characters; a file's name has at most 255 bytes, and ours has words around it
-DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # which Windows keeps for itself
+LONGEST = 64  # maximum length in characters; file systems allow 255 bytes, and MARFT adds words around the name
+DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # reserved device names of Windows
 NOT_IN_FILES = '/ \\ : * ? " < > |'
 
 
 def check_name(name: str) -> str:
-    """A name of a model, a policy or a tool source.
+    """Return a valid name for a model, a policy or a tool source.
 
     >>> check_name("reasoner-2")
     'reasoner-2'
 
     Raises:
-        PydanticCustomError: it could not be a folder, a part of a metric's name, or a key on the command line.
+        PydanticCustomError: the name cannot be a folder, part of a metric's name, or a key on the command line.
     """
     if not name or any(not (c.isalnum() or c in "_-") for c in name) or name.startswith("-"):
         raise _refused("must consist of letters, digits, _ and -, and not begin with -")
@@ -31,10 +31,10 @@ def check_name(name: str) -> str:
 
 
 def check_role(name: str) -> str:
-    """A role, which organizations call: ``agents.planner``.
+    """Return a valid role; organizations use it as an attribute: ``agents.planner``.
 
     Raises:
-        PydanticCustomError: it could not be called, or is no good as a part of a metric's name.
+        PydanticCustomError: the role is no Python identifier, or cannot be part of a metric's name.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise _refused(
@@ -45,10 +45,10 @@ def check_role(name: str) -> str:
 
 
 def check_run_name(name: str) -> str:
-    """The name of a run's folder.
+    """Return a valid name for a run's folder.
 
     Raises:
-        PydanticCustomError: it could not be a folder's, here or on another system.
+        PydanticCustomError: the name cannot be a folder, on this system or another.
     """
     if not name or not name.isprintable() or set(name) & set(NOT_IN_FILES.split()):
         raise _refused(f"must be usable as a folder name: no control characters, and none of {NOT_IN_FILES}")
@@ -60,7 +60,10 @@ def check_run_name(name: str) -> str:
 
 
 def collisions(kind: str, names: Iterable[str]) -> Iterable[str]:
-    """Names that some file systems take for the same: they differ in capitals, or in how a letter is composed."""
+    """Yield a message for each pair with equal names on some file systems.
+
+    Such names differ only in case or in Unicode composition.
+    """
     known: dict[str, str] = {}
     for name in names:
         other = known.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)

@@ -1,7 +1,7 @@
-"""What parts of each kind say of themselves, beside their methods: class data with a default, read when the recipe is.
+"""Base classes for plugins of each kind, with class attributes that are read when the recipe is loaded.
 
-A part of a kind derives from the class here. Data under a name that is almost one of these is refused
-(:mod:`marft.config.seams`): what a part needs cannot be missed for a typing error.
+A plugin derives from the base class of its kind. An attribute whose name is almost one of these is rejected
+(:mod:`marft.config.seams`), so that a typing error cannot hide a plugin's requirement.
 """
 
 from __future__ import annotations
@@ -16,222 +16,253 @@ from marft.common.types import Task
 from marft.config.plugins import Plugin, resolver
 from marft.config.settings import Few, Positive
 
-LEAST_CAPACITY = 16_384  # bytes of a memory
-LONGEST_SHARE = 16  # what part of a memory one text may take
+LEAST_CAPACITY = 16_384  # minimum capacity of a memory in bytes
+LONGEST_SHARE = 16  # divisor: one text may take at most this fraction of a memory
 
 
 class EnvironmentPart(Plugin):
-    """Base of environments. ``session`` is the class of its sessions, where agents may call methods of theirs that
-    are marked with ``@tool``."""
+    """Base class for environments.
 
-    one_step: ClassVar[bool] = False  # every episode is over after one step
+    ``session`` is the class of its sessions, if agents may call session methods that are marked with ``@tool``.
+    """
+
+    one_step: ClassVar[bool] = False  # every episode ends after one step
     session: ClassVar[type | None] = None
-    reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)  # of what an episode earns the team, or one agent
-    says_whose_turn: ClassVar[bool] = False  # agents act when it says so (Observation.turn), not all in every step
-    offers_options: ClassVar[bool] = False  # agents choose from its options (Observation.options), and do not write
-    carries_words: ClassVar[bool] = False  # what agents say reaches others through it: cut, priced or not at all
+    reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)  # range of an episode's reward, for the team or one agent
+    # the environment selects the acting agents (Observation.turn) instead of all in every step
+    says_whose_turn: ClassVar[bool] = False
+    # agents choose from options of the environment (Observation.options) instead of writing text
+    offers_options: ClassVar[bool] = False
+    # the environment relays messages between agents, and may shorten, price or block them
+    carries_words: ClassVar[bool] = False
 
     @property
     def graded(self) -> bool:
-        """Whether the environment itself says what an answer is worth."""
+        """True if the environment itself rewards an answer."""
         return True
 
     @property
     def opposed(self) -> Sequence[Sequence[str]]:
-        """Sides that all learn and play against each other, each by its roles; () where all work together."""
+        """Learning sides that play against each other, each a list of roles; () for a cooperative team."""
         return ()
 
     @property
     def against(self) -> Sequence[str]:
-        """Roles of agents that the others learn to play against, and that do not learn themselves."""
+        """Roles of opponents that do not learn themselves."""
         return ()
 
     @property
     def offers(self) -> type | None:
-        """The class whose methods that are marked with ``@tool`` agents may call: that of its sessions, or of the
-        object that they call their ``toolbox``."""
+        """Class with ``@tool`` methods for agents: the session class, or the class of the session's ``toolbox``."""
         return self.session
 
     def script(self, skill: float = 1.0) -> Callable[..., object] | None:  # noqa: ARG002
-        """Who plays it without a model (:class:`marft.envs.scripts.Script`); None where nobody does.
+        """Return a scripted policy, which needs no model (:class:`marft.envs.scripts.Script`); None by default.
 
         Args:
-            skill: the share of turns that are played well, and not by a weak model's habits.
+            skill: share of turns that are played well; the others imitate the habits of a weak model.
         """
         return None
 
     @property
     def episode_limit(self) -> int:
-        """Steps after which an episode is over, at most; 0: when the run says so."""
+        """Maximum steps in an episode; 0: the run's limit applies."""
         return int(self.one_step)
 
     def odds(self, task: Task) -> float:  # noqa: ARG002
-        """How often a training task is drawn, beside others: one of 2 twice as often as one of 1, one of 0 never."""
+        """Return a training task's relative sampling weight: twice as often with 2 as with 1, never with 0."""
         return 1.0
 
 
 class EnginePart(Plugin):
-    """Base of engines."""
+    """Base class for engines."""
 
-    holds_grammars: ClassVar[bool] = False  # it samples what a grammar allows for, and says what that was
-    apart: ClassVar[bool] = False  # it has weights of its own, which come out otherwise than the learner's
-    tells_tokens: ClassVar[bool] = False  # it calls Sampling.listener with each token that it samples
+    holds_grammars: ClassVar[bool] = False  # the engine samples under a grammar, and returns the masks
+    # the engine has its own copy of the weights, whose outputs differ numerically from the learner's
+    apart: ClassVar[bool] = False
+    tells_tokens: ClassVar[bool] = False  # the engine calls Sampling.listener with each sampled token
 
 
 class OrganizationPart(Plugin):
-    """Base of organizations."""
+    """Base class for organizations."""
 
-    each_once: ClassVar[bool] = False  # every agent acts once a step
-    own_words: ClassVar[bool] = False  # agents are asked in messages of its own: not in those that a recipe makes
-    own_timeout: ClassVar[bool] = False  # it sees itself to it that a step ends, however long it waits for no agent
+    each_once: ClassVar[bool] = False  # every agent acts exactly once per step
+    # the organization writes the agents' prompts itself, without the recipe's prompt format
+    own_words: ClassVar[bool] = False
+    own_timeout: ClassVar[bool] = False  # the organization itself ensures that a step ends, even if no agent responds
 
     @property
     def grades(self) -> bool:
-        """Whether it says itself what an answer is worth."""
+        """True if the organization itself rewards an answer."""
         return False
 
     def answering_role(self, answering: Sequence[str]) -> str:  # noqa: ARG002
-        """Whose only action in a step is its answer, which can be told while it comes about; "" where that is not known
-        before.
+        """Return the role whose only action in a step is the answer, so that the answer can be streamed.
+
+        Return "" if the role is not known in advance.
 
         Args:
-            answering: roles that answer.
+            answering: roles that may answer.
         """
         return ""
 
     def without(self, roles: Sequence[str]) -> OrganizationPart:  # noqa: ARG002
-        """The same organization once agents are gone: who saw one of them sees whom that one saw."""
+        """Return the organization without some agents; observers of a removed agent inherit its sources."""
         return self
 
 
 class CreditPart(Plugin):
-    """Base of credits."""
+    """Base class for credit assignment."""
 
     needs_critic: ClassVar[bool] = False
-    reads_traces: ClassVar[bool] = False  # it knows of policies updated before (A2PO)
-    grouped_by: ClassVar[Literal["task", ""]] = ""  # what rewards are compared with: attempts at the same task
-    makes_pairs: ClassVar[bool] = False  # it makes comparisons, for an objective that reads them
-    ranks_own: ClassVar[bool] = False  # it goes by how agents' own rewards rank attempts
-    absolute: ClassVar[bool] = False  # its advantages are weights: over their deviation they would say nothing
+    reads_traces: ClassVar[bool] = False  # supports the correction for policies updated before (A2PO)
+    grouped_by: ClassVar[Literal["task", ""]] = ""  # comparison group of rewards: attempts at the same task, or none
+    makes_pairs: ClassVar[bool] = False  # produces comparisons for a pairwise objective
+    ranks_own: ClassVar[bool] = False  # depends on the ranking of attempts by agents' own rewards
+    absolute: ClassVar[bool] = False  # advantages are absolute weights and must not be normalized
 
     @property
     def by_agent(self) -> bool:
-        """Whether an agent is judged by what it earned itself, and not by what all of them earned together."""
+        """True if each agent is credited for its own reward instead of the team's."""
         return False
 
     @property
     def forking(self) -> object | None:
-        """How episodes are played again for its sake (:class:`marft.rollout.forking.interface.Forking`)."""
+        """Plan for replayed episodes (:class:`marft.rollout.forking.interface.Forking`); None without forks."""
         return None
 
 
 class ObjectivePart(Plugin):
-    """Base of objectives."""
+    """Base class for objectives."""
 
-    reads_pairs: ClassVar[bool] = False  # its loss is one of comparisons (:mod:`marft.trainer.objectives.pairs`)
+    reads_pairs: ClassVar[bool] = False  # pairwise loss (:mod:`marft.trainer.objectives.pairs`)
 
     @property
     def clip_width(self) -> float:
-        """How far below 1 a ratio is clipped; 0: it is not."""
+        """Clip distance below ratio 1; 0: no clip."""
         return 0.0
 
     def scaled(self, scale: float) -> Self:  # noqa: ARG002
-        """The objective with its clip ``scale`` as wide."""
+        """Return the objective with its clip width multiplied by ``scale``."""
         return self
 
 
 class TeammateWeightPart(Plugin):
-    """Base of weights of text that somebody else wrote in an agent's turn."""
+    """Base class for loss weights on text by other authors in an agent's turn."""
 
 
 class SchedulePart(Plugin):
-    """Base of schedules. ``correction`` is what policies that step earlier do to those later
-    (:class:`marft.trainer.interfaces.UpdateSchedule`)."""
+    """Base class for update schedules.
+
+    ``correction`` is the effect of policies that update earlier on those that update later
+    (:class:`marft.trainer.interfaces.UpdateSchedule`).
+    """
 
     correction: ClassVar[Literal["", "product", "preceding"]] = ""
 
 
 class FilterPart(Plugin):
-    """Base of filters: what is left out of the episodes that a teacher has played, before any is imitated. ``refused``
-    is a pure function of them and of what is known of the recipe (:mod:`marft_lab.synthesis.candidates`)."""
+    """Base class for filters on a teacher's episodes before imitation.
+
+    ``refused`` is a pure function of the episodes and of the known recipe data (:mod:`marft_lab.synthesis.candidates`).
+    """
 
 
 class CheckPart(Plugin):
-    """Base of checks: what a team must not do, or is made to do by an attack. ``found`` is a pure function of what it
-    did in an episode (:class:`marft_lab.safety.deeds.Deeds`): a sentence for each time."""
+    """Base class for safety checks: forbidden behavior of a team, or behavior that an attack causes.
+
+    ``found`` is a pure function of the team's outputs in an episode (:class:`marft_lab.safety.deeds.Deeds`). It returns
+    one sentence per violation.
+    """
 
 
 class ProposerPart(Plugin):
-    """Base of proposers: where new instructions for an agent come from. ``propose`` is a pure function of what is known
-    (:class:`marft_lab.profiles.proposals.Asked`), and of what a policy says that it asks."""
+    """Base class for prompt proposers, which write new instructions for an agent.
+
+    ``propose`` is a pure function of its input (:class:`marft_lab.profiles.proposals.Asked`) and of the replies of the
+    policies that it prompts.
+    """
 
     @property
     def asks(self) -> Sequence[str]:
-        """Policies of the recipe that it asks; () where it asks none."""
+        """Policies in the recipe that the proposer prompts; () if none."""
         return ()
 
 
 class MemoryPart(Plugin):
-    """Base of memory systems. ``begin(count)`` makes an empty :class:`marft.agents.memories.interface.Memory` that
-    holds at most ``room`` bytes; ``count`` says how many tokens a text has."""
+    """Base class for memory systems.
 
-    edits: ClassVar[bool] = False  # a text that is written says how to change what is there, line by line
+    ``begin(count)`` creates an empty :class:`marft.agents.memories.interface.Memory` of at most ``room`` bytes.
+    ``count`` returns the number of tokens in a text.
+    """
 
-    # when what is written is built in: at once, `batch` entries together, or when somebody reads
+    edits: ClassVar[bool] = False  # written texts are line-by-line edits of the memory's content
+
+    # when new entries are added: immediately, in batches, or before the next read
     construction: Literal["eager", "batched", "lazy"] = "eager"
-    batch: Few = 8  # entries that are built in together, where construction is "batched"
-    # bytes that it holds, what waits to be built in included; the oldest fall out
+    batch: Few = 8  # entries per batch for construction = "batched"
+    # maximum size in bytes, pending entries included; the oldest entries are dropped first
     capacity: Annotated[int, Field(ge=LEAST_CAPACITY, le=2**30)] = 262_144
-    working: Annotated[int, Field(ge=1, le=100)] = 4  # entries of the kind "working" that are held: the newest
+    working: Annotated[int, Field(ge=1, le=100)] = 4  # maximum entries of kind "working"; the newest stay
 
     @property
     def room(self) -> int:
-        """Bytes of what is built in; the rest of the capacity is for what waits."""
+        """Bytes for built-in entries; the rest of the capacity is for pending entries."""
         return self.capacity if self.construction == "eager" else self.capacity - self.waiting_room
 
     @property
     def waiting_room(self) -> int:
-        """Bytes of what waits: where there are more, it is built in before its time."""
+        """Bytes for pending entries; more pending entries are added early."""
         return self.capacity // 4
 
     @property
     def longest(self) -> int:
-        """Bytes of an entry's text, of which more is cut."""
+        """Maximum text length per entry in bytes; longer texts are truncated."""
         return self.capacity // LONGEST_SHARE
 
 
 class WorldModelPart(Plugin):
-    """Base of world models. ``fit(lived, seed)`` makes a model of steps that were lived, which
-    ``predict(situation, action)`` says what may come of."""
+    """Base class for world models.
+
+    ``fit(lived, seed)`` fits a model to real environment steps. Its ``predict(situation, action)`` returns possible
+    outcomes.
+    """
 
 
 class CombinerPart(Plugin):
-    """Base of combiners: what each site of a federation goes on from. ``mixing(sites, counts)`` is a pure function of
-    their names and of how much each has played, 0 where it took no part: a row of weights for each site."""
+    """Base class for federated aggregators, which compute each site's next adapters.
 
-    # products: what adapters change, B·A, is averaged, and its best approximation of their rank is taken; factors: A
-    # and B are averaged each for itself
+    ``mixing(sites, counts)`` is a pure function of the sites' names and of each site's count, 0 for absent sites. It
+    returns one row of weights per site.
+    """
+
+    # quantity to average. products: the adapter updates B·A, projected to the best approximation of their rank.
+    # factors: A and B separately
     of: Literal["products", "factors"] = "products"
 
     @property
     def counted(self) -> Literal["", "episodes", "tokens"]:
-        """What of a site's round is counted; "": that it took part alone."""
+        """Unit of a site's contribution in a round; "": participation only."""
         return ""
 
 
 class SinkPart(Plugin):
-    """Base of sinks. ``open`` makes a :class:`marft.runs.loggers.interface.Sink`, on the thread that it is told on."""
+    """Base class for metric loggers.
 
-    package: ClassVar[str] = ""  # that it needs
-    extra: ClassVar[str] = ""  # of MARFT's, which brings the package; "": it is installed by its own name
-    folder: ClassVar[str] = ""  # that it writes to, in the run's own
+    ``open`` creates a :class:`marft.runs.loggers.interface.Sink` on the thread that will call it.
+    """
 
-    close_seconds: Positive = 20.0  # that the end of a run waits until everything has arrived, at most
+    package: ClassVar[str] = ""  # required package
+    extra: ClassVar[str] = ""  # extra of MARFT that installs the package; "": install the package by name
+    folder: ClassVar[str] = ""  # output folder inside the run's folder
+
+    close_seconds: Positive = 20.0  # maximum wait for pending writes at the end of a run, in seconds
 
     def missing(self) -> str:
-        """What is to be installed for it; "" where all is there."""
+        """Return the missing distribution for ``pip install``; "" if installed."""
         spec = find_spec(self.package) if self.package else None
-        if not self.package or (spec is not None and spec.origin is not None):  # else it may be a folder of that name
+        # a spec without origin may be a plain folder of that name
+        if not self.package or (spec is not None and spec.origin is not None):
             return ""
         return f"marft[{self.extra}]" if self.extra else self.package
 

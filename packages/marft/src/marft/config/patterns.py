@@ -1,4 +1,4 @@
-"""Regular expressions of recipes, matched against what models write: one that would search for ever is cut short."""
+"""Regular expressions in recipes, matched against model output with a timeout."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pydantic_core import PydanticCustomError
 from marft.common.errors import EpisodeFailedError
 from marft.config.settings import are_names
 
-LONGEST = 2_000  # characters of a pattern
-SEARCH_SECONDS = 2.0  # through one text
-LARGEST = 100_000  # parts of a pattern, those that are counted written out: so it is compiled
+LONGEST = 2_000  # maximum length of a pattern in characters
+SEARCH_SECONDS = 2.0  # timeout of one search in seconds
+LARGEST = 100_000  # maximum parts of a pattern with its counted repeats expanded, as compiled
 _PARTS = re.compile(
     r"(?P<opens>\()|(?P<closes>\))|\{(?P<least>\d*)(?:,(?P<most>\d*))?\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|.", re.DOTALL
 )
 
 
 def checked_pattern(pattern: str) -> str:
-    """Return the pattern.
+    """Return a valid pattern.
 
     Raises:
-        PydanticCustomError: it is no regular expression, or takes too much memory to compile.
+        PydanticCustomError: the pattern is no regular expression, or needs too much memory to compile.
     """
     if len(pattern) > LONGEST:
         raise PydanticCustomError("pattern", "is longer than {most} characters", {"most": LONGEST})
@@ -49,12 +49,12 @@ Patterns = Annotated[tuple[Pattern, ...], Strict(False), AfterValidator(are_name
 
 
 def _size(pattern: str) -> int:
-    """Return how many parts a pattern has once what it counts is written out.
+    """Return the number of parts in a pattern with its counted repeats expanded.
 
     >>> _size("ab"), _size("a{3}b"), _size("(?:a|b){2,5}") > 10, _size("(a{100}){100}") > 10_000
     (2, 4, True, True)
     """
-    groups = [[0, 0]]  # of each group that is open: the size of all, and of the last part, which a count is of
+    groups = [[0, 0]]  # per open group: total size, and size of the last part, which a repeat applies to
     for part in _PARTS.finditer(pattern):
         if part["opens"]:
             groups.append([0, 1])
@@ -67,10 +67,10 @@ def _size(pattern: str) -> int:
 
 
 def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[regex.Match[str]]:
-    """The pattern's matches in a text.
+    """Yield the pattern's matches in a text.
 
     Raises:
-        EpisodeFailedError: they cannot be found in time, or memory.
+        EpisodeFailedError: the search exceeds its time or memory limit.
     """
     try:
         yield from regex.finditer(pattern, text, regex.IGNORECASE if ignore_case else 0, timeout=SEARCH_SECONDS)
@@ -81,19 +81,19 @@ def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[rege
 
 
 def holds(pattern: str, text: str) -> bool:
-    """Whether the pattern is found in a text.
+    """Return True if the pattern matches anywhere in a text.
 
     Raises:
-        EpisodeFailedError: that cannot be told in time.
+        EpisodeFailedError: the search exceeds its time or memory limit.
     """
     return next(matches(pattern, text), None) is not None
 
 
 def last_group(pattern: str, text: str) -> str | None:
-    """The first group of the pattern's last match, or all of the match where there is no group; None without a match.
+    """Return the first group in the pattern's last match, or the whole match without groups; None without a match.
 
     Raises:
-        EpisodeFailedError: that cannot be told in time.
+        EpisodeFailedError: the search exceeds its time or memory limit.
     """
     said: str | None = None
     for found in matches(pattern, text):

@@ -1,4 +1,4 @@
-"""Where processes of a run are started: on this machine, or on the cluster that its recipe names."""
+"""Process placement: on this machine, or on the cluster in the recipe."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from marft.config.sections import Section
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
 
-Kind = Literal["worker", "engine", "learner"]  # of a process
+Kind = Literal["worker", "engine", "learner"]  # kind of a process
 
 
 class Cluster(Section):
-    """Base of the settings of a cluster, which starts a run's processes on other machines."""
+    """Base class for cluster settings. A cluster starts processes on other machines."""
 
     @abstractmethod
     def gpus_of(self, kind: Kind) -> float:
-        """Return how many GPUs the recipe asks for, for each process of a kind."""
+        """Return the requested GPUs per process for a kind."""
 
     @abstractmethod
     def open_starter(self, run: RunSettings, kind: Kind, count: int, gpus: float | None = None) -> Starter:
-        """Return a starter of ``count`` processes of a kind. Close it.
+        """Return a starter for ``count`` processes with one kind. Close it after use.
 
         Args:
-            gpus: that each process asks for; None: as many as the recipe says.
+            gpus: GPUs requested by each process; None: the recipe's number.
 
         Raises:
             ValueError: the cluster cannot be joined.
-            RunError: it has no room for them.
+            RunError: the cluster does not have enough resources.
         """
 
 
 def cluster_of(run: RunSettings) -> Cluster | None:
-    """Return the cluster of a run; None where all its processes are on this machine."""
+    """Return the run's cluster; None if all processes run on this machine."""
     return next((section for section in run.sections if isinstance(section, Cluster)), None)
 
 
 def open_starter(run: RunSettings, kind: Kind, count: int, gpus: float | None = None) -> Starter:
-    """Return a starter of ``count`` processes of a kind, on this machine unless the run has a cluster. Close it.
+    """Return a starter for ``count`` processes, local unless the run has a cluster. Close it after use.
 
     Args:
-        gpus: that each process on a cluster asks for; None: as many as the recipe says.
+        gpus: GPUs requested by each process on a cluster; None: the recipe's number.
 
     Raises:
         ValueError: the cluster cannot be joined.
-        RunError: it has no room for them.
+        RunError: the cluster does not have enough resources.
     """
     cluster = cluster_of(run)
     return cluster.open_starter(run, kind, count, gpus) if cluster else LocalStarter()

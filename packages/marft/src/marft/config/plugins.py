@@ -1,8 +1,9 @@
-"""Plugins: a named part of a run whose fields are its keys in the recipe and whose methods do the work.
+"""Plugins: named run components, with fields as recipe keys and methods for the work.
 
-An environment, organization, credit, objective or schedule is one class in one file. A recipe names it by a name that
-an installed package, MARFT included, registered under the entry-point group ``marft.<kind>``, or by import path
-(``my_package.module:Class``). It is held to its seam (:mod:`marft.config.seams`) when the recipe is read.
+An environment, organization, credit, objective or schedule is one class in one file. A recipe selects it by a name that
+an installed package, MARFT included, registered under the entry-point group ``marft.<kind>``. The alternative is an
+import path (``my_package.module:Class``). The class is validated against its specification (:mod:`marft.config.seams`)
+when the recipe is loaded.
 """
 
 from __future__ import annotations
@@ -31,26 +32,27 @@ from marft.config.seams import SEAMS, class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
 
 TAGS = {"organizations": "organization", "engines": "kind"}
-SINGULAR = {"memories": "memory"}  # of those that do not lose an s alone
+SINGULAR = {"memories": "memory"}  # kinds with an irregular plural
 
 
 class Plugin(Settings):
-    """Base of every plugin class. It remembers the name it was asked for by, so that it can be saved again."""
+    """Base class for all plugins. Keeps its name from the recipe for saving."""
 
     _kind: str = PrivateAttr(default="")
     _name: str = PrivateAttr(default="")
 
     @property
     def name(self) -> str:
+        """Name in the recipe; default: the class name."""
         return self._name or type(self).__name__
 
     @classmethod
     def known_values(cls) -> Mapping[str, Sequence[str]]:
-        """Keys that take one name of a list, and the list, for whoever asks what there is."""
+        """Return the allowed values for keys with a fixed list of names, by key."""
         return {}
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:  # noqa: ARG002
-        """What is wrong with it in a team of these roles, each with its remedy."""
+        """Return problems with the plugin in a team with these roles, each with a remedy."""
         return ()
 
     @model_serializer(mode="wrap")
@@ -59,7 +61,7 @@ class Plugin(Settings):
 
 
 def one_of(kind: str) -> str:
-    """What one of a kind is called.
+    """Return the singular for a plugin kind.
 
     >>> one_of("credits"), one_of("memories")
     ('credit', 'memory')
@@ -68,17 +70,17 @@ def one_of(kind: str) -> str:
 
 
 def called(plugin: Plugin) -> str:
-    """``credit 'my_package.credits:Median'``, for messages."""
+    """Return a plugin's label for messages: ``credit 'my_package.credits:Median'``."""
     return f"{one_of(plugin._kind) or 'part'} {plugin.name!r}"
 
 
 def plugin_names(kind: str) -> list[str]:
-    """Return the names that a recipe may use for ``kind``."""
+    """Return the registered plugin names for ``kind``."""
     return sorted(registered(kind))
 
 
 def load_registered(kind: str, name: str) -> Any:
-    """Import what an installed package registers for ``kind`` under a name.
+    """Import the object registered for ``kind`` under a name.
 
     Raises:
         ValueError: no package registers the name, or the import fails.
@@ -90,10 +92,13 @@ def load_registered(kind: str, name: str) -> Any:
 
 
 def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = None) -> type[Plugin]:
-    """The class behind ``name``, in a recipe whose folder ``context`` tells.
+    """Return the plugin class for a name or import path.
+
+    Args:
+        context: validation context with the recipe's folder.
 
     Raises:
-        ValueError: nothing goes by that name, it cannot be imported, or what does is no plugin of this kind.
+        ValueError: the name is unknown, the import fails, or the object is not a plugin of this kind.
     """
     found = import_path(name, context) if ":" in name else load_registered(kind, name)
     if isinstance(found, Plugin):
@@ -107,7 +112,7 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
 
 
 def module_in(text: str) -> str:
-    """The module that an import path names; "" where a text is none.
+    """Return the module in an import path; "" for other text.
 
     >>> [module_in(text) for text in ("my_package.team:solve", "équipe:résous", "Answer: 5", "my-team:solve")]
     ['my_package.team', 'équipe', '', '']
@@ -117,16 +122,19 @@ def module_in(text: str) -> str:
 
 
 def their_module_in(text: str) -> str:
-    """The same where it is somebody's own, and not MARFT's."""
+    """Return the user module in an import path; "" for MARFT's own modules and other text."""
     module = module_in(text)
     return "" if is_ours(module) else module
 
 
 def import_path(path: str, context: Mapping[str, object] | None = None) -> Any:
-    """What ``"package.module:name"`` names; where a recipe is read, ``context`` tells its folder.
+    """Import the object behind ``"package.module:name"``.
+
+    Args:
+        context: validation context with the recipe's folder.
 
     Raises:
-        ValueError: it cannot be imported, or the recipe's folder holds another module of that name.
+        ValueError: the import fails, or the recipe's folder has another module with the same name.
     """
     if isinstance(path, Given):
         return path.value
@@ -147,7 +155,7 @@ def _imported(path: str, load: Callable[[], object]) -> object:
 
 
 def _where_to_look(path: str, error: BaseException) -> str:
-    """What to do where the module itself, and nothing that it imports, is not there."""
+    """Return a remedy if the module itself, rather than one of its imports, is missing."""
     module = path.partition(":")[0]
     if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
         return ""
@@ -158,7 +166,11 @@ def _where_to_look(path: str, error: BaseException) -> str:
 
 
 def resolver(kind: str, optional: bool = False) -> object:
-    """Validates a key that holds a part of this kind: from its table, or the part itself; or nothing."""
+    """Return a validator for keys with a plugin: accepts its table or an instance.
+
+    Args:
+        optional: accept None too.
+    """
     tag = TAGS.get(kind, "name")
 
     def resolve(table: object, info: ValidationInfo) -> object:
@@ -183,10 +195,10 @@ def resolver(kind: str, optional: bool = False) -> object:
 
 
 def _itself(given: Plugin, made: Plugin) -> Plugin:
-    """A copy of the object that was given: what it holds besides its fields, no recipe can say.
+    """Return a copy of the given instance, with state outside its fields.
 
     Raises:
-        ValueError: the recipe has changed a field of it.
+        ValueError: the recipe changes a field of the instance.
     """
     if any(getattr(given, key) != getattr(made, key) for key in type(given).model_fields):
         raise ValueError(f"{type(given).__name__} was given as an object; change its fields there, or give its class")

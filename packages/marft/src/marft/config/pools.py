@@ -1,4 +1,4 @@
-"""Policies that are pools of another one's past versions: what is loaded for them, and what does not go with them."""
+"""Opponent pools with past versions of a policy: policies to load, and recipe checks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from marft.config.settings import did_you_mean
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
 
-LATER = "@"  # stands in the names of versions after the first, which no name of a recipe holds
+LATER = "@"  # separator in the names of later versions; invalid in recipe names
 
 
 def slots_of(name: str, size: int) -> tuple[str, ...]:
-    """The policies that a pool is loaded as: the first, which is untuned for good, has the pool's own name.
+    """Return the pool's policies, one per version; the first is permanently untuned and has the pool's name.
 
     >>> slots_of("rival", 3)
     ('rival', 'rival@1', 'rival@2')
@@ -24,12 +24,16 @@ def slots_of(name: str, size: int) -> tuple[str, ...]:
 
 
 def is_later(policy: str) -> bool:
-    """Whether a policy is a version of a pool that changes in the course of the run."""
+    """Return True for a pool version that changes during the run."""
     return LATER in policy
 
 
 def members_of(policies: Mapping[str, PolicySettings], name: str) -> list[tuple[str, PolicySettings]]:
-    """What is loaded for a policy of a recipe: itself; of a pool all versions, each an adapter like its policy's."""
+    """Return the policies to load for a recipe's policy, with their settings.
+
+    For an ordinary policy that is the policy itself. For a pool it is one adapter per version, with the adapter
+    settings of the trained policy.
+    """
     settings = policies[name]
     if settings.pool is None or settings.pool.of not in policies:
         return [(name, settings)]
@@ -39,12 +43,12 @@ def members_of(policies: Mapping[str, PolicySettings], name: str) -> list[tuple[
 
 
 def pools_of(run: RunSettings) -> dict[str, str]:
-    """The pools of a recipe, and the policy that each is of."""
+    """Return the recipe's opponent pools, each with its trained policy."""
     return {name: policy.pool.of for name, policy in run.policies.items() if policy.pool is not None}
 
 
 def pool_problems(run: RunSettings) -> Iterable[str]:
-    """What is wrong with the pools of a recipe."""
+    """Yield problems with a recipe's opponent pools."""
     pools = pools_of(run)
     for name, of in pools.items():
         yield from _one(run, name, of)
@@ -88,7 +92,7 @@ def _one(run: RunSettings, name: str, of: str) -> Iterable[str]:
 
 
 def _together(run: RunSettings) -> Iterable[str]:
-    """What a run with a pool cannot have beside it."""
+    """Yield settings incompatible with an opponent pool."""
     if run.rollout.max_policy_lag or run.rollout.reuse > 1:
         yield (
             "rollout: which versions are in a pool is settled between steps, and nothing may be played ahead of them "

@@ -1,4 +1,4 @@
-"""What the parts of a recipe say of each other, and what of that does not go together, each with its remedy."""
+"""Checks across recipe tables: inconsistent references and settings, each with a remedy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from marft.config.agents import AgentSettings
     from marft.config.run import RunSettings
 
-WARMED_LITTLE = 10  # times as many warm-up steps as there are: the learning rate comes to a tenth at most
-ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
+WARMED_LITTLE = 10  # maximum ratio of warm-up steps to training steps: the learning rate then reaches a tenth
+ENVIRONMENT = "environment"  # entry in an agent's tools that stands for the environment's tools
 
 
 def reference_problems(run: RunSettings) -> Iterable[str]:
-    """Names that nobody has, or that nobody uses; what agents, tools, credits and lengths ask of each other."""
+    """Yield problems between recipe tables: unknown or unused names, teams, sampling, groups, lengths and rates."""
     for problems in (
         _alike, _missing_references, _team_problems, _sampling_problems, _group_problems, _length_problems,
         _rate_problems, _teammate_text_problems, _unrewarded, _lag_problems,
@@ -122,7 +122,7 @@ def _length_problems(run: RunSettings) -> Iterable[str]:
 
 
 def _rate_problems(run: RunSettings) -> Iterable[str]:
-    """Learning rates that are never reached, or with which weight decay turns weights around."""
+    """Yield learning rates that are never reached, or that flip weights through weight decay."""
     optimizer, steps = run.algorithm.optimizer, run.training.steps
     if optimizer.warmup_steps >= WARMED_LITTLE * steps:
         yield (
@@ -183,7 +183,7 @@ def _grammar_problems(run: RunSettings, agent: AgentSettings, model: str) -> Ite
 
 
 def cannot_hold(run: RunSettings, model: str) -> str:
-    """Why what a model writes cannot be held to a grammar; "" where it can."""
+    """Return the reason why a model cannot sample under a grammar; "" if supported."""
     if run.is_remote(model):
         return f"model {model!r} is behind an endpoint, which cannot be held to a grammar"
     if not run.engine.holds_grammars:

@@ -1,4 +1,4 @@
-"""A trained team's agents in another team: other seats, another organization, the same weights."""
+"""Team changes: agents with trained weights in another team or organization."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from marft.config.run import RunSettings
 from marft.config.settings import did_you_mean
 
 TABLES = ("agents", "team", "channel")
-LIKE = "like"  # of a seat: the trained agent that it begins as; by default the one of its own role
-SHORT = 6  # hexadecimal digits that tell changes without a name apart
+LIKE = "like"  # key of an agent entry: role of the trained agent to start from; default: the same role
+SHORT = 6  # hexadecimal digits of the digest that identifies an unnamed change
 
 
 @dataclass(frozen=True, slots=True)
 class Reorganization:
-    """What becomes of a team.
+    """Change to a team.
 
     Args:
-        name: evaluations bear it.
-        tables: ``agents`` are the seats, each as the trained agent of its role or the one that it is ``like``, with
-            what else it says; without it all of them stay. ``team`` and ``channel`` as in a recipe: a ``team`` without
-            an ``organization`` changes keys of the trained one.
+        name: name in evaluations.
+        tables: changed tables. ``agents`` lists the agents of the new team, each with its changed keys. An agent starts
+            from the trained agent of its role, or of the role under ``like``. Without ``agents`` all trained agents
+            stay. ``team`` and ``channel`` are as in a recipe. A ``team`` without an ``organization`` changes keys of
+            the trained one.
     """
 
     name: str
     tables: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """
+        """Validate the name and the tables.
+
         Raises:
-            ValueError: it is none.
+            ValueError: the name or a table is invalid, or nothing is changed.
         """
         try:
             check_run_name(self.name)
@@ -62,10 +64,10 @@ class Reorganization:
 
 
 def read_reorganization(path: str | Path) -> Reorganization:
-    """Read a file of one; it is called as the file is.
+    """Read a team change from a TOML file, named after the file.
 
     Raises:
-        ValueError: there is none, or it is none.
+        ValueError: the file is missing or invalid.
     """
     path = at_home(path)
     try:
@@ -75,12 +77,13 @@ def read_reorganization(path: str | Path) -> Reorganization:
 
 
 def reorganized(run: RunSettings, into: Reorganization) -> RunSettings:
-    """The run with its agents in another team. What no agent of it uses any more is left out, and whatever is there for
-    learning alone (helpers, learned instructions, imagined episodes), which names agents; where the organization stays,
-    handoffs of agents that are gone are closed up.
+    """Return the run with its agents in the changed team.
+
+    Tables that no agent uses any more are removed, and so are features for training only: helpers, learned instructions
+    and imagined episodes. If the organization stays, hand-offs around removed agents are closed.
 
     Raises:
-        ValueError: a seat is like nobody, or such a team cannot play.
+        ValueError: an agent starts from an unknown role, or the resulting recipe is invalid.
     """
     run = without_helpers(run).model_copy(update={"dyna": None})
     table = run.model_dump(mode="json", exclude_none=True)
@@ -103,13 +106,13 @@ def reorganized(run: RunSettings, into: Reorganization) -> RunSettings:
 
 
 def changes_of_team(trained: RunSettings, played: RunSettings, into: Reorganization | None) -> dict[str, Any]:
-    """What of a team is another than it was trained as, for the record of its evaluations; {} where nothing is.
+    """Return the differences between the trained and the played team, for evaluation records; {} if equal.
 
     Args:
-        into: what was asked for by a file; None: by settings alone, and it is called by its organization.
+        into: requested change; None: only settings changed, and the record is named after the organization.
 
     Raises:
-        ValueError: the file changes nothing.
+        ValueError: the requested change has no effect.
     """
     before, after = _shape(trained), _shape(played)
     if before == after:
@@ -128,13 +131,16 @@ def changes_of_team(trained: RunSettings, played: RunSettings, into: Reorganizat
 
 
 def _told(trained: Sequence[str], into: Reorganization) -> dict[str, str]:
-    """For each seat without words of its own, whose instructions it has: where they were learned, it is told those."""
+    """Return the role that provides the instructions, for each agent without its own.
+
+    If that role's instructions were learned, the agent receives the learned ones.
+    """
     seats = into.tables.get("agents", [{"role": role} for role in trained])
     return {seat["role"]: seat.get(LIKE, seat["role"]) for seat in seats if "instructions" not in seat}
 
 
 def _shape(run: RunSettings) -> dict[str, Any]:
-    """Who sits where, and who acts when, seeing what."""
+    """Return the team's structure: agents, organization and channel."""
     parts = run.model_dump(mode="json", include={"team", "channel"}, exclude_none=True)
     agents = [{"role": agent.role, "policy": agent.policy, "answers": agent.answers} for agent in run.agents]
     return {**parts, "agents": agents}
@@ -148,7 +154,7 @@ def _is_seat(seat: object) -> bool:
 
 
 def _seated(seat: Mapping[str, Any], trained: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """An agent's table, with that of the trained one that it begins as under its own."""
+    """Return an agent's table merged over its trained agent's table."""
     source = seat.get(LIKE, seat["role"])
     if source not in trained:
         said = f"nobody trained is called {source!r}{did_you_mean(str(source), trained)}"
@@ -157,7 +163,7 @@ def _seated(seat: Mapping[str, Any], trained: Mapping[str, dict[str, Any]], name
 
 
 def _leave_out_idle(table: dict[str, Any], run: RunSettings) -> None:
-    """Take out policies, tools and models that nobody uses any more."""
+    """Remove unused policies, tools and models."""
     policies = {seat["policy"] for seat in table["agents"]}
     tools = {tool for seat in table["agents"] for tool in seat.get("tools", ())}
     table["policies"] = {name: policy for name, policy in table["policies"].items() if name in policies}

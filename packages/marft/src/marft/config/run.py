@@ -1,4 +1,4 @@
-"""A whole run: models, policies, agents, team, environment, algorithm, and how long to train."""
+"""Complete run settings: models, policies, agents, team, environment, algorithm and training length."""
 
 from __future__ import annotations
 
@@ -44,32 +44,39 @@ S = TypeVar("S", bound=Section)
 
 
 class RolloutSettings(Settings):
-    """How much experience a training step gathers, and when an environment counts as hanging."""
+    """Amount of experience per training step, and limits for environments."""
 
-    tasks_per_step: Count = 8  # different tasks
-    samples_per_task: Count = 4  # attempts at each of them
-    max_live_episodes: Annotated[int, Field(ge=1, le=100_000)] = 256  # played at the same time
-    max_steps: Count = 32  # environment steps of an episode; one that reaches it is truncated
-    timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
-    processes: Annotated[int, Field(ge=0, le=1024)] = 0  # for environment, tools and reward terms; 0: none but this one
-    # versions that a policy may be newer than the one that sampled what it learns from; 0: it is sampled, then learned
+    tasks_per_step: Count = 8  # distinct tasks per step
+    samples_per_task: Count = 4  # attempts at each task
+    max_live_episodes: Annotated[int, Field(ge=1, le=100_000)] = 256  # maximum concurrent episodes
+    max_steps: Count = 32  # maximum environment steps of an episode; an episode that reaches it is truncated
+    # timeout in seconds for each reset and step of the environment, and for each reward term
+    timeout_seconds: Positive = 60.0
+    # worker processes for environment, tools and reward terms; 0: none, all runs in this process
+    processes: Annotated[int, Field(ge=0, le=1024)] = 0
+    # maximum age of training data, in policy versions; 0: synchronous training
     max_policy_lag: Annotated[int, Field(ge=0, le=1000)] = 0
-    reuse: Annotated[int, Field(ge=1, le=100)] = 1  # steps that learn from an episode: its own, and those after it
-    tries: Few = 3  # processes that may end with one attempt and nothing else in them, before its task is set aside
+    # steps that train on an episode: its own step and the following ones; 1: no reuse
+    reuse: Annotated[int, Field(ge=1, le=100)] = 1
+    tries: Few = 3  # workers that may end while playing a single attempt, before its task is set aside
 
 
 class TrainingSettings(Settings):
-    steps: Count = 100  # each plays, credits and learns once
-    tokens_per_micro_batch: Count = 8192  # memory of an update; changes nothing else
-    # compute once what rows begin with alike; auto: where that is faster and scores are not compared with others'
+    """Length and resources of training."""
+
+    steps: Count = 100  # training steps, each with rollout, credit assignment and update
+    tokens_per_micro_batch: Count = 8192  # tokens of one micro-batch; limits memory and does not change results
+    # compute common prefixes of rows once; auto: if products are exact and all compared scores use the same packing
     share_prefixes: Literal["auto", "always", "never"] = "auto"
     record_episodes_every: CountOrNone = 1  # steps from one recording to the next; 0 records none
-    record_credit: bool = True  # beside recorded episodes, what the learner knew of their actions, in half precision
-    show_samples_every: CountOrNone = 0  # steps from one episode that the terminal shows to the next; 0 shows none
-    ranks: Annotated[int, Field(ge=1, le=1024)] = 1  # processes that learn together, one a GPU; 1: this one alone
-    shard: bool = False  # each rank holds a part of all models, and gathers a layer as it is computed: less memory
-    offload_optimizer: bool = False  # moments lie in the host's memory, and come to the device for a step alone
-    rank_patience_seconds: Positive = 600.0  # that ranks wait for each other before they are started again
+    record_credit: bool = True  # record the learner's data on each action together with the episodes, in half precision
+    show_samples_every: CountOrNone = 0  # steps between episodes shown in the terminal; 0: none
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 1  # training processes, one per GPU; 1: this process only
+    shard: bool = False  # shard all models over the ranks, and gather each layer when it is computed: less memory
+    # keep optimizer moments in host memory, and copy them to the device only for a step
+    offload_optimizer: bool = False
+    # timeout in seconds for ranks that wait for each other, before they are restarted
+    rank_patience_seconds: Positive = 600.0
 
     @model_validator(mode="after")
     def _shards_between_several(self) -> TrainingSettings:
@@ -79,24 +86,28 @@ class TrainingSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    every: Count = 10  # steps from one checkpoint to the next; the best validated step is saved beside them
-    keep_last: Count = 2  # newest checkpoints that stay
-    keep_best: bool = True  # the best one stays: by validation accuracy or reward, else by the step's reward
+    """Checkpoint schedule and retention."""
+
+    every: Count = 10  # steps between checkpoints; the best validated step is saved in addition
+    keep_last: Count = 2  # newest checkpoints to keep
+    keep_best: bool = True  # keep the best checkpoint too: by validation accuracy or reward, else by the step's reward
 
 
 class EvaluationSettings(Settings):
-    """Held-out evaluation. ``every`` looks at the validation split while training; ``tasks`` at the test split."""
+    """Held-out evaluation: ``every`` schedules the validation split during training; ``tasks`` limits the test split.
+    """
 
-    tasks: Count = 500  # of the test split, at most
-    # temperature 0, and the agents' own
+    tasks: Count = 500  # maximum tasks of the test split
+    # sampling modes: temperature 0 (greedy), and the agents' own parameters (sampled)
     modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Strict(False), Field(min_length=1)] = (
         "greedy",
         "sampled",
     )
-    attempts: Annotated[int, Field(ge=1, le=10_000)] = 1  # at each of them: with several, pass@k, pass^k and avg@k
-    kept_every: Count = 256  # episodes that are played, and then kept, together: what stopping an evaluation loses
-    every: CountOrNone = 0  # steps between looks at the validation split; 0: none
-    validation_tasks: Count = 100  # of the validation split, at most
+    # attempts at each task; more than one gives pass@k, pass^k and avg@k
+    attempts: Annotated[int, Field(ge=1, le=10_000)] = 1
+    kept_every: Count = 256  # episodes between saves; an interrupted evaluation loses at most this many
+    every: CountOrNone = 0  # training steps between validations; 0: none
+    validation_tasks: Count = 100  # maximum tasks of the validation split
 
     @field_validator("modes")
     @classmethod
@@ -107,36 +118,36 @@ class EvaluationSettings(Settings):
 
 
 class RunSettings(Settings):
-    """One recipe, complete. Tables that are no field here are sections, which installed packages add."""
+    """One complete recipe. Tables without a field here are sections, added by installed packages."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, AnySection]
 
-    name: RunName  # the run's folder is output/name; by default the file's name
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of everything random
-    output: Annotated[Filled, AtHome] = "runs"  # the folder of runs
-    # where paths and modules of the recipe are
+    name: RunName  # name of the run; its folder is output/name; default: name of the file
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of all random streams
+    output: Annotated[Filled, AtHome] = "runs"  # folder of all runs
+    # folder of the recipe's relative paths and modules
     recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), AtHome] = ""
-    device: Filled = "auto"  # auto: cuda where there is a GPU, else cpu
-    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's choice
+    device: Filled = "auto"  # auto: cuda with a GPU, else cpu
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's default
     models: dict[Name, ModelSettings]  # base models by name
-    policies: dict[Name, PolicySettings]  # weights by name
-    tools: dict[Name, ToolPlugin] = {}  # sources of tools by name
-    agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]  # the team, in its order
-    team: OrganizationPlugin  # the organization: who acts, when, seeing what
-    channel: ChannelPlugin  # what agents read of each other
-    consulting: ConsultingSettings | None = None  # helpers whom agents may ask while the team learns
-    environment: EnvironmentPlugin  # what the team works on
-    rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
-    curriculum: CurriculumSettings | None = None  # how hard training tasks are, as the team gets better
-    algorithm: AlgorithmSettings  # how it learns
-    rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
-    engine: EnginePlugin  # who samples for policies that are here
-    training: TrainingSettings = TrainingSettings()  # how long
-    checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
-    evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
-    guards: GuardSettings = GuardSettings()  # what it watches of itself
-    # where metrics go beside metrics.jsonl; []: nowhere
+    policies: dict[Name, PolicySettings]  # policies (weights) by name
+    tools: dict[Name, ToolPlugin] = {}  # tool sources by name
+    agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]  # agents of the team, in order
+    team: OrganizationPlugin  # organization: acting order, and visibility of actions
+    channel: ChannelPlugin  # format of messages between agents
+    consulting: ConsultingSettings | None = None  # helpers that agents may call during training
+    environment: EnvironmentPlugin  # environment with the tasks
+    rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # reward terms; []: the environment's rewards
+    curriculum: CurriculumSettings | None = None  # task difficulty by the team's success; default: all tasks
+    algorithm: AlgorithmSettings  # training algorithm
+    rollout: RolloutSettings = RolloutSettings()  # rollout size and limits
+    engine: EnginePlugin  # inference engine of local policies
+    training: TrainingSettings = TrainingSettings()  # training length and resources
+    checkpoints: CheckpointSettings = CheckpointSettings()  # checkpoint schedule and retention
+    evaluation: EvaluationSettings = EvaluationSettings()  # evaluation on held-out tasks
+    guards: GuardSettings = GuardSettings()  # thresholds of training guards
+    # metric loggers besides metrics.jsonl; []: none
     sinks: Annotated[tuple[SinkPlugin, ...], Strict(False)]
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -160,13 +171,15 @@ class RunSettings(Settings):
 
     @classmethod
     def other_keys(cls) -> Iterable[str]:
+        """Return the section names."""
         return section_names()
 
     @classmethod
     def inner_table(cls, key: str) -> type[Settings] | None:
+        """Return the settings class for a section; None if its package cannot be imported."""
         try:
             return section_class(key)
-        except ValueError:  # a broken package takes no suggestion away from the others
+        except ValueError:  # a broken package must not suppress suggestions from other packages
             return None
 
     @model_validator(mode="after")
@@ -184,8 +197,12 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _correct_what_samples_elsewhere(self) -> RunSettings:
-        """Weights that are computed elsewhere come out otherwise, and older ones are others: π_old/μ counts, unless the
-        recipe says that it does not. Comparisons may be of whatever anybody sampled."""
+        """Enable importance weights π_old/μ by default for other engines and for reused episodes.
+
+        An engine with separate weights has numerically different outputs, and reused episodes come from older policies.
+        An explicit level in the recipe takes precedence. Pairwise objectives are exempt, because they may compare
+        samples of any policy.
+        """
         correction = self.algorithm.sampler_correction
         if self.algorithm.objective.reads_pairs:
             return self
@@ -197,11 +214,11 @@ class RunSettings(Settings):
 
     @property
     def sections(self) -> Sequence[Section]:
-        """The sections that the recipe sets."""
+        """Sections present in the recipe."""
         return [section for section in (self.__pydantic_extra__ or {}).values() if section is not None]
 
     def section(self, cls: type[S]) -> S | None:
-        """Return a section; None where the recipe does not set it.
+        """Return a section; None if the recipe does not set it.
 
         >>> from marft_lab.world_models.settings import DynaSettings
         >>> RunSettings.model_construct().section(DynaSettings) is None
@@ -211,7 +228,7 @@ class RunSettings(Settings):
         return found if isinstance(found, cls) else None
 
     def without_section(self, *keys: str) -> Self:
-        """Return the run without some of its sections."""
+        """Return the run without some sections."""
         left = {key: section for key, section in (self.__pydantic_extra__ or {}).items() if key not in keys}
         copy = self.model_copy()
         object.__setattr__(copy, "__pydantic_extra__", left)
@@ -219,27 +236,32 @@ class RunSettings(Settings):
 
     @property
     def given(self) -> Mapping[str, Any]:
-        """What was given in Python, by the words that it is recorded by: files that name it are read with it."""
+        """Python objects in the recipe, by placeholder; needed to load saved files with these placeholders."""
         return self._given
 
     @property
     def trained_policies(self) -> tuple[str, ...]:
+        """Names of the trainable policies."""
         return tuple(name for name, policy in self.policies.items() if policy.train != "frozen")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A run travels to other processes as what its recipe says, and is read again where it arrives: so its parts
-        need not pickle, but for what can be read by their names."""
+        """Pickle as recipe tables; the receiving process parses them again.
+
+        Plugins therefore need no pickle support, but they must be importable by name.
+        """
         return _read_again, (self.model_dump(mode="json", exclude_none=True),)
 
     @property
     def loaded_policies(self) -> Mapping[str, PolicySettings]:
-        """All weights that are loaded: those of the recipe, and every version of its pools."""
+        """All policies to load: the recipe's, and each version in its opponent pools."""
         return {slot: settings for name in self.policies for slot, settings in members_of(self.policies, name)}
 
     def is_remote(self, model: str) -> bool:
+        """Return True for a model behind an endpoint."""
         return model in self.models and self.models[model].endpoint is not None
 
     def learning_rate(self, policy: str) -> float:
+        """Return a policy's learning rate: its own, or the optimizer's."""
         return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
 
 
@@ -250,18 +272,20 @@ def _read_again(table: dict[str, object]) -> RunSettings:
 
 
 def refuse_nothing_to_train(run: RunSettings) -> None:
-    """
+    """Check that the recipe trains at least one policy. Evaluation does not need one.
+
     Raises:
-        ValueError: the recipe trains no policy. It can be evaluated and played all the same.
+        ValueError: all policies are frozen.
     """
     if not run.trained_policies:
         raise ValueError("policies: all are frozen, so there is nothing to train; set train = 'lora' or 'full'")
 
 
 def refuse_missing_packages(run: RunSettings) -> None:
-    """
+    """Check for missing packages of metric loggers. Evaluation does not need them.
+
     Raises:
-        ValueError: a sink needs a package that is not installed. Without it the run can be evaluated all the same.
+        ValueError: a package is missing.
     """
     for sink in run.sinks:
         if missing := sink.missing():
@@ -271,10 +295,10 @@ def refuse_missing_packages(run: RunSettings) -> None:
 
 
 def check_room(run: RunSettings, contexts: Mapping[str, int]) -> None:
-    """Check that prompts have room.
+    """Check that each agent's context has room for a prompt.
 
     Args:
-        contexts: tokens of prompt and action together, by policy.
+        contexts: maximum tokens of prompt and action together, by policy.
 
     Raises:
         ValueError: an agent's ``max_new_tokens`` fills its model's context.
@@ -289,7 +313,7 @@ def check_room(run: RunSettings, contexts: Mapping[str, int]) -> None:
 
 
 def idle_kl_stop(run: RunSettings) -> Iterable[str]:
-    """What to say where a recipe has a KL stop, and no update that comes after another."""
+    """Yield a warning for a KL stop without effect, because each step has only one update."""
     algorithm = run.algorithm
     if algorithm.kl_stop and algorithm.epochs * algorithm.minibatches == 1:
         yield (
@@ -300,7 +324,7 @@ def idle_kl_stop(run: RunSettings) -> Iterable[str]:
 
 
 def idle_cluster(run: RunSettings) -> Iterable[str]:
-    """What to say where a recipe has ``[cluster]``, and no process that is started there."""
+    """Yield a warning for a ``[cluster]`` table without effect, because the run has no other process."""
     if cluster_of(run) and not run.engine.apart and not run.rollout.processes and run.training.ranks == 1:
         yield (
             "[cluster]: the cluster is not joined, for all of this run is one process: what is started there are "

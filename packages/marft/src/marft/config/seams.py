@@ -1,7 +1,7 @@
-"""What a plugin of each kind must be able to do, so that a class in the wrong place is refused when the recipe is read.
+"""Plugin specifications: required methods and attributes for each kind.
 
-It is said in names rather than by importing the protocols (docs: architecture, seams): those who ask for a part may
-import torch.
+A class that does not match is rejected when the recipe is loaded. The specifications consist of names and import no
+protocols (docs: architecture, seams), because the modules of the protocols may import torch.
 """
 
 from __future__ import annotations
@@ -17,25 +17,29 @@ MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What is called, with which arguments, and whether that must be a coroutine (``async def``); None: it may be."""
+    """Required method: its arguments, and sync or async.
+
+    ``awaited`` is True for a coroutine (``async def``), False for a plain function, None for either.
+    """
 
     arguments: tuple[str, ...] = ()
     awaited: bool | None = False
 
     def written(self, name: str) -> str:
-        """``async def act(self, observation, agents)``, as it stands in a class."""
+        """Return the method's signature: ``async def act(self, observation, agents)``."""
         return f"{'async ' if self.awaited else ''}def {name}({', '.join(['self', *self.arguments])})"
 
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """A place that a plugin can fill.
+    """Specification for one plugin kind.
 
     Args:
-        noun: what the plugin is called, with its article.
-        attributes: values that an attribute may have; a type stands for all of its values.
-        together: methods of which there are all or none.
-        base: the class that it derives from, which has the attributes' defaults.
+        noun: noun for the plugin, with its article.
+        base: required base class, which has the defaults of the attributes.
+        methods: required methods.
+        attributes: allowed values of each attribute; a type allows all of its values.
+        together: optional methods; a class has all of them or none.
     """
 
     noun: str
@@ -142,7 +146,7 @@ SEAMS: Mapping[str, Seam] = {
 
 
 def class_problems(kind: str, cls: type) -> list[str]:
-    """What a class lacks to be a plugin of this kind; nothing where it fits."""
+    """Return reasons why a class does not fit a plugin kind; empty if valid."""
     seam = SEAMS[kind]
     given = [name for name in seam.together if _found(cls, name) is not MISSING]
     methods = {**seam.methods, **(seam.together if given else {})}
@@ -158,7 +162,7 @@ def class_problems(kind: str, cls: type) -> list[str]:
 
 
 def value_problems(kind: str, plugin: object) -> list[str]:
-    """What is wrong with the attributes of a plugin of this kind; nothing where they fit."""
+    """Return invalid attribute values on a plugin; empty if valid."""
     problems = []
     for name, allowed in SEAMS[kind].attributes.items():
         value = getattr(plugin, name, MISSING)
@@ -172,7 +176,7 @@ def value_problems(kind: str, plugin: object) -> list[str]:
 
 
 def refusal(kind: str, cls: type, problems: Iterable[str]) -> str:
-    """A sentence on why a class is no plugin of this kind."""
+    """Return an error message for a class that does not fit a plugin kind."""
     seam = SEAMS[kind]
     remedy = "" if _is_based(cls, seam) else f"; derive it from {seam.base}"
     return f"{cls.__module__}.{cls.__qualname__} is not {seam.noun}: {', '.join(problems)}{remedy}"
@@ -183,7 +187,7 @@ def _is_based(cls: type, seam: Seam) -> bool:
 
 
 def _misspelt(cls: type, seam: Seam) -> list[str]:
-    """Names of the class itself that are almost one that its base or its seam knows, and mean nothing to anybody."""
+    """Return messages for unknown attributes with names close to known ones."""
     at = next(n for n, one in enumerate(cls.__mro__) if f"{one.__module__}.{one.__qualname__}" == seam.base)
     base = cls.__mro__[at]
     known = {name for name in (*vars(base), *seam.attributes, *seam.together) if not name.startswith("_")}
@@ -213,7 +217,7 @@ def _method_problems(cls: type, name: str, method: Method) -> Iterable[str]:
         inspect.signature(function).bind(*[None] * (len(method.arguments) + (not bound)))
     except TypeError:
         yield f"{name} does not take the arguments of {method.written(name)}"
-    except ValueError:  # a builtin that does not say what it takes
+    except ValueError:  # a builtin without a signature
         pass
     coroutine = inspect.iscoroutinefunction(function)
     if method.awaited and not coroutine:
@@ -223,7 +227,7 @@ def _method_problems(cls: type, name: str, method: Method) -> Iterable[str]:
 
 
 def _found(cls: type, name: str) -> Any:
-    """What the class itself, or one that it derives from, holds under a name; its metaclass does not count."""
+    """Return the attribute from the class or a base class, without its metaclass; MISSING if absent."""
     return next((vars(one)[name] for one in cls.__mro__[:-1] if name in vars(one)), MISSING)
 
 

@@ -1,4 +1,4 @@
-"""Refusal of recipes that hold secrets: a recipe is written to files, and a secret belongs into the environment."""
+"""Secret detection in recipes: recipes are written to files, and secrets belong in environment variables."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ ALWAYS = {  # last words of names
     "apikey", "apikeys", "authorization", "bearer", "cookie", "cookies", "credential", "credentials", "jwt",
     "passcode", "passphrase", "passwd", "password", "passwords", "pwd", "secret",
 }  # fmt: skip
-OF_SERVERS = {"auth", "pass", "pat", "pin", "pw"}  # last words that may mean something else where no server is asked
-FORMS = {"base", "b", "pem", "raw", "str", "string", "text", "v", "value"}  # of a secret, after the name of it
-ANYWHERE = {"apikey", "credential", "credentials", "passwd", "password", "secret"}  # in a name
-KEYS_OF = {  # words before "key" that make it a secret
+OF_SERVERS = {"auth", "pass", "pat", "pin", "pw"}  # last words with other meanings outside server tables
+FORMS = {"base", "b", "pem", "raw", "str", "string", "text", "v", "value"}  # suffixes after the name of a secret
+ANYWHERE = {"apikey", "credential", "credentials", "passwd", "password", "secret"}  # words at any position of a name
+KEYS_OF = {  # words before "key" that mark a secret
     "access", "account", "admin", "anthropic", "api", "auth", "azure", "client", "encryption", "google", "hf",
     "license", "master", "openai", "org", "private", "project", "secret", "server", "service", "session",
     "shared", "signing", "ssh", "subscription", "user", "wandb",
 }  # fmt: skip
-KEYS_TO = {  # words before "key" that make it the name of a field
+KEYS_TO = {  # words before "key" that mark a field name
     "answer", "cache", "column", "dict", "foreign", "group", "id", "index", "json", "partition", "primary",
     "public", "question", "row", "sort",
 }  # fmt: skip
-OF_VOCABULARY = {  # words before "token" that make it an entry of a vocabulary, or a count
+OF_VOCABULARY = {  # words before "token" that mark a vocabulary entry or a count
     "bos", "cls", "decoder", "end", "eos", "eot", "fim", "first", "image", "last", "mask", "max", "min", "new",
     "next", "pad", "per", "prefix", "sep", "special", "start", "stop", "suffix", "thinking", "unk",
 }  # fmt: skip
-NAMES_ANOTHER = {  # last words of keys that say where a secret is
+NAMES_ANOTHER = {  # last words of keys that hold a location instead of a secret
     "column", "count", "dir", "env", "field", "file", "folder", "format", "header", "length", "location",
     "name", "path", "type", "url", "uri", "var", "variable", "variables",
 }  # fmt: skip
-NAMED = ("models", "policies", "tools", "sites", "properties")  # tables whose keys are names that users choose
-REQUESTED = ("options", "headers", "header", "env", "environment", "args", "kwargs")  # tables whose keys are a server's
+NAMED = ("models", "policies", "tools", "sites", "properties")  # tables whose keys are user-chosen names
+# tables whose keys belong to a server
+REQUESTED = ("options", "headers", "header", "env", "environment", "args", "kwargs")
 SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:sk|rk|pk)[-_](?:(?:live|test)[-_]|(?:proj|ant|or|svcacct|admin)-)[A-Za-z0-9_-]{16,}"
@@ -58,21 +59,22 @@ WHO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<who>[^/?#\s]*)@|://
 LOGIN = re.compile(
     r"[^\s:/?#@'\"]+:([^\s/@'\"]+)@[\w.-]+(?::\d+)?(?:[/?#]\S*)?"
 )  # user:pass@host/path, without a scheme
-ADDRESSES = {"addres", "dsn", "endpoint", "host", "proxie", "proxy", "server", "uri", "url"}  # last words, without an s
-LOGIN_FLAGS = ("-u", "--user", "--proxy-user", "-U")  # of commands, before user:password
+# last words, without a plural s
+ADDRESSES = {"addres", "dsn", "endpoint", "host", "proxie", "proxy", "server", "uri", "url"}
+LOGIN_FLAGS = ("-u", "--user", "--proxy-user", "-U")  # command-line flags before user:password
 QUERY = re.compile(r"[?&;#]([^?&;#=\s]+)=([^?&;#\s'\"]+)")
 ASSIGNED = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)(?:=|:\s*)(\S.*)", re.DOTALL)
-SEPARATORS = re.compile(r"[;\s]+")  # of the parts of a connection string
+SEPARATORS = re.compile(r"[;\s]+")  # separators in a connection string
 PLAIN = re.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*")
-LEAST_NUMBER = 10_000_000  # of a secret in digits
+LEAST_NUMBER = 10_000_000  # minimum value of a numeric secret
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def names_secret(name: str, asked: bool = False) -> bool:
-    """Return whether a key of this name holds a secret.
+    """Return True for a key name that indicates a secret.
 
     Args:
-        asked: the key is a server's or a program's, where every "key" and "signature" is one.
+        asked: the key belongs to a server or a program, where every "key" and "signature" is a secret.
 
     >>> [names_secret(name) for name in ("api_key", "X-Api-Key", "apiKey", "hf_token", "dbPassword", "api_key_2")]
     [True, True, True, True, True, True]
@@ -83,7 +85,10 @@ def names_secret(name: str, asked: bool = False) -> bool:
 
 
 def _strength(name: str, asked: bool) -> int:
-    """Return how surely a key of this name holds a secret: 0 not, 1 unless its value is in words, 2 whatever it is."""
+    """Return the certainty that a key holds a secret.
+
+    0: no secret; 1: a secret unless the value is in plain words; 2: a secret with any value.
+    """
     words = [word.lower() for word in WORDS.findall(name)]
     while len(words) > 1 and (words[-1] in FORMS or words[-1].isdigit()):
         del words[-1]
@@ -98,17 +103,17 @@ def _strength(name: str, asked: bool) -> int:
         return 2 if (asked and last == "token") or (KEYS_OF | {"bearer", "refresh"}) & before else 1
     if last in OF_SERVERS:
         return 2 if asked else 1
-    if last == "secrets":  # elsewhere they are texts that agents are not to tell
+    if last == "secrets":  # elsewhere these are texts that agents must not reveal
         return 2 if asked else 0
     return int(asked and last in ("sig", "signature", "sas"))
 
 
 def secrets_at(value: object, place: str = "", named: int = 0, asked: bool = False) -> Iterator[str]:
-    """Yield the dotted keys in a table under which a secret stands.
+    """Yield the dotted keys for all secrets in a table.
 
     Args:
-        named: how surely a key around the value names a secret: 0, 1 or 2.
-        asked: the value is in a table whose keys are a server's.
+        named: certainty that an enclosing key names a secret: 0, 1 or 2.
+        asked: the value is in a table whose keys belong to a server.
     """
     if isinstance(value, Mapping):
         yield from _in_table(value, place, named, asked)
@@ -128,20 +133,20 @@ def _in_table(table: Mapping[object, object], place: str, named: int, asked: boo
         words, secret, sent = where.split("."), named, asked
         for before, word in pairwise(["", *words][-len(str(key).split(".")) - 1 :]):
             of_user = before in NAMED and isinstance(inner, Mapping)
-            if not (of_user or before.endswith("_variables")):  # whose values are names
+            if not (of_user or before.endswith("_variables")):  # the values of such tables are names of variables
                 secret = max(secret, _strength(word, sent))
             sent |= word.lower() in REQUESTED and (before, word) not in (
                 ("", "environment"),
                 ("changes", "environment"),
             )
         yield from secrets_at(inner, where, secret, sent)
-    name, value = table.get("name", table.get("key")), table.get("value")  # of a header, or of a variable
+    name, value = table.get("name", table.get("key")), table.get("value")  # name and value of a header or a variable
     if isinstance(name, str) and _is_literal(value, _strength(name, asked=True)):
         yield f"{place}.value".removeprefix(".")
 
 
 def _after_flags(words: Sequence[object], place: str) -> Iterator[str]:
-    """Yield the places of secrets among the words of a command, ``["server", "--api-key", "…"]``, or of a header."""
+    """Yield the positions for secrets in a command's words, ``["server", "--api-key", "…"]``, or in a header."""
     for number, (flag, word) in enumerate(pairwise(words), 1):
         is_flag = isinstance(flag, str) and "=" not in flag and (flag.startswith("-") or len(words) == 2)
         is_value = isinstance(word, str) and not word.startswith("-")
@@ -155,7 +160,7 @@ def _after_flags(words: Sequence[object], place: str) -> Iterator[str]:
 
 
 def _logins_in(words: Sequence[object], place: str) -> Iterator[str]:
-    """Yield the places of passwords in a command: ``curl -u me:…``, ``--user=me:…``, ``me:…@host/path``."""
+    """Yield the positions for passwords in a command: ``curl -u me:…``, ``--user=me:…``, ``me:…@host/path``."""
     for number, (flag, word) in enumerate(pairwise(["", *words])):
         if not isinstance(word, str):
             continue
@@ -168,27 +173,27 @@ def _logins_in(words: Sequence[object], place: str) -> Iterator[str]:
 
 
 def _is_login(text: str) -> bool:
-    """Return whether a text is an address without a scheme that has a password in it."""
+    """Return True for an address without a scheme that contains a password."""
     found = LOGIN.fullmatch(text.strip())
     return found is not None and _is_password(found[1])
 
 
 def _is_password(text: str) -> bool:
-    """Return whether what stands after ``user:`` is a password, and no number of a user or name of a variable."""
+    """Return True for a password after ``user:``, as opposed to a user number or a variable name."""
     return bool(text) and not text.isdigit() and _is_literal(text, 2)
 
 
 def _is_assigned(text: str) -> bool:
-    """Return whether a text gives a name a secret: ``API_KEY=…``, ``X-Api-Key: …``, ``--header=X-Api-Key: …``."""
+    """Return True for a secret assignment: ``API_KEY=…``, ``X-Api-Key: …``, ``--header=X-Api-Key: …``."""
     found = ASSIGNED.fullmatch(text)
     return found is not None and (_is_literal(found[2], _strength(found[1], asked=True)) or _is_assigned(found[2]))
 
 
 def _is_literal(value: object, named: int) -> bool:
-    """Return whether a value is a secret itself, and does not say where one is.
+    """Return True for a literal secret, as opposed to a reference.
 
     Args:
-        named: how surely its key names a secret: 0, 1 or 2.
+        named: certainty that its key names a secret: 0, 1 or 2.
     """
     if isinstance(value, int) and value >= LEAST_NUMBER:
         return named == 2
@@ -201,7 +206,7 @@ def _is_literal(value: object, named: int) -> bool:
 
 
 def _holds_secret(text: str, place: str, asked: bool) -> bool:
-    """Return whether a text has a secret in it, by its shape, or by the name that the text gives it."""
+    """Return True if a text contains a secret, by its shape or by an assigned name."""
     if censored(text) != text or (_names_address(place) and _is_login(text)):
         return True
     command = place.rpartition(".")[2] == "command"
@@ -212,14 +217,14 @@ def _holds_secret(text: str, place: str, asked: bool) -> bool:
 
 
 def _names_address(place: str) -> bool:
-    """Return whether the last key of a place, before the numbers of a list, is that of an address."""
+    """Return True if the last key in a dotted place, before list indices, names an address."""
     keys = [key for key in place.split(".") if not key.isdigit()]
     words = [word.lower().removesuffix("s") for word in WORDS.findall(keys[-1] if keys else "")]
     return bool(words) and words[-1] in ADDRESSES
 
 
 def _table_in(text: str) -> object:
-    """Return the table that a text writes in JSON; None if it writes none."""
+    """Return the table that a text contains as JSON; None otherwise."""
     try:
         return json.loads(text) if text.lstrip().startswith(("{", "[{")) else None
     except (ValueError, RecursionError):
@@ -227,7 +232,7 @@ def _table_in(text: str) -> object:
 
 
 def censored(text: str) -> str:
-    """Return the text with ``***`` for passwords and tokens of URLs, and for what has the shape of a key.
+    """Replace passwords and tokens in URLs, and texts with the shape of a key, by ``***``.
 
     >>> censored("postgresql://me:hunter2@host/db?sslkey=1, https://host/v1?api_key=abc ghp_0123456789abcdefghij")
     'postgresql://***@host/db?sslkey=1, https://host/v1?api_key=*** ***'
@@ -254,10 +259,12 @@ def _without_value(found: re.Match[str]) -> str:
 
 
 def refuse_secrets(table: Mapping[str, object], source: str) -> None:
-    """Refuse a recipe, or another table that is written to files, that holds a secret. No message repeats it.
+    """Reject a recipe, or another table that is written to files, that contains a secret.
+
+    The message never repeats the secret.
 
     Raises:
-        ValueError: naming the keys.
+        ValueError: a secret was found; the message names the keys.
     """
     places = list(dict.fromkeys(secrets_at(table)))
     if places:

@@ -1,4 +1,4 @@
-"""Recipe sections: top-level tables of a recipe that an installed package adds.
+"""Recipe sections: top-level tables added by installed packages.
 
 A section is a class that the package registers under the entry-point group ``marft.sections``, by the name of its
 table. A run reads it with ``run.section(DynaSettings)``. A recipe that does not set a section does not import it.
@@ -20,38 +20,43 @@ if TYPE_CHECKING:
 
 
 class Section(Settings):
-    """Base of recipe sections. ``key`` is the name of the section's table."""
+    """Base class for recipe sections. ``key`` is the name of the section's table."""
 
     key: ClassVar[str]
 
     @classmethod
     def of(cls, run: RunSettings) -> Self:
-        """Return the section of a run, or one with defaults where the recipe does not set it."""
+        """Return the run's section, or the defaults if the recipe does not set it."""
         return run.section(cls) or cls()
 
     def problems(self, run: RunSettings) -> Iterable[str]:  # noqa: ARG002
-        """Return why the section does not fit the rest of a recipe: one sentence each, with the remedy."""
+        """Return conflicts between the section and the rest: one sentence each, with a remedy."""
         return ()
 
     def consulted_policies(self) -> Iterable[str]:
-        """Return the policies that the section samples from, beside those that agents act with."""
+        """Return auxiliary policies that the section samples from, in addition to agents' policies."""
         return ()
 
     def extra_tasks(self, step: int, tasks: int) -> int:  # noqa: ARG002
-        """Return how many tasks the section adds to a training step (counted from 0) of ``tasks`` tasks."""
+        """Return the number by which the section extends a training step with ``tasks`` tasks.
+
+        Args:
+            step: training step, counted from 0.
+            tasks: tasks of the step without the section.
+        """
         return 0
 
 
 def section_names() -> list[str]:
-    """Return the names of the sections that installed packages add."""
+    """Return the section names from all installed packages."""
     return sorted(registered("sections"))
 
 
 def section_class(name: str) -> type[Section]:
-    """Return the class of a section.
+    """Return a section's class.
 
     Raises:
-        ValueError: the package that adds it cannot be imported, or registers something else.
+        ValueError: the package that adds it cannot be imported, or registers another object.
     """
     found = load_registered("sections", name)
     if not (isinstance(found, type) and issubclass(found, Section) and found.key == name):
@@ -60,14 +65,14 @@ def section_class(name: str) -> type[Section]:
 
 
 def sections_in(names: Iterable[str]) -> Iterator[str]:
-    """Yield those of some keys of a recipe that are sections."""
+    """Yield the section names among some recipe keys."""
     names = list(names)
     known = registered("sections") if names else {}
     yield from (name for name in names if name in known)
 
 
 def keyed(table: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return a recipe whose sections carry their names, for :data:`AnySection`."""
+    """Return a recipe with each section's table paired with its name, for :data:`AnySection`."""
     return {**table, **{name: (name, table[name]) for name in names}}
 
 

@@ -1,4 +1,4 @@
-"""The strict base of every table of a recipe: frozen, no unknown keys, no coercion, "did you mean"."""
+"""Strict base class for recipe tables: frozen, no unknown keys, no coercion, with suggestions for typing errors."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
-MOST_UNKNOWN = 20  # unknown keys of a table that are named
-LONGEST_KEY = 200  # characters of a word that others are compared with
+MOST_UNKNOWN = 20  # maximum unknown keys of a table in a message
+LONGEST_KEY = 200  # maximum length of a word that is compared with others, in characters
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """The known word that is spelled most alike; ``""`` where none is close."""
+    """Return the most similar known word; ``""`` if none is close."""
     if len(word) > LONGEST_KEY:
         return ""
     return next(iter(get_close_matches(word, sorted(known), n=1, cutoff=0.6)), "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or the known words when none is close."""
+    """Return ``"; did you mean 'x'?"``, or the known words if none is close."""
     words = sorted(known)
     close = closest(word, words)
     if close:
@@ -48,21 +48,22 @@ WRITTEN_OTHERWISE = (
     "set",
     "frozenset",
     "lax-or-strict",
-)  # the last is of paths
-DEEPEST = 32  # tables and lists inside each other, in all of a recipe
+)  # the last one is for paths
+DEEPEST = 32  # maximum nesting of tables and lists in a recipe
 
-SMALLEST_NUMBER = 1e-12  # of what is compared with losses, norms and divergences: below it comes to nothing
-LARGEST_NUMBER = 1e6  # seconds are eleven days, and more than any reward, norm or price
+SMALLEST_NUMBER = 1e-12  # for values that are compared with losses, norms and divergences: smaller ones have no effect
+LARGEST_NUMBER = 1e6  # eleven days in seconds; larger than any reward, norm or price
 Bounded = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST_NUMBER)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
-Ratio = Annotated[float, Field(ge=0, le=LARGEST)]  # of probabilities
+Ratio = Annotated[float, Field(ge=0, le=LARGEST)]  # ratio of probabilities
 
 
 def _felt(value: float) -> float:
-    """
+    """Return a number that is 0 or large enough to have an effect.
+
     Raises:
-        PydanticCustomError: a number is not 0, and too small to be felt.
+        PydanticCustomError: the number is too small.
     """
     if 0 < abs(value) < SMALLEST_NUMBER:
         raise PydanticCustomError("felt", "below {least} it comes to nothing", {"least": f"{SMALLEST_NUMBER:g}"})
@@ -70,15 +71,15 @@ def _felt(value: float) -> float:
 
 
 Felt = AfterValidator(_felt)
-Weight = Annotated[float, Field(ge=0, le=100), Felt]  # of a term of a loss or of a reward
+Weight = Annotated[float, Field(ge=0, le=100), Felt]  # weight of a loss or reward term
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
-CountOrNone = Annotated[int, Field(ge=0, le=LARGEST)]  # 0 means something of its own
-Few = Annotated[int, Field(ge=1, le=10_000)]  # how often something is done again
+CountOrNone = Annotated[int, Field(ge=0, le=LARGEST)]  # 0 has a special meaning
+Few = Annotated[int, Field(ge=1, le=10_000)]  # small number of repetitions
 
 
 def too_deep(table: object) -> bool:
-    """Whether tables and lists lie inside each other deeper than any recipe needs, and Python goes."""
+    """Return True for a table nested too deeply for a recipe and for Python."""
     level = [table]
     for _ in range(DEEPEST):
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
@@ -87,7 +88,11 @@ def too_deep(table: object) -> bool:
 
 
 def are_names(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words, where none is empty and none comes twice."""
+    """Return the words after a check for empty and duplicate entries.
+
+    Raises:
+        PydanticCustomError: a word is empty or occurs twice.
+    """
     for index, word in enumerate(words):
         if not word.strip() or "\0" in word:
             raise PydanticCustomError("name", "must hold no empty name: {word}", {"word": repr(word)})
@@ -97,7 +102,11 @@ def are_names(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_plain(value: object) -> object:
-    """The value, where TOML and JSON can hold it and give it back the same."""
+    """Return a value that TOML and JSON can store without change.
+
+    Raises:
+        PydanticCustomError: the value, or an inner one, cannot be stored.
+    """
     if isinstance(value, dict):
         for key, inner in value.items():
             _is_plain(key)
@@ -120,7 +129,7 @@ def _is_plain(value: object) -> object:
 
 Names = Annotated[tuple[str, ...], Strict(False), AfterValidator(are_names)]
 Filled = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
-Plain = Annotated[dict[str, object], AfterValidator(_is_plain)]  # of values that somebody else will read
+Plain = Annotated[dict[str, object], AfterValidator(_is_plain)]  # table whose values another program reads
 
 
 def _read_as_written(schema: Any) -> None:
@@ -135,32 +144,34 @@ def _read_as_written(schema: Any) -> None:
 
 
 class Settings(BaseModel):
-    """A table of a recipe. Its fields are the table's keys, and nothing else is accepted."""
+    """Recipe table. Its fields are the table's keys; all other keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """What TOML has no kind of its own for is read from what it is written as: a tuple or a set from a list, a path
-        from a text. Numbers and texts stay what they are."""
+        """Accept the TOML form for types that TOML lacks: lists for tuples and sets, strings for paths.
+
+        Numbers and strings stay strict.
+        """
         schema = handler(source)
         _read_as_written(schema)
         return schema
 
     @classmethod
     def other_keys(cls) -> Iterable[str]:
-        """Return the keys that the table takes beside its fields."""
+        """Return the table's allowed keys without a field."""
         return ()
 
     @classmethod
     def inner_table(cls, key: str) -> type[Settings] | None:  # noqa: ARG003
-        """Return the class of the table behind one of the other keys."""
+        """Return the table class behind a key without a field."""
         return None
 
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_unknown_keys(cls, table: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Report unknown keys with a suggestion, beside whatever else is wrong with the table."""
+        """Report unknown keys with suggestions, in addition to all other errors in the table."""
         unknown = [key for key in table if key not in cls.model_fields] if isinstance(table, dict) else []
         others = {*cls.other_keys()} if unknown else set[str]()
         unknown = [key for key in unknown if key not in others]
@@ -180,7 +191,7 @@ class Settings(BaseModel):
 
 
 def _deeper(cls: type[Settings], key: str, prefix: str = "") -> list[str]:
-    """Where a key is known in the tables inside a table: ``steps`` → ``["training.steps"]``."""
+    """Return locations for a key in inner tables: ``steps`` → ``["training.steps"]``."""
     found = []
     tables: list[tuple[str, Any]] = [(name, field.annotation) for name, field in cls.model_fields.items()]
     tables += [(name, cls.inner_table(name)) for name in cls.other_keys()]
@@ -192,9 +203,9 @@ def _deeper(cls: type[Settings], key: str, prefix: str = "") -> list[str]:
     return found
 
 
-@lru_cache(maxsize=1000)  # thousands of tables may hold the same wrong key
+@lru_cache(maxsize=1000)  # thousands of tables may have the same wrong key
 def _meant(key: str, cls: type[Settings]) -> str:
-    """What may have been meant by a key that is not known: itself, in a table further in, or one spelled alike."""
+    """Return a suggestion for an unknown key: the same key in an inner table, or a similar one."""
     deeper = _deeper(cls, key)
     if deeper:
         return f"; did you mean {' or '.join(map(repr, deeper))}?"

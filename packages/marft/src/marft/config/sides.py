@@ -1,4 +1,4 @@
-"""What is wrong with a recipe whose agents play against each other: nobody may learn from what its opponent earned."""
+"""Recipe checks for agents that play against each other: no agent may learn from its opponent's reward."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
 
-SHARED = ("trajectory", "trajectory_score", "progress", "step_cost")  # terms that pay the whole team alike
+SHARED = ("trajectory", "trajectory_score", "progress", "step_cost")  # terms with the same reward for the whole team
 
 
 def side_problems(run: RunSettings) -> Iterable[str]:
-    """Credits and rewards that do not go with sides, and sides that learn and should not."""
+    """Yield credits and rewards that do not support opposing sides, and opponents that would learn."""
     sides, opponents = run.environment.opposed, run.environment.against
     if len(sides) > 1:
         yield from _credit_problems(run)

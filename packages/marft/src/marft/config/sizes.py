@@ -1,4 +1,4 @@
-"""Sizes that no machine has, and numbers that contradict each other, with the arithmetic."""
+"""Recipe checks for impossible sizes and contradicting numbers, with the arithmetic."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
 
-MOST_EPISODES = 1_000_000  # in one training step
-MOST_TOKENS = 10**10  # sampled in one environment step of all of a training step's episodes
-BYTES = 9  # of a recorded token: its id, its log-prob, its mark
+MOST_EPISODES = 1_000_000  # maximum episodes in one training step
+MOST_TOKENS = 10**10  # maximum tokens sampled in one environment step by all episodes of a training step
+BYTES = 9  # bytes of a recorded token: id, log-prob and mark
 
 
 def size_problems(run: RunSettings) -> Iterable[str]:
-    """What is wrong with the sizes of a run."""
+    """Yield problems with a run's sizes."""
     yield from _step_problems(run)
     yield from _minibatch_problems(run)
     for agent in run.agents:
@@ -52,7 +52,7 @@ def _step_problems(run: RunSettings) -> Iterable[str]:
 
 
 def _minibatch_problems(run: RunSettings) -> Iterable[str]:
-    """More minibatches than there can be actions, where organization and environment say how many that are."""
+    """Yield a problem if minibatches outnumber actions, given a known number per episode."""
     if run.algorithm.credit.forking or not run.team.each_once:
         return
     acting = Counter(agent.policy for agent in run.agents if agent.policy in run.trained_policies)

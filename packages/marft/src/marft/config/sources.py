@@ -1,4 +1,4 @@
-"""Where the numbers of the presets are from. What is not named here is our own choice."""
+"""Sources for the presets' values. Values without a source are our own choice."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
 
 
 def source_of(preset: str, key: str) -> str:
-    """Where a preset's value of a key, such as ``objective.clip``, is from; our choice where nothing is named.
+    """Return the source for a preset's value, such as ``objective.clip``; ``"ours"`` by default.
 
     >>> source_of("gspo", "objective.clip"), source_of("gspo", "minibatches")
     ('Zheng et al. 2025, §5.1', 'ours')
@@ -143,7 +143,7 @@ def source_of(preset: str, key: str) -> str:
 
 
 def flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested tables with one level, keys joined by dots.
+    """Flatten nested tables to dotted keys.
 
     >>> flat({"level": "action", "objective": {"clip": 0.2}})
     {'level': 'action', 'objective.clip': 0.2}

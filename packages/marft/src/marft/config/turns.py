@@ -1,4 +1,4 @@
-"""What is wrong with a recipe whose environment says who acts, in a team that does not ask it."""
+"""Recipe checks for environments that control turns, with teams that ignore them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
 
-UNASKED = ("parallel", "debate", "mixture-of-agents", "reflective")  # beside those in which everybody acts once
+# organizations that ignore turns, besides those in which every agent acts once
+UNASKED = ("parallel", "debate", "mixture-of-agents", "reflective")
 
 
 def turn_problems(run: RunSettings) -> Iterable[str]:
-    """Organizations in which agents act although it is not their turn, and teams that go round their environment."""
+    """Yield organizations that ignore the environment's turns, and teams that bypass the environment's messages."""
     environment, team = run.environment, run.team
     opposed = len(environment.opposed) > 1 or bool(environment.against)
     unasked = getattr(team, "each_once", False) or team.name in UNASKED

@@ -1,1 +1,1 @@
-"""Built-in environments. Others register under the entry-point group ``marft.environments``."""
+"""Built-in environments. Packages register others under the entry-point group ``marft.environments``."""

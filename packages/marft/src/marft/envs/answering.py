@@ -1,4 +1,4 @@
-"""Who plays worlds of questions and answers without a model: whoever is asked knows the answer, or guesses."""
+"""Scripted policy for question-answering environments: any agent gives the correct answer or declines."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ WRONG = "I do not know."
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    r"""Says the right answer, in a box; else, as often as ``skill`` leaves, that it does not know.
+    r"""Gives the correct answer in a box with probability ``skill``, else a wrong reply; chooses options at random.
 
     Args:
-        right: the answer to a task.
+        right: returns the correct answer to a task.
+        skill: probability of the correct answer.
     """
 
     right: Callable[[Task], str]
     skill: float = 1.0
 
     def __call__(self, cue: Cue) -> str:
-        """What any agent says."""
+        """Return the reply, the same for every agent."""
         if cue.options:
             return cue.random.choice(cue.options)
         return f"\\boxed{{{self.right(cue.task)}}}" if cue.random.random() < self.skill else WRONG

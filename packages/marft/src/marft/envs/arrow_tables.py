@@ -1,4 +1,4 @@
-"""Tables of Arrow: Parquet files, and folders that Hugging Face's ``save_to_disk`` has written."""
+"""Arrow tables: Parquet files, and folders written by Hugging Face's ``save_to_disk``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ Rows = Iterator[tuple[str, Mapping[str, object]]]
 
 
 def parquet_rows(path: Path) -> Rows:
-    """Rows of one Parquet file, counted from 1."""
+    """Yield the rows in a Parquet file, numbered from 1.
+
+    Raises:
+        ValueError: the file cannot be read, or has duplicate columns or unsupported values.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -29,7 +33,11 @@ def parquet_rows(path: Path) -> Rows:
 
 
 def saved_rows(folder: Path, part: str) -> Rows:
-    """Rows of a data set that was saved to a folder; of one of its parts, where it has several."""
+    """Yield the rows in a saved data set or in one split.
+
+    Raises:
+        ValueError: the folder has no such split, is damaged, or cannot be read.
+    """
     import pyarrow as pa
 
     try:
@@ -66,7 +74,7 @@ def _numbered(batches: Iterable[Any], path: Path) -> Rows:
             ArithmeticError,
             LookupError,
             ValueError,
-        ) as error:  # dates, zones, texts
+        ) as error:  # dates, time zones, texts
             raise ValueError(
                 f"environment: {path}: rows {number + 1} to {number + batch.num_rows} hold what Python has no value "
                 f"for: {type(error).__name__}: {_first_line(error)}; leave that column out, or write it as text"
@@ -77,8 +85,11 @@ def _numbered(batches: Iterable[Any], path: Path) -> Rows:
 
 
 def _values(batch: Any) -> list[dict[str, object]]:
-    """Return the rows of a batch. A number of half or single precision is the shortest decimal that means it: 0.1, and
-    not 0.10000000149011612. A map is a table."""
+    """Return the rows in a batch.
+
+    Half- and single-precision numbers become the shortest decimal with the same value: 0.1, not
+    0.10000000149011612. Arrow maps become dictionaries.
+    """
     rows: list[dict[str, object]] = batch.to_pylist(maps_as_pydicts="strict")
     for field in batch.schema:
         if _holds_short_floats(field.type):
@@ -94,7 +105,7 @@ def _holds_short_floats(kind: Any) -> bool:
 
 
 def _inside(kind: Any) -> list[Any]:
-    """Return the types that a type is made of."""
+    """Return the component types of a nested type."""
     import pyarrow.types as types
 
     if types.is_dictionary(kind):
@@ -103,7 +114,7 @@ def _inside(kind: Any) -> list[Any]:
 
 
 def _in_shortest(value: Any, kind: Any) -> Any:
-    """Return a value with the shortest decimals for its numbers of half and single precision."""
+    """Return a value with the shortest decimals for its half- and single-precision numbers."""
     import pyarrow.types as types
 
     inside = _inside(kind)

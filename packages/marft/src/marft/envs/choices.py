@@ -1,4 +1,4 @@
-"""Multiple choice: choices with their letters, and which of them a text means."""
+"""Multiple choice: labeled choices, and matching of a text to a choice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DECORATION = " \t\r\n*_`$"
 _NAMING = re.compile(
     r"^(?:(?:la|die|the)\s+)?(?:(?:option|choice|letter|opción|opção)\s+|选项\s*)?(?=\w$)", re.IGNORECASE
 )
-# what says that a letter before it is right, and what says so of one after it
+# phrases that mark the label before them as correct, and phrases that mark the label after them
 _IS_RIGHT = (
     r"\s+(?:is|seems|looks)\s+(?:(?:the|most|more|clearly|probably)\s+)*(?:correct|right|best|likely|true|answer)\b"
 )
@@ -28,26 +28,27 @@ _RIGHT_IS = (
     r"(?:\b(?:choose|chose|choosing|pick|select|go(?:ing)?\s+with|it\s+is|must\s+be)|\b(?i:it|that)['’]s|\b(?i:so|hence|thus|therefore),?"
     r"(?:\s+it\s+is)?)\s+(?:(?:option|choice|letter)\s+)?"
 )
-_WIDE = {0xFF01 + place: 0x21 + place for place in range(94)} | {ord("−"): "-"}  # letters and signs of East Asian texts
+# full-width letters and signs in East Asian texts
+_WIDE = {0xFF01 + place: 0x21 + place for place in range(94)} | {ord("−"): "-"}
 _DENIED = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false|except)\b|n['’]t\b", re.IGNORECASE)
 _MORE = re.compile(r"\W*(?:or|and|oder|und|ou|o|y|和|或)\b|\s*[/&]", re.IGNORECASE)
 
 
 class Choices(NamedTuple):
-    """``labels[i]`` stands for ``texts[i]``; without texts, any letter is a choice."""
+    """Choice list: ``labels[i]`` stands for ``texts[i]``; without texts, any letter is a choice."""
 
     labels: tuple[str, ...]
     texts: tuple[str, ...] = ()
 
 
 def choices_in(cell: Any) -> Choices:
-    """Choices of a cell: a list of texts, or a table of ``text`` and ``label`` lists, as ARC has it; also as JSON.
+    """Return the choices in a cell: a list with texts, or an ARC table with ``text`` and ``label`` lists, also in JSON.
 
     >>> choices_in(["red", "blue"])
     Choices(labels=('A', 'B'), texts=('red', 'blue'))
 
     Raises:
-        ValueError: they are none.
+        ValueError: the cell has neither form.
     """
     labels: object = None
     if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
@@ -63,20 +64,21 @@ def choices_in(cell: Any) -> Choices:
 
 
 def lettered(cell: object) -> str:
-    """Choices as lines: ``A. red``, ``B. blue``.
+    """Return choices as lines: ``A. red``, ``B. blue``.
 
     Raises:
-        ValueError: they are none.
+        ValueError: the cell holds no choices.
     """
     choices = choices_in(cell)
     return "\n".join(f"{label}. {text}" for label, text in zip(choices.labels, choices.texts, strict=True))
 
 
 def chosen(text: str, choices: Choices) -> str:
-    """The label of the choice that a text means; "" where that is none, or not plain.
+    """Return the label for the choice meant by a text, or "" if no choice or more than one fits.
 
-    It is looked for in what the text states as its answer, else in all of it, in what it sets in bold, and in its last
-    line: a label alone, one label before what it stands for, the words of one choice, or one label in brackets.
+    The search covers the stated answer if there is one. Otherwise it covers the whole text, its bold text, and its
+    last line. It accepts a label alone, one label before its text, the text of one choice, or one label in
+    brackets.
 
     >>> chosen("The answer is (B).", choices_in(["red", "blue"])), chosen("blue", choices_in(["red", "blue"]))
     ('B', 'B')
@@ -93,7 +95,7 @@ def chosen(text: str, choices: Choices) -> str:
 
 
 def labelled(stated: str, choices: Choices) -> str:
-    """The label of a choice that is named alone, by its label or its words; a label comes first."""
+    """Return the label of the only choice named by its label or text; a label match takes precedence."""
     words = undecorated(stated).translate(_WIDE)
     bare = _NAMING.sub("", words.strip(_DECORATION + "()[]{}.:。：【】"))
     by_label = [label for label in choices.labels if label.casefold() == bare.casefold()]
@@ -105,10 +107,10 @@ def labelled(stated: str, choices: Choices) -> str:
 
 
 def shuffled(choices: Choices, key: str) -> list[int]:
-    """An order of choices that follows from a key alone: at each place, where the choice there has been before.
+    """Return a permutation of the choices that depends only on a key: for each place, the original index.
 
-    What speaks of others by where they stand ("all of the above") keeps its own place, and where one names others by
-    their letters ("both A and B") all do.
+    A choice that refers to others by position ("all of the above") keeps its place. If any choice names others by
+    letter ("both A and B"), all choices keep their places.
 
     >>> shuffled(choices_in(["red", "blue", "green", "none of the above"]), "a question")[3]
     3
@@ -127,10 +129,10 @@ def _meant(stated: str, choices: Choices) -> str:
 
 
 def _with_label(stated: str, choices: Choices) -> str:
-    """The one label that stands before what it stands for, in brackets, or after "option"."""
+    """Return the only label before its text, in brackets, or after "option"; "" otherwise."""
     labels = "|".join(sorted(map(re.escape, choices.labels), key=len, reverse=True))
     known = {label.casefold(): label for label in choices.labels}
-    alone = r"(?<![\w(\[])(?<!\d[.,])(?!(?<=[-−])\d)"  # before a label: no part of a number, nor of a word
+    alone = r"(?<![\w(\[])(?<!\d[.,])(?!(?<=[-−])\d)"  # before a label: not part of a number or word
     label_marked = rf"{alone}(?:[(\[]\s*({labels})\s*[)\]]|({labels})[).:、](?=\s|$))"
     marked = re.findall(label_marked, stated, re.IGNORECASE)
     named = {known[label.casefold()] for pair in marked for label in pair if label}
@@ -154,7 +156,7 @@ def _with_label(stated: str, choices: Choices) -> str:
 
 
 def _alone_first(text: str, choices: Choices) -> str:
-    """The label that is alone on the first line, where the lines after it name no other one."""
+    """Return the label alone on the first line, if later lines name no other label; "" otherwise."""
     first, _, rest = text.strip().partition("\n")
     label = labelled(first, choices)
     others = "|".join(re.escape(other) for other in choices.labels if other != label)

@@ -1,15 +1,15 @@
-"""What a task comes with and does not hold itself: a digest of it tells the task from one that comes with another."""
+"""Content digest: distinguishes tasks with equal data but different external content."""
 
 from __future__ import annotations
 
 import hashlib
 
-CONTENT = "content_digest"  # the key of a task's data
-DIGITS = 16  # hexadecimal ones
+CONTENT = "content_digest"  # key in a task's data
+DIGITS = 16  # number of hexadecimal digits
 
 
 def content_of(*parts: str | bytes) -> str:
-    """A digest of parts in their order; where one ends and the next begins counts.
+    """Return a digest of parts in order; the boundaries between parts count.
 
     >>> content_of("ab", "c") == content_of("a", "bc")
     False

@@ -1,4 +1,4 @@
-"""Data sets that the datasets package reads: of the Hugging Face hub, or a folder of files."""
+"""Data sets read by the datasets package: from the Hugging Face Hub, or a folder of files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 
 
 def read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, object]]:
-    """Rows of one split.
+    """Return the rows in one split.
 
     Args:
-        path: an id on the hub, or a folder.
-        subset: of the data set; "" where it has none.
+        path: id on the Hub, or a folder.
+        subset: configuration name, or "" for the default.
+        split: name of the split.
 
     Raises:
         ValueError: the package is missing, or the data set cannot be loaded.
@@ -24,7 +25,7 @@ def read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, ob
         ) from error
     try:
         rows: Iterable[Mapping[str, object]] = load_dataset(path, subset or None, split=split)
-    except Exception as error:  # whatever the package raises at files that it cannot read
+    except Exception as error:  # the package raises many types of errors for unreadable files
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"environment: cannot load data set {path!r}: {first_line}") from error
     return rows

@@ -1,7 +1,8 @@
-"""What scorers of Reasoning Gym evaluate of an answer: values that are written out, and arithmetic. Nothing of it runs.
+"""Safe replacements for expression evaluation in Reasoning Gym's scorers: literals and arithmetic only.
 
-Some of the package's scorers give an answer to ``eval``, or to sympy's ``parse_expr``, which is ``eval`` too: whatever
-a model writes would run in this process, or never end. What they are given here in their place reads the same answers.
+Some scorers of the package pass an answer to ``eval``, or to sympy's ``parse_expr``, which calls ``eval``. Any code
+from a model would run in this process, or never end. These replacements accept the same answers without running
+code.
 """
 
 from __future__ import annotations
@@ -16,35 +17,36 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-LONGEST = 2000  # characters of an expression
-LARGEST = 2000  # bits of a number that comes up, about, or degree of a polynomial
-SMALL = 8  # the same, of exponents, and of what is in a function in a function
+LONGEST = 2000  # maximum characters of an expression
+LARGEST = 2000  # approximate maximum bits of an intermediate number, or degree of a polynomial
+SMALL = 8  # the same limit for exponents, and for arguments of nested functions
 PACKAGE = "reasoning_gym"
 WITH_LITERALS = (
     "algorithmic.binary_matrix", "algorithmic.number_sorting", "algorithmic.spiral_matrix",
     "algorithmic.string_insertion", "games.n_queens",
 )  # fmt: skip
-WITH_ARITHMETIC = {  # what each calls the function, or the module that has it
+WITH_ARITHMETIC = {  # module → its name for the function, or for the module with the function
     "algebra.intermediate_integration": "sympy", "algebra.polynomial_multiplication": "sp",
     "algebra.simple_integration": "sympy", "games.countdown": "parse_expr", "games.puzzle24": "parse_expr",
 }  # fmt: skip
 WITH_FRACTIONS = ("probability.coin_flip",)
-WITH_TRUTH = {"algorithmic.game_of_life_halting": "GameOfLifeHaltingDataset"}  # to whom any word is true
-FUNCTIONS = frozenset({  # Integral is none: who says a task again has not solved it
+# scorers that accept any nonempty word as correct
+WITH_TRUTH = {"algorithmic.game_of_life_halting": "GameOfLifeHaltingDataset"}
+FUNCTIONS = frozenset({  # without Integral: repeating the task is not a solution
     "Abs", "abs", "acos", "acosh", "acot", "asin", "asinh", "atan", "atanh", "cos", "cosh", "cot", "csc", "exp", "ln",
     "log", "sec", "sin", "sinh", "sqrt", "tan", "tanh",
 })  # fmt: skip
-FAR = re.compile(r"[0-9.][eE][-+]?[0-9_]{4,}")  # an exponent of ten that sympy would write out
-POINTS = (0.3719, 1.2847, -0.6173, 2.0391)  # where an expression is tried
+FAR = re.compile(r"[0-9.][eE][-+]?[0-9_]{4,}")  # a power of ten that sympy would write out in full
+POINTS = (0.3719, 1.2847, -0.6173, 2.0391)  # sample points for variables
 DIGITS = 25
 CLOSE = 1e-9
-CALLABLE = frozenset("NOQS")  # letters that sympy has functions under
+CALLABLE = frozenset("NOQS")  # letters that sympy defines as functions
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitXor)
 
 
 @cache
 def tame() -> None:
-    """Have the package's scorers evaluate nothing else, in this process."""
+    """Replace the evaluation functions in the package's scorers, once per process."""
     for name in WITH_LITERALS:
         vars(import_module(f"{PACKAGE}.{name}"))["eval"] = literal
     for name, called in WITH_ARITHMETIC.items():
@@ -58,13 +60,13 @@ def tame() -> None:
 
 
 def literal(text: str) -> Any:
-    """The value that is written out.
+    """Return the value of a Python literal.
 
     >>> literal("[[1, 2], ['a']]")
     [[1, 2], ['a']]
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a literal.
     """
     try:
         return ast.literal_eval(text)
@@ -73,9 +75,10 @@ def literal(text: str) -> Any:
 
 
 def arithmetic(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``parse_expr`` that reads arithmetic alone."""
+    """Return a ``parse_expr`` that accepts arithmetic only."""
 
     def parsed(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
+        """Check the text, then parse it."""
         check(text)
         return parse(text, local_dict=local_dict)
 
@@ -83,10 +86,10 @@ def arithmetic(parse: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fraction(text: str) -> Fraction:
-    """A number as text, exactly.
+    """Return the exact fraction for a number as text.
 
     Raises:
-        ValueError: it is none, or too large to be written out.
+        ValueError: the text is not a number, or the number is too large.
     """
     power = text.lower().partition("e")[2].replace("_", "").strip()
     if len(text) > LONGEST or (power.lstrip("+-").isdecimal() and abs(int(power)) > LARGEST):
@@ -98,18 +101,21 @@ def fraction(text: str) -> Fraction:
 
 
 def _same_word(_: object, answer: str | None, entry: Mapping[str, Any]) -> float:
-    """1 for the word that is right, whatever its case."""
+    """Return 1 for the correct word, ignoring case, else 0."""
     return float(answer is not None and answer.strip().casefold() == str(entry["answer"]).casefold())
 
 
 class _Sympy:
-    """Stands for the module in one that parses with it."""
+    """Proxy for the sympy module with a safe ``parse_expr`` and ``simplify``."""
 
     def __init__(self, module: Any) -> None:
         self._module, self.parse_expr = module, arithmetic(module.parse_expr)
 
     def simplify(self, expression: Any) -> Any:
-        """0 for what is 0 everywhere: all that scorers ask it for, and its search for a form may not end."""
+        """Return 0 for an expression that equals 0 everywhere, else the expression.
+
+        Scorers need only this from ``simplify``, whose search for a simpler form may not end.
+        """
         return 0 if vanishes(expression) else expression
 
     def __getattr__(self, name: str) -> Any:
@@ -117,10 +123,10 @@ class _Sympy:
 
 
 def vanishes(expression: Any) -> bool:
-    """Whether an expression of sympy's is 0 wherever it is tried, to nine of its terms' digits.
+    """Return true if a sympy expression is 0 at all sample points, relative to its terms' size (1e-9).
 
     Args:
-        expression: in which functions are those that answers may have, and their derivatives.
+        expression: contains only functions allowed in answers, and their derivatives.
     """
     symbols, terms = sorted(expression.free_symbols, key=str), expression.args if expression.is_Add else (expression,)
     for shift in range(len(POINTS)):
@@ -128,7 +134,7 @@ def vanishes(expression: Any) -> bool:
         try:
             values = [complex(term.evalf(DIGITS, subs=at)) for term in terms]
             rest, size = abs(sum(values)), sum(map(abs, values))
-        except (TypeError, ValueError, ArithmeticError, NotImplementedError):  # it has no value there
+        except (TypeError, ValueError, ArithmeticError, NotImplementedError):  # no value at this point
             return False
         if not (math.isfinite(size) and rest <= CLOSE * size):
             return False
@@ -136,12 +142,12 @@ def vanishes(expression: Any) -> bool:
 
 
 def check(text: str) -> None:
-    """See that a text is arithmetic, in letters and numbers, that is worked out in little time.
+    """Check a text: arithmetic over letters and numbers with bounded cost.
 
     >>> check("3*x**2/2 - sin(2*x) + C")
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is anything else.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body if len(text) <= LONGEST else None
@@ -152,13 +158,13 @@ def check(text: str) -> None:
 
 
 def _size(node: ast.AST, inside: int = 0) -> int:
-    """Bits that its value has, at most about, or its degree.
+    """Return the approximate maximum bits of a node's value, or its degree.
 
     Args:
-        inside: of how many functions.
+        inside: number of enclosing function calls.
 
     Raises:
-        ValueError: it is no arithmetic, or nests too much.
+        ValueError: the node is not arithmetic, or nests too deeply.
     """
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return max(1, node.value.bit_length()) if isinstance(node.value, int) else 1
@@ -179,10 +185,10 @@ def _size(node: ast.AST, inside: int = 0) -> int:
 
 
 def _exponent(node: ast.AST, size: int) -> int:
-    """The size of an exponent.
+    """Return an exponent's size.
 
     Raises:
-        ValueError: it is large, or has powers or functions of its own.
+        ValueError: the exponent is large, or contains powers or functions.
     """
     if size > SMALL or any(isinstance(one, ast.Pow | ast.Call) for one in ast.walk(node)):
         raise ValueError("an exponent that is not small")

@@ -1,5 +1,7 @@
-"""Where episodes are played: environment, team, tools and reward terms. Imports no torch and knows no model: who
-samples and who renders is given."""
+"""Runtime for episodes: environment, team, tools and reward terms.
+
+This module does not import torch or load models; the caller provides the engine and the renderer.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,26 @@ from marft.inference.renderer import ChatRenderer
 from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import Term
 
-SOME_MODEL = "models.…"  # in the remedies of chat templates
+SOME_MODEL = "models.…"  # placeholder in error messages about chat templates
 
 
 class GameParts:
-    """Connects what a recipe names, but for its models. Close it.
+    """Runtime components of a recipe, except its models; call :meth:`close` at the end.
 
     Args:
         terms: the recipe's reward terms, opened (:func:`open_terms`).
-        threads: for sessions, tools and terms; they are closed with it.
+        threads: for sessions, tools and terms; closed together with the runtime.
 
     Raises:
-        ValueError: a tool cannot be had, or an agent has tools or a memory that its model's template cannot show.
+        ValueError: a tool is not available, or an agent has tools or a memory that its model's chat template does not
+            support.
     """
 
     def __init__(
         self, run: RunSettings, terms: Sequence[Term], engine: Sampler, renderer: ChatRenderer, threads: LoopThreadPool
     ) -> None:
         self._terms = terms
-        with ExitStack() as started:  # what has been started ends, should the rest fail
+        with ExitStack() as started:  # closes the started components if a later step fails
             self.toolkit = Toolkit(run)
             started.callback(self.toolkit.close)
             self.game = Game(
@@ -60,13 +63,13 @@ class GameParts:
             self._started = started.pop_all()
 
     def usage(self) -> dict[str, float]:
-        """What scoring has taken so far, and threads and sessions that hang, by the name of a metric."""
+        """Return scoring costs, abandoned threads and unclosed sessions by metric name."""
         threads = self.game.threads
         lost = {"threads_given_up": float(threads.given_up), "sessions_not_closed": float(threads.not_closed)}
         return added(lost, threads.counts(), *(term.counts() for term in self._terms))
 
     def close(self) -> None:
-        """Let go of tools and threads."""
+        """Close tools and threads."""
         self._started.close()
 
 
@@ -76,11 +79,11 @@ def open_terms(
     """Open the reward terms of a recipe.
 
     Args:
-        closing: is given what ends each of them.
-        limits: of the endpoints that they ask, where other processes ask them too.
+        closing: receives each term's close function.
+        limits: limits on judge endpoints shared with other processes.
 
     Raises:
-        ValueError: something that one of them needs is missing.
+        ValueError: a requirement of a term is missing.
     """
     answering = [agent.role for agent in run.agents if agent.answers]
     terms = []
@@ -101,13 +104,14 @@ def _team(run: RunSettings, toolkit: Toolkit, renderer: ChatRenderer) -> Team:
 
 
 def check_agent(run: RunSettings, agent: AgentSettings, uses_tools: bool, renderer: ChatRenderer) -> None:
-    """Check that the model of an agent can be spoken to as the recipe wants.
+    """Check that an agent's model supports the recipe's settings.
 
     Args:
-        uses_tools: the agent has tools or skills.
+        uses_tools: whether the agent has tools or skills.
 
     Raises:
-        ValueError: its chat template cannot show tools or a conversation, or no text of it can be held to the grammar.
+        ValueError: the chat template does not support tools or continued conversations, or the grammar cannot be
+            enforced.
     """
     role, policy = agent.role, agent.policy
     if renderer.formats[policy].remote:

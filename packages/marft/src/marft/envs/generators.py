@@ -1,4 +1,4 @@
-"""Generators of questions: data sets of Reasoning Gym with their parameters, one for each level of difficulty."""
+"""Leveled data sets: Reasoning Gym data sets with their parameters, one for each level of difficulty."""
 
 from __future__ import annotations
 
@@ -12,49 +12,51 @@ from pydantic_core import PydanticCustomError
 from marft.config.settings import Filled, Plain, Positive, Settings, did_you_mean
 from marft.envs.evaluated import tame
 
-NUMBERS = (int, float, "int", "float")  # hints of the package's parameters
+NUMBERS = (int, float, "int", "float")  # type hints of numeric parameters
 MOST_LEVELS = 100
-# how many of the data set's own curriculum, from its easiest; or parameters for each, easiest first; 0: one level
+# number of levels from the data set's own curriculum, the easiest first; or parameters for each level; 0: one level
 Levels = Annotated[int, Field(ge=0, le=MOST_LEVELS)] | Annotated[tuple[Plain, ...], Strict(False)]
 
 
 class Generator(NamedTuple):
-    """``made`` is the package's data set; ``weight`` its share of all questions, beside others."""
+    """Data set at one level; ``made`` is the package's data set, ``weight`` its share of all questions."""
 
     name: str
-    level: int  # from 1; 0 where the data set has none
+    level: int  # from 1; 0 without levels
     weight: float
     made: Any
 
     @property
     def key(self) -> str:
-        """What the ids of its tasks begin with."""
+        """Prefix of its task ids."""
         return f"{self.name}.{self.level}" if self.level else self.name
 
     def score(self, answer: str | None, entry: Mapping[str, Any]) -> float:
-        """What the package gives for an answer, from 0 to 1; nothing for one that its scorer cannot read.
+        """Return the package's score for an answer, from 0 to 1; 0 if its scorer cannot read the answer.
 
         Raises:
-            Exception: whatever the scorer raises where it cannot read the right answer either.
+            Exception: any error of the scorer, if it cannot read the correct answer either.
         """
         try:
             return float(self.made.score_answer(answer, entry))
-        except Exception:  # noqa: BLE001  many raise at what is no number, or no table
+        except Exception:  # noqa: BLE001  many scorers raise for an answer that is not a number or table
             self.made.score_answer(entry["answer"], entry)
             return 0.0
 
 
 class Member(Settings):
-    """One data set of a mixture."""
+    """Data set in a mixture."""
 
-    dataset: Filled  # its name in Reasoning Gym
-    weight: Positive = 1.0  # how often its questions come, beside those of others
-    params: Plain = {}  # of the data set; they hold at all its levels
-    levels: Levels = 0  # how many of its own curriculum, or parameters for each, easiest first; 0: one
-    cohort: str = ""  # what its questions are called; "": as the data set
+    dataset: Filled  # name in Reasoning Gym
+    weight: Positive = 1.0  # sampling weight of its questions, relative to the other data sets
+    params: Plain = {}  # parameters of the data set, for all levels
+    # number of levels from its own curriculum, or parameters for each level, easiest first; 0: one level
+    levels: Levels = 0
+    cohort: str = ""  # label of its questions; "": name of the data set
 
     @property
     def name(self) -> str:
+        """Label of its questions."""
         return self.cohort or self.dataset
 
     @model_validator(mode="after")
@@ -64,10 +66,10 @@ class Member(Settings):
 
 
 def check(dataset: str, params: Mapping[str, object], levels: int | Sequence[Mapping[str, object]]) -> None:
-    """See that a data set can be made as it is asked for.
+    """Check a data set's support for these parameters and levels.
 
     Raises:
-        PydanticCustomError: it cannot; the message says what is wrong with which key.
+        PydanticCustomError: it does not; the message names the key and the problem.
     """
     datasets = datasets_known()
     if dataset not in datasets:
@@ -82,18 +84,18 @@ def check(dataset: str, params: Mapping[str, object], levels: int | Sequence[Map
             pass
     except PydanticCustomError:
         raise
-    except Exception as error:  # the package checks its own parameters, each data set in its own way
+    except Exception as error:  # each data set checks its own parameters with its own errors
         raise PydanticCustomError(
             "params", "data set {name}: {error}", {"name": repr(dataset), "error": str(error)}
         ) from error
 
 
 def generators(member: Member, seed: int) -> Iterator[Generator]:
-    """One for each level of a data set.
+    """Yield one leveled data set for each level.
 
     Raises:
-        PydanticCustomError: its own curriculum has fewer levels, or it has none.
-        Exception: whatever the package raises at parameters.
+        PydanticCustomError: the data set has no curriculum, or one with fewer levels.
+        Exception: any error of the package for invalid parameters.
     """
     cls, config = datasets_known()[member.dataset]
     tables = _own_levels(member.dataset, member.levels) if isinstance(member.levels, int) else member.levels
@@ -104,7 +106,10 @@ def generators(member: Member, seed: int) -> Iterator[Generator]:
 
 
 def _own_levels(dataset: str, count: int) -> list[dict[str, Any]]:
-    """The parameters of the easiest levels of a data set's own curriculum: at each, all of its attributes at once."""
+    """Return the parameters for the easiest levels in a data set's own curriculum.
+
+    Each level sets all attributes of the curriculum together.
+    """
     if not count:
         return []
     from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
@@ -131,7 +136,7 @@ def _own_levels(dataset: str, count: int) -> list[dict[str, Any]]:
 
 
 def _moved(curriculum: Any) -> list[str]:
-    """The parameters that a curriculum moves."""
+    """Return the names of parameters changed by a curriculum."""
     names = ("field_name", "lower_field_name", "upper_field_name")
     attributes = curriculum.attributes.values()
     return [getattr(attribute, name) for attribute in attributes for name in names if hasattr(attribute, name)]
@@ -153,7 +158,7 @@ def _check_params(dataset: str, params: Mapping[str, object]) -> None:
 
 
 def datasets_known() -> dict[str, tuple[Any, Any]]:
-    """The package's data sets by name: class, and class of its parameters."""
+    """Return the package's data sets by name: class, and class of parameters."""
     import reasoning_gym  # noqa: F401  registers the data sets
     from reasoning_gym.factory import DATASETS
 

@@ -1,4 +1,4 @@
-"""What every way of grading the rows of a table is: its base, and what its answers have in common."""
+"""Base class for table-row graders, and shared handling for correct answers."""
 
 from __future__ import annotations
 
@@ -17,41 +17,44 @@ from marft.envs.single_turn import Grade
 from marft.rewards.comparing import numbers_in
 
 Cells = Mapping[str, object]
-# names under which a table holds a right answer: of SQuAD, verl and TRL, and others; the first that is there
+# keys for a correct answer in a table, from SQuAD, verl, TRL and others; the first key present counts
 LABELS = (
     "text", "ground_truth", "answer", "final_answer", "label", "target", "solution", "value", "reward_model", "answers"
 )  # fmt: skip
-DEEPEST = 8  # tables inside one another
+DEEPEST = 8  # maximum depth of nested tables
 _EXPONENT = re.compile(r"(?<=\d)[eE](?=[-+]?\d)")
-LONGEST_PLAIN = 40  # digits of a number that is written out
+LONGEST_PLAIN = 40  # maximum digits of a number in positional notation
 
 
 class Grading(Settings):
-    """Base of all gradings. A list in the column of answers holds several right ones: any of them will do."""
+    """Base for all graders. If the answer column holds a list, each item is a correct answer."""
 
     needs_answer: ClassVar[bool] = True
-    name: str  # which grading it is
+    name: str  # name of the grader
 
     def check(self, answer: object, cells: Cells) -> None:
-        """See that answers can be held to a row's right one.
+        """Check a row's correct answer.
 
         Raises:
-            ValueError: why not, to go on from the name of its column.
+            ValueError: the answer is not usable; the message continues a sentence that begins with the column's name.
         """
 
     @abstractmethod
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:
-        """What a text is worth.
+        """Return a text's grade.
 
         Args:
-            answer: of the row's column of answers.
+            answer: the row's value in the answer column.
             cells: the whole row.
+            text: the text of the answering agent.
         """
 
 
 def right_answers(answer: object) -> list[str]:
-    """Right answers of a cell, as one would say them: those of a list, or of SQuAD's ``{"text": […]}``; that
-    under a known name in a table, also in one written as JSON; else itself. Empty ones are none.
+    """Return the correct answers in a cell, as plain text.
+
+    These are the items of a list or of SQuAD's ``{"text": […]}``, the value under a known key in a table (also as
+    JSON), or the cell itself. Empty answers are dropped.
 
     >>> right_answers(7.0), right_answers(["a", 2, None, ""]), right_answers({"text": ["a"], "answer_start": [3]})
     (['7'], ['a', '2'], ['a'])
@@ -64,8 +67,9 @@ def right_answers(answer: object) -> list[str]:
 
 
 def label_of(cell: object) -> object:
-    """Return what is right by a cell: what a table holds under the first name of ``LABELS`` that it has, also one
-    written as JSON, and one inside another; None where all that it has of them are empty; else the cell.
+    """Return the correct answer inside a cell: the value under the first key from ``LABELS``, else the cell.
+
+    The cell may be a table, a table as JSON, or a nested table. If all these values are empty, return None.
 
     >>> label_of({"text": ["a", "b"]}), label_of('{"x": 1}'), label_of(3), label_of({"ground_truth": None})
     (['a', 'b'], '{"x": 1}', 3, None)
@@ -82,7 +86,7 @@ def label_of(cell: object) -> object:
 
 
 def _table_in(cell: object) -> Mapping[str, object] | None:
-    """Return the table that a cell is, or holds as JSON; None where it is none."""
+    """Return the table in a cell, possibly written in JSON, or None."""
     if isinstance(cell, str) and cell.lstrip().startswith("{"):
         try:
             cell = json.loads(cell)
@@ -92,7 +96,7 @@ def _table_in(cell: object) -> Mapping[str, object] | None:
 
 
 def said_plainly(value: object) -> str:
-    """Return a value as one would say it: whole numbers without a point, days without a time.
+    """Return a value as plain text: integers without a decimal point, dates without a time.
 
     >>> said_plainly(7.0), said_plainly(Decimal("2.50")), said_plainly(True), said_plainly(datetime(2024, 5, 1))
     ('7', '2.5', 'true', '2024-05-01')
@@ -110,8 +114,9 @@ def said_plainly(value: object) -> str:
 
 
 def same_value(right: object, given: str) -> bool:
-    """Return whether a text is a typed value in other words: a number with another end, "yes" for a truth, another way
-    to write a time.
+    """Return true if a text expresses a typed value in another notation.
+
+    Examples are a number with other decimals, "yes" for a Boolean, or another format of a time.
 
     >>> same_value(7.0, "7.00"), same_value(True, "Yes"), same_value(date(2024, 5, 1), "2024-05-01T00:00:00")
     (True, True, True)
@@ -136,16 +141,16 @@ def same_value(right: object, given: str) -> bool:
     if isinstance(right, time):
         try:
             return time.fromisoformat(given) == right
-        except (ValueError, TypeError):  # one of them is of a time zone
+        except (ValueError, TypeError):  # one of them has a time zone
             return False
     return False
 
 
 def is_missing(answer: object) -> bool:
-    """Whether a cell holds no right answer."""
+    """Return true if a cell holds no correct answer."""
     return not right_answers(answer)
 
 
 def all_or_nothing(right: bool) -> Grade:
-    """1 for a right answer, else 0."""
+    """Return a grade of 1 for a correct answer, else 0."""
     return Grade(float(right), right)

@@ -1,4 +1,4 @@
-"""How the rows of a table say what an answer is worth: one class for each way, its fields its keys in the recipe."""
+"""Graders for table rows: one class per method, with its fields as recipe keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from marft.envs.single_turn import Grade
 from marft.rewards.comparing import close, contains, number_stated, scaled_numbers, token_f1, words_of
 from marft.rewards.grader import Grader
 
-NUMBER = re.compile(r"([0-9]{1,3})(?:\.0+)?")  # of a choice
+NUMBER = re.compile(r"([0-9]{1,3})(?:\.0+)?")  # number of a choice
 LETTER, LETTERS = re.compile("[A-Z]"), Choices(tuple(ascii_uppercase))
 
 
@@ -41,13 +41,13 @@ def _numbers_of(right: str) -> list[Decimal]:
 
 
 class Exact(Grading):
-    """1 where what the text states is the right answer, character by character but for spacing."""
+    """Grade 1 if the stated answer equals the correct answer, character by character except for spacing."""
 
-    name: Literal["exact"] = "exact"  # which grading it is
-    ignore_case: bool = False  # capitals and small letters are the same
+    name: Literal["exact"] = "exact"  # name of the grader
+    ignore_case: bool = False  # ignore the difference between capitals and small letters
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """Held against what the text states."""
+        """Return a text's grade by its stated answer."""
         given = {self._plain(stated_answer(text)), *map(self._plain, wordings(text))} - {""}
         rights = right_answers(answer)
         typed = label_of(answer)
@@ -64,36 +64,42 @@ class Exact(Grading):
 
 
 class Contains(Grading):
-    """1 where the text holds the right answer as whole words."""
+    """Grade 1 if the text contains the correct answer as whole words."""
 
-    name: Literal["contains"] = "contains"  # which grading it is
-    ignore_case: bool = True  # capitals and small letters are the same
+    name: Literal["contains"] = "contains"  # name of the grader
+    ignore_case: bool = True  # ignore the difference between capitals and small letters
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """Looked for in the whole text, but for thoughts."""
+        """Return a text's grade by a search in the whole text, without reasoning."""
         said = outside_thoughts(text)
         return all_or_nothing(any(contains(said, right, self.ignore_case) for right in right_answers(answer)))
 
 
 class Numeric(Grading):
-    """1 where the text's number is as near to the right one as ``tolerance``, or ``relative`` times the right one.
+    """Grade 1 if the text's number is within ``tolerance`` of the correct one, or within ``relative`` times the
+    correct one.
 
-    Its number is the only one in the last box or tag, or what an equation there comes to; else the first one after "the
-    answer is", or what it comes to; else the last one. Of two that are given together ("5 or 6") none is it.
+    The text's number is the only number in the last box or tag, or the result of an equation there. Otherwise it is
+    the first number after "the answer is", or the result of an equation there. Otherwise it is the last number. Two
+    numbers given together ("5 or 6") count as none.
     """
 
-    name: Literal["numeric"] = "numeric"  # which grading it is
-    tolerance: NotNegative = 1e-6  # how far from the right number
-    relative: NotNegative = 0.0  # the same, times the right number
+    name: Literal["numeric"] = "numeric"  # name of the grader
+    tolerance: NotNegative = 1e-6  # maximum distance from the correct number
+    relative: NotNegative = 0.0  # maximum distance as a fraction of the correct number
 
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
-        """Every right answer is a number."""
+        """Check for a number in every correct answer.
+
+        Raises:
+            ValueError: an answer is not one number.
+        """
         for right in right_answers(answer):
             if len(_numbers_of(right)) != 1:
                 raise ValueError(f"holds {right[:80]!r}, which is not one number")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """The text's number, beside the right ones."""
+        """Return a text's grade by its number."""
         given = number_stated(text)
         if given is None:
             return all_or_nothing(False)
@@ -102,35 +108,40 @@ class Numeric(Grading):
 
 
 class F1(Grading):
-    """The F1 of the words that the stated answer shares with the right one; solved from ``threshold`` on."""
+    """Grade by the F1 of the words shared by the stated answer and the correct one; solved from ``threshold`` on."""
 
-    name: Literal["f1"] = "f1"  # which grading it is
-    threshold: Fraction = 1.0  # F1 from which the task is solved
+    name: Literal["f1"] = "f1"  # name of the grader
+    threshold: Fraction = 1.0  # minimum F1 for a solved task
 
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
-        """Every right answer has words."""
+        """Check that every correct answer contains words.
+
+        Raises:
+            ValueError: an answer has no words to compare.
+        """
         for right in right_answers(answer):
             if not words_of(right):
                 raise ValueError(f"holds {right[:80]!r}, of which no word is left to compare")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """The best F1 over the right answers."""
+        """Return the best F1 over the correct answers."""
         given = undecorated(stated_answer(text))
         score = max((token_f1(undecorated(right), given) for right in right_answers(answer)), default=0.0)
         return Grade(score, score >= self.threshold)
 
 
 class Choice(Grading):
-    """1 where the text means the right one of several choices, by its letter or its words.
+    """Grade 1 if the text means the correct choice, by its letter or its words.
 
-    The right one is a letter, the words of a choice, or its number, counted from ``first``.
+    The correct choice is given as a letter, as the words of a choice, or as its number, counted from ``first``.
     """
 
-    name: Literal["choice"] = "choice"  # which grading it is
-    choices: str | Annotated[tuple[Filled, ...], Strict(False)] = ""  # a column with a list, or several; "": letters
-    first: Literal[0, 1] = 0  # the number of the first choice
-    shuffle: bool = False  # show each task's choices in an order of its own; letters stay where they are
-    seed: CountOrNone = 0  # of the orders
+    name: Literal["choice"] = "choice"  # name of the grader
+    # column with a list of choices, or several columns; "": any letter is a choice
+    choices: str | Annotated[tuple[Filled, ...], Strict(False)] = ""
+    first: Literal[0, 1] = 0  # number of the first choice
+    shuffle: bool = False  # show each task's choices in an order of its own; letters keep their places
+    seed: CountOrNone = 0  # seed of the orders
 
     @model_validator(mode="after")
     def _has_what_it_shuffles(self) -> Choice:
@@ -139,11 +150,12 @@ class Choice(Grading):
         return self
 
     def ordered(self, answer: object, cells: Cells, key: str) -> tuple[object, Cells]:
-        """A row as it is shown: its right answer and its cells, with the choices in the task's own order. ``shuffled``
-        says where each has been before.
+        """Return a row's correct answer and cells as shown, with the choices in the task's own order.
+
+        The cell ``shuffled`` lists the original index of each choice.
 
         Args:
-            key: of the task, which its order follows from.
+            key: the task's key, which determines the order.
         """
         if not self.shuffle:
             return answer, cells
@@ -156,7 +168,11 @@ class Choice(Grading):
         return right, {**cells, **dict(zip(self.choices, texts, strict=True)), **places}
 
     def check(self, answer: object, cells: Cells) -> None:
-        """The right answer is one of the row's choices, and one alone; and each of them says something."""
+        """Check for exactly one correct choice in the row, and for empty choices.
+
+        Raises:
+            ValueError: the row cannot be graded.
+        """
         if isinstance(answer, list) and len(answer) != 1:
             raise ValueError("holds a list, and one choice is right")
         right, choices = self._right(answer, cells), self._choices(cells)
@@ -171,7 +187,7 @@ class Choice(Grading):
             raise ValueError(f"cannot be graded: choices {' and '.join(same)} are the same, and one of them is right")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:
-        """The choice that the text means, beside the right one."""
+        """Return a text's grade by its choice."""
         return all_or_nothing(chosen(text, self._choices(cells)) == self._right(answer, cells))
 
     def _choices(self, cells: Cells) -> Choices:
@@ -205,17 +221,17 @@ class Choice(Grading):
 
 
 class MathGrading(Grading):
-    """1 where the text states the right answer as mathematics; math-verify decides."""
+    """Grade 1 if the text states the correct answer as mathematics; math-verify decides."""
 
-    name: Literal["math"] = "math"  # which grading it is
-    timeout_seconds: Positive = 5.0  # for grading one answer
+    name: Literal["math"] = "math"  # name of the grader
+    timeout_seconds: Positive = 5.0  # timeout for grading one answer, in seconds
 
     @cached_property
     def _grader(self) -> Grader:
         return Grader(self.timeout_seconds)
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:
-        """The stated answer, as mathematics."""
+        """Return a text's grade by mathematical equality."""
         golds = [answer_in(right) for right in right_answers(answer)]
         question = "\n".join(cell for cell in cells.values() if isinstance(cell, str))
         right = bool(text.strip()) and any(self._grader.equal(gold, text, question=question) for gold in golds)
@@ -223,12 +239,13 @@ class MathGrading(Grading):
 
 
 class ByFunction(Grading):
-    """What a function of yours says: ``call(row, text)`` gives a reward, True or False, or a reward and whether the
-    task is solved. A reward alone leaves open whether it is."""
+    """Grade by a user function: ``call(row, text)`` returns a reward, a Boolean, or a reward and whether the task
+    is solved. A reward alone leaves the success undefined.
+    """
 
     needs_answer: ClassVar[bool] = False
-    name: Literal["function"] = "function"  # which grading it is
-    call: ImportPath  # import path: my_package.grades:mine
+    name: Literal["function"] = "function"  # name of the grader
+    call: ImportPath  # import path of the function, such as my_package.grades:mine
 
     @field_validator("call")
     @classmethod
@@ -239,7 +256,7 @@ class ByFunction(Grading):
             inspect.signature(function).bind({}, "")
         except TypeError:
             fits = False
-        except ValueError:  # a builtin that does not say what it takes
+        except ValueError:  # a builtin without a signature
             pass
         if not fits:
             raise PydanticCustomError(
@@ -249,10 +266,10 @@ class ByFunction(Grading):
         return call
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """What the function says of the row and the text.
+        """Return the grade that the function gives a row and a text.
 
         Raises:
-            TypeError: that is no grade; the message names the function's file and line.
+            TypeError: the function's result is not a grade; the message names the function's file and line.
         """
         function = import_path(self.call)
         said = awaited_elsewhere(function(own_data(cells), text))
@@ -282,7 +299,7 @@ GRADINGS: Mapping[str, type[Grading]] = {
 
 
 def _grading(given: object, info: ValidationInfo) -> object:
-    """A grading by name alone, by the import path of a function, or as a table."""
+    """Return a grader from its name, the import path of a function, or a table."""
     if given is None or isinstance(given, Grading):
         return given
     table = dict(given) if isinstance(given, dict) else {"name": given}

@@ -1,4 +1,4 @@
-"""Mathematics problems of published collections or of a table of one's own, graded by math-verify."""
+"""Mathematics environment: problems from published collections or a table, graded by math-verify."""
 
 from __future__ import annotations
 
@@ -30,33 +30,34 @@ MOST_STEPS = 32
 class Math(EnvironmentPart):
     r"""Mathematics problems from files or a Hugging Face data set, graded by math-verify.
 
-    Each has one answer; the reward is 1 when the answering agent's text states it, else 0. The answer is taken from the
-    last ``\boxed{}``, else from what follows "the answer is". Without ``test_path`` the splits are made by each
-    problem's own text (80 % training, 10 % validation, 10 % test); with it, the test split is that file, and its
-    problems are kept out of the others. With several ``steps`` the team is shown its answer and may correct it, until
-    it says that it is done; its last answer counts.
+    Each problem has one answer. The reward is 1 if the answering agent's text states it, else 0. The answer is
+    taken from the last ``\boxed{}``, else from the text after "the answer is". Without ``test_path``, each
+    problem's own text determines its split (80 % training, 10 % validation, 10 % test). With it, the test split is
+    that file, and its problems are excluded from the other splits. With several ``steps``, the team sees its answer
+    and may correct it, until it declares that it is done; its last answer counts.
     """
 
     path: Annotated[
         TablePath, Field(min_length=1)
-    ]  # .jsonl, .json, .csv, .parquet, a saved data set, or an id on the hub
-    test_path: TablePath = ""  # the test split; "": a tenth of path
-    subset: str = ""  # of a Hugging Face data set
-    split: str = "train"  # the split that is read, of a Hugging Face data set
-    test_split: str = "test"  # the split that is read, of the data set at test_path
-    layout: Layout = "auto"  # whose columns they are; "auto": by the first row; "columns": those that are named
-    question: str = ""  # a column; "": the layout's
-    answer: str = ""  # a column; "": the layout's
-    limit: CountOrNone = 0  # tasks of each split; 0: all
-    timeout_seconds: Positive = 5.0  # for grading one answer
-    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1  # that a team has; in each it may revise its answer
-    done: Filled = "DONE"  # the word that hands an answer in, on a line of its own, where there are several steps
+    ]  # .jsonl, .json, .csv or .parquet file, a saved data set, or an id on the Hugging Face Hub
+    test_path: TablePath = ""  # data of the test split; "": a tenth of path
+    subset: str = ""  # configuration name of a Hugging Face data set
+    split: str = "train"  # split to read from a Hugging Face data set
+    test_split: str = "test"  # split to read from the data set at test_path
+    layout: Layout = "auto"  # layout of the columns; "auto": detected from the first row; "columns": the named columns
+    question: str = ""  # column with the problem; "": the layout's
+    answer: str = ""  # column with the answer; "": the layout's
+    limit: CountOrNone = 0  # maximum tasks in each split; 0: all
+    timeout_seconds: Positive = 5.0  # timeout for grading one answer, in seconds
+    # maximum steps of an episode; in each, the team may revise its answer
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1
+    done: Filled = "DONE"  # word on a line of its own that submits the answer early, with several steps
 
     @model_validator(mode="after")
     def _check_files(self) -> Math:
         for key in ("path", "test_path"):
             path = getattr(self, key)
-            if Path(path).suffix.lower() in FORMATS and not os.path.isfile(path):  # noqa: PTH113  no path is too long
+            if Path(path).suffix.lower() in FORMATS and not os.path.isfile(path):  # noqa: PTH113  any path length
                 raise PydanticCustomError("missing_file", "{key}: no file at {path}", {"key": key, "path": path})
         if self.question and self.question == self.answer:
             raise PydanticCustomError("columns", "question and answer are the same column")
@@ -64,7 +65,7 @@ class Math(EnvironmentPart):
 
     @property
     def episode_limit(self) -> int:
-        """Steps after which an episode is over, at most."""
+        """Maximum steps of an episode."""
         return self.steps
 
     @cached_property
@@ -95,24 +96,25 @@ class Math(EnvironmentPart):
         ]
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split; problems without an answer, with pictures, and repeated ones are left out.
+        """Return the tasks in a split, without duplicates and without problems that lack an answer or need pictures.
 
         Raises:
             ValueError: the data cannot be read, or lacks a column.
         """
         return self._splits[split]
 
-    def start(self, task: Task, seed: int) -> SingleTurn | Revising:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> SingleTurn | Revising:  # noqa: ARG002  no randomness
+        """Return a new session."""
         if self.steps > 1:
             return Revising(task, lambda text: self.answer_grade(task, text), self.steps, self.done)
         return SingleTurn(task, lambda text: self.answer_grade(task, text))
 
     def script(self, skill: float = 1.0) -> Script:
-        """Whoever is asked knows the answer."""
+        """Return a scripted policy for which every agent knows the answer."""
         return Answering(lambda task: str(task.data["answer"]), skill)
 
     def answer_grade(self, task: Task, text: str) -> Grade:
-        """Return what a text is worth as the answer to a task."""
+        """Return a text's grade as the answer to a task."""
         tolerances = task.data.get("tolerances", [])
         right = bool(text.strip()) and self._grader.equal(task.data["answer"], text, tolerances, task.prompt)
         return Grade(float(right), right)

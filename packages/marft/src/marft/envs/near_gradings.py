@@ -1,4 +1,4 @@
-"""Gradings of answers that need not be the right one to the letter: spelled alike, or as much in another unit."""
+"""Graders for answers close to the correct one: similar spelling, or an equal quantity in another unit."""
 
 from __future__ import annotations
 
@@ -16,30 +16,35 @@ from marft.envs.single_turn import Grade
 from marft.rewards.comparing import plain_words, similarity
 from marft.rewards.quantities import Quantity, quantities_in
 
-LONGEST = 2000  # characters that are compared; an answer that is longer is none
+LONGEST = 2000  # maximum characters to compare; a longer answer is wrong
 DENIED = re.compile(r"\s*(?:(?:it|this|that)\s+is\s+)?(?:not|never|neither)\b", re.IGNORECASE)
-EITHER = re.compile(r"\b(?:or|between|either)\b", re.IGNORECASE)  # of two quantities, any may be meant
+EITHER = re.compile(r"\b(?:or|between|either)\b", re.IGNORECASE)  # with two quantities, either may be meant
 Ignored = Literal["accents", "articles", "case", "punctuation"]
 
 
 class Fuzzy(Grading):
-    """1 where the stated answer is as like the right one as ``threshold``: by the characters that would have to be
-    edited (1 less their share of the longer text). With ``order = "free"`` words are put in order first."""
+    """Grade 1 if the stated answer's similarity to the correct one reaches ``threshold``. Similarity is 1 − (edited
+    characters / length of the longer text). With ``order = "free"``, words are sorted first.
+    """
 
-    name: Literal["fuzzy"] = "fuzzy"  # which grading it is
-    threshold: Fraction = 0.85  # how like the right one, from 0 to 1
-    order: Literal["kept", "free"] = "kept"  # of the words; "free": they may come in any
-    # what does not count
+    name: Literal["fuzzy"] = "fuzzy"  # name of the grader
+    threshold: Fraction = 0.85  # minimum similarity, from 0 to 1
+    order: Literal["kept", "free"] = "kept"  # order of the words; "free": any order
+    # differences to ignore
     ignore: Annotated[tuple[Ignored, ...], Strict(False)] = ("accents", "articles", "case", "punctuation")
 
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
-        """Something is left of every right answer that is compared."""
+        """Check for comparable text in every correct answer.
+
+        Raises:
+            ValueError: ``ignore`` removes all of an answer.
+        """
         for right in right_answers(answer):
             if not self._plain(right):
                 raise ValueError(f"holds {right[:80]!r}, of which nothing is left to compare (ignore)")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """Held against what the text states."""
+        """Return a text's grade by its stated answer."""
         stated = undecorated(stated_answer(text))
         given = self._plain(stated) if len(stated) <= LONGEST else ""
         rights = [self._plain(right) for right in right_answers(answer)]
@@ -54,22 +59,28 @@ class Fuzzy(Grading):
 
 
 class Quantities(Grading):
-    """1 where the text's quantity is as much as the right one, in whatever unit: ``3 km`` is ``3000 m``, ``5 %`` is
-    ``0.05``. Which quantity is the text's is found as for ``numeric``."""
+    """Grade 1 if the text's quantity equals the correct one, in any unit: ``3 km`` = ``3000 m``, ``5 %`` =
+    ``0.05``. The text's quantity is found as for ``numeric``.
+    """
 
-    name: Literal["quantity"] = "quantity"  # which grading it is
-    tolerance: NotNegative = 0.0  # how far from the right one, in its unit
-    relative: NotNegative = 1e-6  # the same, times the right one
-    unit: Literal["needed", "assumed"] = "needed"  # a number alone is none; or it is in the right one's unit
+    name: Literal["quantity"] = "quantity"  # name of the grader
+    tolerance: NotNegative = 0.0  # maximum distance from the correct quantity, in its unit
+    relative: NotNegative = 1e-6  # maximum distance as a fraction of the correct quantity
+    # for a number without a unit: "needed" grades it 0, "assumed" takes the correct answer's unit
+    unit: Literal["needed", "assumed"] = "needed"
 
     def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
-        """Every right answer is one quantity."""
+        """Check for exactly one quantity in every correct answer.
+
+        Raises:
+            ValueError: an answer is not one quantity.
+        """
         for right in right_answers(answer):
             if len(quantities_in(answer_in(right))) != 1:
                 raise ValueError(f"holds {right[:80]!r}, which is not one quantity")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """The text's quantity, beside the right ones."""
+        """Return a text's grade by its quantity."""
         found, stated = find_answer(text), undecorated(stated_answer(text))
         stated, marked = (
             stated.rpartition("=")[2][-LONGEST:],

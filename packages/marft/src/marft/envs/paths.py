@@ -1,4 +1,4 @@
-"""Paths of files and folders that a world's keys name."""
+"""Paths to files and folders in environment settings."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def _absolute(path: str, info: ValidationInfo) -> str:
     return from_recipe(path, info.context) if path else ""
 
 
-Place = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_absolute)]  # absolute; "" where none is named
+Place = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_absolute)]  # absolute path; "" without a path

@@ -1,8 +1,8 @@
-"""Published collections of mathematics problems, as their files and data sets have them: which column is what.
+"""Readers for published collections of mathematics problems, with the column layout of each collection.
 
-The columns are those of the data sets' own cards: MATH (Hendrycks et al. 2021) and MATH-500, GSM8K (Cobbe et al. 2021),
-AIME and AMC as Kaggle and the hub have them, OlympiadBench (He et al. 2024); and the files of verl, for which
-``examples/data_preprocess`` writes them.
+The columns are those of the data sets' own cards: MATH (Hendrycks et al. 2021) and MATH-500, GSM8K (Cobbe et al.
+2021), AIME and AMC as on Kaggle and the Hub, and OlympiadBench (He et al. 2024). The files of verl follow its
+``examples/data_preprocess``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from marft.envs.rows import Row, written
 from marft.rewards.units import unit_of
 
 Layout = Literal["auto", "math", "gsm8k", "aime", "olympiadbench", "verl", "columns"]
-ABOUT = ("answer_type", "difficulty", "level", "source", "subfield", "subject", "type", "year")  # what tells them apart
-_COMMANDS = re.compile(r"\\[a-z]+|[{}$~]")  # of LaTeX, around a unit
+# metadata columns for cohorts
+ABOUT = ("answer_type", "difficulty", "level", "source", "subfield", "subject", "type", "year")
+_COMMANDS = re.compile(r"\\[a-z]+|[{}$~]")  # LaTeX commands around a unit
 _INTEGER = re.compile(r"-?0*(\d+)(?:\.0+)?")
 
 
 class Problem(NamedTuple):
-    """``answer`` is the gold one, "" where there is none; ``tolerances`` is how far numbers may be from it."""
+    """Mathematics problem; ``answer`` is the gold answer or "", ``tolerances`` the permitted errors of its numbers."""
 
     question: str
     answer: str
@@ -36,7 +37,7 @@ class Problem(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What a layout's columns are called, the first that a row has; in any case."""
+    """Column names in a layout, in any case; the first name present in a row counts."""
 
     question: tuple[str, ...]
     answer: tuple[str, ...]
@@ -51,10 +52,10 @@ LAYOUTS: Mapping[str, Columns] = {
 
 
 def layout_of(row: Row) -> str:
-    """The layout of a table, by its first row.
+    """Return a table's layout, given its first row.
 
     Raises:
-        ValueError: it is none that is known.
+        ValueError: no known layout has these columns.
     """
     names = {str(name).casefold(): name for name in row.cells}
     if {"prompt", "reward_model"} <= names.keys():
@@ -62,7 +63,7 @@ def layout_of(row: Row) -> str:
     if "final_answer" in names and "question" in names:
         return "olympiadbench"
     if "question" in names and "answer" in names:
-        return "gsm8k"  # or a table of one's own: answers are read alike
+        return "gsm8k"  # or a custom table: answers are read the same way
     if "problem" in names and names.keys() & {"answer", "solution"}:
         return "math"
     raise ValueError(
@@ -72,15 +73,15 @@ def layout_of(row: Row) -> str:
 
 
 def problem_in(row: Row, layout: str, question: str, answer: str) -> Problem | None:
-    """The problem of a row; None where it cannot be one in words: it shows pictures.
+    """Return the problem in a row, or None if it depends on pictures.
 
     Args:
-        layout: a known one, or ``"columns"``.
-        question: the column that is named for it; "": the layout's own.
-        answer: the same.
+        layout: a known layout, or ``"columns"``.
+        question: name of the problem column; "" uses the layout's.
+        answer: name of the answer column; "" uses the layout's.
 
     Raises:
-        ValueError: a column is missing, or holds something else; the message names file and line.
+        ValueError: a column is missing or has an invalid value; the message names file and line.
     """
     if layout == "verl" and not question and not answer:
         return _verl(row)
@@ -98,11 +99,12 @@ def problem_in(row: Row, layout: str, question: str, answer: str) -> Problem | N
 
 
 def _verl(row: Row) -> Problem | None:
-    """A row of verl: messages, and a table with what is right; the question without words on its form, where it is
-    there.
+    """Return the problem in a verl row: messages, and a table with the correct answer.
+
+    The question comes without instructions on its form, if the row provides it.
 
     Raises:
-        ValueError: it has no such table, or messages that an assistant has written.
+        ValueError: the row has no such table, or contains assistant messages.
     """
     messages, judged, more = (_table(row, name) for name in ("prompt", "reward_model", "extra_info"))
     if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
@@ -127,7 +129,11 @@ def _verl(row: Row) -> Problem | None:
 
 
 def _table(row: Row, name: str) -> Any:
-    """A list or table of a column, which may be there as JSON; None where there is none."""
+    """Return a list or table from a column, possibly written as JSON, or None.
+
+    Raises:
+        ValueError: the cell is invalid JSON.
+    """
     cell = _cell(row, name)
     try:
         return json.loads(cell) if isinstance(cell, str) and cell else cell
@@ -136,7 +142,10 @@ def _table(row: Row, name: str) -> Any:
 
 
 def _olympiad(row: Row, asked: str, about: Mapping[str, str | int]) -> Problem | None:
-    """A row of OlympiadBench: a list of answers, units apart from them, an error that is allowed; proofs have none."""
+    """Return the problem in an OlympiadBench row, or None if it depends on pictures.
+
+    The row has a list of answers, a separate unit, and a permitted error. Proofs have no answer.
+    """
     if any(written(cell).strip() for name, cell in row.cells.items() if str(name).startswith("image")):
         return None
     context = written(_cell(row, "context")).strip()
@@ -144,16 +153,16 @@ def _olympiad(row: Row, asked: str, about: Mapping[str, str | int]) -> Problem |
     answers = [written(one).strip().strip("$") for one in (found if isinstance(found, list) else [found])]
     gold = ", ".join(one for one in answers if one)
     unit = _COMMANDS.sub("", written(_cell(row, "unit"))).strip()
-    if gold and not _cell(row, "is_multiple_answer") and unit_of(unit):  # others are not told apart
+    if gold and not _cell(row, "is_multiple_answer") and unit_of(unit):  # other units are not recognized
         gold = rf"{gold}\text{{ {unit}}}"
     return Problem(f"{context}\n\n{asked}" if context else asked, gold, about, _tolerances(row))
 
 
 def _tolerances(row: Row) -> tuple[float, ...]:
-    """``"1e-1,1e-2"``: one for each answer, or one for all.
+    """Return the tolerances from a text like ``"1e-1,1e-2"``: one per answer, or one for the whole row.
 
     Raises:
-        ValueError: they are no finite numbers, or below 0.
+        ValueError: a tolerance is not a finite number, or is negative.
     """
     text = written(_cell(row, "error")).strip()
     try:
@@ -166,10 +175,10 @@ def _tolerances(row: Row) -> tuple[float, ...]:
 
 
 def _whole(row: Row, gold: str) -> str:
-    """A whole number without what files put around it: ``073``, ``142.0``.
+    """Return an integer in plain notation, from forms like ``073`` or ``142.0``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not an integer.
     """
     match = _INTEGER.fullmatch(gold.replace(",", ""))
     if gold and not match:
@@ -187,7 +196,7 @@ def _gold(row: Row, column: str) -> str:
 
 
 def _first(row: Row, names: tuple[str, ...], filled: bool = False) -> str:
-    """The first of some columns that a row has, and where asked for has something in it."""
+    """Return the first column present in a row, preferring nonempty ones if ``filled``."""
     known = {str(name).casefold(): str(name) for name in row.cells}
     there = [known[name] for name in names if name in known]
     full = [name for name in there if written(row.cells[name]).strip()] if filled else []
@@ -195,15 +204,15 @@ def _first(row: Row, names: tuple[str, ...], filled: bool = False) -> str:
 
 
 def _cell(row: Row, name: str) -> object:
-    """What stands in a column, whatever case its name has; None where there is none."""
+    """Return the value in a column, ignoring the case of its name, or None."""
     return next((cell for key, cell in row.cells.items() if str(key).casefold() == name), None)
 
 
 def _text(row: Row, column: str) -> str:
-    """What stands in a column, which is text, a number, or nothing.
+    """Return the text in a column with text, a number, or nothing.
 
     Raises:
-        ValueError: there is no such column, or something else in it.
+        ValueError: the column is missing, or has another type.
     """
     if column not in row.cells:
         columns = [str(name) for name in row.cells]
@@ -217,10 +226,10 @@ def _text(row: Row, column: str) -> str:
 
 
 def problems_of(rows: Iterator[Row], layout: str, question: str, answer: str) -> Iterator[tuple[int, Problem]]:
-    """The problems of a table, each with the number of its row, without those that have pictures, or no answer.
+    """Yield the problems in a table with row numbers, without those that depend on pictures or lack an answer.
 
     Raises:
-        ValueError: as :func:`layout_of` and :func:`problem_in` do.
+        ValueError: as for :func:`layout_of` and :func:`problem_in`.
     """
     for number, row in enumerate(rows):
         if layout == "auto":

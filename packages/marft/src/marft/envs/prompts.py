@@ -1,4 +1,4 @@
-"""What a row's prompt is: the question's column, or words of the recipe around several."""
+"""Prompt for a table row: its question column, or a template over several columns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic_core import PydanticCustomError
 from marft.envs.choices import lettered
 from marft.envs.rows import Row
 
-QUESTION, CHOICES = "question", "choices"  # in a template, whatever their columns are called
+QUESTION, CHOICES = "question", "choices"  # template fields, independent of the column names
 
 
 def check_template(template: str, answer: str) -> str:
-    """A template such as ``"{question}\\n\\nChoices: {choices}"``.
+    """Check and return a prompt template like ``"{question}\\n\\nChoices: {choices}"``.
 
     Raises:
-        PydanticCustomError: its braces do not match, or it would show the right answer.
+        PydanticCustomError: braces do not match, or the template would reveal the correct answer.
     """
     try:
         parts = list(Formatter().parse(template))
@@ -33,15 +33,15 @@ def check_template(template: str, answer: str) -> str:
 
 
 def prompt_of(row: Row, template: str, question: str, choices: str | Sequence[str] = ()) -> str:
-    """The prompt of a row.
+    """Return the prompt for a row.
 
     Args:
-        template: checked by :func:`check_template`; "" is the question alone.
-        question: its column.
-        choices: the column of choices, or the columns of one each; they are shown as lines with letters.
+        template: checked by :func:`check_template`; "" uses the question alone.
+        question: name of the question column.
+        choices: column of choices, or several columns with one choice each; shown as lines with letters.
 
     Raises:
-        ValueError: a column is missing, or the question no text.
+        ValueError: a column is missing, or the question is not text.
     """
     shown = []
     for words, name, _, _ in Formatter().parse(template or f"{{{QUESTION}}}"):
@@ -57,7 +57,7 @@ def prompt_of(row: Row, template: str, question: str, choices: str | Sequence[st
 
 
 def _cell(row: Row, name: str, choices: str | Sequence[str]) -> str:
-    """What a template shows of a row by a name: a column, or choices wherever they stand."""
+    """Return the text for a template field: a column, or the choices."""
     if name == choices:
         return row.whole(lettered(row.cell(name)), name)
     if name == CHOICES and choices and name not in row.cells:

@@ -1,4 +1,4 @@
-"""Any data sets of Reasoning Gym by name, one or a mixture of them, with splits that share no question."""
+"""Reasoning Gym environment: data sets by name, one or a mixture, with splits that share no question."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ PATIENCE = 1000  # draws without a new question of the wanted split before the d
 
 
 class ReasoningGym(EnvironmentPart):
-    r"""Questions of data sets of Reasoning Gym, which draws them anew for as long as it has any.
+    r"""Questions from Reasoning Gym data sets, drawn until the splits have enough distinct questions.
 
-    One data set, or a ``mixture`` of several with weights; each by its own parameters, or at several ``levels`` of
-    difficulty, which tasks say as ``level`` for a curriculum. The answer is the last ``\boxed{}`` or ``<answer>``
-    tag, of the answering agent.
+    The environment uses one data set, or a ``mixture`` of several with weights. Each has its own parameters, or
+    several ``levels`` of difficulty, which tasks report as ``level`` for a curriculum. The answer is the last
+    ``\boxed{}`` or ``<answer>`` tag of the answering agent.
 
-    The package draws item i of seed s with seed s + i, so neighbouring seeds repeat each other's items, and small
-    data sets repeat themselves. Questions are therefore assigned to splits by their own text and never repeat.
+    The package draws item i of seed s with seed s + i, so adjacent seeds repeat each other's items, and small data
+    sets repeat themselves. Questions are therefore assigned to splits by their own text and never repeat.
     """
 
     one_step: ClassVar[bool] = True
 
-    dataset: str = ""  # its name in Reasoning Gym; "": those of mixture
-    params: Plain = {}  # of the data set; they hold at all its levels
-    levels: Levels = 0  # how many of its own curriculum, or parameters for each, easiest first; 0: one
-    mixture: Annotated[tuple[Member, ...], Strict(False)] = ()  # several data sets in the place of one
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the questions
-    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 5000  # questions to train on, of all data sets
-    held_out_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 1000  # in validation and test each
-    partial_credit: bool = False  # else the reward is 1 for a full score and 0 for any other
+    dataset: str = ""  # name in Reasoning Gym; "": use mixture
+    params: Plain = {}  # parameters of the data set, for all levels
+    # number of levels from its own curriculum, or parameters for each level, easiest first; 0: one level
+    levels: Levels = 0
+    mixture: Annotated[tuple[Member, ...], Strict(False)] = ()  # several data sets in place of one
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of the questions
+    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 5000  # number of training questions, over all data sets
+    held_out_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 1000  # number of questions in validation, and in test
+    # reward the package's score; by default, the reward is 1 for a full score and 0 for any other
+    partial_credit: bool = False
 
     @model_validator(mode="after")
     def _check_dataset(self) -> ReasoningGym:
@@ -84,14 +86,15 @@ class ReasoningGym(EnvironmentPart):
             drawn = self._drawn(generator, {split: max(1, round(n * share)) for split, n in wanted.items()}, seen)
             for split, tasks in drawn.items():
                 found[split] += [((place + 0.5) / len(tasks), task) for place, task in enumerate(tasks)]
-        # the first so many of a split are a mixture as the whole is
+        # every prefix of a split then has the proportions of the mixture
         return {split: [task for _, task in sorted(tasks, key=itemgetter(0))] for split, tasks in found.items()}
 
     def _drawn(self, generator: Generator, wanted: Mapping[Split, int], seen: set[str]) -> dict[Split, list[Task]]:
-        """Questions of one generator that no other has asked.
+        """Return new questions from one data set, distinct from earlier ones.
 
         Args:
-            seen: what was asked before; those here are added.
+            wanted: number of questions for each split.
+            seen: earlier questions; new ones are added.
         """
         found: dict[Split, list[Task]] = {split: [] for split in wanted}
         index = idle = 0
@@ -110,15 +113,17 @@ class ReasoningGym(EnvironmentPart):
         return found
 
     def _about(self, generator: Generator) -> dict[str, str | int]:
-        """What tells a question's cohort: its data set in a mixture, its level where any data set has several."""
+        """Return a question's labels: its data set in a mixture, and its level if any data set has several."""
         about: dict[str, str | int] = {"dataset": generator.name} if self.mixture else {}
         if any(each.level for each in self._generators.values()):
             about["level"] = generator.level or 1
         return about
 
     def odds(self, task: Task) -> float:
-        """How often a task is trained on, beside others: so that data sets come as often as their weights say, however
-        many questions each has."""
+        """Return a task's sampling weight.
+
+        The weights make data sets come as often as configured, however many questions each has.
+        """
         if len(self._generators) == 1:
             return 1.0
         generator = self._of(task)
@@ -126,7 +131,7 @@ class ReasoningGym(EnvironmentPart):
 
     @cached_property
     def _counts(self) -> dict[str, int]:
-        """How many training tasks each generator has."""
+        """Number of training tasks by data set and level."""
         counts: dict[str, int] = {}
         for task in self._splits["train"]:
             key = task.id.rpartition("/")[0]
@@ -138,18 +143,19 @@ class ReasoningGym(EnvironmentPart):
 
     @classmethod
     def known_values(cls) -> Mapping[str, Sequence[str]]:
-        """The names of all data sets."""
+        """Return every data set's name."""
         return {"dataset": sorted(datasets_known())}
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split, drawn once; fewer than asked for where a data set has no more questions."""
+        """Return the tasks in a split, drawn once; fewer than requested if a data set has no more questions."""
         return self._splits[split]
 
-    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  no randomness
+        """Return a new session."""
         return SingleTurn(task, lambda text: self._grade(task, text))
 
     def script(self, skill: float = 1.0) -> Script:
-        """Whoever is asked knows the package's own answer."""
+        """Return a scripted policy for which every agent knows the package's answer."""
         return Answering(lambda task: str(task.data["entry"]["answer"]), skill)
 
     def _grade(self, task: Task, text: str) -> Grade:

@@ -1,4 +1,4 @@
-"""Sessions in which a team may revise its answer: it is shown what it answered last, until it says that it is done."""
+"""Sessions with revisions: the team sees its last answer, until it submits the answer or the steps run out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from marft.envs.single_turn import Grade
 
 
 class Revising:
-    """Grades the team's last answer. A step earns what it changes of the grade: what an episode earns in sum is the
-    grade of its last answer, and an answer that was right and is spoiled costs what it had earned.
+    """Session that grades the team's last answer.
+
+    A step's reward is its change of the grade, so an episode's return equals the last answer's grade. Spoiling a
+    correct answer costs the reward it had earned.
 
     Args:
-        grade: from the answering agent's text to its grade.
-        steps: that an episode has at most.
-        done: a word, on a line of its own in the answering agent's text, after which there is no further step.
+        grade: returns the grade of the answering agent's text.
+        steps: maximum steps of an episode.
+        done: word on a line of its own in the answering agent's text that ends the episode; "" disables it.
     """
 
     def __init__(self, task: Task, grade: Callable[[str], Grade], steps: int, done: str) -> None:
@@ -27,14 +29,16 @@ class Revising:
         self._said, self._graded, self._taken = "", Grade(0.0, False), 0
 
     async def reset(self) -> Observation:
+        """Return the task."""
         return Observation(self.task.prompt)
 
     async def step(self, actions: JointAction) -> Step:
+        """Grade the team's answer and return the next observation."""
         text = text_said(actions.answer)
         self._taken += 1
         handed_in = bool(self._done and self._done.search(text))
         before = self._graded
-        if states_answer(text) or not (self._said or handed_in):  # else what was answered before stands
+        if states_answer(text) or not (self._said or handed_in):  # otherwise the previous answer stands
             self._said, self._graded = text, self.grade(text)
         over = handed_in or self._taken == self.steps
         now = self._graded
@@ -43,7 +47,7 @@ class Revising:
         return Step(shown, now.reward - before.reward, terminated=over, success=now.success, info=info)
 
     def _again(self) -> str:
-        """The task once more, beside the last answer: whether that is right is not said."""
+        """Return the task with the last answer, without revealing its correctness."""
         how = f" Write {self._word} on a line of its own to hand it in." if self._done else ""
         answer = stated_answer(self._said) if states_answer(self._said) else "none"
         return f"{self.task.prompt}\n\nYour team's answer so far: {answer}\nCheck it. Keep it or correct it.{how}"

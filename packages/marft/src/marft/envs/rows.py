@@ -1,4 +1,4 @@
-"""Rows of a table, whatever it is kept in, each with its place for those who have to put it right."""
+"""Table rows from any supported format, each with its location for error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from marft.envs.data_sets import read_dataset
 from marft.envs.text_tables import LONGEST_NAME, csv_rows, json_rows, jsonl_rows, tsv_rows
 
 Cells = Mapping[str, object]
-MOST_COLUMNS = 100  # that a message looks among
+MOST_COLUMNS = 100  # columns considered in an error message's hints
 FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[str, Cells]]]] = {
     ".csv": csv_rows,
     ".json": json_rows,
@@ -33,21 +33,21 @@ FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[str, Cells]]]] = {
 
 
 class Row(NamedTuple):
-    """``place`` is where a person finds it, ``problems.csv, line 7``; ``cells`` are its values by column."""
+    """Table row: its location in ``place``, such as ``problems.csv, line 7``, and its values by column in ``cells``."""
 
     place: str
     cells: Cells
 
     @property
     def digest(self) -> str:
-        """Of all cells, in whatever order they come: as they are written where they are plain."""
+        """Digest of the cells, independent of column order; plain values enter verbatim."""
         return content_of(*(part for name in sorted(self.cells) for part in (name, _plainly(self.cells[name]))))
 
     def cell(self, column: str) -> object:
-        """What stands in a column.
+        """Return the value in a column.
 
         Raises:
-            ValueError: there is no such column.
+            ValueError: the row has no such column.
         """
         if column not in self.cells:
             columns = [str(name) for name in self.cells]
@@ -55,10 +55,10 @@ class Row(NamedTuple):
         return self.cells[column]
 
     def text(self, column: str) -> str:
-        """What stands in a column, as text: numbers as they are written, lists and tables as JSON.
+        """Return the value in a column in text form: numbers verbatim, lists and tables in JSON.
 
         Raises:
-            ValueError: there is no such column, or it holds bytes or half a character.
+            ValueError: the row has no such column, or its value contains bytes or an unpaired surrogate.
         """
         cell = self.cell(column)
         if any(isinstance(one, bytes) for one in (cell if isinstance(cell, list) else [cell])):
@@ -69,10 +69,10 @@ class Row(NamedTuple):
         return self.whole(written(cell), column)
 
     def whole(self, text: str, column: str) -> str:
-        """The text.
+        """Return the text after a check.
 
         Raises:
-            ValueError: it holds half a character.
+            ValueError: the text contains an unpaired surrogate.
         """
         if storable(text) != text:
             raise ValueError(f"environment: {self.place}: column {column!r} is no whole text: {ascii(text)[:100]}")
@@ -80,7 +80,10 @@ class Row(NamedTuple):
 
 
 def _plainly(cell: object) -> bytes | str:
-    """A cell for a digest: bytes as they are, all else as JSON; what no JSON takes by its kind alone."""
+    """Return a cell's form for a digest: bytes unchanged, other values as JSON.
+
+    A value without a JSON form enters as its type name.
+    """
     if isinstance(cell, bytes):
         return cell
     try:
@@ -90,24 +93,24 @@ def _plainly(cell: object) -> bytes | str:
 
 
 def _a_table(path: str, info: ValidationInfo) -> str:
-    """An absolute path; what is neither there nor called like a file is an id on the Hugging Face hub."""
+    """Return an absolute path; a path that neither exists nor resembles a file is an id on the Hugging Face Hub."""
     place = from_recipe(path, info.context) if path else ""
     like_a_file = path.startswith(("/", ".", "~")) or Path(path).suffix.lower() in FORMATS
-    return place if place and (like_a_file or os.path.exists(place)) else path  # noqa: PTH110  no path is too long
+    return place if place and (like_a_file or os.path.exists(place)) else path  # noqa: PTH110  any path length
 
 
 TablePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_a_table)]
 
 
 def read_table(path: str, subset: str, part: str) -> Iterator[Row]:
-    """Rows of a file, a saved data set, a folder of files or a data set of the hub.
+    """Yield the rows from a file, a saved data set, a folder of files, or a data set on the Hugging Face Hub.
 
     Args:
-        subset: of a data set of the hub; "" where it has none.
-        part: of a data set that has several.
+        subset: configuration name of a data set on the Hub; "" for the default.
+        part: split to read from a data set that has several.
 
     Raises:
-        ValueError: it is not there, cannot be read, or a row is none; the message names file and line.
+        ValueError: the data is missing, empty or unreadable, or a row is invalid; the message names file and line.
     """
     place = Path(path)
     reader = FORMATS.get(place.suffix.lower())
@@ -118,7 +121,7 @@ def read_table(path: str, subset: str, part: str) -> Iterator[Row]:
             raise ValueError(f"environment: cannot read {path}: {error.strerror}") from None
     if reader is not None and place.is_absolute():
         rows = reader(place)
-    elif place.is_absolute() and not os.path.isdir(place):  # noqa: PTH112  no path is too long
+    elif place.is_absolute() and not os.path.isdir(place):  # noqa: PTH112  any path length
         known = ", ".join(FORMATS)
         why = f"of which the name says no format; known: {known}" if os.path.exists(place) else "that is not there"  # noqa: PTH110
         raise ValueError(f"environment: {path} is a file {why}")
@@ -135,14 +138,14 @@ def read_table(path: str, subset: str, part: str) -> Iterator[Row]:
 
 
 def written(value: object) -> str:
-    """A cell as text: nothing for an empty one, numbers and dates as they are written, lists and tables as JSON.
+    """Return a cell in text form: "" for an empty cell, numbers and dates verbatim, lists and tables in JSON.
 
     >>> written(7), written(True), written(None), written(["a", 1]), written(float("nan"))
     ('7', 'true', '', '["a", 1]', '')
     """
     if isinstance(value, str):
         return value
-    if value is None or (isinstance(value, float) and isnan(value)):  # as tables of numbers have it for nothing
+    if value is None or (isinstance(value, float) and isnan(value)):  # number columns store a missing value as NaN
         return ""
     plain = isinstance(value, bool | int | float | list | dict)
     return json.dumps(value, ensure_ascii=False, default=str) if plain else str(value)

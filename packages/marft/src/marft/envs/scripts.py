@@ -1,6 +1,6 @@
-"""Scripts: who plays an environment without a model. One function says what any agent of a team would.
+"""Scripted policies: play an environment without a model. One function gives the reply of any agent in a team.
 
-They are demonstrations for small models, players for checks, and a load for measurements.
+They provide demonstrations for small models, agents for checks, and a load for benchmarks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from marft.common.types import Task, Tool, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """What an agent is asked with.
+    """Input of a scripted policy.
 
-    ``chat`` is all that it reads: its instructions, what it was shown and told, and what it has said before where it
-    remembers that. The task is there too, for moves that would take long to find: a script says nothing that the agent
-    could not know.
+    ``chat`` is the agent's complete input: its instructions, observations and messages, and its earlier turns if it
+    has a memory. The task is available too, for moves that are expensive to compute. A script must not reveal
+    knowledge that the agent could not have.
     """
 
     task: Task
@@ -27,24 +27,24 @@ class Cue:
     step: int
     chat: Sequence[Mapping[str, object]]
     random: Random = field(compare=False)
-    options: tuple[str, ...] = ()  # that it may choose from
+    options: tuple[str, ...] = ()  # options to choose from
     tools: tuple[Tool, ...] = ()
 
     @property
     def shown(self) -> str:
-        """The last thing that it was told: an observation with the messages of others, or what its tools answered."""
+        """The last message to the agent: an observation with messages from others, or tool outputs."""
         return str(self.chat[-1]["content"])
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What an agent says, with the tools that it calls."""
+    """Scripted reply, with tool calls."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
 
 
 class Script(Protocol):
-    """What an agent says to a cue; its randomness is the cue's alone."""
+    """Scripted policy: returns a reply, using only the input's random generator."""
 
     def __call__(self, cue: Cue) -> str | Line: ...

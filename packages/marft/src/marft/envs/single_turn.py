@@ -1,4 +1,4 @@
-"""Sessions of question-and-answer tasks: one observation, one joint action, one graded answer."""
+"""Question-answering sessions with a single step and a graded answer."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from marft.common.types import JointAction, Observation, Step, Task
 
 
 class Grade(NamedTuple):
-    """What an answer earns, and whether it solves the task; None where nobody says."""
+    """Reward for an answer, and whether the answer solves the task; None if unknown."""
 
     reward: float
     success: bool | None
 
 
 class SingleTurn:
-    """Shows the question, grades the team's answer, ends.
+    """Session that shows the question, grades the team's answer, and ends.
 
     Args:
-        grade: from the answering agent's text to its grade.
+        grade: returns the grade of the answering agent's text.
     """
 
     def __init__(self, task: Task, grade: Callable[[str], Grade]) -> None:
         self.task, self.grade = task, grade
 
     async def reset(self) -> Observation:
+        """Return the question."""
         return Observation(self.task.prompt)
 
     async def step(self, actions: JointAction) -> Step:
+        """Grade the team's answer and end the episode."""
         grade = self.grade(text_said(actions.answer))
         return Step(Observation(""), grade.reward, terminated=True, success=grade.success)
 

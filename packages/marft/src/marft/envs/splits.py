@@ -1,7 +1,7 @@
-"""Disjoint splits by content: a question's own text decides, once and for all, which split it belongs to.
+"""Disjoint splits by content: a question's own text determines its split permanently.
 
-Two questions with the same words are in the same split whatever seed, index or file they came from, so no generator
-that repeats itself can leak a held-out question into training.
+Two questions with the same words are in the same split, whatever their seed, index or file. A generator that
+repeats itself therefore cannot leak a held-out question into training.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from marft.agents.environment import Split
 
 Part = Literal["train", "validation", "test", "demonstrations"]
 
-HELD_OUT = {"validation": (0, 10), "test": (10, 20)}  # percent of all questions
+HELD_OUT = {"validation": (0, 10), "test": (10, 20)}  # percentiles of all questions
 
 
 def split_of(question: str) -> Split:
-    """The split of a question: 10 % validation, 10 % test, the rest training. Case and spacing do not count.
+    """Return a question's split: 10 % validation, 10 % test, the rest training. Case and spacing are ignored.
 
     >>> split_of("What is  2 + 3?") == split_of("what is 2 + 3?")
     True
@@ -31,7 +31,7 @@ def split_of(question: str) -> Split:
 
 
 def part_of(content: str) -> Part:
-    """The part of a task that was drawn: as :func:`split_of` has it, but for a fifth that is for demonstrations alone.
+    """Return a generated task's split, as :func:`split_of`, with a fifth reserved for demonstrations.
 
     >>> part_of("maze 17") == part_of("Maze  17")
     True
@@ -41,7 +41,7 @@ def part_of(content: str) -> Part:
 
 
 def share_of(question: str, validation: float, test: float) -> Split:
-    """The split of a question where validation and test are given shares of all, from 0 to 1.
+    """Return a question's split for given fractions of validation and test, each from 0 to 1.
 
     >>> share_of("What is 2 + 3?", validation=0.0, test=1.0)
     'test'
@@ -53,8 +53,10 @@ def share_of(question: str, validation: float, test: float) -> Split:
 
 
 def dealt(questions: Iterable[str]) -> dict[str, Split]:
-    """The splits of a few questions, of which no part could be left to chance: a fifth is the test, a fifth validation,
-    in an order that their own texts decide.
+    """Return the splits for a small set of questions: a fifth test, a fifth validation, the rest training.
+
+    With few questions, random assignment could leave a split empty. Here, the questions' own texts determine only
+    the order.
 
     >>> sorted(dealt(["a", "b", "c", "d", "e"]).values())
     ['test', 'train', 'train', 'train', 'validation']
@@ -68,7 +70,7 @@ def dealt(questions: Iterable[str]) -> dict[str, Split]:
 
 
 def bare(question: str) -> str:
-    """A question without case and spacing: what decides which split it belongs to.
+    """Return a question without case and spacing, the form that determines its split.
 
     >>> bare("What is  2 + 3?")
     'what is 2 + 3?'

@@ -1,4 +1,4 @@
-"""Any table as an environment: one row a task, one prompt, one graded answer."""
+"""Table environment: a task per row, with a prompt and a graded answer."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from marft.rewards.comparing import numbers_in
 
 
 class Shares(Settings):
-    """Which part of the rows goes to splits that have no table of their own."""
+    """Fractions for splits without a separate table."""
 
-    validation: Fraction = 0.1  # of the rows
-    test: Fraction = 0.1  # of the rows
+    validation: Fraction = 0.1  # fraction of the rows
+    test: Fraction = 0.1  # fraction of the rows
 
     @model_validator(mode="after")
     def _leave_some(self) -> Shares:
@@ -40,39 +40,40 @@ class Shares(Settings):
 
 
 class Parts(Settings):
-    """What the splits are called in a data set that has several of its own."""
+    """Split names in a data set with several splits of its own."""
 
-    train: Filled = "train"  # of path, or of train
-    validation: Filled = "validation"  # of validation
-    test: Filled = "test"  # of test
+    train: Filled = "train"  # split to read from path, or from train
+    validation: Filled = "validation"  # split to read from validation
+    test: Filled = "test"  # split to read from test
 
 
 class Table(EnvironmentPart):
-    """One task a row, graded by what a column says is right, or by a function.
+    """One task per row, graded by an answer column or by a function.
 
-    ``path`` is one table, whose rows are divided by the text of their prompts; or ``train`` is one, with ``validation``
-    and ``test`` beside it where they have tables of their own. What could not be used is refused with file and line;
-    nothing is left out but what ``leave_out`` names.
+    ``path`` is one table, whose rows are divided by the text of their prompts. Alternatively, ``train`` is one,
+    with ``validation`` and ``test`` beside it if these have tables of their own. Unusable rows raise an error with
+    file and line; only rows that ``leave_out`` names are skipped.
     """
 
     one_step: ClassVar[bool] = True
 
-    path: TablePath = ""  # one table, divided by shares; a file, a folder of save_to_disk, or an id on the hub
-    train: TablePath = ""  # in place of path: a table of its own
-    validation: TablePath = ""  # a table of its own
-    test: TablePath = ""  # a table of its own
-    question: Filled = "question"  # a column
-    answer: str = "answer"  # a column; "": none
-    prompt: str = ""  # words around columns: "{question}\n\nChoices: {choices}"
-    id: str = ""  # a column; "": file and number
-    weight: str = ""  # a column of numbers: how often a row is trained on, beside others; "": all alike
-    grading: GradingSetting = None  # its name, or a table with its keys; none: "exact" where there are answers
-    shares: Shares = Shares()  # of the rows, for splits without a table
-    subset: str = ""  # of a data set of the hub
-    parts: Parts = Parts()  # what splits of a data set are called
-    # rows that are not refused but left out
+    # one table, divided by shares; a file, a folder of save_to_disk, or an id on the Hugging Face Hub
+    path: TablePath = ""
+    train: TablePath = ""  # table of the training split, in place of path
+    validation: TablePath = ""  # table of the validation split
+    test: TablePath = ""  # table of the test split
+    question: Filled = "question"  # column with the question
+    answer: str = "answer"  # column with the answer; "": none
+    prompt: str = ""  # template over columns, such as "{question}\n\nChoices: {choices}"; "": the question alone
+    id: str = ""  # column with the task id; "": file name and row number
+    weight: str = ""  # column with sampling weights for training; "": equal weights
+    grading: GradingSetting = None  # grader by name, or a table with its keys; by default "exact" with an answer column
+    shares: Shares = Shares()  # fractions of the rows for splits without a table
+    subset: str = ""  # configuration name of a data set on the Hugging Face Hub
+    parts: Parts = Parts()  # names of the splits in a data set
+    # rows to skip instead of raising an error
     leave_out: Annotated[tuple[Literal["duplicates", "unanswered"], ...], Strict(False)] = ()
-    limit: CountOrNone = 0  # tasks of each split; 0: all
+    limit: CountOrNone = 0  # maximum tasks in each split; 0: all
 
     @model_validator(mode="after")
     def _fit_together(self) -> Table:
@@ -103,7 +104,7 @@ class Table(EnvironmentPart):
 
     @property
     def graded(self) -> bool:
-        """Whether something here says what an answer is worth."""
+        """True if answers can be graded."""
         return self._grading is not None
 
     @property
@@ -113,7 +114,7 @@ class Table(EnvironmentPart):
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
-        seen: dict[str, str] = {}  # places of prompts
+        seen: dict[str, str] = {}  # prompt → its row's location
         own: dict[Split, str] = {"validation": self.validation, "test": self.test}
         for split, path in own.items():
             found[split] += [task for _, task in self._tasks_of(path, split, seen)] if path else []
@@ -128,11 +129,14 @@ class Table(EnvironmentPart):
     def _tasks_of(
         self, path: str, split: Split, seen: dict[str, str], held_out: Mapping[str, str] = MappingProxyType({})
     ) -> Iterator[tuple[str, Task]]:
-        """Tasks of a table, each beside its prompt with choices as the table has them, which no task before has.
+        """Yield a table's tasks with their prompts, whose choices stay in the table's order; no prompt repeats.
 
         Args:
-            seen: where each prompt before stood; those here are added.
-            held_out: where each stood that other splits hold, by its words without case and spacing.
+            seen: locations of earlier prompts; new ones are added.
+            held_out: locations of prompts in other splits, by their words without case and spacing.
+
+        Raises:
+            ValueError: a prompt repeats, and duplicates are not skipped.
         """
         stem = Path(path).stem if split == "train" else f"{Path(path).stem}/{split}"
         for number, row in enumerate(read_table(path, self.subset, getattr(self.parts, split))):
@@ -151,7 +155,7 @@ class Table(EnvironmentPart):
             yield prompt, Task(row.text(self.id) if self.id else f"{stem}/{number}", *self._shown(row, prompt))
 
     def _shown(self, row: Row, prompt: str) -> tuple[str, Cells]:
-        """A row's prompt and cells as the team is shown them: choices, where they are shuffled, in the task's order."""
+        """Return a row's prompt and cells as shown to the team, with shuffled choices in the task's order."""
         if not (isinstance(self.grading, Choice) and self.grading.shuffle):
             return prompt, row.cells
         answer, cells = self.grading.ordered(row.cell(self.answer), row.cells, prompt)
@@ -163,10 +167,10 @@ class Table(EnvironmentPart):
         return self.grading.choices if isinstance(self.grading, Choice) else ()
 
     def _answered(self, row: Row) -> bool:
-        """Whether a row says what is right; it need not, where no column does.
+        """Return true if a row has a correct answer, or the table has no answer column.
 
         Raises:
-            ValueError: it does not, and is not to be left out; or it cannot be held to that.
+            ValueError: the answer is missing and such rows are not skipped, or the grader cannot use it.
         """
         if not self.answer:
             return True
@@ -191,10 +195,10 @@ class Table(EnvironmentPart):
         return True
 
     def _odds(self, row: Row) -> float:
-        """How often a row is trained on, beside others.
+        """Return a row's sampling weight.
 
         Raises:
-            ValueError: its weight is no number from 0 on.
+            ValueError: the weight is not a number from 0 on.
         """
         if not self.weight:
             return 1.0
@@ -207,29 +211,35 @@ class Table(EnvironmentPart):
         return float(numbers[0])
 
     def odds(self, task: Task) -> float:
-        """How often a task is trained on, beside others: what its column of weights says. Evaluations count each task
-        once."""
+        """Return a task's sampling weight for training, from its column of weights.
+
+        Evaluations count each task once.
+        """
         return self._odds(Row(task.id, task.data))
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split. The data of a task is its row.
+        """Return the tasks in a split. A task's data is its row.
 
         Raises:
-            ValueError: a table cannot be read, or a row used; the message says which and what to do.
+            ValueError: a table cannot be read, or a row is unusable; the message names the place and a remedy.
         """
         return self._splits[split]
 
-    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  no randomness
+        """Return a new session."""
         return SingleTurn(task, lambda text: self.answer_grade(task, text))
 
     def script(self, skill: float = 1.0) -> Script | None:
-        """Whoever is asked knows the first of the row's right answers; nobody does where none is said."""
+        """Return a scripted policy for which every agent knows the row's first correct answer.
+
+        Return None without an answer column.
+        """
         if not self.answer:
             return None
         return Answering(lambda task: right_answers(task.data[self.answer])[0], skill)
 
     def answer_grade(self, task: Task, text: str) -> Grade:
-        """Return what a text is worth as the answer to a task."""
+        """Return a text's grade as the answer to a task."""
         if self._grading is None:
             return Grade(0.0, None)
         return self._grading.grade(task.data.get(self.answer), task.data, text)

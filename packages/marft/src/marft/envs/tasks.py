@@ -1,4 +1,4 @@
-"""Reading the tasks of an environment, built in or somebody's own, and refusing those that cannot be used."""
+"""Loading and validation of an environment's tasks, built in or from user code."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ WORDS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 class NoTasksError(ValueError):
-    """A split is empty, and nothing else is wrong with it."""
+    """Empty split in an otherwise valid environment."""
 
 
 def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
-    """The tasks of a split.
+    """Return the tasks in a split, validated.
 
     Raises:
-        NoTasksError: there are none.
-        ValueError: they cannot be read, one is no task, or two have the same id: groups, records and
-            random streams go by it.
+        NoTasksError: the split is empty.
+        ValueError: the tasks cannot be read, a task is invalid, or two have the same id: groups, records and random
+            streams depend on it.
     """
     where = f"environment {environment.name!r}, {WORDS[split]} split"
     try:
         tasks = cast("Environment", environment).tasks(split)
         found = list(tasks)
     except Exception as error:
-        if isinstance(error, ValueError) and not place_of(error):  # of a built-in one, which names what is wrong
+        # a built-in environment's error already names the problem
+        if isinstance(error, ValueError) and not place_of(error):
             raise
         raise ValueError(f"{where}: tasks({split!r}) raised {described(error)}") from error
     if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
@@ -55,12 +56,13 @@ def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
 
 
 def refuse_too_few_steps(tasks: Sequence[Task], most: int) -> None:
-    """
+    """Check the step limit against the tasks' ``fewest_steps``: at least one task must fit.
+
     Args:
-        most: steps of an episode.
+        most: maximum steps of an episode.
 
     Raises:
-        ValueError: no task can be solved in them, by what the tasks say that they need.
+        ValueError: every task needs more steps.
     """
     fewest = [task.data.get("fewest_steps") for task in tasks]
     needed = [steps for steps in fewest if isinstance(steps, int)]
@@ -72,7 +74,7 @@ def refuse_too_few_steps(tasks: Sequence[Task], most: int) -> None:
 
 
 def digest_of(tasks: Sequence[Task]) -> str:
-    """A short digest of ids, prompts and what of the data is plain: the same for the same tasks, in any process."""
+    """Return a short digest of ids, prompts and plain data: equal for equal tasks, in any process."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(json.dumps([task.id, task.prompt, _plain(task.data)], sort_keys=True).encode())
@@ -80,7 +82,7 @@ def digest_of(tasks: Sequence[Task]) -> str:
 
 
 def _plain(data: object) -> object:
-    """What of data is words and numbers, in tables and lists at any depth; of anything else that it was there."""
+    """Return the texts and numbers in data, in tables and lists at any depth; other values become None."""
     match data:
         case Mapping():
             return {str(key): _plain(value) for key, value in data.items()}

@@ -1,4 +1,4 @@
-"""Tables that are text: JSON lines, a JSON array, comma- and tab-separated values. Each row comes with its place."""
+"""Text tables: JSON lines, a JSON array, comma- and tab-separated values, each row with its location."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from marft.common.atomic import regular
 from marft.common.texts import cut
 
 Rows = Iterator[tuple[str, dict[str, object]]]
-LONGEST_NAME = 200  # characters of a column's name in a message
-LONGEST_CELL = 2**31 - 1  # characters; the csv module's own limit is 131,072
-OTHERS = ";\t|"  # what separates cells in some files that are called .csv
+LONGEST_NAME = 200  # maximum characters of a column name in a message
+LONGEST_CELL = 2**31 - 1  # maximum characters of a cell; the csv module's own limit is 131,072
+OTHERS = ";\t|"  # other delimiters in some files named .csv
 AN_OBJECT = 'a row is an object, such as {"question": "1 + 1?", "answer": "2"}'
 
 
 def jsonl_rows(path: Path) -> Rows:
-    """One JSON object a line; empty lines are none."""
+    """Yield JSON objects, one per nonempty line.
+
+    Raises:
+        ValueError: a line is not a JSON object, or the file cannot be read; likewise for the other readers.
+    """
     with _opened(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -28,7 +32,7 @@ def jsonl_rows(path: Path) -> Rows:
 
 
 def json_rows(path: Path) -> Rows:
-    """A JSON array of objects; or one object a line, which is often called so too."""
+    """Yield the objects in a JSON array; a file with one object per line works too."""
     with _opened(path) as file:
         text = file.read()
     if not text.lstrip().startswith("["):
@@ -39,12 +43,12 @@ def json_rows(path: Path) -> Rows:
 
 
 def csv_rows(path: Path) -> Rows:
-    """Comma-separated values, the first line naming the columns; quoted cells may hold line breaks."""
+    """Yield comma-separated rows; the first line names the columns, and quoted cells may contain line breaks."""
     return _separated(path, ",")
 
 
 def tsv_rows(path: Path) -> Rows:
-    """Tab-separated values, otherwise like comma-separated ones."""
+    """Yield tab-separated rows, otherwise like comma-separated ones."""
     return _separated(path, "\t")
 
 
@@ -57,7 +61,7 @@ def _separated(path: Path, delimiter: str) -> Rows:
         try:
             for cells in lines:
                 where, began = f"line {began}", lines.line_num + 1
-                if not cells:  # an empty line
+                if not cells:  # empty line
                     continue
                 if header is None:
                     header = _header(cells, f"{path}, {where}", delimiter)
@@ -89,7 +93,7 @@ def _header(cells: list[str], where: str, delimiter: str) -> list[str]:
 
 
 def twice_in(names: Iterable[str]) -> str | None:
-    """The first name that comes a second time; None where each comes once.
+    """Return the first name with a second occurrence, or None without duplicates.
 
     >>> twice_in(["a", "b", "a", "b"])
     'a'
@@ -116,7 +120,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 class _TwiceError(Exception):
-    """A key comes twice."""
+    """Duplicate key in a JSON object."""
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -133,7 +137,11 @@ def _an_object(entry: object, where: str) -> dict[str, object]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """The file as UTF-8, with or without a mark of its bytes' order."""
+    """Open a file as UTF-8, with or without a byte-order mark.
+
+    Raises:
+        ValueError: the file cannot be read, or is not UTF-8.
+    """
     try:
         with regular(path).open(encoding="utf-8-sig", newline="") as file:
             yield file

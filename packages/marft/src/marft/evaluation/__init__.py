@@ -1,1 +1,1 @@
-"""What episodes say about a team: metrics of a batch, held-out evaluation, comparison of runs, the report."""
+"""Team evaluation: batch metrics, held-out evaluation, run comparison and the report."""

@@ -1,4 +1,4 @@
-"""A recorded episode, played again up to one of its actions, and from there on anew."""
+"""Replay points: a recorded episode up to one action, continued with new samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marft.runs.folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Which action is sampled anew.
+    """Replay point: an action in a recorded episode, to be sampled again.
 
     >>> Again.of("20:7@0/actor/0")
     Again(where='20', episode='7', action='0/actor/0')
@@ -28,9 +28,9 @@ class Again:
     'chain_sum/17#2'
 
     Args:
-        where: a recorded training step; or the name of an evaluation with recorded episodes.
-        episode: its index there, or task#sample.
-        action: its id.
+        where: a recorded training step, or the name of an evaluation with recorded episodes.
+        episode: the episode's index in that file, or task#sample.
+        action: the ID of the action to sample again.
     """
 
     where: str
@@ -39,9 +39,10 @@ class Again:
 
     @staticmethod
     def of(text: str) -> Again:
-        """
+        """Parse a replay point, for example ``20:7@0/actor/0``.
+
         Raises:
-            ValueError: it is not spelled so.
+            ValueError: the text does not have the form STEP:EPISODE@ACTION.
         """
         where, colon, rest = text.partition(":")
         episode, at, action = rest.rpartition("@")
@@ -53,10 +54,10 @@ class Again:
         return Again(where, episode, action)
 
     def attempt(self, run: RunSettings, folder: RunFolder) -> Attempt:
-        """What is played: recorded actions are served up to there.
+        """Return an attempt that replays the recorded actions before this point.
 
         Raises:
-            ValueError: there is no such episode, action or task.
+            ValueError: the file of episodes, the episode, the action or the task does not exist.
         """
         episode = find_episode(read_episodes(self._file(folder)), self.episode)
         action = next((one for one in episode.actions if one.id == self.action), None)
@@ -79,14 +80,21 @@ class Again:
 
 
 def _stream(episode: Episode) -> str:
-    """The stream of the episode that a fork was forked from: environment and tools begin under its seed."""
+    """Return the original episode's stream, also for a fork.
+
+    The stream seeds the environment and the tools.
+    """
     if episode.fork is None:
         return episode.stream
     return episode.fork.origin.removesuffix(f" {episode.task.id} #{episode.sample}")
 
 
 def _task(run: RunSettings, name: str) -> Task:
-    """The task with its data, which is not recorded."""
+    """Return the task with its data, which episode files do not record.
+
+    Raises:
+        ValueError: no split has a task with this ID.
+    """
     splits: Sequence[Split] = get_args(Split)
     for split in splits:
         found = next((task for task in tasks_of(run.environment, split) if task.id == name), None)

@@ -1,4 +1,4 @@
-"""What changed between two evaluated runs on the same tasks: every metric, over all tasks and by cohort; and gates."""
+"""Metric changes between two evaluated runs on the same tasks, overall and by cohort, with gates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADINGS = ("tasks", "metric", "before", "after", "change", "95 % interval")
 
 
 class Change(NamedTuple):
-    """A metric of a cohort, ``level = 3``, or of all tasks."""
+    """Metric change for a cohort (for example ``level = 3``) or for the whole set."""
 
     cohort: str
     metric: str
@@ -29,10 +29,10 @@ class Change(NamedTuple):
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any], by: str = "") -> list[Change]:
-    """Every metric that both evaluations have, over all tasks and then by cohort.
+    """Return the change in each common metric, over all tasks and then by cohort.
 
     Args:
-        by: a field of the tasks.
+        by: a field of the tasks; "" compares over all tasks only.
 
     Raises:
         ValueError: the tasks have no such field.
@@ -50,7 +50,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any], by: str = "") -
 
 
 def changes_table(found: Sequence[Change], title: str) -> Table:
-    """For the terminal."""
+    """Return the changes as a terminal table."""
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in HEADINGS[:2] else "right", overflow="fold")
@@ -62,7 +62,10 @@ def changes_table(found: Sequence[Change], title: str) -> Table:
 def as_markdown(
     found: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Sequence[Verdict]], turned: Mapping[str, Turned]
 ) -> str:
-    """A page, by what was played: the gates, tasks that turned, and then what changed, folded away by cohorts."""
+    """Return a Markdown page with gates, tasks whose outcome changed, and metric changes for each evaluation.
+
+    Changes by cohort are collapsed.
+    """
     failed = sum(verdict.failed for some in verdicts.values() for verdict in some)
     gates = sum(map(len, verdicts.values()))
     lines = [f"**{failed} of {gates} gates failed**" if failed else f"all {gates} gates passed", ""] if gates else []
@@ -84,8 +87,11 @@ def as_markdown(
 
 
 def as_junit(verdicts: Mapping[str, Sequence[Verdict]], turned: Mapping[str, Turned]) -> str:
-    """A suite for each of what was played, with a test case for each gate, as CI services read them (the schema of
-    Jenkins' xUnit plug-in, ``junit-10.xsd``). The text of a failure also names tasks that turned."""
+    """Return the gates as JUnit XML, for CI services.
+
+    Each evaluation is a test suite and each gate a test case, by the schema of Jenkins' xUnit plug-in
+    (``junit-10.xsd``). The text of a failure also names the tasks whose outcome changed.
+    """
     root = ElementTree.Element("testsuites", name="marft compare")
     for label, some in verdicts.items():
         failures = str(sum(verdict.failed for verdict in some))
@@ -107,13 +113,13 @@ def as_junit(verdicts: Mapping[str, Sequence[Verdict]], turned: Mapping[str, Tur
 
 
 def _folded(found: Sequence[Change]) -> Iterator[tuple[str, list[Change]]]:
-    """What changed over all tasks, and then by cohort under its name."""
+    """Yield the changes over all tasks under the title "", then those of each cohort under its name."""
     for cohort, some in groupby(found, lambda change: change.cohort):
         yield "" if cohort == "all" else cohort, list(some)
 
 
 def _plain(text: str) -> str:
-    """Text of others as GitHub shows it as it is: no markup, no HTML, no cell that ends."""
+    """Escape text for literal display in GitHub Markdown, also inside a table cell."""
     return re.sub(r"([\\`*_{}\[\]<>#|~@])", r"\\\1", one_line(text)).replace("\\_", "_")
 
 
@@ -122,7 +128,7 @@ def _code(text: str) -> str:
 
 
 def rows_of(found: Sequence[Change]) -> Iterator[tuple[str, ...]]:
-    """Cells under ``HEADINGS``."""
+    """Yield the cells of each change, in the order of ``HEADINGS``."""
     for cohort, metric, difference in found:
         value, change = shown(metric)
         low_high = difference.interval

@@ -1,4 +1,4 @@
-"""Tasks that have something in common: cohorts, by the fields of their data."""
+"""Cohorts: groups of tasks with equal values in a data field."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from marft.common.types import Task
 from marft.config.settings import closest
 from marft.envs.contents import CONTENT
 
-LONGEST = 100  # characters of a value that names a cohort
+LONGEST = 100  # maximum length of a value that names a cohort, in characters
 
 
 def fields_of(tasks: Sequence[Task]) -> dict[str, dict[str, str]]:
-    """The fields that can tell cohorts apart: by field, the value of each task that has one. Values are words, whole
-    numbers and truth values; a field that most tasks have a value of their own in tells nothing apart, and is left out,
-    as digests are of what tasks come with.
+    """Return the fields that can define cohorts, each with the value of every task.
+
+    Values are text, integers and booleans. A field is omitted if most tasks have a unique value. Digests of bundled
+    task files are omitted too.
 
     >>> fields_of([Task(str(n), "?", {"level": n // 2, "answer": str(n)}) for n in range(4)])
     {'level': {'0': '0', '1': '0', '2': '1', '3': '1'}}
@@ -31,7 +32,7 @@ def fields_of(tasks: Sequence[Task]) -> dict[str, dict[str, str]]:
 
 
 def together(several: Iterable[Mapping[str, Mapping[str, str]]]) -> dict[str, dict[str, str]]:
-    """The fields of several evaluations.
+    """Merge the fields of several evaluations.
 
     >>> together([{"level": {"a": "easy"}}, {"level": {"b": "hard"}}])
     {'level': {'a': 'easy', 'b': 'hard'}}
@@ -44,7 +45,7 @@ def together(several: Iterable[Mapping[str, Mapping[str, str]]]) -> dict[str, di
 
 
 def cohorts_of(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str, set[str]]:
-    """The tasks of each cohort of a field, by its value.
+    """Return the task IDs of each cohort, by value of the field.
 
     Raises:
         ValueError: the tasks have no such field.
@@ -62,7 +63,7 @@ def cohorts_of(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str,
 
 
 def named_cohorts(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str, set[str]]:
-    """The tasks of each cohort of a field, by what pages and tables call it.
+    """Return the task IDs of each cohort, by its display name.
 
     >>> named_cohorts({"level": {"a": "easy", "b": "hard"}}, "level")
     {'level = easy': {'a'}, 'level = hard': {'b'}}

@@ -1,4 +1,4 @@
-"""Runs side by side: each evaluated checkpoint against its own base, on the same tasks."""
+"""Run comparison: each evaluated checkpoint against its base on the same tasks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,27 @@ from marft.runs.folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One measure of a checkpoint, and what it gained over the base on the tasks of which both have it."""
+    """Result for one measure of a checkpoint, with the gain over the base.
+
+    The gain is computed on the tasks for which both evaluations have the measure. Intervals are 95 % confidence
+    intervals.
+    """
 
     base: float | None
     value: float
     interval: tuple[float, float] | None
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
-    shuffle_cost: float | None = None  # what is lost when agents see messages of other tasks
+    shuffle_cost: float | None = None  # drop of the measure when agents see messages of other tasks
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How an evaluated checkpoint did. ``accuracy`` is absent where the environment never says what is a success."""
+    """Result for an evaluated checkpoint in one mode.
+
+    ``accuracy`` is None if the environment never reports success. ``unknown`` is the number of tasks without a known
+    success.
+    """
 
     run: str
     checkpoint: str
@@ -42,11 +50,15 @@ class Gain:
     reward: Measured | None
 
     def measured(self, measure: str) -> Measured | None:
+        """Return the result for ``accuracy`` or ``reward``."""
         return self.accuracy if measure == "accuracy" else self.reward
 
 
 def gains_of(folders: Sequence[RunFolder]) -> list[Gain]:
-    """The rows of several runs. One whose base was not evaluated is held against the first run's, task by task."""
+    """Return the results of several runs.
+
+    A run whose base was not evaluated is compared with the base of the first run, task by task.
+    """
     found = [(folder.path.name, folder.read_evaluations()) for folder in folders]
     first_base = [e for e in found[0][1] if e["checkpoint"] == "base"]
     rows = []
@@ -57,7 +69,7 @@ def gains_of(folders: Sequence[RunFolder]) -> list[Gain]:
 
 
 def gains(name: str, evaluations: Sequence[Mapping[str, Any]]) -> list[Gain]:
-    """One row for each evaluated checkpoint but the base, from the evaluations of one run."""
+    """Return one result for each evaluated checkpoint of a run, except the base."""
     own = {(e["checkpoint"], e["mode"]): e for e in evaluations if not e["shuffled_messages"]}
     shuffled = {(e["checkpoint"], e["mode"]): e for e in evaluations if e["shuffled_messages"]}
     rows = []
@@ -80,7 +92,7 @@ def gains(name: str, evaluations: Sequence[Mapping[str, Any]]) -> list[Gain]:
 
 
 def not_evaluated(folders: Sequence[RunFolder]) -> list[str]:
-    """Which runs have nothing to show beside others, and what to do."""
+    """Return a message for each run without an evaluated checkpoint, with the command to evaluate it."""
     return [
         f"{folder.path} has no evaluated checkpoint; run:  marft eval {folder.path}"
         for folder in folders
@@ -89,18 +101,18 @@ def not_evaluated(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def measures_of(rows: Sequence[Gain]) -> list[str]:
-    """What there is to show, what matters most first: accuracy, where anything has one, then reward."""
+    """Return the measures with results: accuracy first, then reward."""
     return [measure for measure in ("accuracy", "reward") if any(row.measured(measure) for row in rows)]
 
 
 def comparison_tables(folders: Sequence[RunFolder], other_tools: bool = False) -> list[Table]:
-    """Tables for the terminal, one a measure.
+    """Return one terminal table for each measure.
 
     Args:
-        other_tools: they may have been played with other definitions of tools.
+        other_tools: allow evaluations with different tool definitions.
 
     Raises:
-        ValueError: a run has not been evaluated, or with other tools than the first.
+        ValueError: a run has no evaluated checkpoint, or its tool definitions differ from those of the first run.
     """
     missing = [str(folder.path) for folder in folders if not gains(folder.path.name, folder.read_evaluations())]
     if missing:
@@ -113,9 +125,10 @@ def comparison_tables(folders: Sequence[RunFolder], other_tools: bool = False) -
 
 
 def _refuse_other_tools(folders: Sequence[RunFolder]) -> None:
-    """
+    """Check the tool definitions behind the results of a comparison.
+
     Raises:
-        ValueError: agents were told other things of their tools in two evaluations that would stand beside each other.
+        ValueError: two evaluations used different tool definitions.
     """
     told = [
         (f"{folder.path} ({evaluation['checkpoint']})", evaluation)
@@ -135,7 +148,7 @@ def _table(rows: Sequence[Gain], measure: str) -> Table:
         *left, "base", measure, "95 % interval", "gain", "95 % interval", "shuffling costs",
         *(["success unknown"] if unknown else []),
     ):  # fmt: skip
-        whole = heading != "run" and " " not in heading  # the others break in a narrow terminal, and lose nothing
+        whole = heading != "run" and " " not in heading  # the other columns may wrap in a narrow terminal without loss
         table.add_column(heading, justify="left" if heading in left else "right", no_wrap=whole, overflow="fold")
     for row in rows:
         shown = row.measured(measure)
@@ -152,7 +165,7 @@ def _table(rows: Sequence[Gain], measure: str) -> Table:
 
 
 def cells_of(shown: Measured, measure: str) -> tuple[str, ...]:
-    """Base, value, its interval, gain, its interval, and what shuffled messages cost."""
+    """Return the cells for the base, the value and its interval, the gain and its interval, and the shuffling cost."""
     value, difference = (percent, points) if measure == "accuracy" else (number, signed)
     return (
         value(shown.base), value(shown.value), between(shown.interval, value), difference(shown.gain),
@@ -163,7 +176,10 @@ def cells_of(shown: Measured, measure: str) -> tuple[str, ...]:
 def _measured(
     before: Mapping[str, Any] | None, after: Mapping[str, Any], probe: Mapping[str, Any] | None, measure: str
 ) -> Measured | None:
-    """A measure of an evaluation; None where it has none. What earlier versions did not save is left out."""
+    """Return the result for a single measure.
+
+    The result is None without this measure. Fields that earlier versions did not save are left out.
+    """
     if after.get(measure) is None:
         return None
     interval = after.get("interval" if measure == "accuracy" else "reward_interval")
@@ -182,7 +198,7 @@ def _measured(
 def _paired(
     before: Mapping[str, Any], after: Mapping[str, Any], measure: str
 ) -> tuple[float, tuple[float, float] | None] | None:
-    """``after − before`` on the tasks of which both have the measure."""
+    """Return the mean ``after − before`` and its interval, over tasks with the measure in both evaluations."""
     of = "outcomes" if measure == "accuracy" else "rewards"
     first, second = before.get(of, {}), after.get(of, {})
     both = [task for task in first if task in second]
@@ -196,7 +212,10 @@ def _paired(
 
 
 def passes_cells(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """pass@k, pass^k, avg@k of evaluations with several attempts at a task: checkpoint, mode, name, share, interval."""
+    """Return table cells for pass@k, pass^k and avg@k of evaluations with several attempts at a task.
+
+    Each row has the checkpoint, the mode, the metric name, the value and its interval.
+    """
     return [
         (e["checkpoint"], in_words(e), k, percent(share), between(ends, percent))
         for e in evaluations
@@ -205,28 +224,32 @@ def passes_cells(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, ..
 
 
 def in_words(evaluation: Mapping[str, Any]) -> str:
-    """How an evaluation was played: ``greedy shuffled as tree``."""
+    """Describe an evaluation's conditions, for example ``greedy shuffled as tree``."""
     team = evaluation.get("reorganized", {}).get("name", "")
     said = f"{evaluation['mode']}{' shuffled' if evaluation['shuffled_messages'] else ''}"
     return said + (f" as {team}" if team else "")
 
 
 def percent(value: float | None) -> str:
+    """Format a share in percent; "" if None."""
     return "" if value is None else f"{value:.1%}"
 
 
 def points(value: float | None) -> str:
-    """A difference of proportions, in points."""
+    """Format a difference between shares, in percentage points. The text is "" for None."""
     return "" if value is None else f"{100 * value:+.1f}"
 
 
 def number(value: float | None) -> str:
+    """Format a number with three decimals; "" if None."""
     return "" if value is None else f"{value:.3f}"
 
 
 def signed(value: float | None) -> str:
+    """Format a difference with its sign and three decimals; "" if None."""
     return "" if value is None else f"{value:+.3f}"
 
 
 def between(interval: tuple[float, float] | None, form: Callable[[float | None], str]) -> str:
+    """Format both ends with ``form``, for example ``0.1 to 0.3``. The text is "" for None."""
     return "" if interval is None else f"{form(interval[0])} to {form(interval[1])}"

@@ -1,4 +1,4 @@
-"""Two evaluated teams held against each other: gates, and what changed of every metric; for people, CI and Python."""
+"""Comparison between two evaluated teams: gates and metric changes, for people, CI and Python."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from marft.evaluation.in_short import as_html, as_text, in_a_line
 from marft.evaluation.turned import Turned, turned
 from marft.runs.folder import RunFolder
 
-NAMED = 5  # tasks that an error names
-SHOWN = 8  # digits of a digest
-Saved = Mapping[str, Any]  # an evaluation
+NAMED = 5  # maximum number of tasks in an error message
+SHOWN = 8  # shown digits of a digest
+Saved = Mapping[str, Any]  # a saved evaluation
 
 
 class Under(NamedTuple):
-    """What was played: a mode, the digest of a set of scenarios, "" for held-out tasks, and that of what of the team is
-    another than it was trained as, "" where nothing is."""
+    """Evaluation conditions: mode, scenarios and team.
+
+    Args:
+        mode: ``greedy`` or ``sampled``.
+        scenarios: digest of the set of scenarios; "" for held-out tasks.
+        team: digest of the team's reorganization; "" for the team as trained.
+    """
 
     mode: str
     scenarios: str = ""
@@ -30,11 +35,12 @@ class Under(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """What gates said, what changed, and which tasks newly fail or are newly solved, by what was played: ``greedy``,
-    ``sampled on smoke``.
+    """Gate verdicts, metric changes and changed task outcomes between two teams.
 
-    ``passed`` is whether every gate held, ``reasons`` are those of the ones that did not. Printed, or at the end of a
-    notebook's cell, it is a small table.
+    All are keyed by evaluation conditions, such as ``greedy`` or ``sampled on smoke``.
+
+    ``passed`` is True if every gate held. ``reasons`` lists the reasons of the failed gates. Printed, or as the last
+    value of a notebook cell, a comparison is a small table.
     """
 
     verdicts: Mapping[str, Sequence[Verdict]]
@@ -52,12 +58,12 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether no gate failed."""
+        """True if no gate failed."""
         return not self.reasons
 
     @property
     def reasons(self) -> list[str]:
-        """Why gates failed, one each."""
+        """Failure reason for each failed gate."""
         return [
             f"{verdict.gate.text} ({label}): {verdict.reason}"
             for label, some in self.verdicts.items()
@@ -66,11 +72,11 @@ class Comparison:
         ]
 
     def as_markdown(self) -> str:
-        """A page for people: gates, and what changed."""
+        """Return a Markdown page with the gates and the changes."""
         return as_markdown(self.changes, self.verdicts, self.turned)
 
     def as_junit(self) -> str:
-        """Gates as test cases, in XML."""
+        """Return the gates as test cases, in JUnit XML."""
         return as_junit(self.verdicts, self.turned)
 
 
@@ -78,20 +84,22 @@ def compared(
     before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str], gates: Sequence[str] = (), by: str = "",
     *, other_tools: bool = False, after_as: str = "",
 ) -> Comparison:  # fmt: skip
-    """Two sets of evaluations, as they were saved: in each mode, and on each set of scenarios, that both have, the last
-    checkpoint of each; its base, where no other was evaluated.
+    """Compare two sets of saved evaluations.
+
+    The comparison covers each mode and each set of scenarios that both have. It takes the last checkpoint of each side,
+    or the base if no other checkpoint was evaluated.
 
     Args:
-        names: what they are called, for messages.
-        gates: what may not be.
-        by: a field of tasks, by which what changed is shown too.
-        other_tools: they may have been played with other definitions of tools.
-        after_as: what the team after was reorganized as, against the one before as it was trained. Without it a team
-            is held against one that was reorganized in the same way alone.
+        names: the names of both sides, for messages.
+        gates: conditions that fail the comparison (see :class:`marft.evaluation.gates.Gate`).
+        by: a field of tasks; changes are also shown for each of its values.
+        other_tools: allow evaluations with different tool definitions.
+        after_as: name of a reorganization. The reorganized team after is compared with the team before as trained.
+            Without it, only teams with the same reorganization are compared.
 
     Raises:
-        ValueError: there is nothing that both were evaluated on, a task or a tool of theirs is not the same, or a gate
-            or a field is none.
+        ValueError: the sides have no evaluation in common, tasks with the same ID differ, tool definitions differ, or a
+            gate or field is invalid.
     """
     _check_evaluated(before, after, names)
     if after_as:
@@ -108,10 +116,10 @@ def compared(
 
 
 def saved_in(folder: RunFolder) -> list[dict[str, object]]:
-    """All evaluations of a run, on scenarios too.
+    """Return a run's evaluations, including evaluations on scenarios.
 
     Raises:
-        ValueError: one cannot be read.
+        ValueError: an evaluation cannot be read.
     """
     return folder.read_evaluations(scenarios=True)
 
@@ -132,8 +140,11 @@ def _pairs(before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, st
 
 
 def _last(evaluations: Sequence[Saved]) -> dict[Under, Saved]:
-    """By what was played; checkpoints go by their steps, and those of which nothing was measured, then ``base``, before
-    all: where others were evaluated, ``base`` never speaks for them."""
+    """Return the last evaluation for each set of conditions.
+
+    Checkpoints are ordered by step. ``base`` and evaluations without measurements come first, so ``base`` never
+    replaces another evaluated checkpoint.
+    """
 
     def place(one: Saved) -> tuple[bool, bool, int, str]:
         name = str(one["checkpoint"])
@@ -149,10 +160,10 @@ def _under(evaluation: Saved) -> Under:
 
 
 def _known_as(evaluations: Sequence[Saved], name: str, run: str) -> list[Saved]:
-    """Return the evaluations of the team reorganized as ``name``, for a comparison with others.
+    """Return the evaluations with the team reorganized as ``name``, without the reorganization's digest.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no such evaluation exists.
     """
     found: list[Saved] = [{**e, "reorganized": {"name": name}} for e in evaluations if _team(e) == name]
     if not found:
@@ -191,9 +202,10 @@ def _nothing_in_common(one: Mapping[Under, Saved], two: Mapping[Under, Saved], n
 
 
 def _check_evaluated(before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str]) -> None:
-    """
+    """Check for evaluations on both sides.
+
     Raises:
-        ValueError: one of them, or neither, was ever evaluated.
+        ValueError: one or both sides have no evaluation.
     """
     never = [name for name, side in zip(names, (before, after), strict=True) if not side]
     if never:
@@ -205,10 +217,10 @@ def _check_evaluated(before: Sequence[Saved], after: Sequence[Saved], names: tup
 
 
 def _check_tasks(before: Saved, after: Saved, names: tuple[str, str]) -> None:
-    """See that what has the same id is the same task.
+    """Check that tasks with the same ID are the same task.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the prompts of some tasks differ.
     """
     one, two = before.get("prompts", {}), after.get("prompts", {})
     other = [task for task in one if task in two and one[task] != two[task]]
@@ -227,12 +239,12 @@ def _label(evaluation: Saved) -> str:
 
 
 def _digests(under: Under) -> str:
-    """Return the first digits of the digests of scenarios and team, to distinguish evaluations of the same names."""
+    """Return the first digits of the scenario and team digests, to distinguish evaluations with the same names."""
     return " ".join(digest[:SHOWN] for digest in (under.scenarios, under.team) if digest)
 
 
 def _team(evaluation: Saved) -> str:
-    """Return the name of a team's reorganization; "" for the team as it was trained."""
+    """Return the name of a team's reorganization; "" for the team as trained."""
     return str(evaluation.get("reorganized", {}).get("name", ""))
 
 

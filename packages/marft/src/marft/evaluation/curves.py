@@ -1,4 +1,4 @@
-"""Training curves as pictures, one a metric, with a line for each agent or term."""
+"""Training curves as SVG, one plot for each metric with a line for each agent or reward term."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ FIRST = (
 )  # fmt: skip
 BESIDE = ("accuracy", "reward", "validation_accuracy", "validation_reward", "kl", "entropy", "action_length")
 INCHES = (4.4, 2.5)
-CROWDED, COLUMNS, ROW, NAME = 6, 3, 0.17, 24  # lines beside which a legend fits; below: columns, inches a row, letters
+# number of lines that fit with an inner legend; for a legend below: columns, inches a row, characters a name
+CROWDED, COLUMNS, ROW, NAME = 6, 3, 0.17, 24
 FIRST_COLOURS = tuple(to_hex(f"C{number}") for number in range(10))
 DASHES = ("-", "--", ":", "-.")
 Points = list[tuple[int, float]]
@@ -30,7 +31,7 @@ Points = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A picture of one metric over the steps, and what it says."""
+    """Plot of one metric over the steps, with its label and meaning."""
 
     label: str
     meaning: str
@@ -38,12 +39,12 @@ class Curve:
 
 
 def first_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
-    """The curves that a reader looks at first, as far as ``metrics.jsonl`` has them."""
+    """Return the most important curves with data in ``metrics.jsonl``."""
     return _curves(rows, map(named, FIRST))
 
 
 def other_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
-    """All other metrics that changed, those of users' own parts last."""
+    """Return curves for the remaining metrics if they changed. Metrics of user-defined parts come last."""
     found = _curves(rows, (metric for metric in everything() if metric.name not in FIRST), changing=True)
     unknown = dict.fromkeys(name for row in rows for name in row if name != "step" and find(name) is None)
     own = {name: _points(rows, name) for name in unknown}
@@ -62,8 +63,10 @@ def _curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[Metric], changi
 
 @plain_labels()
 def _draw(lines: Mapping[str, Points]) -> Markup:
-    """One picture as SVG. A point without neighbours is a dot: a line would not show it. The legend stands below where
-    there are too many lines for one beside them."""
+    """Draw one plot as SVG.
+
+    A line with a single point is drawn as a dot. The legend is below the plot if it has more than ``CROWDED`` lines.
+    """
     crowded = len(lines) > CROWDED
     columns = min(COLUMNS, len(lines))
     rows = math.ceil(len(lines) / columns) if crowded else 0
@@ -87,8 +90,9 @@ def _draw(lines: Mapping[str, Points]) -> Markup:
 
 
 def line_style(number: int) -> tuple[str, str]:
-    """The colour and the dashes of a line: no two have the same, however many there are. After ten, hues go round by
-    the golden angle, and dashes change every ten lines.
+    """Return a unique color and dash style for a line.
+
+    After ten lines, hues advance by the golden angle, and dashes change every ten lines.
 
     >>> line_style(0), line_style(9), line_style(12)
     (('#1f77b4', '-'), ('#17becf', '-'), ('#2ba668', '--'))
@@ -100,7 +104,7 @@ def line_style(number: int) -> tuple[str, str]:
 
 
 def cut_name(label: str) -> str:
-    """A name as a legend has room for it: its beginning and its end.
+    """Shorten a name to fit into a legend, keeping its beginning and end.
 
     >>> cut_name("chain-sum-of-three-numbers-seed-1")
     'chain-sum-o…umbers-seed-1'
@@ -110,10 +114,10 @@ def cut_name(label: str) -> str:
 
 
 def curves_beside(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Curve]:
-    """The curves that a reader looks at first, of the team, with a line for each run.
+    """Return the most important team curves, with a line for each run.
 
     Args:
-        runs: the rows of their logs, by what they are called.
+        runs: log rows by run name.
     """
     curves = []
     for metric in map(named, BESIDE):
@@ -125,7 +129,10 @@ def curves_beside(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Curve
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Points]:
-    """The points of a metric's curves, by agent or term; those of agents stand for the team's."""
+    """Return the points of a metric's curves, by agent or reward term.
+
+    Curves of agents replace those of the team, except for reward terms.
+    """
     team: dict[str, Points] = {}
     agents: dict[str, Points] = {}
     for name in dict.fromkeys(name for row in rows for name in row if find(name) is metric):
@@ -146,7 +153,7 @@ def _changes(points: Points) -> bool:
 
 
 def _label(name: str, metric: Metric) -> str:
-    """Whose line it is: ``actor``, the term ``format``, or ``actor, format``."""
+    """Return the label of a line: ``actor``, the term ``format``, or ``actor, format``."""
     first, _, rest = name.partition("/")
     role = rest.partition("/")[0] if first in ("agents", "policies") else ""
     term = name.rpartition("/")[2] if metric.name.endswith("*") else ""

@@ -1,7 +1,7 @@
-"""What agents were told of their tools: kept with what they played, and held against what others were told.
+"""Tool definitions: the descriptions and parameters that agents saw, saved with each evaluation for comparison.
 
-A server of tools can say something else tomorrow under the same name: two evaluations with other definitions are not of
-the same team.
+A tool server can change a definition under the same name. Two evaluations with different definitions are not
+evaluations of the same team.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from marft.agents.team import Team
 from marft.common import atomic
 
-FILE = "tools.json"  # of a run: what its agents were told when it began
+FILE = "tools.json"  # file of a run with the tool definitions at its start
 SHOWN = 80  # characters of a definition, in messages
-NAMED = 5  # changes that an error names
+NAMED = 5  # maximum number of changes in an error message
 Definitions = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by role, then by tool: description and parameters
 
 
 def definitions_of(team: Team) -> Definitions:
-    """What each agent that has tools is told of them, as JSON has it."""
+    """Return the tool definitions of each agent with tools, as JSON values."""
     told = {
         agent.role: {
             tool.name: {"description": tool.description, "parameters": tool.parameters} for tool in agent.profile.tools
@@ -35,12 +35,12 @@ def definitions_of(team: Team) -> Definitions:
 
 
 def fingerprint(definitions: Definitions) -> str:
-    """A digest that is the same for the same definitions, in whatever order they come."""
+    """Return a digest of tool definitions that does not depend on their order."""
     return hashlib.sha256(json.dumps(definitions, sort_keys=True).encode()).hexdigest()
 
 
 def changes_of(before: Definitions, after: Definitions) -> list[str]:
-    """What changed, a sentence for each field.
+    """Return one sentence for each changed field.
 
     >>> changes_of({"a": {"add": {"description": "Add."}}}, {"a": {"add": {"description": "Add. Then mail it."}}})
     ["agents.a: tool add: description: 'Add.' → 'Add. Then mail it.'"]
@@ -64,7 +64,7 @@ def _of_tool(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) 
 
 
 def _leaves(value: object, place: str = "") -> Iterator[tuple[str, object]]:
-    """Every text, number and list of a definition by its place; tables are gone into."""
+    """Yield each text, number and list of a definition with its dotted path, descending into tables."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{place}.{key}".removeprefix("."))
@@ -78,16 +78,16 @@ def _shown(leaves: Mapping[str, object], place: str) -> str:
 
 
 def in_short(changed: list[str]) -> str:
-    """The first of many changes."""
+    """Join the first ``NAMED`` changes into one text."""
     more = f"; and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
     return "; ".join(changed[:NAMED]) + more
 
 
 def check_tools(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[str, str]) -> None:
-    """See that agents were told the same of their tools in two evaluations, as they were saved, where both say it.
+    """Check that two saved evaluations used the same tool definitions, if both recorded them.
 
     Raises:
-        ValueError: they were not.
+        ValueError: the definitions differ.
     """
     one, two = before.get("tools"), after.get("tools")
     changed = changes_of(one, two) if one is not None and two is not None else []
@@ -99,7 +99,9 @@ def check_tools(before: Mapping[str, Any], after: Mapping[str, Any], names: tupl
 
 
 def note_of(folder: Path, definitions: Definitions) -> str:
-    """What a reader must know of tools that are not what a run began with; "" where they are, or nobody knows.
+    """Return a note about tool definitions changed since the start of the run.
+
+    The note is "" if they are the same, or if the run has no file of definitions.
 
     Raises:
         ValueError: the run's file is damaged.
@@ -118,7 +120,7 @@ def note_of(folder: Path, definitions: Definitions) -> str:
 
 
 def write_definitions(folder: Path, definitions: Definitions) -> None:
-    """Write what a run's agents are told, where they have tools and that is not known yet."""
+    """Write the tool definitions of a run, unless its file already exists or no agent has tools."""
     path = folder / FILE
     if definitions and not path.exists():
         atomic.write_file(path, json.dumps(definitions, indent=1, ensure_ascii=False) + "\n")

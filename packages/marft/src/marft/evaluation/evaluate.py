@@ -1,4 +1,4 @@
-"""Held-out evaluation: a team on the tasks of a split, greedy or sampled, with intervals."""
+"""Held-out evaluation of a team on a split, greedy or sampled, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ OF_AGENTS = (
     "action_length", "truncation_rate", "tool_rate", "tool_calls", "tool_errors", "tool_tokens",
     "remote_prompt_tokens", "remote_completion_tokens", "remote_cost", "remote_retries",
 )  # fmt: skip
-DIGEST = 16  # hexadecimal digits by which a task is known
+DIGEST = 16  # hexadecimal digits in the digest of a task
 
 
 def modes_in(names: Sequence[str], asked: str) -> tuple[Mode, ...]:
-    """Modes by their names.
+    """Validate and deduplicate evaluation modes, keeping their order.
 
     Args:
-        asked: where, for the message: ``--mode``.
+        asked: origin of the names for the error message, such as ``--mode``.
 
     Raises:
-        ValueError: one is none.
+        ValueError: a name is not a mode.
     """
     for name in names:
         if name not in get_args(Mode):
@@ -48,26 +48,36 @@ def modes_in(names: Sequence[str], asked: str) -> tuple[Mode, ...]:
 
 
 class Advance(Protocol):
-    """Called with the total number of episodes once, then once an episode."""
+    """Progress callback for evaluations.
+
+    It is called once with the total number of episodes, and then once for each episode.
+    """
 
     def __call__(self, total: int | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a team did. Success is what the environment says of it: a task of which it says nothing counts as ``unknown``
-    and in no accuracy, and where it never says anything there is none. ``outcomes``, ``rewards`` and ``measured`` hold
-    each scored task's success, where that is known, its team reward, and its metrics by name, for paired comparisons;
-    of several attempts, the share that solved it, the mean, and sums. ``fields`` is what of their data tells cohorts of
-    tasks apart, ``prompts`` a digest of each task, ``passes`` are pass@k, pass^k and avg@k, each with its interval,
-    ``key`` is a digest of all that decided what was played, and ``scenarios`` the set that was played, by name and
-    digest.
-    ``reorganized`` is what of the team is another than it was trained as, under ``name`` and ``digest``
-    (:mod:`marft.config.reorganizing`); {} where nothing is.
-    ``tools`` is what agents were told of their tools (:mod:`marft.evaluation.definitions`); None where nobody knows.
+    """Result of an evaluation.
 
-    ``interval`` is Wilson's, of tasks, not attempts (:func:`marft.evaluation.shares.clustered`); ``reward_interval`` is
-    :func:`marft.evaluation.intervals.mean_interval`. All are of 95 %.
+    The environment decides about success. A task without a known success counts as ``unknown`` and not in the accuracy.
+    The accuracy is None if no task has a known success. All intervals are 95 % intervals.
+
+    Args:
+        interval: Wilson's interval of the accuracy, over tasks instead of attempts
+            (:func:`marft.evaluation.shares.clustered`).
+        reward_interval: interval of the mean reward (:func:`marft.evaluation.intervals.mean_interval`).
+        outcomes: success of each scored task, where known; with several attempts, the share of successful attempts.
+        rewards: team reward of each scored task; with several attempts, their mean.
+        measured: metrics of each scored task by name, for paired comparisons; with several attempts, their sums.
+        fields: data fields that define cohorts of tasks.
+        passes: pass@k, pass^k and avg@k, each with its interval.
+        prompts: digest of each task.
+        key: digest of all inputs that determine the episodes.
+        scenarios: name and digest of the set of scenarios; {} for held-out tasks.
+        tools: tool definitions (:mod:`marft.evaluation.definitions`); None if they were not recorded.
+        reorganized: differences between the evaluated team and the trained team, with ``name`` and ``digest``
+            (:mod:`marft.config.reorganizing`); {} for the team as trained.
     """
 
     checkpoint: str
@@ -97,22 +107,26 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """The file's name: ``<checkpoint>-<mode>``."""
+        """Name of the evaluation's files: ``<checkpoint>-<mode>`` with optional suffixes."""
         scenarios, team = self.scenarios.get("name", ""), self.reorganized.get("name", "")
         return name_of(self.checkpoint, self.mode, self.shuffled_messages, scenarios, team)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What ``measured`` comes to over all tasks."""
+        """Metrics in ``measured``, aggregated over all tasks."""
         return over(self.measured.values())
 
     def as_json(self) -> dict[str, object]:
+        """Return the fields in JSON form."""
         return asdict(self)
 
 
 def name_of(checkpoint: str, mode: Mode, shuffled: bool, scenarios: str = "", team: str = "") -> str:
-    """What an evaluation's files are called: ``<checkpoint>-<mode>``, ``-shuffled``, ``-on-<scenarios>``,
-    ``-as-<team>``."""
+    """Return the base name of an evaluation's files.
+
+    The name is ``<checkpoint>-<mode>``, with the optional suffixes ``-shuffled``, ``-on-<scenarios>`` and
+    ``-as-<team>``.
+    """
     name = f"{checkpoint}-{mode}" + ("-shuffled" if shuffled else "")
     return name + (f"-on-{scenarios}" if scenarios else "") + (f"-as-{team}" if team else "")
 
@@ -127,12 +141,12 @@ def evaluate(
     messages_from: Sequence[Episode] | None = None,
     on_done: Callable[[Episode], None] = lambda _: None,
 ) -> tuple[Evaluation, list[Episode]]:
-    """Play every task once.
+    """Play each task once and return the evaluation with its episodes.
 
     Args:
-        checkpoint: what the weights are called, for the record; they are in place already.
-        messages_from: episodes of other tasks (see :func:`shuffle`), whose messages agents see instead of their own
-            team's: what that costs is what the messages were worth.
+        checkpoint: name of the weights, for the record; they are already loaded.
+        messages_from: episodes of other tasks (see :func:`shuffle`). Agents see their messages instead of those of
+            their own team. The loss in score is the value of the messages.
     """
     attempts = attempts_at(tasks, 1, mode, split, messages_from)
     episodes = rollouts.play(attempts, team_in(mode, rollouts.team), on_done)
@@ -144,10 +158,10 @@ def attempts_at(
     tasks: Sequence[Task], number: int, mode: Mode, split: Split = "test",
     messages_from: Sequence[Episode] | None = None,
 ) -> list[Attempt]:  # fmt: skip
-    """``number`` attempts at each task, task by task.
+    """Return ``number`` attempts at each task, task by task.
 
     Args:
-        messages_from: an episode for each attempt, whose messages agents see instead of their own team's.
+        messages_from: an episode for each attempt; agents see its messages instead of those of their own team.
     """
     stream, samples = f"{split}/{mode}", [(task, sample) for task in tasks for sample in range(number)]
     donors: Sequence[Episode | None] = messages_from or [None] * len(samples)
@@ -158,7 +172,7 @@ def attempts_at(
 
 
 def team_in(mode: Mode, team: Team) -> Team:
-    """Who plays in a mode."""
+    """Return the team with the sampling settings of a mode."""
     return team if mode == "sampled" else greedy(team)
 
 
@@ -166,11 +180,11 @@ def summed(
     roles: Sequence[str], checkpoint: str, mode: Mode, episodes: Sequence[Episode], *, split: Split = "test",
     shuffled: bool = False, attempts: int = 1,
 ) -> Evaluation:  # fmt: skip
-    """What episodes come to.
+    """Aggregate episodes into an evaluation.
 
     Args:
-        roles: of the team.
-        attempts: at each task.
+        roles: roles of the team.
+        attempts: number of attempts at each task.
     """
     scored = [episode for episode in episodes if episode.scored]
     metrics = episode_metrics(episodes, roles, lambda _: 0) | remote_metrics(episodes, roles)
@@ -211,7 +225,7 @@ def summed(
 
 
 def _by_task(scored: Sequence[Episode]) -> dict[str, float]:
-    """The mean reward of each task's attempts."""
+    """Return the mean team reward for each task over its attempts."""
     rewards: dict[str, list[float]] = {}
     for episode in scored:
         rewards.setdefault(episode.task.id, []).append(episode.total_reward)
@@ -219,7 +233,7 @@ def _by_task(scored: Sequence[Episode]) -> dict[str, float]:
 
 
 def _measured(scored: Sequence[Episode], roles: Sequence[str]) -> dict[str, dict[str, Ratio]]:
-    """Every metric of each task, added up over its attempts."""
+    """Return each metric for each task, summed over its attempts."""
     found: dict[str, dict[str, Ratio]] = {}
     for episode in scored:
         of_task = found.setdefault(episode.task.id, {})
@@ -229,7 +243,7 @@ def _measured(scored: Sequence[Episode], roles: Sequence[str]) -> dict[str, dict
 
 
 def shuffle(episodes: Sequence[Episode], seed: int) -> list[Episode]:
-    """Another task's episode for each one: a random cycle, so that nobody keeps its own."""
+    """Return an episode of another task for each episode, by a random cycle without fixed points."""
     order = list(range(len(episodes)))
     random.Random(seed).shuffle(order)
     donors: list[Episode] = list(episodes)
@@ -239,7 +253,7 @@ def shuffle(episodes: Sequence[Episode], seed: int) -> list[Episode]:
 
 
 def greedy(team: Team) -> Team:
-    """The same team, every agent taking its likeliest token."""
+    """Return the same team with greedy sampling for every agent."""
     agents = tuple(
         replace(agent, sampling=replace(agent.sampling, temperature=0.0, top_p=1.0, top_k=0)) for agent in team.agents
     )

@@ -1,4 +1,4 @@
-"""Gates: what may not become worse between two evaluations of the same tasks, and what may not be bad after."""
+"""Gates: limits on metrics, or on their changes between two evaluations on the same tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GATE = re.compile(
     r"(?P<sign>[<>])\s*+(?P<limit>[-+]?\d+(?:\.\d+)?)\s*(?P<percent>%?)\s*"
 )
 EVERY = "*"
-MOST_LOST = 0.1  # of the tasks that were scored before, those that may not be after
+MOST_LOST = 0.1  # share of previously scored tasks that may be unscored after
 
 Form = Callable[[float], str]
 Measured = Mapping[str, Mapping[str, Ratio]]  # by metric, then by task
@@ -28,22 +28,26 @@ Measured = Mapping[str, Mapping[str, Ratio]]  # by metric, then by task
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """``accuracy < -1%`` fails where accuracy fell by over a point; ``accuracy after < 80%`` where it is below that
-    after; ``accuracy bound < -1%`` where it may have fallen by over a point, by a one-sided bound of 95 %;
-    ``accuracy[level=hard] < -2%`` where it fell by over two points on those tasks, ``[level=*]`` on those of any
-    level.
+    """Limit on a metric or on its change; the gate fails beyond the limit.
+
+    - ``accuracy < -1%`` fails if the accuracy fell by more than one point.
+    - ``accuracy after < 80%`` fails if the accuracy after is below 80 %.
+    - ``accuracy bound < -1%`` fails if a fall by more than one point cannot be excluded, by a one-sided 95 % bound.
+    - ``accuracy[level=hard] < -2%`` fails if the accuracy fell by more than two points on tasks with ``level = hard``;
+      ``[level=*]`` checks each level.
 
     >>> Gate.read("agents.coder.tool_error_rate > +2%")
     Gate(text='agents.coder.tool_error_rate > +2%', metric='agents/coder/tool_error_rate', below=False, limit=0.02, \
 relative=False, after=False, field='', value='', bound=False)
 
     Args:
-        metric: as ``metrics.jsonl`` names it.
-        below: fails where what was gained is less than the limit; else where it is more.
-        relative: the limit is a share of what the metric was before: percent of what has a unit.
-        after: the limit is of what the metric is after, not of what was gained.
-        bound: the limit is held against a bound of that, of 95 %: the gate holds where it is sure to.
-        field: of tasks; of those whose value is this one, or each of its values for ``*``. "" is of all tasks.
+        metric: name as in ``metrics.jsonl``.
+        below: True fails if the value is less than the limit; False fails if it is greater.
+        relative: the limit is a fraction of the metric before; used for percentages of metrics with a unit.
+        after: the limit applies to the metric after instead of its change.
+        bound: the limit applies to a one-sided 95 % bound, so the gate holds only if the evidence is sufficient.
+        field: data field that selects tasks; "" selects all tasks.
+        value: value of ``field`` that selects tasks; ``*`` checks each value.
     """
 
     text: str
@@ -58,13 +62,13 @@ relative=False, after=False, field='', value='', bound=False)
 
     @classmethod
     def read(cls, text: str, names: Collection[str] = ()) -> Gate:
-        """A gate in words.
+        """Parse a gate from its text.
 
         Args:
-            names: of metrics, among which a role may hold dots; without them every dot divides.
+            names: known metric names, needed for roles that contain dots. Without them, every dot is a separator.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is not a valid gate.
         """
         found = GATE.fullmatch(text)
         if found is None:
@@ -94,10 +98,10 @@ relative=False, after=False, field='', value='', bound=False)
         )  # fmt: skip
 
     def cohorts(self, fields: Mapping[str, Mapping[str, str]]) -> Mapping[str, set[str] | None]:
-        """Return the tasks that the gate judges, by the name of their cohort; None stands for all tasks.
+        """Return the gate's tasks by cohort name. None stands for all tasks.
 
         Raises:
-            ValueError: tasks have no such field, or none has that value.
+            ValueError: the tasks have no such field, or no task has the value.
         """
         if not self.field:
             return {"": None}
@@ -111,10 +115,10 @@ relative=False, after=False, field='', value='', bound=False)
         return {name: tasks for (name, tasks), value in named if self.value in (value, EVERY)}
 
     def fails(self, found: Difference, bound: float | None = None) -> bool:
-        """Return whether the gate fails; a missing number fails it too.
+        """Return True if the gate fails; a non-finite value fails too.
 
         Args:
-            bound: of what its limit is of, where it asks for one.
+            bound: one-sided bound of the checked value, for gates with ``bound``.
         """
         value = bound if bound is not None else found.after if self.after else found.gain
         limit = self.limit * abs(found.before) if self.relative else self.limit
@@ -123,7 +127,7 @@ relative=False, after=False, field='', value='', bound=False)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a gate holds, and why."""
+    """Result of a gate, with a reason."""
 
     gate: Gate
     failed: bool
@@ -131,12 +135,14 @@ class Verdict:
 
 
 def judged(gates: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Verdict]:
-    """Each gate over two evaluations, as they were saved. A gate whose metric either of them lacks fails: nobody can
-    say that it holds. So does each where more than a tenth of the tasks that were scored before are not any more: what
-    is left would be a selection. One of each value of a field is a verdict for each.
+    """Check each gate against two saved evaluations.
+
+    A gate fails if either evaluation lacks its metric. All gates fail if more than a tenth of the previously scored
+    tasks are no longer scored, because the remaining tasks would be a biased selection. A gate with the value ``*`` has
+    one verdict for each value of its field.
 
     Raises:
-        ValueError: a gate cannot be read, or no task is of its cohort.
+        ValueError: a gate is invalid, or no task is in its cohort.
     """
     one, two = by_metric(before), by_metric(after)
     scored, lost = before.get("rewards", {}), len(before.get("rewards", {}).keys() - after.get("rewards", {}).keys())
@@ -152,7 +158,7 @@ def judged(gates: Sequence[str], before: Mapping[str, Any], after: Mapping[str, 
 
 
 def by_metric(evaluation: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
-    """What an evaluation measured, by metric and then by task."""
+    """Return the measurements of a saved evaluation, by metric and then by task."""
     found: dict[str, dict[str, Ratio]] = {}
     for task, measured in evaluation.get("measured", {}).items():
         for name, pair in measured.items():
@@ -161,8 +167,11 @@ def by_metric(evaluation: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
 
 
 def shown(name: str) -> tuple[Form, Form]:
-    """How a metric and a change of it are written: shares in percent and points, everything else as numbers, also what
-    another version has measured."""
+    """Return the formats for a metric and for its change.
+
+    Shares are written in percent and points. All other metrics, including those of other versions, are written as
+    numbers.
+    """
     metric = find(name)
     if metric is None or metric.unit or name == "reward":
         return "{:.4g}".format, "{:+.4g}".format
@@ -182,10 +191,10 @@ def _judge(gate: Gate, before: Measured, after: Measured, cohort: str, tasks: se
 
 
 def _bound(gate: Gate, before: Mapping[str, Ratio], after: Mapping[str, Ratio]) -> float:
-    """The bound of 95 % on the side of the gate's limit, of the tasks that both sides have.
+    """Return the 95 % bound on the side of the gate's limit, over the tasks that both sides have.
 
     Raises:
-        ValueError: the metric is no share from 0 to 1.
+        ValueError: the metric is not a share from 0 to 1.
     """
     tasks = [task for task in before.keys() & after.keys() if before[task].out_of and after[task].out_of]
     shares = [(before[task].amount / before[task].out_of, after[task].amount / after[task].out_of) for task in tasks]

@@ -1,4 +1,4 @@
-"""Who depended on whom, and when: one episode as a picture, and as text."""
+"""Information flow in an episode, as a figure and as a terminal table."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from marft.common.types import Action, Episode
 from marft.evaluation.pages import plain_labels
 from marft.evaluation.remembering import newly_seen
 
-WIDTH = 48  # characters of a timeline in the terminal
+WIDTH = 48  # width of a timeline in the terminal, in characters
 COLOURS = tuple(f"C{number}" for number in range(10))
-LONGEST_NAME = 80  # characters of an id or a role in a picture, or in the name of its file
-LEAST = 0.004  # of the whole time: how wide a very short action is drawn
+LONGEST_NAME = 80  # maximum length of an ID or role in a figure or file name, in characters
+LEAST = 0.004  # minimum width of an action in a figure, as a fraction of the whole time
 
 
 def find_episode(episodes: list[Episode], name: str) -> Episode:
-    """An episode by its index in the file (``"3"``) or by task and sample (``"chain_sum/17#2"``).
+    """Return an episode by its index (``"3"``), or by task and sample (``"chain_sum/17#2"``).
 
     Raises:
-        ValueError: there is none.
+        ValueError: no such episode exists.
     """
     indices = [str(index) for index in range(len(episodes))]
     if name in indices:
@@ -41,7 +41,7 @@ def _names(episode: Episode) -> tuple[str, str]:
 
 
 def timeline(episode: Episode) -> Table:
-    """One action a row, in the order asked for: when it ran, and what it saw."""
+    """Return a table with one action a row, in request order, with its time span and newly seen actions."""
     table = Table(box=None, pad_edge=False)
     for title in ("action", f"0 s{'':{WIDTH - 9}}{_end(episode):5.2f} s", "sees"):
         table.add_column(title, no_wrap=True)
@@ -54,9 +54,9 @@ def timeline(episode: Episode) -> Table:
 
 
 def file_name(task: str) -> str:
-    """What of a task's id can be part of the name of a file, anywhere.
+    r"""Convert a task ID into text for portable file names.
 
-    >>> file_name("chain_sum/17"), file_name("../\\x00x")
+    >>> file_name("chain_sum/17"), file_name("../\x00x")
     ('chain_sum_17', '.._x')
     """
     return re.sub(r"[^\w.#-]+", "_", task)[:LONGEST_NAME]
@@ -64,11 +64,11 @@ def file_name(task: str) -> str:
 
 @plain_labels()
 def draw(episode: Episode) -> Figure:
-    """Agents as lanes, time from left to right, an arrow from each action to those that saw it."""
+    """Draw agents as lanes over time, with an arrow from each action to the actions that saw it."""
     roles, end = _roles(episode), _end(episode)
     figure = Figure(figsize=(10, 0.8 + 0.6 * len(roles)), layout="constrained")
     axes = figure.subplots()
-    middle: dict[str, tuple[float, float, float]] = {}  # by id: start, end, lane
+    middle: dict[str, tuple[float, float, float]] = {}  # by action ID: start, end, lane
     for action in episode.actions:
         lane = len(roles) - 1 - roles.index(action.agent)
         width = max(action.ended - action.started, LEAST * end)
@@ -102,7 +102,7 @@ def draw(episode: Episode) -> Figure:
 
 
 def _roles(episode: Episode) -> list[str]:
-    """Agents in the order of their first action."""
+    """Return the agents in the order of their first actions."""
     return list(dict.fromkeys(action.agent for action in episode.actions))
 
 
@@ -111,7 +111,7 @@ def _end(episode: Episode) -> float:
 
 
 def _place(episode: Episode, action: Action) -> tuple[int, int]:
-    """First character and length of an action's bar."""
+    """Return the first character and the length of an action's bar."""
     scale = WIDTH / _end(episode)
     start = min(WIDTH - 1, int(action.started * scale))
     return start, max(1, min(WIDTH, round(action.ended * scale)) - start)

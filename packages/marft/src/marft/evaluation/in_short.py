@@ -1,4 +1,4 @@
-"""A comparison in a few lines, for whoever prints it or ends a notebook's cell with it."""
+"""Comparison summaries: a few lines for terminals, and HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from marft.evaluation.changes import HEADINGS, Change, rows_of
 from marft.evaluation.gates import Verdict
 from marft.evaluation.turned import Turned
 
-SHOWN = HEADINGS[1:]  # how many tasks it is of stands above
-LEFT = 1  # columns of words
+SHOWN = HEADINGS[1:]  # the title states the number of tasks
+LEFT = 1  # number of left-aligned columns
 
 
 def in_a_line(changes: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Sequence[Verdict]]) -> str:
-    """What became of accuracy, or else of the reward, by what was played; and of gates."""
+    """Summarize the change in accuracy, or else in reward, for each evaluation, with the number of failed gates."""
     said = []
     for label, some in changes.items():
         first = {change.metric: change for change in reversed(_of_team(some))}
@@ -33,7 +33,7 @@ def in_a_line(changes: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Se
 def as_text(
     changes: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Sequence[Verdict]], turned: Mapping[str, Turned]
 ) -> str:
-    """Metrics of the team over all tasks, tasks that turned, and gates."""
+    """Return the team's metric changes, changed outcomes and gates as text."""
     lines = list[str]()
     for label, some in changes.items():
         team = _of_team(some)
@@ -47,7 +47,7 @@ def as_text(
 def as_html(
     changes: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Sequence[Verdict]], turned: Mapping[str, Turned]
 ) -> str:
-    """The same for a notebook."""
+    """Return the team's metric changes, changed outcomes and gates as HTML for a notebook."""
     parts = list[str]()
     for label, some in changes.items():
         team = _of_team(some)
@@ -63,7 +63,7 @@ def as_html(
 
 
 def _of_team(some: Sequence[Change]) -> list[Change]:
-    """Metrics of the team over all tasks."""
+    """Return the changes in the team's metrics over all tasks."""
     return [change for change in some if change.cohort == "all" and not change.metric.startswith("agents/")]
 
 

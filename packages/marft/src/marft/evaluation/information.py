@@ -1,8 +1,8 @@
-"""How much of what only one agent knew its messages tell: mutual information over a batch of episodes.
+"""Information about private observations in messages: mutual information over a batch of episodes.
 
-The plug-in estimate of few pairs is too high: where every message is different, each one identifies its episode.
-Shuffled pairs show how high it is by chance. As in adjusted mutual information (Vinh et al. 2010), the excess over
-chance is divided by the largest excess possible, and this share is multiplied by the entropy of what could be told.
+The plug-in estimate is too high for few pairs: if every message is unique, each message identifies its episode.
+Shuffled pairs measure this excess. As in adjusted mutual information (Vinh et al. 2010), the excess over chance is
+divided by the largest possible excess. This fraction is multiplied by the entropy of the private observations.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from marft.common.seeds import generator
 from marft.common.types import Episode
 
 SHUFFLES = 20
-Codes = npt.NDArray[np.intp]  # [N], a number for each different value
+Codes = npt.NDArray[np.intp]  # [N], one integer for each distinct value
 
 
 class Information(NamedTuple):
-    """Information that messages carry, in bits.
+    """Mutual information between private observations and messages, in bits.
 
     Args:
         counted: plug-in mutual information of the pairs.
-        null: the same of shuffled pairs, mean over the shuffles.
-        deviation: of the shuffles.
-        most: plug-in entropy of what could be told.
-        entropy: the same, corrected for its bias.
+        null: mean plug-in mutual information of shuffled pairs.
+        deviation: standard deviation over the shuffles.
+        most: plug-in entropy of the private observations.
+        entropy: entropy of the private observations, corrected for bias.
     """
 
     counted: float
@@ -40,21 +40,24 @@ class Information(NamedTuple):
 
     @property
     def told(self) -> float:
-        """Information beyond chance, ``Ĥ (I − null) / (H − null)``; slightly below 0 at times. Where the largest excess
-        possible is within three deviations of chance, too few messages repeat for a share: the excess itself."""
+        """Information beyond chance in bits, ``Ĥ (I − null) / (H − null)``.
+
+        The value can be slightly below 0. If the largest possible excess is within three standard deviations, too few
+        messages repeat for a fraction. The value is then the excess itself.
+        """
         excess, room = self.counted - self.null, self.most - self.null
         return self.entropy * excess / room if room > max(3 * self.deviation, 1e-9) else excess
 
 
 def information(pairs: Sequence[tuple[Hashable, Hashable]], shuffles: int = SHUFFLES, seed: int = 0) -> Information:
-    """What the second things of pairs tell of the first ones.
+    """Estimate the information about the first items of pairs in their second items.
 
     >>> found = information([("a", "x"), ("b", "y")] * 50)
     >>> round(found.told, 1), round(found.entropy, 1)
     (1.0, 1.0)
 
     Raises:
-        ValueError: there is no pair.
+        ValueError: ``pairs`` is empty.
     """
     if not pairs:
         raise ValueError("no pairs: mutual information is of at least one")
@@ -66,7 +69,7 @@ def information(pairs: Sequence[tuple[Hashable, Hashable]], shuffles: int = SHUF
 
 
 def mutual_information(first: Codes, second: Codes) -> float:
-    """Return ``H(X) + H(Y) − H(X, Y)`` in bits, of plug-in entropies.
+    """Return ``H(X) + H(Y) − H(X, Y)`` in bits, from plug-in entropies.
 
     Args:
         first: [N].
@@ -86,8 +89,9 @@ def plug_in(codes: Codes) -> float:
 
 
 def entropy(codes: Codes) -> float:
-    """Return the entropy in bits, the plug-in estimate plus the correction of Miller 1955 for its bias,
-    ``(K − 1) / (2 N ln 2)`` for K different values among N.
+    """Return the entropy in bits, corrected for the bias of the plug-in estimate.
+
+    The correction is that of Miller 1955, ``(K − 1) / (2 N ln 2)`` for K distinct values among N.
 
     Args:
         codes: [N].
@@ -96,7 +100,7 @@ def entropy(codes: Codes) -> float:
 
 
 def information_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
-    """Metrics under ``agents/<role>/`` of those of whom something hidden is declared."""
+    """Return metrics under ``agents/<role>/`` for each agent with a declared private observation."""
     metrics: dict[str, float] = {}
     for role in roles:
         pairs = [pair for episode in episodes for pair in _told(episode, role)]
@@ -107,7 +111,10 @@ def information_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> di
 
 
 def _told(episode: Episode, role: str) -> list[tuple[str, str]]:
-    """What an agent alone knew, and what it said, of each step in which both are there; case and spacing apart."""
+    """Return the private observation and message of an agent, for each step with both.
+
+    Case and spacing of messages are normalized.
+    """
     said = {
         action.step: " ".join(action.message.casefold().split()) for action in episode.actions if action.agent == role
     }

@@ -1,4 +1,4 @@
-"""Confidence intervals of success rates and of mean rewards."""
+"""Confidence intervals for success rates and mean rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Z95_ONE_SIDED = 1.644854
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """95 % interval of a proportion (Wilson 1927); (0, 1) without trials.
+    """Return the 95 % interval of a proportion (Wilson 1927); (0, 1) without trials.
 
     >>> tuple(round(bound, 3) for bound in wilson(200, 500))
     (0.358, 0.444)
@@ -23,7 +23,7 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 
 def wilson_of(p: float, trials: float, z: float = Z95) -> tuple[float, float]:
-    """Wilson's interval of a proportion of so many trials, which need not be whole."""
+    """Return Wilson's interval for a proportion. The number of trials may be fractional."""
     z2 = z**2
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = z / (1 + z2 / trials) * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
@@ -33,24 +33,25 @@ def wilson_of(p: float, trials: float, z: float = Z95) -> tuple[float, float]:
 def mean_interval(
     values: Sequence[float] | npt.NDArray[np.float64], bounds: tuple[float, float] | None = None, *, level: float = 0.95
 ) -> tuple[float, float] | None:
-    """Confidence interval of a mean; None where the values do not differ, or there are fewer than two.
+    """Return the confidence interval of a mean, or None for fewer than two distinct values.
 
-    For a quantity with finite bounds it is Wilson's interval of the effective number of trials
-    (:func:`effective_trials`), which stays within them. For others it is the union of Student's interval and
-    Hall's, which corrects for skewness (:func:`skew_corrected`).
+    For a quantity with finite bounds, it is Wilson's interval for the effective number of trials
+    (:func:`effective_trials`), which stays within the bounds. For other quantities, it is the union of Student's
+    interval and Hall's interval, which corrects for skewness (:func:`skew_corrected`).
 
-    Simulated coverage of 95 % intervals (``benchmarks/coverage.py``) is 93 to 98 % from 5 values on for normal or
-    moderately skewed data, and from 10 on for data as skewed as an exponential. Where a few values decide, such as
-    costs that differ tenfold between tasks, it takes 50. With fewer values no interval here holds. Below 20 values that
-    are 0 or 1, few intervals are possible, and they cover more than 98 %.
+    Simulated coverage of 95 % intervals (``benchmarks/coverage.py``) is 93 to 98 % for normal or moderately skewed data
+    with at least 5 values. Data as skewed as an exponential needs at least 10 values. If a few values dominate, such as
+    costs that differ tenfold between tasks, 50 values are needed. With fewer values no interval here has its nominal
+    coverage. For fewer than 20 values that are 0 or 1, few intervals are possible, and they cover more than 98 %.
 
     >>> [round(bound, 3) for bound in mean_interval([0.0, 1.0, 0.0, 1.0, 1.0, 1.0])]
     [0.204, 0.94]
 
     Args:
         values: [N] independent values; for a difference on the same tasks, the differences.
-        bounds: least and greatest possible value. By default (0, 1) where all values lie there, else none.
-        level: of confidence.
+        bounds: least and greatest possible value. The default is (0, 1) if all values lie between 0 and 1, else no
+            bounds.
+        level: confidence level.
     """
     numbers = np.asarray(values, np.float64)
     if len(numbers) < 2 or not numbers.std() > 1e-12 * np.abs(numbers).max():
@@ -68,28 +69,30 @@ def mean_interval(
 
 
 def effective_trials(p: float, variance: float, freedom: int, z: float) -> float:
-    """Number of independent trials whose share ``p`` has this variance (Korn and Graubard 1998): ``p (1 − p) / v``,
-    times ``(z / t)²`` as the variance is an estimate with ``freedom`` degrees of freedom.
+    """Return the effective number of independent trials (Korn and Graubard 1998).
+
+    With this number of trials, the share ``p`` has the given variance. The number is ``p (1 − p) / v``, times ``(z /
+    t)²`` because the variance is an estimate with ``freedom`` degrees of freedom.
 
     Args:
         p: share.
-        variance: of the share, above 0.
+        variance: variance of the share, above 0.
         freedom: degrees of freedom of the variance.
-        z: deviations that the interval reaches.
+        z: half-width of the interval, in standard deviations.
     """
     t = float(special.stdtrit(freedom, special.ndtr(z)))
     return p * (1 - p) / variance * (z / t) ** 2
 
 
 def students(values: Sequence[float] | npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
-    """Student's confidence interval of a mean of normal data, ``x̄ ± t s/√n``.
+    """Return Student's confidence interval for the mean of normal data, ``x̄ ± t s/√n``.
 
     >>> [round(bound, 2) for bound in students([1.0, 2.0, 3.0])]
     [-0.48, 4.48]
 
     Args:
         values: [N], at least two.
-        level: of confidence.
+        level: confidence level.
     """
     mean, n = float(np.mean(values)), len(values)
     reach = float(special.stdtrit(n - 1, (1 + level) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
@@ -97,22 +100,27 @@ def students(values: Sequence[float] | npt.NDArray[np.float64], level: float = 0
 
 
 def skew_corrected(values: npt.NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Confidence interval of the mean of skewed data: the union of Student's interval and that of Hall 1992, which
-    inverts ``g(T) = T + γT²/3 + γ²T³/27 + γ/6n`` with ``T = (x̄ − μ)/s`` and takes ``√n g(T)`` as Student's.
+    """Return a confidence interval for the mean of skewed data.
 
-    The sample skewness γ of few values is too small, and a miss goes with one that is smaller still. It is therefore
-    multiplied by ``min(1.4, (n − 3)/5.5)``, chosen by simulation: 1.4 keeps the coverage of lognormal data above 93 %,
-    and the smaller factors keep intervals of normal data at most 1.3 times as wide as Student's.
+    It is the union of Student's interval and that of Hall 1992.
+
+    Hall's interval inverts ``g(T) = T + γT²/3 + γ²T³/27 + γ/6n`` with ``T = (x̄ − μ)/s`` and treats ``√n g(T)`` as
+    Student's t.
+
+    The sample skewness γ of few values is too small, and even smaller in samples whose interval misses the mean. It is
+    therefore multiplied by ``min(1.4, (n − 3)/5.5)``, chosen by simulation. The factor 1.4 keeps the coverage of
+    lognormal data above 93 %. The smaller factors keep intervals of normal data at most 1.3 times as wide as Student's.
 
     Args:
-        values: [N], at least two that differ.
-        level: of confidence.
+        values: [N], at least two distinct values.
+        level: confidence level.
     """
     n, mean, deviation = len(values), float(values.mean()), float(values.std(ddof=1))
     low, high = students(values, level)
     if n <= 3:
         return low, high
-    third = float((((values - mean) / deviation) ** 3).mean())  # by the unbiased deviation: (n/(n−1))^1.5 too small
+    # uses the unbiased deviation, so it is too small by (n/(n−1))^1.5
+    third = float((((values - mean) / deviation) ** 3).mean())
     skewness = min(1.4, (n - 3) / 5.5) * third * n**2 / ((n - 1) * (n - 2))
     if abs(skewness) < 1e-6:
         return low, high
@@ -126,7 +134,9 @@ def skew_corrected(values: npt.NDArray[np.float64], level: float) -> tuple[float
 
 
 def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> tuple[float, tuple[float, float]]:
-    """``after − before`` on the same tasks, with a 95 % interval (Wald, with Agresti and Min's +2 correction).
+    """Return the mean of ``after − before`` on the same tasks, with a 95 % interval.
+
+    The interval is Wald's with Agresti and Min's +2 correction.
 
     >>> paired_difference([False, False, True], [True, True, True])[0]
     0.6666666666666666
@@ -144,21 +154,21 @@ def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> tuple[fl
 
 
 def bounds_of_gain(differences: Sequence[float], z: float = Z95_ONE_SIDED) -> tuple[float, float]:
-    """Bounds of the mean difference of shares on the same tasks, each of 95 % by itself; (−1, 1) without tasks.
+    """Return one-sided bounds for a mean difference of shares on the same tasks, each with 95 % confidence.
 
-    The adjusted Wald interval of Bonett and Price 2012: one more task has gained all and one more has lost all, so
-    ``d̃ ± z √((Σ d² + 2)/(n + 2) − d̃²) / √(n + 2)`` with ``d̃ = Σ d / (n + 2)``. So it says something of tasks none of
-    which differ. Theirs is of tasks that are solved or not; that ``d`` may be a difference of shares of attempts is our
-    reading: those spread less.
+    The bounds are (−1, 1) without tasks. They follow the adjusted Wald interval of Bonett and Price 2012. One task with
+    a full gain and one with a full loss are added. The interval is ``d̃ ± z √((Σ d² + 2)/(n + 2) − d̃²) / √(n + 2)``
+    with ``d̃ = Σ d / (n + 2)``. It therefore has a positive width even if no task differs. Bonett and Price treat tasks
+    that are solved or not. We extend it to differences ``d`` between shares of attempts, which vary less.
 
-    Where all that differ do so in one direction, as rare events do, that is too sure; there the bound is at least the
-    exact one of so many of all tasks (Clopper and Pearson 1934).
+    If all changes have one direction, as with rare events, this bound is too tight. It is then at least the exact bound
+    for that number among all tasks (Clopper and Pearson 1934).
 
     >>> [round(bound, 3) for bound in bounds_of_gain([0.0] * 50)]
     [-0.058, 0.058]
 
     Args:
-        differences: of each task, from −1 to 1.
+        differences: difference for each task, from −1 to 1.
     """
     if not len(differences):
         return -1.0, 1.0
@@ -174,7 +184,9 @@ def bounds_of_gain(differences: Sequence[float], z: float = Z95_ONE_SIDED) -> tu
 
 
 def at_most(successes: float, trials: int, z: float = Z95_ONE_SIDED) -> float:
-    """The exact one-sided upper bound of a proportion (Clopper and Pearson 1934). A part of a success counts as one.
+    """Return the exact one-sided upper bound of a proportion (Clopper and Pearson 1934).
+
+    A fractional number of successes is rounded up.
 
     >>> round(at_most(0, 59), 4)
     0.0495

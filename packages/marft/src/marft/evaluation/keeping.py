@@ -1,7 +1,7 @@
-"""Evaluations that are kept while they are played: in parts, so that one that is killed goes on where it was.
+"""Evaluation store: saves episodes in parts to resume interrupted evaluations.
 
-Parts are played one after the other, each on an engine that remembers nothing of the one before: so what is found is
-the same, bit for bit where the engine is, whether it was played in one go, gone on with, or read.
+Parts are played one after the other, each on an engine with an empty prefix cache. So the result is the same for an
+uninterrupted, a resumed or a saved evaluation. It is identical bit for bit if the engine is deterministic.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the episodes of one evaluation are kept: parts as they are played, and then one file of all.
+    """Storage for one evaluation: part files during play, then a single episode file.
 
     Args:
-        folder: of evaluations.
-        name: of this one.
-        key: a digest of all that decides what is played.
-        note: told what is damaged.
+        folder: folder of evaluations.
+        name: name of this evaluation.
+        key: digest of all inputs that determine the episodes.
+        note: receives messages about damaged files.
     """
 
     folder: Path
@@ -48,17 +48,20 @@ class Place:
 
     @property
     def whole(self) -> Path:
-        """The episodes, once all are played."""
+        """Path to the final file with every episode."""
         return self.folder / f"{self.name}.parquet"
 
     @property
     def parts(self) -> Path:
-        """The folder of parts, until then."""
+        """Path to the folder with unfinished parts."""
         return self.folder / f"{self.name}.parts"
 
     def read(self, attempts: Sequence[Attempt]) -> list[Episode] | None:
-        """All episodes, where they were played with this key, and are whole. Nobody need be kept from writing there
-        meanwhile: what stands beside them is looked at before and after."""
+        """Return every episode if the files match the key.
+
+        The result is None if a file is missing or damaged, or if the key differs. The key is checked before and after
+        the read, so no lock against concurrent writers is needed.
+        """
         path = self.folder / f"{self.name}.json"
         try:
             if self._key_in(path) != self.key:
@@ -70,13 +73,14 @@ class Place:
             return None
 
     def told(self) -> Mapping[str, Any]:
-        """What the episodes came to, as it was written beside them."""
+        """Return the saved evaluation result as a table."""
         return dict(atomic.read_json(self.folder / f"{self.name}.json"))
 
     def _key_in(self, path: Path) -> object:
-        """
+        """Return the key in a result file, or None if the file does not exist.
+
         Raises:
-            ValueError: it is no evaluation.
+            ValueError: the file does not hold an evaluation.
         """
         try:
             table = atomic.read_json(path)
@@ -87,7 +91,11 @@ class Place:
         return table.get("key")
 
     def begin(self, again: bool) -> None:
-        """Keep parts that were played with this key, and no others."""
+        """Prepare the folder of parts, deleting parts with another key.
+
+        Args:
+            again: delete parts with the same key too.
+        """
         try:
             known = atomic.read_json(self.parts / KEY)
         except (OSError, ValueError):
@@ -97,7 +105,7 @@ class Place:
             atomic.write_file(self.parts / KEY, json.dumps(self.key))
 
     def read_part(self, number: int, attempts: Sequence[Attempt]) -> list[Episode] | None:
-        """The episodes of a part; None where it was not played, or is damaged."""
+        """Return a part's episodes. The result is None if the part is missing or damaged."""
         path = self._part(number)
         if not path.exists():
             return None
@@ -108,13 +116,16 @@ class Place:
             return None
 
     def write_part(self, number: int, attempts: Sequence[Attempt], episodes: Sequence[Episode]) -> list[Episode]:
-        """Keep a part → its episodes as they are read from now on."""
+        """Save a part and return its episodes as read back from the file."""
         write_episodes(self._part(number), episodes)
         return episodes_of(self._part(number), attempts)
 
     def finish(self, episodes: Sequence[Episode], evaluation: Mapping[str, Any]) -> None:
-        """Put all episodes into one file, and then what they come to beside it: what stood there of another key goes
-        first, or it would be taken for what these come to where this is cut short."""
+        """Save every episode to a single file, then the evaluation result beside it.
+
+        An old result file is removed first. Otherwise, after an interruption, it would be mistaken for the result of
+        the new episodes.
+        """
         told = self.folder / f"{self.name}.json"
         told.unlink(missing_ok=True)
         write_episodes(self.whole, episodes)
@@ -129,18 +140,19 @@ def played(
     rollouts: Rollouts, attempts: Sequence[Attempt], team: Team, size: int, place: Place | None,
     on_done: Callable[[], None],
 ) -> list[Episode]:  # fmt: skip
-    """Every attempt, in parts of ``size``: read where it is kept, else played.
+    """Return the episode for each attempt, from saved parts if possible, else by playing.
 
     Args:
-        place: where parts are kept; None keeps nothing.
-        on_done: called once an episode.
+        size: number of attempts in a part.
+        place: store of the parts; None saves nothing.
+        on_done: called once for each episode.
     """
     found: list[Episode] = []
     for number, start in enumerate(range(0, len(attempts), size)):
         part = attempts[start : start + size]
         episodes = place.read_part(number, part) if place else None
         if episodes is None:
-            rollouts.publish(0)  # which forgets prompts that were read before
+            rollouts.publish(0)  # drops the prefix cache
             episodes = rollouts.play(part, team, lambda _: on_done())
             episodes = place.write_part(number, part, episodes) if place else episodes
         else:
@@ -151,16 +163,16 @@ def played(
 
 
 def key_of(table: Mapping[str, Any]) -> str:
-    """A digest of what decides what is played."""
+    """Return a digest over the inputs that determine the episodes."""
     return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @contextmanager
 def alone(folder: Path | None) -> Iterator[str]:
-    """Keep every other process from evaluating there → why nothing that is played can be kept there; "" where it can.
+    """Lock a folder against concurrent evaluations and yield the reason why it is not writable, or "".
 
     Raises:
-        ValueError: one does.
+        ValueError: another process evaluates into the folder.
     """
     if folder is None:
         yield ""
@@ -181,10 +193,10 @@ def alone(folder: Path | None) -> Iterator[str]:
 
 
 def episodes_of(path: Path, attempts: Sequence[Attempt]) -> list[Episode]:
-    """The episodes of these attempts, with the tasks that they are of.
+    """Read the episodes for given attempts, with full tasks.
 
     Raises:
-        ValueError: they are not what the file holds.
+        ValueError: the file holds episodes of other attempts.
     """
     episodes = read_episodes(path)
     asked = [(attempt.stream, attempt.task.id, attempt.sample) for attempt in attempts]

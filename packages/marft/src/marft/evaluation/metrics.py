@@ -1,4 +1,4 @@
-"""Metrics of a batch of episodes, for the team and for each agent."""
+"""Metrics of an episode batch, for the team and for each agent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from marft.inference.endpoints.replies import as_metrics
 def episode_metrics(
     episodes: Sequence[Episode], roles: Sequence[str], version: Callable[[str], int]
 ) -> dict[str, float]:
-    """What was sampled, how it went and what it earned. What needs a truth that nobody declares is absent.
+    """Return sampling, outcome and reward metrics of a batch of episodes.
+
+    Metrics that need an undeclared ground truth are absent.
 
     Args:
-        version: of a policy now; an action's lag is how many updates older it is.
+        version: returns the current version of a policy. The lag of an action is the number of updates since then.
     """
     scored = [episode for episode in episodes if episode.scored]
     rewards = np.array([episode.total_reward for episode in scored])
@@ -58,8 +60,11 @@ def episode_metrics(
 
 
 def remote_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
-    """What the actions of each agent that is remote took, of failed episodes too. An action that was replayed in other
-    episodes counts once. What it all took, actions that failed included, is counted where it is asked for."""
+    """Return the usage of each remote agent, including actions of failed episodes.
+
+    An action that is replayed in other episodes counts once. Usage by failed actions is not included; it is counted at
+    the request.
+    """
     actions = {action.key: action for episode in episodes for action in episode.actions}.values()
     metrics: dict[str, float] = {}
     for role in roles:
@@ -70,7 +75,7 @@ def remote_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[st
 
 
 def _reward_terms(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What each term of a composed reward gave in an episode, on average: the team, and each agent."""
+    """Return the mean contribution of each reward term to an episode, for the team and for each agent."""
     totals: dict[str, float] = {}
     for episode in episodes:
         for transition in episode.transitions:
@@ -82,7 +87,7 @@ def _reward_terms(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _measures(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What the environment measures, as declared last in an episode: the mean over those that have it."""
+    """Return environment measurements: last values in the episodes, averaged over episodes with a value."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
         last: dict[str, float] = {}
@@ -109,20 +114,23 @@ def _action_metrics(actions: Sequence[Action], version: Callable[[str], int]) ->
 
 
 def _restart_metrics(actions: Sequence[Action]) -> dict[str, float]:
-    """Where an agent remembers anything, or its chat was rendered anew while it used tools."""
+    """Return the number of prompt resets.
+
+    The result is empty if no agent has a memory and no chat was re-rendered during tool use.
+    """
     if not any(action.continues or action.restarted or action.restarts for action in actions):
         return {}
     return {"restarts": float(sum(bool(action.restarted) + len(action.restarts) for action in actions))}
 
 
 def _segment_metrics(actions: Sequence[Action]) -> dict[str, float]:
-    """Where programs ask, why actions did not go on by the ids of all that was said before."""
+    """Return how often a program request did not continue its chat by exact token IDs, by reason."""
     reasons = Counter(action.restarted.partition(":")[0] for action in actions)
     return {f"gateway/segments/{reason}": float(reasons[reason]) for reason in WHY if reasons[reason]}
 
 
 def _tool_metrics(actions: Sequence[Action]) -> dict[str, float]:
-    """What was asked of tools, where anything was; ``tool_rate`` is the share of actions that asked."""
+    """Return tool metrics; nothing without tool calls. ``tool_rate`` is the share of actions with tool calls."""
     calls = [call for action in actions for call in action.calls]
     if not calls:
         return {}
@@ -136,7 +144,7 @@ def _tool_metrics(actions: Sequence[Action]) -> dict[str, float]:
 
 
 def _helper_metrics(actions: Sequence[Action]) -> dict[str, float]:
-    """Return how often actions consulted helpers, and the tokens of the replies; nothing if none did."""
+    """Return the frequency of helper calls and the tokens in their replies; nothing without helper calls."""
     asked = [len(action.consultations) for action in actions]
     if not any(asked):
         return {}

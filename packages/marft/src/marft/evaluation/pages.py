@@ -1,4 +1,4 @@
-"""Pages that show what others wrote."""
+"""HTML pages with untrusted text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from matplotlib.figure import Figure
 
 from marft.common.texts import cut, visible
 
-LONGEST = 200_000  # characters of a text on a page
+LONGEST = 200_000  # maximum length of a text on a page, in characters
 
 
 def page(package: str, template: str, **values: object) -> str:
-    """Return a template of a package, filled in. Whatever is put into it is text: escaped, without what a page would
-    obey, and not too long."""
+    """Render a template of a package.
+
+    Values are inserted as text: escaped, cleaned of control characters, and cut to ``LONGEST`` characters. Values of
+    type ``Markup`` are inserted as they are.
+    """
     environment = Environment(
         loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         finalize=_as_text,
@@ -28,14 +31,14 @@ def page(package: str, template: str, **values: object) -> str:
 
 @contextmanager
 def plain_labels() -> Iterator[None]:
-    """In pictures, a dollar sign is one: names are no formulas, which could also be wrong."""
+    """Disable math text in figures to show dollar signs in names literally."""
     with mpl.rc_context({"text.parse_math": False}):
         yield
 
 
 @plain_labels()
 def svg(figure: Figure) -> Markup:
-    """A picture of ours, to stand in a page."""
+    """Return a figure as inline SVG."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     return Markup(buffer.getvalue()[buffer.getvalue().index("<svg") :])

@@ -1,4 +1,7 @@
-"""Differences of metrics on the same tasks, with confidence intervals. Metrics are ratios of sums over tasks."""
+"""Paired differences between metrics on the same tasks, with confidence intervals.
+
+Metrics are ratios of sums over tasks.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ Array = npt.NDArray[np.float64]
 
 
 class Difference(NamedTuple):
-    """A metric before and after, on the tasks that both sides have, and its gain. The interval is None where the tasks
-    do not tell: there is one, or no two of them differ."""
+    """Metric before and after, on the tasks that both sides have.
+
+    The interval is None if there is only one task or no two tasks differ.
+    """
 
     before: float
     after: float
@@ -25,19 +30,22 @@ class Difference(NamedTuple):
 
     @property
     def gain(self) -> float:
+        """Return the metric after minus the metric before."""
         return self.after - self.before
 
 
 def paired(before: Mapping[str, Ratio], after: Mapping[str, Ratio], *, level: float = 0.95) -> Difference | None:
-    """Compare a metric on the tasks that both sides have; None where either side has a denominator of 0.
+    """Compare a metric on the tasks with values on both sides.
+
+    The result is None if either denominator is 0.
 
     >>> paired({"t": Ratio(1, 4)}, {"t": Ratio(1, 2), "u": Ratio(1, 1)})
     Difference(before=0.25, after=0.5, interval=None, tasks=1)
 
     Args:
-        before: by task.
-        after: by task.
-        level: of the interval.
+        before: ratios by task.
+        after: ratios by task.
+        level: confidence level of the interval.
     """
     tasks = sorted(before.keys() & after.keys())
     one, two = Ratio.total(before[task] for task in tasks), Ratio.total(after[task] for task in tasks)
@@ -50,15 +58,16 @@ def paired(before: Mapping[str, Ratio], after: Mapping[str, Ratio], *, level: fl
 
 
 def average(ratios: Mapping[str, Ratio], *, level: float = 0.95) -> tuple[float, tuple[float, float] | None] | None:
-    """Return a metric over tasks and its confidence interval; None where the denominator is 0. The interval is None
-    where no two tasks differ.
+    """Return a metric over tasks and its confidence interval.
+
+    The result is None if the denominator is 0. The interval is None if no two tasks differ.
 
     >>> average({"t": Ratio(1, 4), "u": Ratio(1, 4)})
     (0.25, None)
 
     Args:
-        ratios: by task.
-        level: of the interval.
+        ratios: ratios by task.
+        level: confidence level of the interval.
     """
     total = Ratio.total(ratios.values())
     if total.value is None:
@@ -70,9 +79,10 @@ def average(ratios: Mapping[str, Ratio], *, level: float = 0.95) -> tuple[float,
 
 
 def influences(parts: Array) -> Array:
-    """Linearize the difference of two ratios, ``Σ a₂ / Σ n₂ − Σ a₁ / Σ n₁``: one value a task, [N], whose mean is the
-    difference and whose spread is that of the difference, to first order (the infinitesimal jackknife; Efron and
-    Tibshirani 1993, §21.3).
+    """Linearize the difference of two ratios, ``Σ a₂ / Σ n₂ − Σ a₁ / Σ n₁``, into one value a task, [N].
+
+    To first order, the mean of the values is the difference and their spread is that of the difference (the
+    infinitesimal jackknife; Efron and Tibshirani 1993, §21.3).
 
     >>> influences(np.array([[1.0, 2.0, 2.0, 2.0], [0.0, 2.0, 1.0, 2.0]]))
     array([0.5, 0.5])
@@ -82,7 +92,7 @@ def influences(parts: Array) -> Array:
     """
     n1, n2 = parts[:, 1].mean(), parts[:, 3].mean()
     first, second = parts[:, 0].mean() / n1, parts[:, 2].mean() / n2
-    with np.errstate(invalid="ignore"):  # an amount that is infinite has no interval
+    with np.errstate(invalid="ignore"):  # an infinite amount has no interval
         before, after = (parts[:, 0] - first * parts[:, 1]) / n1, (parts[:, 2] - second * parts[:, 3]) / n2
         found: Array = second - first + after - before
     return found

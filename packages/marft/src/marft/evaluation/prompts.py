@@ -1,4 +1,4 @@
-"""Prompts of recorded actions as words, where the tokenizer of the run's model is at hand."""
+"""Decoded prompts for recorded actions, given a local tokenizer for the run's model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ FILE = "tokenizer.json"
 
 
 class Recorded:
-    """What a run's written recipe says of its agents and models, read as a plain table: parts that it names need not be
-    there any more."""
+    """Agents and models in a run's saved recipe.
+
+    The recipe is read as a plain table, so the plugins that it names need not be installed.
+    """
 
     def __init__(self, config: Path) -> None:
         try:
@@ -28,28 +30,28 @@ class Recorded:
 
     @property
     def answering(self) -> set[str]:
-        """Roles of the agents whose text is the team's answer."""
+        """Roles marked with ``answers`` in the recipe."""
         agents = self._table.get("agents")
         listed = [agent for agent in agents if isinstance(agent, dict)] if isinstance(agents, list) else []
         return {str(agent.get("role")) for agent in listed if agent.get("answers") is True}
 
     def prompt(self, action: Action, known: int = 0) -> str | None:
-        """What an agent saw, control tokens included; None where no tokenizer is at hand.
+        """Decode an action's prompt with its control tokens. The result is None without a local tokenizer.
 
         Args:
-            known: tokens at its beginning that are left out.
+            known: number of leading tokens to omit.
         """
         tokenizer = self.tokenizer(action.policy)
         return str(tokenizer.decode(action.prompt[known:].tolist(), skip_special_tokens=False)) if tokenizer else None
 
     def tokenizer(self, policy: str) -> Tokenizer | None:
-        """What a policy is spoken to with; None where it is not at hand."""
+        """Return a policy's tokenizer. The result is None if the tokenizer is not available locally."""
         if policy not in self._tokenizers:
             self._tokenizers[policy] = _tokenizer(self._model(policy))
         return self._tokenizers[policy]
 
     def _model(self, policy: str) -> Mapping[str, object]:
-        """The model whose tokenizer a policy is spoken to with: for a remote one its reader's."""
+        """Return the model that provides a policy's tokenizer; for a remote policy, its reader model."""
         models = _at(self._table, "models")
         model = _at(models, str(_at(self._table, "policies", policy).get("model")))
         if not isinstance(model.get("endpoint"), dict):
@@ -66,7 +68,7 @@ def _at(table: Mapping[str, object], *keys: str) -> Mapping[str, Any]:
 
 
 def _tokenizer(model: Mapping[str, Any]) -> Tokenizer | None:
-    """From the model's folder, or from what was fetched of the hub before; nothing is fetched for it."""
+    """Load a tokenizer from the model's folder or from the local hub cache, without a download."""
     path = resolve_path(str(model.get("path", "")))
     file: object = Path(path) / FILE
     if path and not Path(path).exists():
@@ -75,11 +77,11 @@ def _tokenizer(model: Mapping[str, Any]) -> Tokenizer | None:
 
         try:
             file = try_to_load_from_cache(path, FILE, revision=model.get("revision"))
-        except HFValidationError:  # no id
+        except HFValidationError:  # not a repository ID
             return None
     if not isinstance(file, str | Path) or not Path(file).is_file():
         return None
     try:
         return Tokenizer.from_file(str(file))
-    except Exception:  # noqa: BLE001  the package raises Exception itself; without a tokenizer the texts are shown
+    except Exception:  # noqa: BLE001  tokenizers raises Exception itself; without a tokenizer, the texts are shown
         return None

@@ -1,4 +1,4 @@
-"""What is new in the prompt of an agent that remembers."""
+"""New content in the prompt of an agent with memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from marft.common.types import Action
 
 
 def known_tokens(action: Action, by_id: Mapping[str, Action]) -> int:
-    """How many of the first tokens of a prompt are the ids of the action that it goes on from, with its prompt.
+    """Return the number of leading prompt tokens already known from the previous action.
 
-    0 where it goes on from none, or not by its ids.
+    These tokens repeat the exact IDs of that action and its prompt. The number is 0 if the prompt continues no action,
+    or not by its exact IDs.
     """
     before = by_id.get(action.continues[-1]) if action.continues else None
     if before is None or action.restarted:
@@ -23,7 +24,10 @@ def known_tokens(action: Action, by_id: Mapping[str, Action]) -> int:
 
 
 def newly_seen(action: Action, by_id: Mapping[str, Action]) -> list[str]:
-    """The actions that an agent saw, but for those that it had seen when it last acted: of its own, the last alone."""
+    """Return the actions that an agent saw since it last acted.
+
+    Of its own actions, only the last one is included.
+    """
     before = by_id.get(action.continues[-1]) if action.continues else None
     known = {*before.sees, *action.continues[:-1]} if before else set[str]()
     return [seen for seen in action.sees if seen not in known]

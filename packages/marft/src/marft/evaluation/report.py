@@ -1,4 +1,4 @@
-"""``report.html``: one self-contained page that shows what a run learned."""
+"""Self-contained HTML report of a run, ``report.html``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.written import read_headline
 
-MOST_COHORTS = 20  # of a field, on the page
+MOST_COHORTS = 20  # maximum number of cohorts of a field on the page
 
 
 def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
-    """Write the report of a run, from what its folder holds; other runs are shown beside its own results."""
+    """Write a run's report from its folder, with other runs beside its own results."""
     recipe, metrics, evaluations = folder.read_recipe(), folder.read_metrics(), folder.read_evaluations()
     rows = gains_of([folder, *against])
     recorded = Recorded(folder)
@@ -62,7 +62,7 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         curves=first_curves(metrics),
         others=other_curves(metrics),
         samples=_evaluated(evaluations) or recorded.samples(),
-        # last, for it names what could not be read above
+        # last, because the calls above collect the unreadable files
         damaged=[f"metrics.jsonl: {problem}" for problem in folder.metrics_problems()] + recorded.problems,
         recipe=masked_recipe(folder.config.read_text(encoding="utf-8")),
     )
@@ -70,28 +70,28 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
 
 
 def by_name(folders: Sequence[RunFolder]) -> dict[str, list[dict[str, Any]]]:
-    """The rows of several logs, by the names of their runs; where two have one name, by where they are."""
+    """Return the rows of several metrics logs by run name, or by path for runs with the same name."""
     names = Counter(folder.path.name for folder in folders)
     called = [str(folder.path) if names[folder.path.name] > 1 else folder.path.name for folder in folders]
     return {name: folder.read_metrics() for name, folder in zip(called, folders, strict=True)}
 
 
 def _cohorts(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, list[Cohort]]:
-    """Metrics by cohorts, by field; [] where it has too many of them for a page."""
+    """Return metrics by cohort for each field; [] for a field with too many cohorts for a page."""
     by_field = {field: by_cohort(evaluations, field) for field in shared_fields(evaluations)}
     return {field: cohorts if len(cohorts) <= MOST_COHORTS else [] for field, cohorts in by_field.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A task, and what the team made of it at one time or several."""
+    """Task with the team's attempts."""
 
     task: str
-    attempts: Sequence[tuple[str, Mapping[str, object]]]  # when it was, and the episode
+    attempts: Sequence[tuple[str, Mapping[str, object]]]  # label of the time, and the episode
 
 
 def _evaluated(evaluations: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """The same held-out tasks before and after, sampled where that was evaluated."""
+    """Return held-out tasks before and after training, from sampled evaluations if any exist."""
     own = [e for e in evaluations if not e["shuffled_messages"] and e.get("examples")]
     sampled = [e for e in own if e["mode"] == "sampled"] or own
     ordered = sorted(sampled, key=lambda e: (e["checkpoint"] != "base", e["checkpoint"]))
@@ -104,7 +104,7 @@ def _evaluated(evaluations: Sequence[Mapping[str, Any]]) -> list[Sample]:
 
 
 class Recorded:
-    """Training episodes as far as they were recorded, and what could not be read."""
+    """Recorded training episodes, with the problems of unreadable files."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._files = folder.recorded_steps()
@@ -112,14 +112,14 @@ class Recorded:
         self._newest = [episode for file in self._files[-1:] for episode in self._read(file)]
 
     def reasons(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-        """Why episodes could not be scored, and how many it was each time."""
+        """Return the reasons for unscored episodes, each with its number of episodes."""
         steps = {row["step"] for row in rows if row.get("episodes_dropped")}
         older = [episode for file in self._files[:-1] if step_of(file) in steps for episode in self._read(file)]
         newest = self._newest if self._files and step_of(self._files[-1]) in steps else []
         return dropped([*older, *newest])
 
     def samples(self) -> list[Sample]:
-        """Episodes of the newest step, each of another task."""
+        """Return an episode for each task in the newest step."""
         tasks = {episode.task.id: episode for episode in self._newest if episode.scored}
         return [
             Sample(episode.transitions[0].observation.whole, [(f"training, {self._files[-1].stem}", example(episode))])
@@ -127,7 +127,7 @@ class Recorded:
         ]
 
     def graph(self) -> Markup | None:
-        """An episode of the newest step as a picture: the first one in which most agents acted."""
+        """Draw the first episode in the newest step with the largest number of acting agents, or return None."""
         acted = [episode for episode in self._newest if episode.scored and episode.actions]
         most = max(acted, key=lambda episode: len({action.agent for action in episode.actions}), default=None)
         return svg(draw(most)) if most else None

@@ -1,4 +1,4 @@
-"""A frozen set of scenarios: which tasks are played, how often, in which modes, under which seed; a JSON file."""
+"""Frozen set of scenarios, a JSON file with tasks, modes, number of attempts and seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from marft.evaluation.evaluate import DIGEST, Mode
 
 FORMAT = "scenarios of MARFT, 1"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
-NAMED = 5  # tasks that an error names
+NAMED = 5  # maximum number of tasks in an error message
 Split = Literal["train", "validation", "test"]
 
 
@@ -37,7 +37,7 @@ class _Scenario(_Strict):
 
 
 class _Written(_Strict):
-    """What a file of scenarios holds, type by type."""
+    """Schema for scenario files."""
 
     format: Literal["scenarios of MARFT, 1"]
     environment: str
@@ -51,13 +51,12 @@ class _Written(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """A set of scenarios.
+    """Frozen set of scenarios.
 
     Args:
-        name: the file's, which evaluations on it bear.
-        environment: what it is called.
-        digests: of the tasks, by their ids, in the order in which they are played: of id, prompt, and what of the data
-            is plain.
+        name: name of the file, included in the names of evaluations.
+        environment: name of the environment.
+        digests: digest of each task by ID, in playing order; covers the ID, the prompt and the plain part of the data.
     """
 
     name: str
@@ -70,7 +69,7 @@ class Scenarios:
 
     @property
     def digest(self) -> str:
-        """Of all that is in it, but for its name: two evaluations with the same one are of the same scenarios."""
+        """Digest of the contents without the name; equal digests mean equal scenarios."""
         return hashlib.sha256(json.dumps(self._table()).encode()).hexdigest()
 
     def _table(self) -> dict[str, object]:
@@ -81,17 +80,17 @@ class Scenarios:
         }  # fmt: skip
 
     def write(self, path: Path) -> None:
-        """Write the file: the same bytes for the same set, a task a line."""
+        """Write the file with one task a line; equal sets give equal bytes."""
         head = {**self._table(), "digest": self.digest}
         tasks = ",\n".join(f"    {json.dumps(task)}" for task in head.pop("tasks"))  # type: ignore[attr-defined]
         lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
         atomic.write_file(path, f'{{\n{lines},\n  "tasks": [\n{tasks}\n  ]\n}}\n')
 
     def tasks(self, run: RunSettings) -> list[Task]:
-        """The tasks, as the environment of a run has them.
+        """Return the tasks from the environment of a run.
 
         Raises:
-            ValueError: it has others under their ids, or none; the message says which.
+            ValueError: tasks are missing or differ from the digests; the message names them.
         """
         there = {task.id: task for task in tasks_of(run.environment, self.split)}
         missing = [task for task in self.digests if task not in there]
@@ -109,14 +108,14 @@ class Scenarios:
 def freeze(
     run: RunSettings, name: str, split: Split, number: int, by: str, modes: Sequence[Mode], attempts: int
 ) -> Scenarios:
-    """A set of the first tasks of a split.
+    """Return a set with the first tasks of a split.
 
     Args:
-        number: of tasks.
-        by: a field of theirs: of each of its values as many as there can be; "" takes them in their order.
+        number: number of tasks.
+        by: a field of the tasks; the set is balanced over its values as far as possible. "" keeps the task order.
 
     Raises:
-        ValueError: there are no such tasks, they have no such field, or the name is none of a set.
+        ValueError: the tasks have no such field, or the name is invalid.
     """
     check_name(name)
     tasks = [*tasks_of(run.environment, split)]
@@ -129,7 +128,7 @@ def read_scenarios(path: Path) -> Scenarios:
     """Read a file of scenarios.
 
     Raises:
-        ValueError: it is none, or was changed by hand.
+        ValueError: the file is invalid or was changed after it was written.
     """
     check_name(path.stem)
     try:
@@ -151,9 +150,10 @@ def read_scenarios(path: Path) -> Scenarios:
 
 
 def check_name(name: str) -> None:
-    """
+    """Check a scenario set's name.
+
     Raises:
-        ValueError: evaluations cannot bear it.
+        ValueError: the name cannot be part of an evaluation's file name.
     """
     if not NAME.fullmatch(name):
         raise ValueError(
@@ -163,7 +163,7 @@ def check_name(name: str) -> None:
 
 
 def _balanced(tasks: Sequence[Task], by: str) -> list[Task]:
-    """Tasks in turns of the values of a field."""
+    """Return the tasks in round-robin order over the values of a field."""
     cohorts = cohorts_of(fields_of(tasks), by).values()
     groups = [[task for task in tasks if task.id in cohort] for cohort in cohorts]
     return [task for turn in zip_longest(*groups) for task in turn if task is not None]

@@ -1,4 +1,4 @@
-"""One evaluation session: several checkpoints of a run, and its untuned base, on the same held-out tasks."""
+"""Evaluation session: several checkpoints and the untuned base on the same held-out tasks."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from marft.rollout.workers.rollouts import WorkerRollouts
 
 BASE = "base"
-PLAYS = {  # of a recipe, what decides what is played
+PLAYS = {  # keys of a recipe that determine the episodes
     "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards", "engine", "seed",
 }  # fmt: skip
-LIMITS = {"max_live_episodes", "max_steps", "timeout_seconds"}  # of its rollout
+LIMITS = {"max_live_episodes", "max_steps", "timeout_seconds"}  # keys of its rollout that determine the episodes
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Where evaluations are kept, and whether what is kept there is used.
+    """Storage of evaluations.
 
     Args:
-        folder: of evaluations.
-        again: play anew what is there.
+        folder: folder of evaluations.
+        again: play again even if an evaluation is saved.
     """
 
     folder: Path
@@ -66,23 +66,25 @@ def evaluate_checkpoints(
     scenarios: Scenarios | None = None,
     reorganized: Mapping[str, Any] = {},
 ) -> list[Evaluation]:
-    """Evaluate each checkpoint in each mode, once, by however many names it was asked for. Where all of it is kept, and
-    models are read from the files that they were read from before, none is loaded, and nothing is written.
+    """Evaluate each checkpoint once in each mode.
+
+    If all evaluations are saved and the model files are unchanged, no model is loaded and nothing is written.
 
     Args:
-        checkpoints: ``base``, ``last``, ``best`` or ``step_000050``.
+        checkpoints: ``base``, ``last``, ``best`` or names such as ``step_000050``; several names of one checkpoint
+            count once.
         shuffled_too: evaluate again with messages of other tasks.
-        note: told which checkpoint goes by several of these names, and what of what was kept is damaged.
-        check: sees what the models are known by before anything is played; what it raises is raised.
-        attempts: at each task.
-        keeping: None plays everything, and keeps nothing.
-        scenarios: in the place of modes, tasks and attempts.
-        reorganized: what of the run's team is another than it was trained as, which its evaluations say.
+        note: receives messages about checkpoints with several names, and about damaged saved files.
+        check: receives the digests of the models before play; its exceptions propagate.
+        attempts: number of attempts at each task.
+        keeping: storage of evaluations; None plays everything and saves nothing.
+        scenarios: replaces modes, tasks and attempts.
+        reorganized: differences between the evaluated team and the trained team, recorded in the evaluations.
 
     Raises:
-        ValueError: a checkpoint is not there or damaged, the test split is empty, messages were to be shuffled of
-            a program, or of a team that passes none on, tasks are not those of the scenarios, another process evaluates
-            there, or what has to be played cannot be kept there.
+        ValueError: a checkpoint is missing or damaged; the test split is empty; tasks differ from the scenarios.
+        ValueError: messages cannot be shuffled, because the team is a program or passes no messages.
+        ValueError: another process evaluates into the same folder; episodes cannot be saved there.
     """
     if shuffled_too and run.team.own_words:
         raise ValueError("messages cannot be shuffled: the team is a program, which passes them on itself")
@@ -118,17 +120,17 @@ def evaluate_checkpoints(
 
 
 def opened(run: RunSettings) -> LocalRollouts | WorkerRollouts:
-    """What plays a run, and torch, which is imported here alone."""
+    """Open the rollouts of a run without helpers; imports PyTorch."""
     from marft.rollout.rollouts import open_rollouts
 
     return open_rollouts(without_helpers(run))
 
 
 def tasks_asked(run: RunSettings, tasks: int, scenarios: Scenarios | None) -> list[Task]:
-    """The first held-out tasks, or those of the scenarios.
+    """Return the first held-out tasks, or those of the scenarios.
 
     Raises:
-        ValueError: there are none, or others than the scenarios name.
+        ValueError: the split is empty, or its tasks differ from those of the scenarios.
     """
     return [*tasks_of(run.environment, "test")[:tasks]] if scenarios is None else scenarios.tasks(run)
 
@@ -138,11 +140,11 @@ Found = tuple[Evaluation, list[Episode]]
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What all evaluations of a session have in common."""
+    """Shared state for the evaluations in a session."""
 
     run: RunSettings
-    models: Mapping[str, str]  # digests
-    paths: Mapping[str, Path | None]  # of checkpoints; None is the base
+    models: Mapping[str, str]  # model digests
+    paths: Mapping[str, Path | None]  # paths of checkpoints; None is the base
     tasks: Sequence[Task]
     attempts: int
     keeping: Keeping | None
@@ -150,13 +152,16 @@ class _Table:
     advance: Advance
     note: Callable[[str], None]
     reorganized: Mapping[str, Any]
-    kept: list[str] = field(default_factory=list)  # names of what was read instead of played
+    kept: list[str] = field(default_factory=list)  # names of the evaluations that were read instead of played
 
     def all_kept(
         self, models: Mapping[str, str], asked: Sequence[tuple[str, Mode]], shuffled_too: bool,
         tools: Definitions | None = None,
     ) -> list[Evaluation] | None:  # fmt: skip
-        """All evaluations as they are kept; None where one is not, or is damaged, or was played with other tools."""
+        """Return every evaluation from storage.
+
+        The result is None if any evaluation is missing, is damaged or was played with other tools.
+        """
         silent = replace(self, models=models, note=lambda _: None, advance=lambda _=None: None, kept=[])
         results = []
         for name, mode in asked:
@@ -173,7 +178,7 @@ class _Table:
     def found(
         self, rollouts: LocalRollouts | WorkerRollouts, asked: Sequence[tuple[str, Mode]], shuffled_too: bool
     ) -> list[Evaluation]:
-        """All evaluations, of which those are played that are not kept."""
+        """Return every evaluation, playing unsaved ones."""
         results, in_place = list[Evaluation](), None
         tools = definitions_of(rollouts.team)
         for name, mode in asked:
@@ -190,11 +195,11 @@ class _Table:
     def read(
         self, name: str, mode: Mode, donors: Sequence[Episode] | None, tools: Definitions | None = None
     ) -> Found | None:
-        """One evaluation, where it is kept.
+        """Return a saved evaluation with its episodes. The result is None if the evaluation has to be played.
 
         Args:
-            donors: whose messages agents see instead of their own.
-            tools: what agents are told of them now; what was played with other ones is played again.
+            donors: episodes with the messages that agents see instead of their own team's.
+            tools: current tool definitions; evaluations with other definitions are played again.
         """
         if self.keeping is None or self.keeping.again:
             return None
@@ -213,7 +218,7 @@ class _Table:
         return replace(self._summed(name, mode, donors, episodes), tools=told), episodes
 
     def play(self, rollouts: Rollouts, name: str, mode: Mode, donors: Sequence[Episode] | None) -> Found:
-        """One evaluation of weights that are in place, which is kept."""
+        """Play an evaluation with the loaded weights and save the result."""
         place = self._place(name, mode, donors is not None) if self.keeping else None
         if place and self.keeping:
             place.begin(self.keeping.again)
@@ -254,12 +259,12 @@ class _Table:
 def played_key(
     run: RunSettings, models: Mapping[str, str], path: Path | None, tasks: Sequence[Task], how: object
 ) -> str:
-    """A digest of all that decides what is played.
+    """Return a digest over the inputs that determine the episodes.
 
     Args:
-        models: digests.
-        path: of the checkpoint; None for the base.
-        how: it is played, as JSON has it.
+        models: digests of the models.
+        path: folder of the checkpoint; None for the base.
+        how: playing conditions, as JSON values.
     """
     table: dict[str, Any] = {
         "version": __version__,
@@ -278,11 +283,13 @@ def played_key(
 def put_in_place(
     rollouts: LocalRollouts | WorkerRollouts, path: Path | None, told: Mapping[str, str] | None = None
 ) -> None:
-    """Load the weights of a checkpoint, and tell agents what they were told there; None: what an untuned base has, and
-    the recipe says.
+    """Load the weights and the learned prompts of a checkpoint.
+
+    The base has its initial weights and the prompts of the recipe.
 
     Args:
-        told: by role, which trained agent's words it is told, where the team is another; None: its own.
+        path: folder of the checkpoint; None for the base.
+        told: for a reorganized team, the trained role whose prompt each role gets; None gives each role its own.
     """
     trained = rollouts.run.trained_policies
     for policy in trained:
@@ -297,7 +304,11 @@ def put_in_place(
 def checkpoints_named(
     run: RunSettings, folder: RunFolder | None, checkpoints: Sequence[str], note: Callable[[str], None]
 ) -> dict[str, Path | None]:
-    """The checkpoints that are asked for, each by its own name; None is the base."""
+    """Return checkpoint paths by canonical name. The path of the base is None.
+
+    Raises:
+        ValueError: a checkpoint is missing or damaged.
+    """
     paths: dict[str, Path | None] = {}
     asked: dict[str, list[str]] = {}
     for name in dict.fromkeys(checkpoints):
@@ -311,15 +322,15 @@ def checkpoints_named(
 
 
 def _under(run: RunSettings, seed: int) -> RunSettings:
-    """The run under another seed."""
+    """Return the run with another seed."""
     return run if run.seed == seed else run.model_copy(update={"seed": seed})
 
 
 def find_checkpoint(run: RunSettings, folder: RunFolder | None, name: str) -> Path | None:
-    """The folder of a checkpoint; None for the untuned base.
+    """Return the folder of a checkpoint; None for the untuned base.
 
     Raises:
-        ValueError: it is not there, or damaged.
+        ValueError: the checkpoint is missing or damaged.
     """
     if name == BASE:
         return None

@@ -1,4 +1,4 @@
-"""Shares of tasks that were attempted several times, with intervals that draw tasks and not attempts."""
+"""Shares over tasks with several attempts, with intervals clustered by task."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Interval = tuple[float, float]
 
 
 def clustered(shares: Sequence[Ratio], attempts: int, z: float = Z95) -> tuple[float, Interval] | None:
-    """A share over tasks, ``p = Σ a / Σ n``, and its 95 % interval; None where it is out of nothing.
+    """Return a share over tasks, ``p = Σ a / Σ n``, and its 95 % interval; None if the denominator is 0.
 
-    Attempts at one task are alike, and count for less than as many tasks: Wilson's interval of the effective number of
-    trials (:func:`~marft.evaluation.intervals.effective_trials`), where ``v = N/(N−1) Σ (a − p n)² / (Σ n)²`` is the
-    variance between tasks; at least the number of tasks, at most that of attempts. With one attempt each that is
-    Wilson's interval.
+    Attempts at the same task are correlated, so they count less than attempts at different tasks. The interval is
+    Wilson's for the effective number of trials (:func:`~marft.evaluation.intervals.effective_trials`). The variance
+    between tasks is ``v = N/(N−1) Σ (a − p n)² / (Σ n)²``. The effective number is at least the number of tasks and at
+    most that of attempts. With one attempt each, this is Wilson's interval.
 
     >>> share, (low, high) = clustered([Ratio(1, 2)] * 50 + [Ratio(2, 2)] * 50, 2)
     >>> share, round(low, 3), round(high, 3)
     (0.75, 0.686, 0.805)
 
     Args:
-        shares: of each task, from 0 to its ``out_of``.
-        attempts: at each task, at most.
-        z: how many deviations the interval reaches, in place of those of 95 %.
+        shares: ratio of each task, with an amount from 0 to its ``out_of``.
+        attempts: maximum number of attempts at a task.
+        z: half-width of the interval in standard deviations; the default is that of a 95 % interval.
     """
     shares = [share for share in shares if share.out_of]
     tasks, total = len(shares), Ratio.total(shares)
@@ -41,11 +41,13 @@ def clustered(shares: Sequence[Ratio], attempts: int, z: float = Z95) -> tuple[f
 
 
 def passes(counts: Mapping[str, tuple[int, int]], attempts: int) -> dict[str, dict[str, Ratio]]:
-    """By task, ``pass@k`` and ``pass^k`` for ``k`` = 2, 4, 8, … and the number of attempts, and ``avg@k`` for that
-    number; of tasks with as many attempts whose success is known. Nothing where a task is attempted once.
+    """Return ``pass@k``, ``pass^k`` and ``avg@k`` for each task.
+
+    ``k`` is 2, 4, 8, … and the number of attempts; ``avg@k`` has the number of attempts only. pass@k and pass^k of a
+    task need at least ``k`` attempts with known success. The result is empty with one attempt a task.
 
     Args:
-        counts: by task, attempts whose success is known, and those that solved it.
+        counts: for each task, the number of attempts with known success, and the number of solved ones.
     """
     wanted = sorted({2**power for power in range(1, attempts.bit_length())} | {attempts} - {1})
     found: dict[str, dict[str, Ratio]] = {}

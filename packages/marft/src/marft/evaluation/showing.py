@@ -1,20 +1,20 @@
-"""Actions and episodes as reports show them."""
+"""JSON representation of actions and episodes for reports."""
 
 from __future__ import annotations
 
 from marft.common.types import Action, Episode
 
-EXAMPLES = 6  # episodes that an evaluation keeps whole
+EXAMPLES = 6  # number of episodes that an evaluation keeps in full
 
 
 def shown(action: Action) -> dict[str, object]:
-    """What an agent used and said, for a page or a JSON file."""
+    """Return an action's tool calls and text for a page or a JSON file."""
     calls = [f"{call.name or 'unreadable call'} {call.arguments} → {call.output}" for call in action.calls]
     return {"agent": action.agent, "step": action.step, "calls": calls, "text": action.text}
 
 
 def example(episode: Episode) -> dict[str, object]:
-    """A scored episode, for a page or a JSON file."""
+    """Return a scored episode for a page or a JSON file."""
     return {
         "task": episode.task.id,
         "observation": episode.transitions[0].observation.whole,

@@ -1,4 +1,7 @@
-"""Which recorded episodes are read, and how one task went over the steps. Needs neither data, rewards nor models."""
+"""Selection among recorded episodes, and the history of a task over the steps.
+
+The functions need no task data, rewards or models.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 def ordered(episodes: Sequence[Episode], order: Order) -> list[Episode]:
-    """Episodes as they were recorded; by what they earned, where they were scored; or those that were not.
+    """Return the episodes in recorded order, by reward (scored ones only), or the unscored ones.
 
     Raises:
-        ValueError: there is no such order.
+        ValueError: the order is invalid.
     """
     if order not in ORDERS:
         raise ValueError(f"order {order!r} is none of {', '.join(map(repr, ORDERS))}")
@@ -35,22 +38,25 @@ def ordered(episodes: Sequence[Episode], order: Order) -> list[Episode]:
 
 
 def dropped(episodes: Sequence[Episode]) -> list[tuple[str, int]]:
-    """Why episodes could not be scored, and how many it was each time, the most frequent reason first."""
+    """Return the reasons for unscored episodes with their counts, the most frequent first."""
     reasons = Counter(f"{one_line(e.status)}: {one_line(e.error)}" for e in episodes if not e.scored)
     return reasons.most_common()
 
 
 def answer_of(episode: Episode, answering: Collection[str]) -> str:
-    """The text that answered: the last of an agent that does, else the last of all; "" where nobody said anything."""
+    """Return the answer: the last text of an answering agent, else the last text; "" without actions."""
     texts = [action.text for action in episode.actions if action.agent in answering]
     return (texts or [action.text for action in episode.actions] or [""])[-1]
 
 
 def over_steps(folder: RunFolder, task: str) -> list[tuple[int, Episode]]:
-    """Every recorded attempt at a task, ``id`` or ``id#sample``, with its step, oldest first.
+    """Return every recorded attempt at a task with its step, oldest first.
+
+    Args:
+        task: ``id`` or ``id#sample``.
 
     Raises:
-        ValueError: it was never recorded.
+        ValueError: no recorded episode is an attempt at the task.
     """
     folder.recorded(0)
     found: list[tuple[int, Episode]] = []
@@ -63,21 +69,24 @@ def over_steps(folder: RunFolder, task: str) -> list[tuple[int, Episode]]:
 
 
 def read_of(path: Path, task: str) -> list[Episode]:
-    """Episodes of a file that may be attempts at a task, or all where none is named."""
+    """Read possible attempts at a task from a file.
+
+    The result may include other tasks' episodes. It has all episodes of the file if ``task`` is "".
+    """
     if "#" not in task:
         return read_episodes(path, task)
     return [*read_episodes(path, task), *read_episodes(path, task.rpartition("#")[0])]
 
 
 def attempts_at(episodes: Sequence[Episode], task: str) -> list[Episode]:
-    """Those of a task, ``id`` or ``id#sample``."""
+    """Return the attempts at a task, given as ``id`` or ``id#sample``."""
     return [e for e in episodes if task in (e.task.id, f"{e.task.id}#{e.sample}")]
 
 
 def difference(before: str, after: str, names: tuple[str, str]) -> list[str]:
-    """A unified diff of two texts, line by line; nothing where they are alike.
+    r"""Return a unified diff of two texts, line by line; empty for equal texts.
 
-    >>> difference("a\\nb", "a\\nc", ("step 1", "step 9"))[2:]
+    >>> difference("a\nb", "a\nc", ("step 1", "step 9"))[2:]
     ['@@ -1,2 +1,2 @@', ' a', '-b', '+c']
     """
     return list(unified_diff(before.split("\n"), after.split("\n"), *names, lineterm=""))

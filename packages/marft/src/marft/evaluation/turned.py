@@ -1,4 +1,4 @@
-"""Which tasks a team newly fails and newly solves, by name."""
+"""Tasks with changed outcomes: newly failed and newly solved."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import NamedTuple
 from marft.common.texts import one_line
 from marft.evaluation.trajectories.ratio import Ratio
 
-NAMED = 5  # tasks of a kind that a sentence names
+NAMED = 5  # maximum number of tasks of each kind in a sentence
 
 
 class Turned(NamedTuple):
-    """Tasks that both sides have: those that only the first solved, and those that only the second did."""
+    """Tasks on both sides with a changed outcome.
+
+    Args:
+        failed: tasks solved before only.
+        solved: tasks solved after only.
+    """
 
     failed: Sequence[str]
     solved: Sequence[str]
 
     @property
     def sentence(self) -> str:
-        """Both, counted, and a few of each by name; "" where no task turned.
+        """Number and some names of newly failed and newly solved tasks; "" if no outcome changed.
 
         >>> Turned(["sum/3", "sum/8"], []).sentence
         'newly failed: 2 (sum/3, sum/8); newly solved: 0'
@@ -30,7 +35,9 @@ class Turned(NamedTuple):
 
 
 def turned(before: Mapping[str, Ratio], after: Mapping[str, Ratio]) -> Turned:
-    """Of the accuracy of each task. One is solved in half of its attempts or more.
+    """Return the tasks with changed outcomes, from the accuracy of each task.
+
+    A task is solved if at least half of its attempts are.
 
     >>> turned({"a": Ratio(1, 1), "b": Ratio(1, 4)}, {"a": Ratio(0, 1), "b": Ratio(2, 4)})
     Turned(failed=['a'], solved=['b'])

@@ -1,1 +1,1 @@
-"""Parts and a script to learn from, importable as they stand: ``marft.examples.plugins:Median``."""
+"""Example plugins and a demo script, ready to import: ``marft.examples.plugins:Median``."""

@@ -1,9 +1,9 @@
-"""The demo: a reasoner and an actor learn to add up together, and what that was worth.
+"""Demo: a reasoner and an actor learn addition together, and a comparison shows the benefit.
 
-    python -m marft.examples.demo            # what `make demo` runs, in any folder
-    python -m marft.examples.demo --quick    # a few steps only, to see that everything works
+    python -m marft.examples.demo            # the same as `make demo`, in any folder
+    python -m marft.examples.demo --quick    # a few steps only, to check that everything works
 
-Each line that starts with ``$`` can be typed as it stands.
+Each line that starts with ``$`` is a command that you can run as shown.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 from marft.cli import commands, evaluating
 from marft.cli.console import in_bold
 
-RECIPE = Path("demo")  # bundled
+RECIPE = Path("demo")  # bundled recipe
 
 
 def main() -> None:
+    """Train the team and each agent alone, then compare the runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--output", type=Path, default=Path("runs"))
@@ -46,18 +47,21 @@ def main() -> None:
 
 
 def train(folder: Path, changes: list[str]) -> None:
+    """Print and run a training command."""
     options = ["--output", str(folder.parent), "--name", folder.name, *changes]
     say(f"marft train {RECIPE} --overwrite {' '.join(options)}")
     commands.train(RECIPE, options, resume=False, start_from=None, dry_run=False, overwrite=True)
 
 
 def evaluate(folder: Path, checkpoints: list[str], tasks: int, shuffled: bool) -> None:
+    """Print and run an evaluation command."""
     probe = " --shuffle-messages" if shuffled else ""
     say(f"marft eval {folder} --checkpoint {','.join(checkpoints)} --tasks {tasks}{probe}")
     evaluating.evaluate([folder], [], evaluating.Asked(checkpoints, tasks=tasks, shuffled=shuffled))
 
 
 def say(command: str) -> None:
+    """Print a command."""
     commands.console.print(in_bold(f"\n$ {command}"), soft_wrap=True)
 
 

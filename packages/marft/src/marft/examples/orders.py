@@ -1,7 +1,8 @@
-"""Orders of several lines, each a product that nobody works out without a tool: what the recipe ``playbook`` trains on.
+"""Order environment: products of three-digit numbers, one per line, to solve with a tool.
 
-A step shows one line. A right answer goes on to the next one, a wrong one shows the same again; an order is over when
-all lines are right, or after twice as many steps as it has lines. What metrics need to know is declared.
+The recipe ``playbook`` trains on this environment. A step shows one line. After a correct answer, the next line
+follows; after a wrong one, the same line again. An order ends when all lines are correct, or after twice as many
+steps as it has lines. The steps declare the values that metrics need.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def multiply(a: int, b: int) -> int:
 
 
 class Orders(EnvironmentPart):
-    """Orders whose lines are products of three-digit numbers; ``digits`` of a task is how long its largest one is."""
+    """Orders with products of three-digit numbers; a task's ``digits`` is the length of its largest product."""
 
-    lines: Count = 2  # of an order
+    lines: Count = 2  # lines per order
     train_tasks: Count = 2000
-    held_out_tasks: Count = 500  # in validation and test each
+    held_out_tasks: Count = 500  # orders in validation, and in test
 
     def tasks(self, split: Split) -> list[Task]:
-        """Orders of a split; no line of one is in another split."""
+        """Return the orders in a split; no line occurs in two splits."""
         lines = _lines(split)
         number = self.train_tasks if split == "train" else self.held_out_tasks
         orders = (tuple(islice(lines, self.lines)) for _ in range(number))
@@ -48,7 +49,8 @@ class Orders(EnvironmentPart):
             name, f"Work out this order: {prompt}.", {"lines": order, "digits": digits, "fewest_steps": self.lines}
         )
 
-    def start(self, task: Task, seed: int) -> OrderSession:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> OrderSession:  # noqa: ARG002  no randomness
+        """Return a new session."""
         return OrderSession(task.data["lines"])
 
 
@@ -59,10 +61,11 @@ class OrderSession:
         self.lines, self.done, self.steps = lines, 0, 0
 
     async def reset(self) -> Observation:
+        """Return the first line."""
         return self._shown()
 
     async def step(self, actions: JointAction) -> Step:
-        """Take the team's answer to the line that is shown."""
+        """Check the team's answer to the current line."""
         a, b = self.lines[self.done]
         said = stated_answer(text_said(actions.answer))
         right = said.replace(",", "").strip() == str(a * b)
@@ -75,14 +78,15 @@ class OrderSession:
             info={"progress": self.done / len(self.lines), "right_tools": ["multiply"]},
         )  # fmt: skip
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Do nothing."""
 
     def _shown(self) -> Observation:
         return Observation(LINE.format(*self.lines[self.done]))
 
 
 def _lines(split: Split) -> Iterator[tuple[int, int]]:
-    """Lines of a split, by their text, without end."""
+    """Yield lines for a split, assigned by their text, without end."""
     random = Random(derive_seed(0, "orders", split))
     while True:
         a, b = random.randint(100, 999), random.randint(100, 999)

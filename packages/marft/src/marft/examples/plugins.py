@@ -1,4 +1,4 @@
-"""One of each part that a package can add: an environment, an organization, a credit, an objective.
+"""Example plugins, one of each kind: an environment, an organization, a credit assignment, an objective.
 
 marft train demo --environment "{ name = 'marft.examples.plugins:Guess', highest = 20 }"
 """
@@ -21,26 +21,32 @@ from marft.trainer.interfaces import CreditInputs, Credits, LossInputs, LossOutp
 
 
 class Guess(EnvironmentPart):
-    """Guess a number; a wrong guess may be followed by nine others."""
+    """Guess a number, with at most ten attempts."""
 
     highest: int = 10
 
     def tasks(self, split: Split) -> list[Task]:
+        """Return the tasks in a split, one per number."""
         numbers = {"train": range(1, self.highest - 1), "validation": [self.highest - 1], "test": [self.highest]}[split]
         return [Task(f"guess/{n}", f"Guess my number, from 1 to {self.highest}.", {"number": n}) for n in numbers]
 
-    def start(self, task: Task, seed: int) -> GuessSession:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> GuessSession:  # noqa: ARG002  no randomness
+        """Return a new session."""
         return GuessSession(task)
 
 
 class GuessSession:
+    """One attempt at a number."""
+
     def __init__(self, task: Task) -> None:
         self.task, self.left = task, 10
 
     async def reset(self) -> Observation:
+        """Return the task."""
         return Observation(self.task.prompt)
 
     async def step(self, actions: JointAction) -> Step:
+        """Check the team's guess."""
         right = text_said(actions.answer) == str(self.task.data["number"])
         self.left -= 1
         return Step(Observation("Wrong. Guess again."), float(right), terminated=right or not self.left, success=right)
@@ -50,19 +56,21 @@ class GuessSession:
 
 
 class Vote(OrganizationPart):
-    """Everyone drafts at the same time, and the agent called ``judge`` decides."""
+    """All agents draft concurrently, and the agent called ``judge`` decides."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run one step."""
         drafts = await asyncio.gather(*(agent(observation) for agent in agents if agent.role != "judge"))
         return JointAction(answer=await agents.judge(observation, sees=drafts))
 
 
 class Median(CreditPart):
-    """R − the median of the attempts at the same task: one lucky attempt does not move the baseline."""
+    """R − the median over attempts at the same task: one lucky attempt does not move the baseline."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
     def assign(self, inputs: CreditInputs) -> Credits:
+        """Return the advantage of each action, shape [A]."""
         returns = team_returns(inputs)
         advantages = np.zeros_like(returns)
         for group in members([episode.task.id for episode in inputs.episodes]):

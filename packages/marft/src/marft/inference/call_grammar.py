@@ -1,6 +1,7 @@
-"""Grammars of answers that a client asks for: calls of its tools, as a model's own chat template writes them, or JSON.
+"""Grammars for client-constrained answers: tool calls in the model's own format, or JSON.
 
-Two calls of a probe are rendered, and what stands before, between and after their names and arguments is the format.
+The tool-call format comes from the chat template. The template renders two probe calls. The text before, between and
+after their names and arguments is the format.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ GIVEN = json.loads(PROBE_CALL.arguments)
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How a turn that calls tools is written: ``opening``, then calls with ``between`` them, then ``closing``.
+    """Text format for a turn with tool calls: ``opening``, calls separated by ``between``, ``closing``.
 
     Args:
-        call: the text of a call around its name and its arguments: before the first of them, between them, after both.
+        call: fixed text of one call in three parts: before the first field, between the two fields, after the second.
+            The fields are the tool's name and its arguments.
         name_first: whether the name comes before the arguments.
-        between: None where a turn makes one call alone.
+        between: text between two calls. None if the template allows only one call a turn.
     """
 
     opening: str
@@ -45,10 +47,10 @@ class CallFormat:
 
     @staticmethod
     def of(format: Format) -> CallFormat:
-        """Read it off a chat template.
+        """Derive the format from a chat template.
 
         Raises:
-            ValueError: calls are not written as JSON.
+            ValueError: the template cannot render tool calls, or it does not write them as JSON.
         """
         try:
             once = _said(format, 1)
@@ -63,7 +65,7 @@ class CallFormat:
         between = None
         try:
             twice = _said(format, 2)
-        except CANNOT_RENDER:  # one call a turn
+        except CANNOT_RENDER:  # the template allows only one call a turn
             twice = ""
         pair = list(_calls_in(twice))
         if len(pair) == 2:
@@ -72,7 +74,11 @@ class CallFormat:
         return CallFormat(once[:start], call, name_first, between, once[stop:])
 
     def rules(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool], parallel: bool) -> list[str]:
-        """Rules of Lark's for a turn that calls one of these tools, or several: the first of them is ``calls``."""
+        """Return the Lark rules for a turn with one tool call, or several if ``parallel``; the start rule is ``calls``.
+
+        Raises:
+            ValueError: the parameter schema of a tool is not supported.
+        """
         before, middle, after = (_literal(tokenizer, text) for text in self.call)
         rules = []
         for number, tool in enumerate(tools):
@@ -89,10 +95,10 @@ class CallFormat:
 
 
 def grammar_of(format: Format, chat: Chat, constraint: Constraint) -> Grammar:
-    """What an answer to a chat must be.
+    """Return the grammar for the answer to a client's chat.
 
     Raises:
-        ValueError: the model's chat template does not write calls as JSON, or a schema cannot be held.
+        ValueError: the model's chat template does not write tool calls as JSON, or a schema is not supported.
     """
     if constraint.kind == "call":
         tools = [tool for tool in chat.tools if constraint.tool in ("", tool.name)]
@@ -107,11 +113,12 @@ def grammar_of(format: Format, chat: Chat, constraint: Constraint) -> Grammar:
 
 
 def _said(format: Format, count: int) -> str:
-    """The turn that makes so many calls, from where the prompt for it ends to its end."""
+    """Render a turn with ``count`` probe calls, from the end of the prompt up to the end-of-turn token."""
     calls = exchange("", [PROBE_CALL] * count)
     prompt = render_text(format, [ASKED], (PROBE,))
     whole = render_text(format, [ASKED, *calls], (PROBE,), begin=False)
-    if not whole.startswith(prompt):  # which may begin with an empty thought, that turns are shown without
+    # the prompt may start with an empty reasoning block, which rendered past turns do not have
+    if not whole.startswith(prompt):
         prompt = render_text(format, [ASKED], (PROBE,), begin=False) + header(format)
     if not whole.startswith(prompt):
         raise ValueError("it shows a turn that calls otherwise than one is asked for")
@@ -120,7 +127,7 @@ def _said(format: Format, count: int) -> str:
 
 
 def _calls_in(said: str) -> Iterator[tuple[int, int]]:
-    """Where the JSON of each call begins and ends."""
+    """Yield the start and end offset of the JSON of each call."""
     decoder, at = json.JSONDecoder(), 0
     while (at := said.find("{", at)) >= 0:
         try:
@@ -134,10 +141,10 @@ def _calls_in(said: str) -> Iterator[tuple[int, int]]:
 
 
 def _around(call: str) -> tuple[tuple[str, str, str], bool]:
-    """What of a call's JSON stands before, between and after its name and its arguments; whether the name is first.
+    """Split one call's JSON around its name and arguments, and return whether the name comes first.
 
     Raises:
-        ValueError: the arguments are no JSON object in it.
+        ValueError: the call does not contain the arguments as a JSON object.
     """
     given = re.search(r"\{[^{}]*\}", call)
     if call.count(NAMED) != 1 or given is None or json.loads(given[0]) != GIVEN:
@@ -150,7 +157,7 @@ def _around(call: str) -> tuple[tuple[str, str, str], bool]:
 
 
 def _literal(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """A text in Lark's words; control tokens in it are the tokens."""
+    """Convert text to Lark terminals; control tokens become token ids."""
     added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
     known = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
     parts = re.split(f"({known})", text) if known else [text]

@@ -1,8 +1,9 @@
-"""An event loop on a thread of its own, and all tensor work on the thread that waits for it.
+"""Event loop on a background thread; tensor work runs on the thread waiting for results.
 
-OpenMP keeps a pool of threads for every thread that computes. With an engine on one thread and a learner on another
-there are more of them than cores; they then sleep between operations instead of spinning, and small operations take
-several times as long. So the thread that learns lends itself to the engine while it waits for episodes.
+OpenMP keeps one thread pool for every thread that computes. With an engine on one thread and a learner on another, the
+pools have more threads than the machine has cores. The threads then sleep between operations instead of spinning, and
+small operations take several times as long. Therefore the learner's thread runs the engine's tensor work while it waits
+for episodes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 10.0  # for episodes that are cancelled to close their sessions
+GRACE_SECONDS = 10.0  # time that cancelled episodes get to close their sessions
 
 
 class Cancellable(Protocol):
-    """What runs in the background."""
+    """Background work with a future result."""
 
     @property
     def outcome(self) -> Future[Any]: ...
@@ -35,16 +36,16 @@ class Cancellable(Protocol):
 
 
 class Background(Generic[T]):
-    """A coroutine that runs on an event loop while its caller does something else."""
+    """Coroutine running on an event loop in the background."""
 
     def __init__(self, coroutine: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop) -> None:
-        self.outcome: Future[T] = Future()  # what came of it, once it holds nothing any more
+        self.outcome: Future[T] = Future()  # set after the coroutine has released its resources
         self._loop, self._cancelled = loop, False
         loop.call_soon_threadsafe(self._start, coroutine)
 
     def cancel(self) -> None:
-        """Have it let go of what it holds; its outcome is there when it has."""
-        if not self._cancelled:  # once: a second time would reach it while it does so
+        """Cancel the coroutine; ``outcome`` follows after its cleanup. Repeated calls do nothing."""
+        if not self._cancelled:  # a second cancellation would interrupt the coroutine's cleanup
             self._cancelled = True
             self._loop.call_soon_threadsafe(lambda: self._task.cancel())
 
@@ -61,10 +62,12 @@ class Background(Generic[T]):
 
 
 class CallerThreadExecutor(Executor):
-    """Runs coroutines on an event loop in the background; what is submitted meanwhile runs on the waiting thread.
+    """Executor for jobs on the waiting thread, with coroutines on a background event loop.
+
+    A submitted job runs on the thread that is in :meth:`wait_for`.
 
     Args:
-        cancel: ends what coroutines may wait for on other threads, when an interrupt cancels them.
+        cancel: callback that stops blocking waits on other threads, called when an interrupt cancels the coroutines.
 
     >>> executor = CallerThreadExecutor()
     >>> async def twice() -> int:
@@ -86,11 +89,11 @@ class CallerThreadExecutor(Executor):
 
     def _run(self) -> None:
         while not self._over:
-            with suppress(BaseException):  # of an organization's own task: asyncio lets SystemExit through
+            with suppress(BaseException):  # asyncio does not catch SystemExit from a task of an organization
                 self._loop.run_forever()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have ``fn`` run on the thread that is in :meth:`wait_for`."""
+        """Queue ``fn`` for the thread in :meth:`wait_for`."""
         future: Future[T] = Future()
 
         def job() -> None:
@@ -100,9 +103,9 @@ class CallerThreadExecutor(Executor):
                 return
             try:
                 future.set_result(fn(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001  whoever waits must hear of it
+            except Exception as error:  # noqa: BLE001  the future passes the error to the waiting code
                 future.set_exception(error)
-            except BaseException:  # an interrupt in the middle: nobody is to wait for what never comes
+            except BaseException:  # an interrupt: cancel the future, because no result will follow
                 future.set_exception(CancelledError())
                 raise
 
@@ -110,13 +113,17 @@ class CallerThreadExecutor(Executor):
         return future
 
     def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
-        """Run ``coroutine`` to its end, doing what is submitted → its result.
+        """Run a coroutine to completion while executing submitted jobs; return its result.
 
-        An interrupt cancels it: it has some seconds to let go of what it holds, and nothing is computed any more.
+        An interrupt cancels the coroutine. The coroutine then has ``GRACE_SECONDS`` to release its resources, and no
+        further job runs.
+
+        Raises:
+            Exception: error raised by the coroutine.
         """
 
         def ended() -> None:
-            """The last job of this call."""
+            """Sentinel: the last job in this call."""
 
         async def to_the_end() -> T:
             try:
@@ -132,28 +139,28 @@ class CallerThreadExecutor(Executor):
             outcome.cancel()
             deadline = time.monotonic() + GRACE_SECONDS
             while time.monotonic() < deadline and not self._serve(ended, POLL_SECONDS):
-                self._cancel()  # again and again: something may have been about to begin
+                self._cancel()  # repeated, because a new wait may have just started
             raise
         finally:
             self._cancelled = False
         return outcome.result()
 
     def begin(self, coroutine: Coroutine[object, object, T]) -> Background[T]:
-        """Run ``coroutine`` in the background. What it submits waits for a thread in :meth:`wait_for`."""
+        """Run a coroutine in the background. Its submitted jobs run during the next :meth:`wait_for`."""
         return Background(coroutine, self._loop)
 
     def end(self, begun: Sequence[Cancellable]) -> None:
-        """Cancel what runs in the background: it has some seconds to let go of what it holds."""
+        """Cancel background coroutines and wait up to ``GRACE_SECONDS`` for their cleanup."""
         for one in begun:
             one.cancel()
         deadline = time.monotonic() + GRACE_SECONDS
         left = {one.outcome for one in begun}
         while left and time.monotonic() < deadline:
-            self._cancel()  # again and again: something may have been about to begin
+            self._cancel()  # repeated, because a new wait may have just started
             left = wait(left, POLL_SECONDS).not_done
 
     def _serve(self, last: Job, patience: float | None) -> bool:
-        """Do what is submitted, up to the last job; False: for so many seconds there was nothing to do."""
+        """Run submitted jobs up to ``last``. Return False if the queue stays empty for ``patience`` seconds."""
         try:
             while (job := self._jobs.get(timeout=patience)) is not last:
                 job()

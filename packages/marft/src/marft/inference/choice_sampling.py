@@ -1,4 +1,4 @@
-"""Choosing from given options: all of them scored in one batched forward, then one number drawn."""
+"""Choice between given options: one batched forward scores every option, one uniform number draws."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from marft.models.running_rows import together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceRequest:
-    """One request: what to choose from, and the uniform number to choose with."""
+    """Request to choose one option, with the uniform number for the draw."""
 
     adapter: str | None
     prompt: TokenIds  # [P]
     options: Sequence[Option]
-    sampling: Sampling  # temperature 0 takes the likeliest; top-p and top-k count options
+    sampling: Sampling  # temperature 0 takes the likeliest option; top-p and top-k apply to options
     uniform: float
 
     @property
     def temperature(self) -> float:
-        """What scores are divided by."""
+        """Divisor for the scores; 1 for greedy requests."""
         return self.sampling.temperature or 1.0
 
     @property
     def tokens(self) -> int:
+        """Number of input tokens for this request: prompt and option, for every option."""
         return sum(len(self.prompt) + len(option.tokens) - 1 for option in self.options)
 
 
 @torch.inference_mode()
 def choose(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[Choice]:
-    """Choose for every request → the choices in the same order. Equal requests are scored once.
+    """Choose an option for every request, in the order of the requests. Equal requests share one scoring pass.
 
     Raises:
         ValueError: the backbone has no such adapter.
@@ -56,7 +57,8 @@ def choose(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[Choice
         same.setdefault((request.adapter, request.prompt.tobytes(), words, *limits), []).append(request)
     chosen: dict[int, Choice] = {}
     for group in in_batches(list(same.values()), lambda alike: alike[0].tokens, PREFILL_TOKENS):
-        table = _score(backbone, [alike[0] for alike in group]).cpu()  # one wait; what is drawn from it is little
+        # one device synchronization; the draw needs little data
+        table = _score(backbone, [alike[0] for alike in group]).cpu()
         for log_probs, alike in zip(table, group, strict=True):
             logs = log_probs[: len(alike[0].options)].float()
             uniforms = [request.uniform for request in alike]
@@ -66,10 +68,10 @@ def choose(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[Choice
 
 
 def drawn(options: Sequence[Option], logs: Tensor, sampling: Sampling, uniforms: Sequence[float]) -> list[Choice]:
-    """A choice for each of the uniform numbers.
+    """Draw one choice per uniform number.
 
     Args:
-        logs: ``log π`` of the options, [A], on the host.
+        logs: log-probabilities ``log π`` of the options, [A], on the CPU.
     """
     allowed = allowed_tokens(logs[None], [sampling])
     weights = logs.exp()[None] if allowed is None else logs.exp() * allowed
@@ -80,7 +82,13 @@ def drawn(options: Sequence[Option], logs: Tensor, sampling: Sampling, uniforms:
 
 @torch.inference_mode()
 def weigh(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[LogProbs]:
-    """``log P`` of the options of every request, at its temperature: of each its tokens' sum, [A]."""
+    """Return the log-probability of every option per request, [A], at the request's temperature.
+
+    The log-probability of an option is the sum over its tokens.
+
+    Raises:
+        ValueError: the backbone has no such adapter.
+    """
     for request in requests:
         backbone.refuse_unknown(request.adapter)
     found: list[LogProbs] = []
@@ -93,7 +101,7 @@ def weigh(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[LogProb
 
 
 def _score(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
-    """``log π`` of every option of every request, [C, longest request]."""
+    """Return ``log π`` for every option per request, [C, longest request]."""
     return ChoiceSets.of(
         [[len(option.tokens) for option in request.options] for request in requests],
         [[option.normaliser for option in request.options] for request in requests],
@@ -102,7 +110,7 @@ def _score(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
 
 
 def _token_log_probs(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
-    """Of the tokens of every option of every request, one after the other."""
+    """Return the log-probabilities of all option tokens, concatenated over requests and options."""
     pairs = [(request, option) for request in requests for option in request.options]
     sizes = [len(option.tokens) for _, option in pairs]
     packed = together(

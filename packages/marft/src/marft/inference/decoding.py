@@ -1,4 +1,7 @@
-"""A running batch on one backbone: rows of any policies come in, one token a step, finished rows leave at once."""
+"""Continuous batching on one backbone: requests join at each step and leave right after their last token.
+
+Every step samples one token for each row. Rows of different policies share the batch.
+"""
 
 from __future__ import annotations
 
@@ -26,61 +29,65 @@ from marft.models.packed_rows import PackedRows
 from marft.models.running_rows import CachedRows, running_rows
 
 PREFILL_TOKENS = 8192  # in one forward
-Alternatives = tuple[tuple[int, float], ...]  # ids and log-probs, likeliest first
-Teller = Callable[[int, float, Alternatives], None]  # is told each token, its log-prob and what else was likely
+Alternatives = tuple[tuple[int, float], ...]  # token ids and log-probabilities, likeliest first
+# callback per token: the token, its log-probability, the likeliest alternatives
+Teller = Callable[[int, float, Alternatives], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One request: what to sample from, and the uniform numbers to sample with (one a token)."""
+    """Sampling request: prompt and one uniform number per token."""
 
     adapter: str | None
     prompt: TokenIds  # [T]
     sampling: Sampling
     uniforms: np.ndarray  # [max_new_tokens], float32 in [0, 1)
-    tasks: str = ""  # the pass over tasks that it belongs to: others' prefixes are not its own
-    teller: Teller | None = None  # in place of the listener of ``sampling``
+    tasks: str = ""  # pass over tasks; cached prefixes are shared only within one pass
+    teller: Teller | None = None  # callback that replaces the listener of ``sampling``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finished:
+    """Result for one row: sampled tokens or an error."""
+
     row: Row
     tokens: TokenIds  # [T]
     log_probs: LogProbs  # [T]
     finish: Finish
     masks: Masks | None = None
-    forced: tuple[int, ...] = ()  # places at which a grammar allowed for one token
-    problem: str = ""  # why a grammar could not be held
-    alternatives: tuple[Alternatives, ...] = ()  # of each token, where they were asked for
-    error: Exception | None = None  # what the row raised; it has no tokens then
+    forced: tuple[int, ...] = ()  # positions where the grammar allowed exactly one token
+    problem: str = ""  # why the grammar could not be enforced; "" if it was
+    alternatives: tuple[Alternatives, ...] = ()  # per token, if requested
+    error: Exception | None = None  # error raised for this row; the row then has no tokens
 
     @staticmethod
     def failed(row: Row, error: Exception) -> Finished:
-        """A row that could not be sampled."""
+        """Return the result for a row with a sampling error."""
         return Finished(row, np.empty(0, np.int32), np.empty(0, np.float32), "length", error=error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Drawn:
-    """The next tokens of some rows."""
+    """Next tokens for a set of rows."""
 
     tokens: list[int]
     log_probs: list[float]
-    likeliest: dict[int, Alternatives]  # by place in the batch, of rows that ask for them
+    likeliest: dict[int, Alternatives]  # by batch index, for rows that request alternatives
 
 
 class RunningBatch:
-    """Rows 0..n-1 of every buffer are live. A finished row's slot is taken by the last row, so that it costs
-    nothing from the next step on.
+    """Running batch of rows; the live rows occupy slots 0..n-1 in every buffer.
 
-    A row that raises is finished with its error, and the others go on. What no row raises alone is raised here:
-    whoever catches it calls :meth:`reset`.
+    When a row finishes, the last row moves into its slot, so a finished row costs nothing from the next step on.
+
+    A row with an error finishes with that error, and the other rows continue. An error that no single row causes is
+    raised. The caller must then call :meth:`reset`.
 
     Args:
         stop_ids: tokens that end a turn.
-        spell: makes what spells one row's text, for stop strings.
-        prefix_bytes: what keys and values may take that are kept for rows to come; 0 keeps none.
-        holding: holds rows to their grammars, where any has one.
+        spell: factory of detokenizers, one per row, for stop strings.
+        prefix_bytes: size limit of the prefix cache, in bytes; 0 disables the cache.
+        holding: grammar masks; required if a row has a grammar.
     """
 
     def __init__(
@@ -97,14 +104,14 @@ class RunningBatch:
         self.running = running_rows(backbone)
         self.prefill = Prefill(backbone, self.running, prefix_bytes)
         self.rows: list[Row] = []
-        self.texts: dict[int, Text] = {}  # by id of the row: of those that have a grammar
-        self.alternatives: dict[int, list[Alternatives]] = {}  # by id of the row: of those that ask for them
-        self.tellers: dict[int, Teller] = {}  # by id of the row: of those that have one, or a listener
-        self.endings: dict[int, Ending] = {}  # by id of the row: of those that have stop strings
+        self.texts: dict[int, Text] = {}  # by id of the row, for rows with a grammar
+        self.alternatives: dict[int, list[Alternatives]] = {}  # by id of the row, for rows that request alternatives
+        self.tellers: dict[int, Teller] = {}  # by id of the row, for rows with a callback or a listener
+        self.endings: dict[int, Ending] = {}  # by id of the row, for rows with stop strings
         self.adapters: list[str | None] = []
-        self.tokens: list[list[int]] = []  # [n] of what each row has sampled; its last one is not cached yet
-        self.log_probs: list[list[float]] = []  # [n] of those
-        self.last = torch.empty(0, dtype=torch.long, device=device)  # [n] the last ones, where they are needed next
+        self.tokens: list[list[int]] = []  # [n] sampled tokens per row; the last one is not in the KV cache yet
+        self.log_probs: list[list[float]] = []  # [n] log-probabilities of these tokens
+        self.last = torch.empty(0, dtype=torch.long, device=device)  # [n] last token per row, on the device
         self.temperatures = torch.empty(0, device=device)  # [n]
         self.greedy = torch.empty(0, dtype=torch.bool, device=device)  # [n]
 
@@ -113,13 +120,16 @@ class RunningBatch:
 
     @torch.inference_mode()
     def admit(self, rows: Sequence[Row]) -> list[Finished]:
-        """Prefill rows and sample their first token. Rows with the same adapter and prompt share one prefill."""
+        """Prefill rows and sample their first token; return the rows that finish.
+
+        Rows with the same pass, adapter and prompt share one prefill.
+        """
         finished = []
         alike: dict[tuple[str, str | None, bytes], list[Row]] = {}
         for row in rows:
             try:
                 self._begin(row)
-            except Exception as error:  # noqa: BLE001  the row's own
+            except Exception as error:  # noqa: BLE001  error of this row
                 finished.append(self._failed(row, error))
             else:
                 alike.setdefault((row.tasks, row.adapter, row.prompt.tobytes()), []).append(row)
@@ -128,10 +138,10 @@ class RunningBatch:
         return finished
 
     def _take_in(self, groups: Sequence[Sequence[Row]]) -> list[Finished]:
-        """Prefill groups of rows that are alike: each alone where they cannot be read together."""
+        """Prefill groups of equal rows together. If this fails, prefill each group separately."""
         try:
             hidden = self._prefill(groups)
-        except Exception as error:  # noqa: BLE001  of one of them, or of all
+        except Exception as error:  # noqa: BLE001  error of one group or of all groups
             if len(groups) > 1:
                 return [done for same in groups for done in self._take_in([same])]
             return [self._failed(row, error) for row in groups[0]]
@@ -141,41 +151,46 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """One token for every row → the rows that finished with it."""
+        """Sample a token for every row; return the finished rows.
+
+        Raises:
+            Exception: the forward fails, but no single row causes the failure.
+        """
         try:
             cached = [self._cached(index) for index in range(len(self.rows))]
             hidden = self.running.step(self.last, cached, self.adapters)
-        except Exception as error:  # noqa: BLE001  of a row, or of all
+        except Exception as error:  # noqa: BLE001  error of one row or of all rows
             return self._without_guilty(error)
         return self._sample(hidden, range(len(self.rows)))
 
     def _without_guilty(self, error: Exception) -> list[Finished]:
-        """Let go of the rows that cannot be read alone either, and step with the others.
+        """Remove the rows with a failing forward, then step the remaining rows.
 
         Raises:
-            Exception: ``error``, where every row can.
+            Exception: ``error``, if no row fails when it runs alone.
         """
         guilty = {index: why for index in range(len(self.rows)) if (why := self._raised_alone(index))}
         if not guilty:
             raise error
         finished = [self._failed(self.rows[index], why) for index, why in guilty.items()]
         self._remove(list(guilty))
-        if not isinstance(self.running, CachedRows):  # a model's own cache may have taken the token of some rows
+        # the model's own cache may already contain the new token of some rows
+        if not isinstance(self.running, CachedRows):
             self._read_again()
         return finished + (self.step() if self.rows else [])
 
     def _raised_alone(self, index: int) -> Exception | None:
-        """Run the prefill of one row alone, and return the exception that it raises; None if it raises none."""
+        """Run the prefill of a single row; return its exception, or None on success."""
         ids = np.concatenate([self.rows[index].prompt, np.array(self.tokens[index], np.int32)])
         try:
             packed = PackedRows.of([ids], [self.adapters[index]], self.backbone.device)
             running_rows(self.backbone).prefill(packed, [[0]])
-        except Exception as error:  # noqa: BLE001  whatever it is
+        except Exception as error:  # noqa: BLE001  any error counts
             return error
         return None
 
     def _read_again(self) -> None:
-        """Read all rows into caches that are new."""
+        """Rebuild the KV cache: prefill all rows into new buffers."""
         self.running = running_rows(self.backbone)
         self.prefill = Prefill(self.backbone, self.running, self.prefix_bytes, self.prefill.tokens)
         for index, row in enumerate(self.rows):
@@ -183,19 +198,19 @@ class RunningBatch:
             self.running.prefill(PackedRows.of([ids], [row.adapter], self.backbone.device), [[index]])
 
     def _cached(self, index: int) -> int:
-        """Tokens of a row whose keys and values are there when it goes on."""
+        """Return the number of cached tokens for a row before its next step."""
         return len(self.rows[index].prompt) + len(self.tokens[index]) - 1
 
     @torch.inference_mode()
     def abandon(self, rows: Sequence[Row]) -> None:
-        """Let go of rows that nobody waits for any more."""
+        """Remove cancelled rows."""
         gone = {id(row) for row in rows}
         for row in rows:
             self._forget(row)
         self._remove([index for index, row in enumerate(self.rows) if id(row) in gone])
 
     def reset(self) -> None:
-        """Let go of all rows, whatever state they are in."""
+        """Remove every row from the batch, in any state."""
         self.rows, self.adapters, self.tokens, self.log_probs = [], [], [], []
         for beside in (self.alternatives, self.tellers, self.endings, self.texts):
             beside.clear()
@@ -203,20 +218,23 @@ class RunningBatch:
         self.clear()
 
     def raised_by_a_plain_row(self) -> Exception | None:
-        """What stands in the way of sampling anything at all; None where nothing does. It is computed."""
+        """Sample two tokens of a test row; return the exception, or None on success.
+
+        The result tells a broken engine from a broken request.
+        """
         batch = self if not self.rows else RunningBatch(self.backbone, tuple(self.stop_ids), self.spell)
         row = Row(None, np.zeros(1, np.int32), Sampling(max_new_tokens=2), np.zeros(2, np.float32))
         try:
             done = batch.admit([row])
             done += batch.step() if batch.rows else []
-        except Exception as error:  # noqa: BLE001  whatever it is
+        except Exception as error:  # noqa: BLE001  any error counts
             done = [Finished.failed(row, error)]
         if batch is self:
             self.reset()
         return done[0].error
 
     def clear(self) -> None:
-        """Forget cached keys and values, which belong to weights that are about to change."""
+        """Clear the cached keys and values before a weight update. No row may be live."""
         assert not self.rows, "the weights change while rows are being sampled"
         if self.holding:
             self.holding.forget()
@@ -224,7 +242,7 @@ class RunningBatch:
         self.prefill = Prefill(self.backbone, self.running, self.prefix_bytes, self.prefill.tokens)
 
     def _prefill(self, groups: Sequence[Sequence[Row]]) -> Tensor:
-        """Read the prompts of rows that are alike, group by group → hidden states of all rows, in their order."""
+        """Prefill the prompts for groups of equal rows; return each row's last hidden state, [B, D], in row order."""
         asked, slot = [], len(self.rows)
         for same in groups:
             slots = list(range(slot, slot + len(same)))
@@ -236,10 +254,10 @@ class RunningBatch:
         return last[sent(back, last.device)]
 
     def _begin(self, row: Row) -> None:
-        """Keep what a row needs beside it.
+        """Validate a row and create its per-row state.
 
         Raises:
-            Exception: it cannot be sampled.
+            ValueError: a prompt, temperature, token limit, adapter or grammar is invalid.
         """
         vocabulary, sampling = len(self.backbone.head.weight), row.sampling
         if not len(row.prompt) or int(row.prompt.min()) < 0 or int(row.prompt.max()) >= vocabulary:
@@ -270,11 +288,11 @@ class RunningBatch:
         self.greedy = torch.cat([self.greedy, sent(greedy, device)])
 
     def _sample(self, hidden: Tensor, places: Sequence[int]) -> list[Finished]:
-        """Sample a token for the rows at ``places``, whose hidden states are given, and let finished rows go."""
+        """Sample a token for the rows at ``places`` from their hidden states, and remove finished rows."""
         guilty: dict[int, Exception] = {}
         try:
             drawn = self._drawn(hidden, places)
-        except Exception:  # of a row, or of all
+        except Exception:  # error of one row or of all rows
             guilty = self._raised_in_drawing(hidden, places)
             if not guilty:
                 raise
@@ -286,7 +304,7 @@ class RunningBatch:
         for place, token, log_prob in zip(places, drawn.tokens, drawn.log_probs, strict=True):
             try:
                 done = self._taken(place, token, log_prob, drawn.likeliest.get(place))
-            except Exception as error:  # noqa: BLE001  the row's own: what hears or spells it
+            except Exception as error:  # noqa: BLE001  error of this row's callback or detokenizer
                 done = self._failed(self.rows[place], error)
             if done:
                 finished.append(done)
@@ -295,17 +313,17 @@ class RunningBatch:
         return finished
 
     def _raised_in_drawing(self, hidden: Tensor, places: Sequence[int]) -> dict[int, Exception]:
-        """What rows raise when each token is drawn alone, by their places."""
+        """Draw each row separately; return the errors by batch index."""
         guilty: dict[int, Exception] = {}
         for offset, place in enumerate(places):
             try:
                 self._drawn(hidden[offset : offset + 1], [place])
-            except Exception as error:  # noqa: BLE001  whatever it is
+            except Exception as error:  # noqa: BLE001  any error counts
                 guilty[place] = error
         return guilty
 
     def _drawn(self, hidden: Tensor, places: Sequence[int]) -> _Drawn:
-        """Draw a token for the rows at ``places``. Nothing of a row changes, so that it can be done again."""
+        """Draw a token for the rows at ``places``. The call changes no row state, so it can be repeated."""
         rows = [self.rows[place] for place in places]
         options = [row.sampling for row in rows]
         device = self.backbone.device
@@ -323,13 +341,13 @@ class RunningBatch:
         self.last[at] = ids
         numbers, said, *others = (
             found.tolist() for found in read_all([ids, log_probs, *likeliest])
-        )  # all that is waited for
+        )  # the only device synchronization
         asking = [place for place, row in zip(places, rows, strict=True) if id(row) in self.alternatives]
         pairs = zip(asking, others[::2], others[1::2], strict=True)
         return _Drawn(list(map(int, numbers)), said, {place: _finite(ids, values) for place, ids, values in pairs})
 
     def _taken(self, place: int, token: int, log_prob: float, likeliest: Alternatives | None) -> Finished | None:
-        """A row's next token is this one → the row, where it is its last."""
+        """Append a token to a row; return the finished row if this token is its last."""
         row = self.rows[place]
         if likeliest is not None:
             self.alternatives[id(row)].append(likeliest)
@@ -349,7 +367,7 @@ class RunningBatch:
         return None
 
     def _failed(self, row: Row, error: Exception) -> Finished:
-        """A row that could not be sampled is finished, and the log says why."""
+        """Log the error, drop the row's state, and return the failed result."""
         self._forget(row)
         logging.getLogger("marft").error(
             "a row could not be sampled, and is left out: %s", one_line(raised(error)), exc_info=error
@@ -357,11 +375,12 @@ class RunningBatch:
         return Finished.failed(row, error)
 
     def _likeliest(self, shifted: Tensor, drawn: Tensor, log_probs: Tensor, rows: Sequence[Row]) -> list[Tensor]:
-        """The likeliest tokens of each row that asks for them, and then their log-probs.
+        """Return the likeliest token ids and then their log-probabilities, for each row with alternatives.
 
         Args:
-            shifted: logits of the rows, which :func:`draw` has used up, [B, V].
-            drawn: tokens whose log-probs are known, [B].
+            shifted: logits of the rows, [B, V], after :func:`draw` has modified them in place.
+            drawn: drawn tokens with known log-probabilities, [B].
+            log_probs: log-probabilities of the drawn tokens, [B].
         """
         found: list[Tensor] = []
         for offset, row in enumerate(rows if self.alternatives else ()):
@@ -384,12 +403,12 @@ class RunningBatch:
         return replace(done, masks=text.masks(), forced=tuple(text.forced), problem=text.problem) if text else done
 
     def _forget(self, row: Row) -> None:
-        """Forget what is kept beside a row."""
+        """Drop the per-row state."""
         for beside in (self.alternatives, self.tellers, self.endings, self.texts):
             beside.pop(id(row), None)
 
     def _remove(self, leaving: Sequence[int]) -> None:
-        """Take rows out: live rows from the end move into their slots."""
+        """Remove rows; live rows from the end move into the free slots."""
         if not leaving:
             return
         n = len(self.rows)
@@ -408,7 +427,7 @@ class RunningBatch:
 
 
 def _finite(ids: Sequence[float], values: Sequence[float]) -> Alternatives:
-    """Tokens and log-probs, but those that are impossible."""
+    """Pair tokens with log-probabilities, without impossible tokens."""
     return tuple((int(token), value) for token, value in zip(ids, values, strict=True) if math.isfinite(value))
 
 

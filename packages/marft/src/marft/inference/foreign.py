@@ -1,4 +1,4 @@
-"""An engine of somebody else's, held to its seam: what it raises or gives wrongly ends the run with its name."""
+"""Wrapper for third-party engines: validates results and names the engine in every error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ T = TypeVar("T")
 
 
 class ForeignEngine:
-    """An engine that a recipe names. Everything is asked of it, and looked at before anybody learns from it.
+    """Wrapper around an engine from a plugin. It validates every result before training uses the result.
 
     Args:
-        name: as the recipe has it.
-        tokens: how many ids the model of each policy knows.
-        tells: whether it tells listeners of tokens; else it is given none, which it might send to another process.
+        name: engine name in the recipe.
+        tokens: vocabulary size of each policy's model.
+        tells: whether the engine supports token listeners. If not, the wrapper removes the listener, because the engine
+            may send the request to another process.
     """
 
     def __init__(self, name: str, engine: Engine, tokens: Mapping[str, int], tells: bool = False) -> None:
@@ -34,8 +35,8 @@ class ForeignEngine:
         """Sample one action.
 
         Raises:
-            EpisodeFailedError: the engine says so.
-            RunError: it raised something else, or what it gave is no completion.
+            EpisodeFailedError: raised by the engine.
+            RunError: the engine raised another error, or returned an invalid completion.
         """
         sampling = sampling if self.tells or not sampling.listener else replace(sampling, listener=None)
         sampling = replace(sampling, stop=tuple(stop for stop in sampling.stop if isinstance(stop, str)))
@@ -50,43 +51,43 @@ class ForeignEngine:
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """Choose one of the options.
+        """Choose one option.
 
         Raises:
-            EpisodeFailedError: the engine says so.
-            RunError: it raised something else.
+            EpisodeFailedError: raised by the engine.
+            RunError: the engine raised another error.
         """
         return await self._asked("choose", self.engine.choose(policy, prompt, options, sampling, key))
 
     def external_wait(self) -> AbstractContextManager[None]:
-        """As the engine has it."""
+        """Return the engine's own context manager for external waits."""
         return self.engine.external_wait()
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
-        """Hand it the policies.
+        """Publish new policy weights to the engine.
 
         Raises:
-            RunError: it raised something.
+            RunError: the engine raised an error.
         """
         await self._asked("publish", self.engine.publish(policies, version))
 
     async def settle(self) -> None:
-        """Wait for it.
+        """Wait until the engine finishes its running requests.
 
         Raises:
-            RunError: it raised something.
+            RunError: the engine raised an error.
         """
         await self._asked("settle", self.engine.settle())
 
     def version(self, policy: str) -> int:
-        """The version of a policy that it has."""
+        """Return the engine's version for a policy."""
         return self.engine.version(policy)
 
     def usage(self) -> Mapping[str, float]:
-        """What it has sampled.
+        """Return the engine's usage counters.
 
         Raises:
-            RunError: it does not say so in numbers.
+            RunError: the counters are not numbers, or ``sampled_tokens`` is missing.
         """
         used = self.engine.usage()
         counts = dict(used) if isinstance(used, Mapping) else {}
@@ -95,7 +96,11 @@ class ForeignEngine:
         return counts
 
     async def close(self) -> None:
-        """End it."""
+        """Close the engine.
+
+        Raises:
+            RunError: the engine raised an error.
+        """
         await self._asked("close", self.engine.close())
 
     async def _asked(self, method: str, answer: Awaitable[T]) -> T:
@@ -108,7 +113,7 @@ class ForeignEngine:
 
 
 def _says_masks(completion: Completion) -> bool:
-    """Whether each token is forced or has a mask, which allows for it."""
+    """Return whether every token is forced or allowed by its mask."""
     masks, count = completion.masks, len(completion.tokens)
     at = masks.at.tolist() if masks else []
     if sorted([*at, *completion.forced]) != list(range(count)):
@@ -118,11 +123,11 @@ def _says_masks(completion: Completion) -> bool:
 
 
 def problem_of(completion: object, most: int, known: int) -> str:
-    """Why nobody could learn from what an engine returned; "" where one can.
+    """Return why training cannot use a completion; "" for a valid completion.
 
     Args:
-        most: tokens that were asked for.
-        known: ids that the model has.
+        most: maximum number of new tokens in the request.
+        known: vocabulary size of the model.
     """
     if not isinstance(completion, Completion):
         return f"a {type(completion).__name__}, not a marft.common.types.Completion"

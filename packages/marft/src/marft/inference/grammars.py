@@ -1,4 +1,4 @@
-"""Grammars on one tokenizer: what may come next in a text (llguidance), and whether a grammar can be held at all."""
+"""Compiled grammars per tokenizer (llguidance): validation and allowed next tokens."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from marft.inference.schemas import schema_text
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-KEPT = 256  # grammars of a tokenizer that stay compiled
-SHOWN = 400  # characters of a complaint
+KEPT = 256  # compiled grammars per tokenizer
+SHOWN = 400  # maximum length of an error message, in characters
 TO_INSTALL = "grammars need a package that is not installed: pip install 'marft[grammar]'"
 
 
 class Grammars:
-    """What a tokenizer's texts can be held to. It may be used from several threads.
+    """Grammar compiler for one tokenizer; thread-safe.
 
     Args:
-        end: the token that ends a turn, which a text that is whole may or must go on with.
+        end: end-of-turn token, allowed or required after a complete text. None: the model has no end-of-turn token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end: int | None) -> None:
@@ -41,30 +41,31 @@ class Grammars:
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> Grammars:
-        """Those of a tokenizer, whose turns end with the first of ``stop_ids``; made once."""
+        """Return the cached compiler for a tokenizer; the first entry in ``stop_ids`` ends a turn."""
         end = stop_ids[0] if stop_ids else None
         with _making:
             return _known.setdefault(tokenizer, {}).setdefault(end, Grammars(tokenizer, end))
 
     def check(self, grammar: Grammar) -> None:
-        """
+        """Check a grammar by compiling it.
+
         Raises:
-            ValueError: it cannot be held; the message says why.
+            ValueError: the grammar cannot be enforced; the message gives the reason.
         """
         self.matcher(grammar)
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """The state of a text of which nothing is written yet.
+        """Return a matcher in its initial state.
 
         Raises:
-            ValueError: the grammar cannot be held.
+            ValueError: the grammar cannot be enforced.
         """
-        whole = self._compiled(grammar)  # which may take seconds: nobody else waits for it
+        whole = self._compiled(grammar)  # compilation may take seconds, so it runs outside the lock
         with self._lock:
             return whole.deep_copy()
 
     def next_tokens(self, matchers: Sequence[LLMatcher]) -> npt.NDArray[np.uint8]:
-        """The tokens that each text may go on with, packed as in :class:`marft.common.marks.Masks`, [B, bytes]."""
+        """Return the allowed next tokens per text, packed as in :class:`marft.common.marks.Masks`, [B, bytes]."""
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
         words = allocate_token_bitmask(len(matchers), self._tokens.vocab_size)
@@ -114,7 +115,7 @@ class Grammars:
 
 @contextmanager
 def no_panic() -> Iterator[None]:
-    """Raise a ``ValueError`` for what llguidance raises as a panic of its own, which no ``except Exception`` takes."""
+    """Convert a panic inside llguidance to a ``ValueError``, since ``except Exception`` does not catch panics."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Holding texts to their grammars while they are sampled: one mask a row and step, applied to all rows at once."""
+"""Grammar-constrained sampling: a token mask per row and step, applied to the whole batch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 class Text:
-    """A text that is being written, and what it might have been.
+    """Grammar state for one text: matcher, masks and forced positions.
 
     Args:
-        matcher: of its grammar.
+        matcher: matcher of the text's grammar.
     """
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
-        self.forced: list[int] = []  # places
-        self.problem = ""  # why the grammar cannot be held any more
+        self.forced: list[int] = []  # token positions
+        self.problem = ""  # why the grammar can no longer be enforced; "" if it can
         self._at: list[int] = []
         self._masks: list[bytes] = []
         self._count = 0
 
     def allow(self, mask: bytes, tokens: int) -> None:
-        """The next token is one of those of ``mask``, which are so many. Said again, it changes nothing."""
+        """Set the mask for the next token; ``tokens`` counts allowed tokens. A repeated call has no effect."""
         if self._at and self._at[-1] == self._count:
             del self._at[-1], self._masks[-1]
         if self.forced and self.forced[-1] == self._count:
@@ -49,35 +49,39 @@ class Text:
             self.problem = self.matcher.get_error() or "its grammar allows for no token"
 
     def take(self, token: int) -> None:
-        """The next token is this one."""
+        """Advance by one sampled token."""
         self._count += 1
         if not self.problem and not self.matcher.consume_token(token):
             self.problem = self.matcher.get_error()
 
     def masks(self) -> Masks | None:
-        """What was allowed for where it was more than one token."""
+        """Return the masks at positions with several allowed tokens; None without such positions."""
         return Masks.of(self._at, self._masks) if self._at else None
 
 
 class Holding:
-    """Holds the rows of one model.
+    """Grammar masks for the rows in a model's batch.
 
     Args:
-        grammars: of its tokenizer.
-        vocabulary: ids that its head knows: those beyond the tokenizer's are never allowed.
+        grammars: grammar compiler of the model's tokenizer.
+        vocabulary: number of ids in the language-model head. Ids beyond the tokenizer's vocabulary are never allowed.
     """
 
     def __init__(self, grammars: Grammars, vocabulary: int) -> None:
         self.grammars, self.vocabulary = grammars, vocabulary
         self._head = np.packbits(np.ones(vocabulary, bool), bitorder="little")
-        self._known: dict[bytes, bytes] = {}  # masks that came before: equal ones are one object
+        self._known: dict[bytes, bytes] = {}  # previous masks, so that equal masks share one object
 
     def begin(self, grammar: Grammar) -> Text:
-        """A text of a grammar."""
+        """Start the grammar state for a new text.
+
+        Raises:
+            ValueError: the grammar cannot be enforced.
+        """
         return Text(self.grammars.matcher(grammar))
 
     def allow(self, texts: Sequence[Text]) -> npt.NDArray[np.uint8]:
-        """Tell each text which tokens it may go on with → those, packed, [B, bytes]."""
+        """Set the allowed next tokens for each text; return the packed masks, [B, bytes]."""
         found = self.grammars.next_tokens([text.matcher for text in texts])
         bits = np.zeros((len(texts), len(self._head)), np.uint8)
         width = min(found.shape[1], len(self._head))
@@ -86,15 +90,15 @@ class Holding:
         for text, mask, count in zip(texts, bits, counts, strict=True):
             packed = mask.tobytes()
             text.allow(self._known.setdefault(packed, packed), count)
-        bits[np.array(counts) == 0] = 0xFF  # of a text that has a problem, which ends with this token
+        bits[np.array(counts) == 0] = 0xFF  # a text without an allowed token has a problem and ends with this token
         return bits
 
     def hold_(self, logits_BV: Tensor, texts: Sequence[Text | None]) -> None:
-        """Leave the logits of each row that has a text only those tokens that it may go on with."""
+        """Mask the logits in place for each row with a grammar."""
         bits = self.allow([text for text in texts if text])
         at = sent(np.array([row for row, text in enumerate(texts) if text]), logits_BV.device)
         logits_BV[at] = held(logits_BV[at], sent(bits, logits_BV.device))
 
     def forget(self) -> None:
-        """Forget the masks that came before."""
+        """Clear the mask cache."""
         self._known.clear()

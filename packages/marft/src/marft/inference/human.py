@@ -1,4 +1,4 @@
-"""People in seats of a team."""
+"""Human players as agents."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 from marft.agents.rendering import Renderer
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds, Versions
 
-Ask = Callable[[str, Sequence[str]], str]  # role, options (none: free text) → what the person says
+Ask = Callable[[str, Sequence[str]], str]  # role, options (empty: free text) → the person's answer
 
 
 class HumanSampler:
-    """Asks a person for the actions of the agents that people play.
+    """Sampler with a person's answers as actions.
 
-    What people write has no probability: its log-probs are 0, and nothing of it should be trained.
+    Human text has no probability: the log-probabilities are 0, and training must not use the tokens.
 
     Args:
-        ask: blocks until the person has answered; runs on a thread of its own.
-        decode: from token ids to text, to show options by their words.
+        ask: blocking call that returns the person's answer. It runs on its own thread.
+        decode: converts token ids to text, to show the options as text.
     """
 
     def __init__(self, renderer: Renderer, ask: Ask, decode: Callable[[str, TokenIds], str]) -> None:
         self.renderer, self.ask, self.decode = renderer, ask, decode
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:  # noqa: ARG002
-        """What the person says, in the policy's tokens."""
+        """Return the person's text, encoded with the policy's tokenizer."""
         text = await asyncio.to_thread(self.ask, key.agent, ())
         tokens = self.renderer.option(policy, text)
         return Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
@@ -36,12 +36,12 @@ class HumanSampler:
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey  # noqa: ARG002
     ) -> tuple[Choice, Versions]:  # fmt: skip
-        """Which option the person takes."""
+        """Return the option chosen by the person. The log-probabilities are 0."""
         texts = [self.decode(policy, option.tokens) for option in options]
         text = await asyncio.to_thread(self.ask, key.agent, texts)
         return Choice(tuple(options), texts.index(text), np.zeros(len(options), np.float32)), Versions()
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
-        """People are asked as they come."""
+        """No-op: human requests have no admission order."""
         yield

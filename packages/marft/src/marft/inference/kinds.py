@@ -1,4 +1,4 @@
-"""``[engine]``: how agents sample. One class a kind of engine; reading it imports no torch."""
+"""Settings for ``[engine]``, one class per engine type. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 
 class Local(EnginePart):
-    """The in-process engine. ``in_order`` admission makes results independent of timing to the last bit."""
+    """In-process engine. ``in_order`` admission makes results bitwise independent of timing."""
 
     holds_grammars: ClassVar[bool] = True
     tells_tokens: ClassVar[bool] = True
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
-    prefix_cache_mb: CountOrNone = 512  # kept keys and values, a base, for prompts that begin alike; 0: none
-    admission: Literal["auto", "in_order", "continuous"] = "auto"  # auto: in_order on CPU, continuous on GPU
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
+    prefix_cache_mb: CountOrNone = 512  # size limit of the prefix cache, in MiB per base model; 0: no cache
+    # how requests join the batch; auto: in_order on CPU, continuous on GPU
+    admission: Literal["auto", "in_order", "continuous"] = "auto"
 
     def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
-        """An engine that computes on ``thread`` with the learner's own weights."""
-        from marft.inference.local import LocalEngine, LocalPolicy  # torch, which reading a recipe does without
+        """Open an engine with the learner's own weights; tensor work runs on ``thread``."""
+        # imported here, because reading a recipe must not import torch
+        from marft.inference.local import LocalEngine, LocalPolicy
 
         mine = {name: models.policies[name] for name in policies}
         return LocalEngine(
@@ -42,42 +44,50 @@ class Local(EnginePart):
 
 
 class Vllm(EnginePart):
-    """vLLM, in a process and a Python environment of its own, which ``marft engine install vllm`` makes. One process
-    samples for all adapters of a base; a fully tuned policy has one of its own."""
+    """vLLM in a separate process and Python environment, created by ``marft engine install vllm``.
+
+    One process samples for all adapters of a base model. A fully fine-tuned policy has its own process.
+    """
 
     holds_grammars: ClassVar[bool] = True
     tells_tokens: ClassVar[bool] = True
     apart: ClassVar[bool] = True
-    python: str = ""  # of the environment that vLLM is in; "": the one that `marft engine install vllm` makes
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
-    replicas: Annotated[int, Field(ge=1, le=64)] = 1  # processes for each base, among which requests are divided
-    devices: tuple[str, ...] = ()  # GPUs that they divide evenly, as CUDA numbers them; []: all, for several replicas
-    sleep: bool = False  # gives its GPU's memory back while the learner steps: for a GPU that both share
-    patience_seconds: Positive = 600.0  # without a word from it, before it is started again
-    options: dict[str, object] = {}  # other arguments of its own (AsyncEngineArgs), such as gpu_memory_utilization
+    python: str = ""  # Python of the environment with vLLM; "": the environment made by `marft engine install vllm`
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
+    replicas: Annotated[int, Field(ge=1, le=64)] = 1  # processes per base model; requests are distributed among them
+    # GPUs to divide evenly among the replicas, numbered as in CUDA; []: all GPUs if there are several replicas
+    devices: tuple[str, ...] = ()
+    # whether to free the engine's GPU memory during the optimizer step, for a GPU shared with the learner
+    sleep: bool = False
+    patience_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
+    options: dict[str, object] = {}  # other vLLM arguments (AsyncEngineArgs), such as gpu_memory_utilization
 
     def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
-        """Processes that sample with copies of the learner's weights."""
-        from marft.inference.apart.vllm import open_vllm  # torch, which reading a recipe does without
+        """Start vLLM processes with copies of the learner's weights."""
+        # imported here, because reading a recipe must not import torch
+        from marft.inference.apart.vllm import open_vllm
 
         return open_vllm(self, run, models, policies, thread)
 
 
 class Process(EnginePart):
-    """Our own engine, in a process of its own with copies of the weights: one for each base, and one for each fully
-    tuned policy. It samples while the learner steps."""
+    """MARFT's engine in a separate process with copies of the weights; samples during the optimizer step.
+
+    Each base model and each fully fine-tuned policy has its own process.
+    """
 
     holds_grammars: ClassVar[bool] = True
     tells_tokens: ClassVar[bool] = True
     apart: ClassVar[bool] = True
-    device: str = ""  # that it samples on; "": the run's
-    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch there; 0: the run's
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
-    prefix_cache_mb: CountOrNone = 512  # kept keys and values, a base, for prompts that begin alike; 0: none
-    patience_seconds: Positive = 600.0  # without a word from it, before it is started again
+    device: str = ""  # device for sampling; "": the run's device
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # number of torch CPU threads in the process; 0: the run's value
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # maximum number of requests in the running batch
+    prefix_cache_mb: CountOrNone = 512  # size limit of the prefix cache, in MiB per base model; 0: no cache
+    patience_seconds: Positive = 600.0  # maximum seconds without a message from the process before a restart
 
     def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
-        """Processes that sample with copies of the learner's weights."""
-        from marft.inference.apart.process import open_process  # torch, which reading a recipe does without
+        """Start sampling processes with copies of the learner's weights."""
+        # imported here, because reading a recipe must not import torch
+        from marft.inference.apart.process import open_process
 
         return open_process(self, run, models, policies, thread)

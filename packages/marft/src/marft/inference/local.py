@@ -1,4 +1,4 @@
-"""The in-process engine: rows of all agents in one running batch a backbone, away from the event loop."""
+"""In-process engine: one running batch per backbone for all agents; tensor work stays off the event loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalPolicy:
-    """How one policy is sampled: a backbone, the adapter on it (None: the base), and the tokenizer."""
+    """Sampling setup for one policy: backbone, adapter (None: the base model), tokenizer and stop ids."""
 
     backbone: Backbone
     adapter: str | None
@@ -59,17 +59,18 @@ class _PendingChoice:
 
 
 class LocalEngine:
-    """Batches whatever is waiting.
+    """Engine with dynamic batching over all waiting requests.
 
-    ``in_order`` admission waits until no live episode can advance without the engine and then admits requests by key:
-    what is computed together never depends on timing, so results are the same to the last bit. ``continuous``
-    admission takes requests as they come, for devices that must not idle.
+    ``in_order`` admission waits until no live episode can advance without the engine. It then admits requests in key
+    order. The contents of a batch never depend on timing, so results are bitwise reproducible. ``continuous`` admission
+    takes requests as they arrive, for devices that must not idle.
 
     Args:
         policies: by policy name.
-        worker: where the tensor work is done, one call at a time.
-        seed: of the run; each row's random stream is named by its action's key.
-        prefix_bytes: of keys and values on each backbone that are kept for rows which begin alike.
+        worker: executor for the tensor work, one call at a time.
+        seed: seed of the run; with the action's key, it determines the random stream of a row.
+        max_rows: maximum number of rows sampled at the same time.
+        prefix_bytes: size limit of the prefix cache on each backbone, in bytes.
     """
 
     def __init__(
@@ -99,22 +100,31 @@ class LocalEngine:
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # by id of the row
         self._choices: list[_PendingChoice] = []
-        self._aside = 0  # what else the worker is to do
-        self.problem = ""  # why it could not go on when it was last asked; "" where it could
+        self._aside = 0  # pending calls of between_tokens
+        self.problem = ""  # error of the last failure; "" if the last request succeeded
         self._driver: asyncio.Task[None] | None = None
         self._stillness = Stillness()
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """Sample one action: its random stream is named by the run's seed and the key, whatever else is computed."""
+        """Sample one action; its random stream depends only on the run's seed and the key.
+
+        Raises:
+            ValueError: the engine has no such policy.
+            RowFailedError: this request failed.
+        """
         local = self._known(policy)
         uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
         return await self.complete(policy, Row(local.adapter, prompt.ids, sampling, uniforms, _pass_of(key)), key)
 
     async def complete(self, policy: str, row: Row, key: ActionKey) -> Completion:
-        """Sample one row of a policy.
+        """Sample a row for a policy.
 
         Args:
-            key: its turn among waiting requests.
+            key: determines the order among waiting requests.
+
+        Raises:
+            ValueError: the engine has no such policy.
+            RowFailedError: this request failed.
         """
         self._known(policy)
         request = _Request(key, policy, row, asyncio.get_running_loop().create_future())
@@ -123,9 +133,9 @@ class LocalEngine:
         return await request.result
 
     async def between_tokens(self, work: Callable[[], T]) -> T:
-        """Have something done on the worker: with continuous admission before the next token of whatever is sampled.
+        """Run ``work`` on the worker; with continuous admission, before the next token.
 
-        It must not move the weights of rows that are being sampled.
+        It must not modify the weights of live rows.
         """
         self._aside += 1
         try:
@@ -136,7 +146,12 @@ class LocalEngine:
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """Choose one of the options, all of them scored in one forward."""
+        """Choose an option; a single forward scores every option.
+
+        Raises:
+            ValueError: the engine has no such policy.
+            RowFailedError: this request failed.
+        """
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
         asked_for = ChoiceRequest(self._known(policy).adapter, prompt.ids, options, sampling, uniform)
         request = _PendingChoice(key, policy, asked_for, asyncio.get_running_loop().create_future())
@@ -145,9 +160,10 @@ class LocalEngine:
         return await request.result
 
     def _known(self, policy: str) -> LocalPolicy:
-        """
+        """Return the policy's sampling setup.
+
         Raises:
-            ValueError: there is no such policy.
+            ValueError: the engine has no such policy.
         """
         if policy not in self.policies:
             raise ValueError(f"the engine samples no policy called {policy!r}{did_you_mean(policy, self.policies)}")
@@ -159,31 +175,31 @@ class LocalEngine:
             self._driver = asyncio.create_task(self._drive())
 
     def external_wait(self) -> AbstractContextManager[None]:
-        """While it is held, requests that are admitted in order wait for those that may come."""
+        """Context manager for waits outside the engine; in-order admission pauses during the wait."""
         return self._stillness.external_wait()
 
     async def settle(self) -> None:
-        """Wait until nothing is computed any more, also for those who were cancelled meanwhile."""
+        """Wait until no computation runs, including work for cancelled requests."""
         while self._driver is not None and not self._driver.done():
             await asyncio.wait([self._driver])
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
-        """The policies changed: the weights are shared with the learner, so nothing is copied."""
+        """Record the new version; weights are shared with the learner, so no copy takes place."""
         assert not [*self._waiting, *self._choices], "the weights change while requests wait"
         self.forget()
         self._versions.update(dict.fromkeys(policies, version))
 
     def forget(self) -> None:
-        """On the worker: forget what was computed with weights that are about to change. Nothing may be sampled."""
+        """Clear the prefix cache before a weight update. It runs on the worker, and no row may be live."""
         for batch in self._batches.values():
             batch.clear()
 
     def version(self, policy: str) -> int:
-        """The version of a policy that was published last; 0 where none was."""
+        """Return the last published version for a policy; 0 without a published version."""
         return self._versions.get(policy, 0)
 
     def usage(self) -> Mapping[str, float]:
-        """``sampled_tokens`` so far, the prompts' tokens, and how many of those were computed."""
+        """Return the number of sampled tokens, prompt tokens and computed prompt tokens so far."""
         of_prompts = [batch.prefill.tokens for batch in self._batches.values()]
         return {
             "sampled_tokens": float(self._sampled_tokens),
@@ -192,7 +208,7 @@ class LocalEngine:
         }
 
     async def close(self) -> None:
-        """Nothing was started here: the worker is the caller's."""
+        """No-op: the worker belongs to the caller."""
 
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -203,7 +219,7 @@ class LocalEngine:
                 if self._choices:
                     asked = sorted(self._choices, key=lambda request: request.key)
                     choices = await loop.run_in_executor(self._worker, self._choose, asked)
-                    self._choices = self._choices[len(asked) :]  # others may have joined meanwhile
+                    self._choices = self._choices[len(asked) :]  # new requests may have arrived meanwhile
                     for chooser, choice in zip(asked, choices, strict=True):
                         self._chosen(chooser, choice)
                     continue
@@ -211,7 +227,7 @@ class LocalEngine:
                 finished = await loop.run_in_executor(self._worker, self._advance, admitted, gone)
                 for done in sorted(finished, key=lambda done: self._running[id(done.row)].key):
                     self._resolve(self._running.pop(id(done.row)), done)
-        except Exception as error:  # noqa: BLE001  whoever waits must hear of it
+        except Exception as error:  # noqa: BLE001  the futures pass the error to the waiting code
             self._note_problem(error)
             for batch in self._batches.values():
                 batch.reset()
@@ -224,32 +240,37 @@ class LocalEngine:
             self._choices.clear()
 
     def _admit(self) -> list[_Request]:
-        """Waiting requests, by key, when they are worth a prefill."""
+        """Return the waiting requests to admit, in key order, if a prefill is worthwhile."""
         if not self._worth_a_prefill():
             return []
         self._waiting = sorted(
             (request for request in self._waiting if not request.result.done()), key=lambda request: request.key
-        )  # whoever was cancelled no longer waits
+        )  # drops cancelled requests
         room = self.max_rows - len(self._running)
         admitted, self._waiting = self._waiting[:room], self._waiting[room:]
         self._running.update({id(request.row): request for request in admitted})
         return admitted
 
     def _given_up(self) -> list[_Request]:
-        """What runs and nobody waits for any more; admitted in order, it runs on: nothing may depend on when that
-        was."""
+        """Remove and return running requests without a waiter.
+
+        In-order admission lets cancelled requests run to their end, because results must not depend on the time of the
+        cancellation.
+        """
         gone = [] if self.in_order else [request for request in self._running.values() if request.result.done()]
         for request in gone:
             del self._running[id(request.row)]
         return gone
 
     def _worth_a_prefill(self) -> bool:
-        """Nothing runs, or so many wait that the running batch would grow by half."""
+        """Return whether the batch is empty, or waiting requests would grow it by half or more."""
         return bool(self._waiting) and 2 * len(self._waiting) >= len(self._running) < self.max_rows
 
     def _advance(self, admitted: Sequence[_Request], gone: Sequence[_Request]) -> list[Finished]:
-        """On the worker: let go of rows and take others in, then step every batch until some row finishes; with
-        continuous admission, also only until others may join, or leave."""
+        """On the worker: remove cancelled rows, admit new rows, then step every batch until a row finishes.
+
+        With continuous admission, the loop also stops when requests wait to join or leave.
+        """
         finished: list[Finished] = []
         for identity, batch in self._batches.items():
             left, rows = (
@@ -271,8 +292,10 @@ class LocalEngine:
     def _done(
         self, batch: RunningBatch, work: Callable[[], list[Finished]], joining: Sequence[Row] = ()
     ) -> list[Finished]:  # fmt: skip
-        """On the worker: what a batch does → the rows that finished with it. Those that failed alone failed of their
-        own, unless the batch can sample nothing any more; where none did, all have failed.
+        """On the worker: run one operation on a batch; return the finished rows.
+
+        If a row fails and the batch can still sample a test row, the error belongs to the row. If the whole operation
+        fails, every row fails.
 
         Args:
             joining: rows that are not in the batch yet.
@@ -302,12 +325,12 @@ class LocalEngine:
         logging.getLogger("marft").critical("the engine cannot go on: %s", self.problem, exc_info=error)
 
     def _somebody_waits(self) -> bool:
-        """For what runs to be interrupted."""
+        """Return whether a request waits to interrupt the running batch."""
         gone = any(request.result.done() for request in list(self._running.values()))
         return bool(self._choices or self._aside or gone or self._worth_a_prefill())
 
     def _choose(self, asked: Sequence[_PendingChoice]) -> list[Choice | Exception]:
-        """On the worker: what each request comes to, together where that can be done, else each alone."""
+        """On the worker: choose for all requests together; if this fails, for each request separately."""
         try:
             return [*self._scored(asked)]
         except Exception as error:
@@ -321,7 +344,7 @@ class LocalEngine:
             return [RowFailedError(f"nothing could be chosen: {one_line(raised(error))}")]
 
     def _scored(self, asked: Sequence[_PendingChoice]) -> list[Choice]:
-        """On the worker: score all options of all requests, one forward a backbone (in batches that fit)."""
+        """On the worker: score the options for all requests, with one batched forward per backbone."""
         made: dict[int, Choice] = {}
         for backbone in {id(local.backbone): local.backbone for local in self.policies.values()}.values():
             mine = [request.choice for request in asked if self.policies[request.policy].backbone is backbone]
@@ -367,7 +390,7 @@ class LocalEngine:
         )
 
     def _now(self, policy: str) -> Versions:
-        """Weights never change in the middle of an action here."""
+        """Return the current version; weights never change during an action in this engine."""
         return Versions(self.version(policy), self.version(policy))
 
     def _text(self, request: _Request, done: Finished) -> str:
@@ -378,10 +401,10 @@ class LocalEngine:
 
 
 def _own(error: Exception) -> RowFailedError:
-    """A row's own error, as whoever waits for it hears it."""
+    """Wrap an error that belongs to a single request."""
     return RowFailedError(f"it could not be sampled: {one_line(raised(error))}")
 
 
 def _pass_of(key: ActionKey) -> str:
-    """``"train/12"`` of ``"train/12/1/fork/a/2+1"``: the step, or the evaluation, that a stream is of."""
+    """Return the step or evaluation of a stream: ``"train/12"`` for ``"train/12/1/fork/a/2+1"``."""
     return "/".join(key.stream.partition("+")[0].split("/")[:2])

@@ -1,8 +1,8 @@
-"""One way from the messages of a chat to token ids: a model's own chat template.
+"""Conversion from chat messages to token ids through the model's own chat template.
 
-A conversation is rendered once, at its beginning. From there on only what the template puts after it is appended;
-what was sampled stays the ids that were sampled. Where a template would change what stands there already, nothing can
-be appended exactly, and :class:`NotExact` says why.
+A conversation is rendered once, at its start. After that, only the template's continuation is appended, and sampled
+tokens stay unchanged. If the template changes earlier text, an exact continuation does not exist. :class:`NotExact`
+then gives the reason.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SAID = {"role": "assistant", "content": "Yes."}
 ASKED = {"role": "user", "content": "?"}
 MORE = {"role": "user", "content": "More?"}
 LAST = {"role": "user", "content": "Last?"}
-PROBES = (((ASKED, SAID), (LAST,)), ((ASKED, SAID, MORE, SAID), (LAST,)))  # a conversation, and what is new
+PROBES = (((ASKED, SAID), (LAST,)), ((ASKED, SAID, MORE, SAID), (LAST,)))  # a conversation, and the new messages
 REWRITES = "its chat template rewrites what came before once more is said"
 OTHER_END = "the turn ended otherwise than its chat template ends one"
 
 
 class Format(Protocol):
-    """How a model is spoken to."""
+    """Tokenizer, template options and stop ids for one model's chat format."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
@@ -46,13 +46,13 @@ class Format(Protocol):
 def render_messages(
     format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
 ) -> TokenIds:
-    """The ids of a whole chat, [T]. Only the template's own control tokens are tokens; what somebody wrote stays text.
+    """Tokenize a whole chat, [T]. Control tokens come only from the template; those in message text stay plain text.
 
     Args:
-        begin: whether the assistant's next turn begins at its end.
+        begin: whether the result ends with the start of the assistant's next turn.
 
     Raises:
-        TemplateError, ValueError, TypeError: the template cannot show the chat.
+        TemplateError, ValueError, TypeError: the template cannot render the chat.
     """
     ids = format.tokenizer.apply_chat_template(
         _chat(format, messages), tools=[schema(tool) for tool in tools] or None, add_generation_prompt=begin,
@@ -62,7 +62,7 @@ def render_messages(
 
 
 def render_text(format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True) -> str:
-    """A whole chat as text; raises what :func:`render_messages` does."""
+    """Render a whole chat as text; raises the same errors as :func:`render_messages`."""
     return str(
         format.tokenizer.apply_chat_template(
             _chat(format, messages),
@@ -77,14 +77,16 @@ def render_text(format: Format, messages: Sequence[ChatMessage], tools: Sequence
 def marked_text(
     format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True, own: int = 0
 ) -> str:
-    """Return a whole chat as text in which control tokens that somebody wrote are marked; its ids are those of
-    :func:`render_messages`.
+    """Render a whole chat as text with escaped control tokens; its ids equal :func:`render_messages`.
+
+    Only control tokens in message text are escaped.
 
     Args:
-        own: which message from the end is a model's own turn, in which marks of thoughts are tokens; 0: none.
+        own: index from the end of the message that is the model's own turn. Reasoning tags in it remain tokens. 0: no
+            message.
 
     Raises:
-        TemplateError, ValueError, TypeError: the template cannot show the chat.
+        TemplateError, ValueError, TypeError: the template cannot render the chat.
     """
     tokenizer, chat = format.tokenizer, _chat(format, messages)
     told: list[Any] = [schema(tool) for tool in tools]
@@ -106,15 +108,19 @@ def continue_ids(
     new: Sequence[ChatMessage],
     tools: Sequence[Tool] = (),
 ) -> TokenIds | NotExact:
-    """What the template puts after a conversation whose last turn was sampled: ``new``, and the start of the next turn.
+    """Return the template's ids after a sampled turn: the ``new`` messages and the start of the next turn, [T].
 
-    It is exact where the template shows the last turn where it was sampled, with all that it says, and changes nothing
-    of what came before once ``new`` follows. Space around a turn's text may be another: the sampled ids stand.
+    The continuation is exact under two conditions. The template shows the last turn at its sampled position with its
+    complete text. The template changes no earlier text once ``new`` follows. Whitespace around a turn's text may
+    differ: the sampled ids stay.
 
     Args:
         ids: the conversation so far, [T].
-        messages: the same in messages; the last one is the assistant's sampled turn.
-        new: messages of users, tools and the system, or turns of others.
+        messages: the same conversation as messages; the last one is the assistant's sampled turn.
+        new: messages of users, tools and the system, or turns of other agents.
+
+    Returns:
+        Token ids [T], or the reason why no exact continuation exists.
     """
     try:
         shown = _shown(format, messages, tools)
@@ -128,8 +134,10 @@ def continue_ids(
 def rewritten(
     format: Format, messages: Sequence[ChatMessage], new: Sequence[ChatMessage], tools: Sequence[Tool]
 ) -> NotExact | None:
-    """Why a template does not leave a conversation as it stands once ``new`` follows on its last turn, if so: found in
-    its text alone, which is not tokenised. None also where it cannot show it.
+    """Return why a template rewrites a conversation when ``new`` follows; None for an unchanged conversation.
+
+    The check compares rendered text without tokenization. The result is also None if the template cannot render the
+    conversation.
 
     Args:
         messages: the conversation; the last one is the assistant's sampled turn.
@@ -148,8 +156,10 @@ def rewritten(
 
 
 def _shown(format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> tuple[str, int] | NotExact:
-    """The text of a conversation whose last turn was sampled, and where what that says ends; if it is shown as it was
-    said."""
+    """Render a conversation with a sampled last turn; return the text and the end offset of the turn's content.
+
+    Returns :class:`NotExact` if the template shows the turn differently.
+    """
     before = render_text(format, messages[:-1], tools)
     shown = render_text(format, messages, tools, begin=False)
     said = str(messages[-1].get("content") or "").strip()
@@ -168,16 +178,16 @@ def appended(
     tools: Sequence[Tool] = (),
     ended: int | None = None,
 ) -> TokenIds | NotExact:
-    """What comes after ``messages``, whose last one is the assistant's, once ``new`` follows.
+    """Return the ids after ``messages`` once ``new`` follows; the last message is the assistant's, [T].
 
-    What ends a turn is the first end of turn after its beginning. Templates may put it there only when something
-    follows, as that which the next turn begins with; or end the whole chat with one more.
+    The first end-of-turn token after the start of a turn ends it. Some templates add it only when a message follows, as
+    the start of the next turn. Others end the whole chat with a second one.
 
     Args:
-        ended: the end of turn that the turn has already; without one it is added.
+        ended: end-of-turn token already present in the turn. If None, the result starts with one.
 
     Raises:
-        TemplateError, ValueError, TypeError: the template cannot show them.
+        TemplateError, ValueError, TypeError: the template cannot render the messages.
     """
     begun = render_messages(format, messages[:-1], tools)
     before = render_messages(format, messages, tools, begin=False)
@@ -195,20 +205,20 @@ def appended(
 
 
 def end_of(format: Format, turn: TokenIds) -> int | None:
-    """The end of turn that a turn's ids have; None where it was cut short."""
+    """Return the turn's last id if it ends a turn; None for a truncated turn."""
     last = int(turn[-1]) if len(turn) else None
     return last if last in format.stop_ids else None
 
 
 def common(one: TokenIds, other: TokenIds) -> int:
-    """How many first ids two texts share."""
+    """Return the length of the common prefix."""
     size = min(len(one), len(other))
     differ = np.flatnonzero(one[:size] != other[:size])
     return int(differ[0]) if len(differ) else size
 
 
 def changes_turns(format: Format, tools: Sequence[Tool] = ()) -> NotExact | None:
-    """Why no conversation of a template can be continued exactly, if so: found by rendering probes."""
+    """Return why no conversation with this template can be continued exactly; None if possible. Renders probes."""
     for messages, new in PROBES:
         found = continue_ids(format, np.array(format.stop_ids[:1], np.int32), messages, new, tools)
         if isinstance(found, NotExact):
@@ -217,18 +227,21 @@ def changes_turns(format: Format, tools: Sequence[Tool] = ()) -> NotExact | None
 
 
 def begins_thought(format: Format) -> bool:
-    """Whether a template begins each turn with a thought."""
+    """Return whether a template starts each turn with reasoning."""
     return render_text(format, [ASKED]).rstrip().endswith(tuple(begins for begins, _ in FAMILIES))
 
 
 def thinks(format: Format) -> bool:
-    """Whether a template knows of thoughts: it has a mark of them."""
+    """Return whether a template supports reasoning: it contains a reasoning tag."""
     return any(mark in _template(format) for mark in (BEGINS, ENDS))
 
 
 def marks_of(format: Format) -> tuple[str, str]:
-    """Return the marks of a model's thoughts: those that its template begins turns with or holds, or its tokenizer has;
-    ``<think>`` where there are none."""
+    """Return the model's start and end tag for reasoning.
+
+    The first match wins: the tag at the start of each turn, tags in the template or tokenizer, and ``<think>`` as the
+    default.
+    """
     begun, template = render_text(format, [ASKED]).rstrip(), _template(format)
     tokens = {token.content for token in format.tokenizer.added_tokens_decoder.values()}
     for marks in FAMILIES:
@@ -243,11 +256,11 @@ def _template(format: Format) -> str:
 
 
 def schema(tool: Tool) -> dict[str, object]:
-    """A tool as chat templates and chat endpoints take it."""
+    """Return a tool in the JSON format for chat templates and chat endpoints."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
 
 
 def _chat(format: Format, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The chat as the template takes it."""
+    """Adapt the chat to the roles supported by the template."""
     return taken(messages, roles_of(format.tokenizer, format.template_options))

@@ -1,4 +1,4 @@
-"""Reading prompts: what several of them begin with, and what was read before, is computed once."""
+"""Prompt prefill: a single computation for each shared or cached prefix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marft.models.tree_attention import KnownKeys
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """A prompt, and the slots of all rows that have it."""
+    """Prompt with the slots for every row sharing the prompt."""
 
     tasks: str
     adapter: str | None
@@ -30,20 +30,21 @@ class Asked:
 
 @dataclass(slots=True)
 class Tokens:
-    """Of prompts: how many there were, and how many of them were computed."""
+    """Prompt-token counts: total, and actually computed."""
 
     asked: int = 0
     computed: int = 0
 
 
 class Prefill:
-    """Reads prompts into the slots of running rows.
+    """Prefill prompts into the slots of running rows.
 
-    What is shared follows from the requests and their order alone, never from timing; and of what is kept for rows to
-    come, only those of one pass over tasks find anything: a run that goes on begins a pass with nothing.
+    Sharing depends only on the requests and their order, never on timing. Cached prefixes are reused only within one
+    pass over tasks. A resumed run starts its pass with an empty cache.
 
     Args:
-        prefix_bytes: what may be kept; 0 keeps nothing.
+        prefix_bytes: size limit of the prefix cache, in bytes; 0 disables the cache.
+        tokens: counters to update; None creates new counters.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Prefill:
         self.tokens = tokens or Tokens()
 
     def read(self, asked: Sequence[Asked]) -> Tensor:
-        """Read prompts → the hidden state of each one's last token, [B, D]."""
+        """Prefill prompts; return the hidden state at each prompt's last token, [B, D]."""
         prompts, adapters = [one.prompt for one in asked], [one.adapter for one in asked]
         slots = [one.slots for one in asked]
         self.tokens.asked += sum(len(one.prompt) * len(one.slots) for one in asked)
@@ -77,7 +78,7 @@ class Prefill:
         return hidden[sent(np.array(last), hidden.device)]
 
     def keep(self, tasks: str, adapter: str | None, ids: TokenIds, slot: int) -> None:
-        """Remember what a slot holds: the keys and values of ``ids``."""
+        """Cache the keys and values for ``ids`` from a slot."""
         if self.prefixes is not None and self.cached is not None:
             self.prefixes.keep((tasks, adapter), ids, self.cached.cache, slot)
 
@@ -91,7 +92,7 @@ class Prefill:
 def _forest(
     prompts: Sequence[TokenIds], adapters: Sequence[str | None], found: Sequence[Prefix]
 ) -> tuple[Forest, list[Prefix]]:
-    """Prompts as a forest, and the prefixes that it grows from, each once."""
+    """Build a prefix tree for the prompts; return it with the cached prefixes, each listed once."""
     spans: dict[tuple[tuple[int, int], ...], Span] = {}
     known: list[Prefix] = []
     keys = 0

@@ -1,4 +1,4 @@
-"""The engine of policies that are behind endpoints."""
+"""Engine for policies behind endpoints."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from marft.inference.endpoints.replies import ModelReply, as_metrics
 from marft.inference.messages import schema
 from marft.inference.renderer import MOST_CHARACTERS
 
-TRIES = 3  # for an answer that is one of the options
-LARGEST_SEED = 2**31 - 1  # what every server takes
+TRIES = 3  # attempts to get an answer that matches an option
+LARGEST_SEED = 2**31 - 1  # largest seed that every server accepts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemotePolicy:
-    """A policy behind an endpoint, and how many tokens of prompt and action its reader holds."""
+    """Policy behind an endpoint, with the context length of its local tokenizer (prompt and action, in tokens)."""
 
     endpoint: Endpoint
     context: int
 
 
 class RemoteEngine:
-    """Asks endpoints for the actions of policies that are behind them.
+    """Engine with actions from remote endpoints.
 
-    What an endpoint says comes as text. It is recorded in the tokens of the policy's reader, for those that read it
-    here; it has no log-probs (they are 0), and nothing of it may be trained.
+    Endpoints answer in text. The text is recorded in the tokens of the policy's local tokenizer, for local policies
+    that read it. It has no log-probabilities (they are 0), and training must not use it.
 
     Args:
-        policies: by name.
-        decode: from token ids to text, to offer options by their words.
-        seed: of the run; with the action's key it makes the seed that is sent along.
+        policies: by policy name.
+        decode: converts token ids to text, to show the options as text.
+        seed: seed of the run; with the action's key, it determines the seed sent with a request.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class RemoteEngine:
         self.renderer, self.policies, self.decode, self.seed = renderer, policies, decode, seed
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """Ask for one action, in messages.
+        """Request an action as chat messages.
 
         Raises:
-            EpisodeFailedError: the endpoint gives no answer.
+            EpisodeFailedError: the endpoint does not answer, or it calls a tool without any offered tools.
         """
         remote = self.policies[policy]
         fields = _fields(sampling, self._seed(key))
@@ -70,7 +70,7 @@ class RemoteEngine:
         if reply.calls and not prompt.tools:
             said = f"endpoint {remote.endpoint.name!r} calls {reply.calls[0].name!r}, but was offered no tools"
             raise EpisodeFailedError("failed", said)
-        text = until(reply.text, sampling.stop)  # for servers that do not stop there
+        text = until(reply.text, sampling.stop)  # for servers that ignore stop strings
         tokens = self._recorded(policy, text, reply, remote.context - len(prompt.ids))
         return Completion(
             tokens,
@@ -84,10 +84,10 @@ class RemoteEngine:
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """Ask for a choice: the model is asked to answer with one of the options.
+        """Request a choice; the prompt asks for exactly one option.
 
         Raises:
-            EpisodeFailedError: the endpoint gives no answer, or time and again another one.
+            EpisodeFailedError: the endpoint does not answer, or no answer in ``TRIES`` attempts matches an option.
         """
         remote = self.policies[policy]
         texts = [self.decode(policy, option.tokens).strip() for option in options]
@@ -107,27 +107,31 @@ class RemoteEngine:
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
-        """Endpoints do not admit in order."""
+        """No-op: endpoints have no admission order."""
         yield
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
-        """Never: what is behind an endpoint is frozen."""
+        """Raise an error: policies behind an endpoint are frozen.
+
+        Raises:
+            AssertionError: always.
+        """
         raise AssertionError(f"{', '.join(policies)}: nothing behind an endpoint is trained (version {version})")
 
     async def settle(self) -> None:
-        """Nothing is computed here."""
+        """No-op: the engine computes nothing locally."""
 
     def version(self, policy: str) -> int:  # noqa: ARG002
-        """Always 0: nothing behind an endpoint is trained."""
+        """Return 0: policies behind an endpoint are never trained."""
         return 0
 
     def usage(self) -> Mapping[str, float]:
-        """What answers have taken, by the name of a metric."""
+        """Return the endpoints' token usage, by metric name."""
         used = {id(remote.endpoint): remote.endpoint.used for remote in self.policies.values()}
         return as_metrics(sum(used.values(), Usage()), "remote_")
 
     async def close(self) -> None:
-        """The endpoints are whose they are."""
+        """No-op: the endpoints belong to the caller."""
 
     async def _ask(
         self, remote: RemotePolicy, chat: Sequence[Mapping[str, object]], fields: Mapping[str, object]
@@ -137,7 +141,7 @@ class RemoteEngine:
         return await remote.endpoint.ask(remote.endpoint.body(chat, fields))
 
     def _recorded(self, policy: str, text: str, reply: ModelReply, room: int) -> TokenIds:
-        """The turn in the reader's tokens, as many as it has room for, with its end where the model came to it."""
+        """Encode a turn with the local tokenizer, up to ``room`` tokens; a complete turn gets an end-of-turn token."""
         tokens = self.renderer.option(policy, text[: MOST_CHARACTERS * max(1, room)])
         if reply.finish == "length" and len(tokens) > 1:
             tokens = tokens[:-1]
@@ -162,7 +166,7 @@ def _fields(sampling: Sampling, seed: int) -> dict[str, object]:
 
 
 def _as_sent(message: Mapping[str, Any]) -> Mapping[str, object]:
-    """A message as endpoints take it: the arguments of calls are text."""
+    """Convert a message to the endpoint format: tool-call arguments become JSON text."""
     if "tool_calls" not in message:
         return message
     calls = [
@@ -173,8 +177,10 @@ def _as_sent(message: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def _with_options(chat: Sequence[Mapping[str, object]], texts: Sequence[str]) -> list[Mapping[str, object]]:
-    """The chat with the options at its end: in its last message where that is a user's, as many templates want users
-    and assistants to take turns."""
+    """Append the options to the chat.
+
+    If the last message is a user's, the options join it, because many templates require alternating roles.
+    """
     listed = "\n".join(texts)
     ask = f"Choose one of the following lines and answer with exactly that line, nothing else:\n{listed}"
     if chat and chat[-1]["role"] == "user":

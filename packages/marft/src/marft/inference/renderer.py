@@ -1,4 +1,4 @@
-"""Prompts through a model's own chat template, with context-window cuts that are chosen and counted."""
+"""Prompt rendering with the model's own chat template, including recorded context-window cuts."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from marft.inference.whole_turns import begun_turn, whole_turn
 from marft.models.control_tokens import encoded_inside, marked, spelled, spelled_inside
 from marft.models.templates import CANNOT_RENDER
 
-MOST_OPTIONS, LONGEST_OPTION = 4096, 256  # of a policy, in characters, whose ids are kept
-PROBE_OPTIONS = ("1", "Yes.")  # which begin with nothing alike
-MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the tokens wanted need not be counted
+MOST_OPTIONS, LONGEST_OPTION = 4096, 256  # limits of the per-policy cache of option ids; the length is in characters
+PROBE_OPTIONS = ("1", "Yes.")  # two texts without a common prefix
+MOST_CHARACTERS = 32  # generous bound on characters per token; longer text certainly exceeds the token limit
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How one model is spoken to: its tokenizer, its template's options, and its context in tokens.
+    """Chat format for one model: tokenizer, template options and context length in tokens.
 
-    A ``remote`` one is spoken to in messages; the tokenizer is its reader's. ``unheld`` is why its texts cannot be held
-    to a grammar, if so.
+    If ``remote`` is true, the policy is behind an endpoint. It receives messages, and ``tokenizer`` is the local
+    tokenizer that records its text. ``unheld`` gives the reason why grammars are not supported; "" if they are.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -60,7 +60,7 @@ class ChatFormat:
 
 
 class ChatRenderer:
-    """Renders for every policy of a team in the chat format of its model.
+    """Prompt renderer for every policy in a team, with the chat format of the policy's model.
 
     Args:
         formats: by policy name.
@@ -71,14 +71,22 @@ class ChatRenderer:
         self._tool_formats: dict[str, ToolFormat] = {}
         self._call_ends: dict[str, str | Said] = {}  # by policy
         self._spellings: dict[str, Callable[..., Spelling]] = {}
-        self._begun: dict[str, bool] = {}  # by policy, whether its template begins each turn with a thought
-        self._changes: dict[tuple[str, bool], NotExact | None] = {}  # by policy, and whether it has tools
+        self._begun: dict[str, bool] = {}  # by policy: whether its template starts each turn with reasoning
+        self._changes: dict[tuple[str, bool], NotExact | None] = {}  # by policy and whether it has tools
         self._options: dict[str, dict[str, TokenIds]] = {}  # by policy and text
 
     def render(
         self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
     ) -> Prompt:
-        """Render the messages of a profile, an observation and what is seen, by the model's own chat template."""
+        """Render a profile's messages, the observation and the visible messages through the model's chat template.
+
+        Args:
+            reserve: tokens of the context reserved for the action.
+            cut: text that may be cut if the prompt is too long.
+
+        Raises:
+            PromptTooLongError: the prompt exceeds the context after all permitted cuts.
+        """
         format = self.formats[policy]
         budget = format.context - reserve
         texts = _Texts(observation, tuple(seen))
@@ -100,7 +108,11 @@ class ChatRenderer:
         return Prompt(ids, whole - len(ids), tuple(chat), profile.tools)
 
     def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
-        """The ids of a conversation, up to where the agent's next turn begins."""
+        """Return the ids of a conversation, up to the start of the agent's next turn, [T].
+
+        Raises:
+            ValueError: the chat template cannot render the conversation.
+        """
         try:
             return render_messages(self.formats[policy], messages, tools)
         except CANNOT_RENDER as error:
@@ -110,7 +122,10 @@ class ChatRenderer:
         self, policy: str, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage],
         tools: Sequence[Tool],
     ) -> TokenIds | NotExact:  # fmt: skip
-        """What the template puts after a conversation that ends with a turn, where it can be continued exactly."""
+        """Return the template's ids after a conversation with a completed turn, [T].
+
+        Returns :class:`NotExact` if no exact continuation exists. For a remote policy, the ids are only a record.
+        """
         format = self.formats[policy]
         if format.remote:
             return self._recorded(format, ids, new)
@@ -120,15 +135,25 @@ class ChatRenderer:
         return self._changes[key] or continue_ids(format, ids, messages, new, tools)
 
     def thought(self, policy: str, text: str, begun: str = "") -> int:
-        """How many of the first characters of a turn's text are a thought. The template may have begun it."""
+        """Return the number of leading characters in a turn's text that belong to reasoning.
+
+        Args:
+            begun: text that precedes ``text`` in the turn. If empty, the template may have opened the reasoning.
+        """
         if policy not in self._begun:
             format = self.formats[policy]
             self._begun[policy] = not format.remote and begins_thought(format)
         return thought(text, thinking_after(begun, self._begun[policy]) and not self.formats[policy].remote)
 
     def opening(self, policy: str, text: str) -> TokenIds:
-        """Return the ids of a text that a client begins a turn with, after what the chat template begins each turn
-        with. What looks like a control token is text, but for marks of thoughts: it is the agent's own turn."""
+        """Return the ids for a client's prefix of the assistant turn, [T], after the template's own turn header.
+
+        Control tokens in the prefix stay plain text. Reasoning tags are an exception, because the prefix is part of the
+        agent's own turn.
+
+        Raises:
+            ValueError: the policy is remote, or its template starts with reasoning that the prefix does not close.
+        """
         format = self.formats[policy]
         if format.remote:
             raise ValueError("it is behind an endpoint, which takes whole messages alone")
@@ -145,7 +170,14 @@ class ChatRenderer:
     def live(
         self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool, begun: str = ""
     ) -> LiveText:  # fmt: skip
-        """What spells a turn while it is sampled."""
+        """Return a streaming detokenizer for a turn.
+
+        Args:
+            stops: stop strings.
+            drops: whether to hide reasoning.
+            tools: whether tool calls may follow, which the stream must hold back.
+            begun: text that precedes the sampled tokens in the turn.
+        """
         format = self.formats[policy]
         if policy not in self._spellings:
             self._spellings[policy] = spelling_of(format.tokenizer, format.stop_ids)
@@ -154,7 +186,7 @@ class ChatRenderer:
         return LiveText(self._spellings[policy](bool(begun)), stops, thinking if drops else None, certain)
 
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
-        """An action as messages of a chat: what it said, called and was answered."""
+        """Convert an action to chat messages: text, tool calls and tool results."""
         messages, begun = list[ChatMessage](), action.tokens[: int(np.argmax(action.own))]
         for number, text in enumerate(action.intermediate_texts):
             calls = [call for call in action.calls if call.round == number]
@@ -162,7 +194,11 @@ class ChatRenderer:
         return [*messages, {"role": "assistant", "content": action.text}]
 
     def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> list[ChatMessage]:
-        """A turn that called tools, after what a teammate began it with, and what they answered, as messages."""
+        """Convert a turn with tool calls, and their results, to messages.
+
+        Args:
+            begun: tokens at the start of the turn that a teammate wrote.
+        """
         format = self.formats[policy]
         if len(begun):
             text = spelled(format.tokenizer, begun.tolist()) + text
@@ -170,7 +206,10 @@ class ChatRenderer:
 
     @staticmethod
     def _recorded(format: ChatFormat, ids: TokenIds, new: Sequence[ChatMessage]) -> TokenIds:
-        """What is recorded of a conversation with an endpoint, which is sent messages: as its reader would have it."""
+        """Return the recorded ids for new messages to an endpoint, encoded for the local tokenizer, [T].
+
+        The endpoint itself receives messages.
+        """
         try:
             found = appended(format, PROBES[0][0], new, ended=end_of(format, ids))
         except CANNOT_RENDER as error:
@@ -180,9 +219,10 @@ class ChatRenderer:
         return _encoded(format, [str(message["content"]) for message in new])
 
     def check_continues(self, policy: str) -> None:
-        """
+        """Check for a chat template with support for multi-turn conversations.
+
         Raises:
-            ValueError: the chat template of a policy's model cannot show an agent what it said itself.
+            ValueError: the chat template cannot render a conversation with the agent's own turns.
         """
         try:
             for messages, new in PROBES:
@@ -194,11 +234,15 @@ class ChatRenderer:
             ) from error
 
     def count(self, policy: str, text: str) -> int:
-        """Tokens of a text, on its own."""
+        """Return the number of tokens in a text without special tokens."""
         return len(self.formats[policy].tokenizer.encode(text, add_special_tokens=False))
 
     def pieces(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
-        """The text of each token; one of half a character shows as a sign for that."""
+        """Return the text of each token; a token with part of a character becomes a replacement sign.
+
+        Args:
+            begin: number of leading tokens to decode individually, without the context of a turn.
+        """
         tokenizer, control = self.formats[policy].tokenizer, set(self.formats[policy].tokenizer.added_tokens_decoder)
         return tuple(
             str(tokenizer.decode([token])) if place < begin or token in control else spelled_inside(tokenizer, [token])
@@ -206,32 +250,41 @@ class ChatRenderer:
         )
 
     def spelled(self, policy: str, tokens: TokenIds, inside: bool = False) -> str:
-        """The text of sampled tokens, without control tokens and the end of the turn."""
+        """Decode sampled tokens, without control tokens and the end of the turn.
+
+        Args:
+            inside: whether the tokens continue an earlier text.
+        """
         format = self.formats[policy]
         spell = spelled_inside if inside and not format.remote else spelled
         return spell(format.tokenizer, _unended(format, tokens).tolist())
 
     def ids(self, policy: str, text: str) -> TokenIds:
-        """The ids of a text in the middle of a turn; what looks like a control token is text."""
+        """Return the ids of a text inside a turn, [T]; control tokens in it stay plain text."""
         return _encoded(self.formats[policy], [text])
 
     def quotable(self, policy: str, other: str, tokens: TokenIds, text: str) -> TokenIds | None:
-        """The ids of a text that policy ``other`` has sampled, where ``policy`` has the same tokenizer and they spell
-        no more than the text."""
+        """Return the ids sampled by policy ``other`` if ``policy`` can reuse the same ids for the text, else None.
+
+        Both policies need the same tokenizer, and the tokens must decode to exactly ``text``.
+        """
         theirs = self.formats[other]
         kept = _unended(theirs, tokens)
         whole = str(theirs.tokenizer.decode(kept.tolist()))
         return kept if not theirs.remote and whole == text and self._speak_alike(policy, other) else None
 
     def _speak_alike(self, policy: str, other: str) -> bool:
-        """Whether the models of two policies have the same tokens."""
+        """Return whether the models of two policies share a vocabulary."""
         mine, theirs = self.formats[policy].tokenizer, self.formats[other].tokenizer
         return mine is theirs or mine.get_vocab() == theirs.get_vocab()
 
     def option(self, policy: str, text: str) -> TokenIds:
-        """Return the ids of a whole turn that says ``text``, as the chat template shows one, end of turn included, [T].
+        """Return the ids of a whole assistant turn with ``text``, including the end of turn, [T].
 
-        Where the template shows it otherwise than it is, or with a thought, it is the text itself and the end of turn.
+        If the template changes the text or adds reasoning, the result is the text itself and the end-of-turn token.
+
+        Raises:
+            ValueError: the policy's model has no end-of-turn token.
         """
         format = self.formats[policy]
         if not format.stop_ids:
@@ -243,18 +296,18 @@ class ChatRenderer:
         return ids.copy()
 
     def option_text(self, policy: str, tokens: TokenIds) -> str:
-        """Return what a turn says that :meth:`option` made: without what its chat template begins each turn with."""
+        """Return the text of a turn from :meth:`option`, without the header from the chat template."""
         one, other = (self.option(policy, text) for text in PROBE_OPTIONS)
         begins = common(one, other)
         own = tokens[begins:] if common(one[:begins], tokens) == begins else tokens
         return self.spelled(policy, own)
 
     def context(self, policy: str) -> int:
-        """Tokens that prompt and action may have together."""
+        """Return the context length for prompt and action together, in tokens."""
         return self.formats[policy].context
 
     def clip(self, policy: str, text: str, tokens: int) -> str:
-        """The first ``tokens`` tokens of a text, with a note on how much is left out."""
+        """Truncate a text to ``tokens`` tokens, with a note about the number of omitted characters."""
         tokenizer, head = self.formats[policy].tokenizer, text[: tokens * MOST_CHARACTERS]
         ids = tokenizer.encode(head, add_special_tokens=False, split_special_tokens=True)
         if len(ids) <= tokens and len(head) == len(text):
@@ -265,12 +318,18 @@ class ChatRenderer:
     def calls(
         self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
     ) -> Sequence[ToolCall]:
-        """The tools that a sampled turn calls, read in the format of the model's own template."""
+        """Parse the tool calls in a sampled turn, in the format of the model's chat template.
+
+        Raises:
+            ValueError: the chat template has no tool format.
+        """
         return self.tool_format(policy).read(tokens, tools, begun)
 
     def call_end(self, policy: str) -> str | Said:
-        """What the template puts after a call, where that is a mark and no sign that calls hold themselves. Where the
-        model thinks, it is one that counts outside of thoughts."""
+        """Return the stop string after a tool call; "" if the template has no distinctive marker.
+
+        If the model supports reasoning, the stop string does not apply inside reasoning.
+        """
         format = self.formats[policy]
         if policy not in self._call_ends:
             try:
@@ -286,10 +345,15 @@ class ChatRenderer:
         self, policy: str, turn: TokenIds, messages: Sequence[ChatMessage], calls: Sequence[ToolCall],
         tools: Sequence[Tool],
     ) -> TokenIds | NotExact:  # fmt: skip
-        """What the template puts after a turn that called tools (their answers, and the start of the next turn), where
-        it leaves the conversation as it stands."""
+        """Return the template's ids after a turn with tool calls: the results and the start of the next turn, [T].
+
+        Returns :class:`NotExact` if the template changes the conversation so far.
+
+        Raises:
+            ValueError: the chat template has no tool format.
+        """
         format = self.formats[policy]
-        if format.remote:  # for the record alone: the endpoint is sent messages
+        if format.remote:  # only for the record: the endpoint receives messages
             return _encoded(format, [call.output for call in calls])
         said, answers = messages[: -len(calls)], messages[-len(calls) :]
         changed = rewritten(format, said, answers, tools)
@@ -299,16 +363,16 @@ class ChatRenderer:
         found = self.tool_format(policy).response(calls, ended)
         if not isinstance(found, NotExact):
             return found
-        try:  # the format's probe says nothing beside its calls, which alone may be what is shown otherwise
+        try:  # the format's probe contains calls without text; the template may treat only that case differently
             return appended(format, said, answers, tools, ended)
         except CANNOT_RENDER:
             return found
 
     def grammar(self, policy: str, chat: Chat) -> Grammar | None:
-        """What the answer to a client's chat must be, as one that its model's tokenizer can be held to.
+        """Return the grammar for the answer to a client's chat; None without a constraint.
 
         Raises:
-            ValueError: none can.
+            ValueError: the policy does not support grammars, or this grammar cannot be enforced.
         """
         if chat.constraint is None:
             return None
@@ -319,12 +383,13 @@ class ChatRenderer:
         return grammar
 
     def check_grammar(self, policy: str, grammar: Grammar, thoughts: bool = True) -> None:
-        """
+        """Check for a grammar that the policy supports.
+
         Args:
-            thoughts: whether the grammar may be one of whole turns that begin with a thought.
+            thoughts: whether the grammar may cover whole turns that start with reasoning.
 
         Raises:
-            ValueError: the texts of a policy cannot be held to a grammar; the message says why.
+            ValueError: the policy cannot enforce the grammar; the message gives the reason.
         """
         format = self.formats[policy]
         if format.unheld:
@@ -337,7 +402,7 @@ class ChatRenderer:
         Grammars.of(format.tokenizer, format.stop_ids).check(grammar)
 
     def tool_format(self, policy: str) -> ToolFormat:
-        """How the model of a policy writes calls.
+        """Return the tool-call format for a policy's model.
 
         Raises:
             ValueError: its chat template has no tool format.
@@ -348,7 +413,11 @@ class ChatRenderer:
         return self._tool_formats[policy]
 
     def response_prefix(self, policy: str, other: Action) -> int:
-        """How many of the first tokens of ``other`` a turn of ``policy`` can begin with."""
+        """Return how many leading tokens from another agent's action can start a turn of ``policy``.
+
+        Raises:
+            ValueError: the policy is remote, or the tokenizers differ.
+        """
         mine, theirs = self.formats[policy], self.formats[other.policy]
         if mine.remote:
             raise ValueError(
@@ -370,17 +439,17 @@ class _Texts:
 
 
 def _encoded(format: ChatFormat, texts: Sequence[str]) -> TokenIds:
-    """Return the ids of texts in the middle of a turn, [T]; what looks like a control token is text."""
+    """Return the ids of texts inside a turn, [T]; control tokens in them stay plain text."""
     return np.array(encoded_inside(format.tokenizer, marked(format.tokenizer, "\n".join(texts))), np.int32)
 
 
 def _unended(format: ChatFormat, tokens: TokenIds) -> TokenIds:
-    """Return the ids of a turn without the token that ends it."""
+    """Return the ids of a turn without its end-of-turn token."""
     return tokens[: len(tokens) - (end_of(format, tokens) is not None)]
 
 
 def _option(format: ChatFormat, text: str) -> TokenIds:
-    """Return the ids of a whole turn that says a text, [T]."""
+    """Return the ids of a whole turn with the given text, [T]."""
     try:
         found = NotExact("") if format.remote else whole_turn(format, [ASKED], {"role": "assistant", "content": text})
     except CANNOT_RENDER as error:
@@ -392,7 +461,7 @@ def _option(format: ChatFormat, text: str) -> TokenIds:
 
 
 def _shorten(tokenizer: PreTrainedTokenizerBase, texts: _Texts, excess: int, cut: Cut) -> _Texts | None:
-    """Cut up to ``excess`` tokens from the first text that may give way; None when nothing is left that may."""
+    """Cut up to ``excess`` tokens from the first text open to cuts; None if no text remains."""
     if cut.what == "nothing":
         return None
     message = next((index for index, message in enumerate(texts.seen) if message.text), None)
@@ -405,8 +474,8 @@ def _shorten(tokenizer: PreTrainedTokenizerBase, texts: _Texts, excess: int, cut
 
 
 def _cut_text(tokenizer: PreTrainedTokenizerBase, text: str, excess: int, cut: Cut) -> str:
-    """The text without ``excess`` of its tokens; always shorter than before."""
+    """Return the text without ``excess`` tokens; always shorter than before."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     kept = max(0, len(ids) - excess)
     shorter = str(tokenizer.decode(ids[len(ids) - kept :] if cut.keep == "end" else ids[:kept])) if kept else ""
-    return shorter if len(shorter) < len(text) else ""  # half a character can decode to as much text again
+    return shorter if len(shorter) < len(text) else ""  # part of a character can decode to a text of the same length

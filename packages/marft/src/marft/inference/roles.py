@@ -1,7 +1,7 @@
-"""Which messages a chat template takes, and a chat in such messages alone.
+"""Message roles supported by a chat template, and chats adapted to those roles.
 
-Not every model was taught system messages, and some take messages of user and assistant by turns alone. Nothing is left
-out for it: what no message of its own can say is said in the one beside it.
+Some models do not support system messages, and some accept only alternating messages of user and assistant. The
+adaptation drops no text: a message without a supported role joins a neighboring message.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from marft.agents.rendering import ChatMessage
 from marft.common.thoughts import BEGINS, ENDS
 from marft.models.templates import CANNOT_RENDER
 
-BETWEEN = "\n\n"  # texts that are said in one message
+BETWEEN = "\n\n"  # separator between texts joined in one message
 ONE, OTHER, ANSWER = "probe-of-one-text", "probe-of-another", "probe-of-an-answer"
-MARK = re.compile(r"<\|\w+\|>|<</?\w+>>|</?\w+>|\[/?\w+\]")  # which begins or ends a message where it is no token
+# marker that may start or end a message without being a token
+MARK = re.compile(r"<\|\w+\|>|<</?\w+>>|</?\w+>|\[/?\w+\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a chat template takes.
+    """Roles supported by a chat template.
 
     Args:
-        system: it shows a system message, once, and whatever follows.
-        late: also one that is not the first message.
-        repeated: it shows two messages of a user, one after the other.
-        marks: what it begins and ends messages with that is plain text, and no token.
+        system: the template shows a system message exactly once, and the messages after it.
+        late: it also accepts a system message that is not the first message.
+        repeated: it shows two consecutive user messages.
+        marks: plain-text markers at the start or end of its messages that are not single tokens.
     """
 
     system: bool = True
@@ -44,7 +45,7 @@ _known: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, Roles]] = WeakKeyDi
 
 
 def roles_of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> Roles:
-    """What a tokenizer's chat template takes: found by rendering probes, once."""
+    """Detect the roles supported by a tokenizer's chat template; probes run once per template."""
     known, key = _known.setdefault(tokenizer, {}), repr((tokenizer.chat_template, sorted(options.items())))
     if key not in known:
         found = Roles(
@@ -57,7 +58,7 @@ def roles_of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> 
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], chat: list[dict[str, Any]]) -> str:
-    """The text of a chat; "" where the template cannot show it."""
+    """Render a chat as text; "" if rendering fails."""
     try:
         return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options))
     except CANNOT_RENDER:
@@ -65,8 +66,11 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], ch
 
 
 def _shows_once(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], first: str, then: str) -> bool:
-    """Whether messages of these roles are both shown, once and in their order; and where one is a system message, still
-    when a turn has followed. (Some show it beside the last question alone, if that is the last message.)"""
+    """Return whether the template shows both roles exactly once and in order.
+
+    If a role is system, the check also runs with a following assistant turn. Some templates show a system message only
+    beside the last user message.
+    """
     chat = [_message(first, ONE), _message(then, OTHER)]
     texts = [_rendered(tokenizer, options, chat)]
     if "system" in (first, then):
@@ -86,10 +90,11 @@ def _message(role: str, text: str) -> dict[str, Any]:
 
 
 def taken(messages: Sequence[ChatMessage], roles: Roles) -> list[dict[str, Any]]:
-    """A chat as a template takes it: a system message that it does not show begins the user's message which follows, or
-    is one, before the turn that it came before; where turns must alternate, messages of one role that follow on each
-    other become one. Marks that are plain text are broken by a space where anybody but the agent itself wrote them, so
-    that nobody speaks in another's role.
+    """Adapt a chat to the roles supported by the template.
+
+    An unsupported system message is prepended to the following user message. If no user message follows, it becomes a
+    user message itself. If roles must alternate, consecutive messages of one role are merged. In messages not written
+    by the agent, a space breaks plain-text role markers. Such a message therefore cannot imitate another role.
 
     >>> taken([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}], Roles(system=False))
     [{'role': 'user', 'content': 'Be brief.\\n\\nHi.'}]
@@ -111,14 +116,14 @@ def taken(messages: Sequence[ChatMessage], roles: Roles) -> list[dict[str, Any]]
 
 
 def _add(chat: list[dict[str, Any]], message: dict[str, Any], roles: Roles) -> None:
-    """Put a message at the end of a chat, or into the one there."""
+    """Append a message to a chat, or merge it into the last message."""
     if chat and not roles.repeated and _continues(chat[-1], message):
         message = {**message, "content": _joined(chat.pop()["content"], message["content"])}
     chat.append(message)
 
 
 def _unmarked(message: ChatMessage, marks: Sequence[str]) -> dict[str, Any]:
-    """The message without marks of others' roles."""
+    """Break the role markers in a message, unless the assistant wrote it."""
     unmarked = dict(message)
     for mark in marks if message["role"] != "assistant" else ():
         unmarked["content"] = str(unmarked["content"]).replace(mark, f"{mark[0]} {mark[1:]}")
@@ -126,7 +131,7 @@ def _unmarked(message: ChatMessage, marks: Sequence[str]) -> dict[str, Any]:
 
 
 def _continues(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Whether two messages of a chat can be one."""
+    """Return whether two messages can merge into a single message."""
     return one["role"] == other["role"] in ("user", "assistant") and not (one.keys() | other.keys()) - {
         "role",
         "content",

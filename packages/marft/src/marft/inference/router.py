@@ -1,4 +1,4 @@
-"""Several engines behind one door: each policy has its own, and agents whom people play have theirs."""
+"""Routing of requests to several engines, by policy or by agent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sa
 
 
 class Router:
-    """Hands every request to the engine of its policy, or to whoever sits in its agent's seat.
+    """Engine router: a request goes to its policy's engine, or to the sampler for its agent.
 
-    A request to a later engine holds the external wait of all engines before it, as a tool would: one that admits
-    requests in order then knows that its next request may depend on this one. The first engine waits for nobody, so
-    nobody waits in a circle.
+    A request to a later engine holds the external wait of all engines before it, like a tool call. An engine with
+    in-order admission then knows that its next request may depend on this request. The first engine never waits for
+    another engine, so circular waits cannot occur.
 
     Args:
-        engines: by policy; their order is that in which they first come.
-        seats: by role, for agents that are nobody's policy: people.
+        engines: by policy. The order of first occurrence is the order of the engines.
+        seats: samplers by role, for agents without a policy, such as people.
     """
 
     def __init__(self, engines: Mapping[str, Engine], seats: Mapping[str, Sampler] | None = None) -> None:
@@ -27,7 +27,7 @@ class Router:
         self.distinct = list({id(engine): engine for engine in engines.values()}.values())
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """Sample one action with the policy's engine; raises what that raises."""
+        """Sample one action with the policy's engine; raises the same errors."""
         sampler = self._of(policy, key)
         with self._ahead_wait(sampler):
             return await sampler.sample(policy, prompt, sampling, key)
@@ -35,53 +35,53 @@ class Router:
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """Choose with the policy's engine; raises what that raises."""
+        """Choose with the policy's engine; raises the same errors."""
         sampler = self._of(policy, key)
         with self._ahead_wait(sampler):
             return await sampler.choose(policy, prompt, options, sampling, key)
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
-        """Every engine knows that more may come."""
+        """Announce an external wait to every engine."""
         with ExitStack() as held:
             for engine in self.distinct:
                 held.enter_context(engine.external_wait())
             yield
 
     def seating(self, seats: Mapping[str, Sampler]) -> Router:
-        """The same engines, with somebody else in some agents' seats."""
+        """Return a router with the same engines and additional agent samplers."""
         return Router(self.engines, {**self.seats, **seats})
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
-        """Give every engine the policies that are its own."""
+        """Publish to every engine its own policies."""
         for engine in self.distinct:
             mine = {name: weights for name, weights in policies.items() if self.engines[name] is engine}
             if mine:
                 await engine.publish(mine, version)
 
     async def settle(self) -> None:
-        """Wait until no engine computes anything any more."""
+        """Wait until every engine finishes its running requests."""
         for engine in self.distinct:
             await engine.settle()
 
     @property
     def problem(self) -> str:
-        """Why one of the engines cannot go on; "" where all can."""
+        """Return the reason why an engine has failed; "" if every engine works."""
         return next((problem for engine in self.distinct if (problem := problem_of(engine))), "")
 
     def version(self, policy: str) -> int:
-        """The version of a policy at its engine."""
+        """Return the engine's version for a policy."""
         return self.engines[policy].version(policy)
 
     def usage(self) -> Mapping[str, float]:
-        """What all engines have sampled so far, by the name of a metric."""
+        """Return the usage counters summed over engines, by metric name."""
         total = Counter[str]()
         for engine in self.distinct:
             total.update(engine.usage())
         return dict(total)
 
     async def close(self) -> None:
-        """End every engine."""
+        """Close every engine."""
         for engine in self.distinct:
             await engine.close()
 

@@ -1,4 +1,4 @@
-"""Who samples: the models of a run, the engines that ask them, and the thread that computes for them."""
+"""Inference runtime for a run: models, engines, endpoints and the compute thread."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ ENGINE = ("sample", "choose", "external_wait", "publish", "settle", "version", "
 
 
 class EngineKind(Protocol):
-    """What ``[engine]`` names."""
+    """Settings type of ``[engine]`` with a factory method."""
 
     def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
-        """An engine that samples for ``policies``. What it computes here it computes on ``thread``."""
+        """Open an engine for ``policies``. Its local tensor work runs on ``thread``."""
         ...
 
 
 class Samplers:
-    """Loads the models that a recipe names, and connects those that are elsewhere. Close it.
+    """Inference runtime: loads local models and connects to endpoints. Call :meth:`close` after use.
 
     Args:
-        cancel: ends what coroutines may wait for on other threads, when an interrupt cancels them.
-        for_parts: weights stay in the host's memory: a part of them alone will come to the device.
+        cancel: callback that stops blocking waits on other threads, called when an interrupt cancels the coroutines.
+        for_parts: keep weights in CPU memory, because only a shard of them will move to the device.
 
     Raises:
-        ValueError: a model cannot be loaded, an endpoint's key is not there, or an agent's ``max_new_tokens`` fills its
-            model's context.
+        ValueError: a model cannot be loaded, an endpoint's API key is missing, or an agent's ``max_new_tokens`` fills
+            its model's context.
     """
 
     def __init__(self, run: RunSettings, cancel: Callable[[], None] = lambda: None, for_parts: bool = False) -> None:
-        with ExitStack() as started:  # what has been started ends, should the rest fail
+        with ExitStack() as started:  # closes started resources if a later step fails
             self._begin(run, cancel, for_parts, started)
             self._started = started.pop_all()
 
@@ -75,22 +75,23 @@ class Samplers:
         started.callback(lambda: self.wait_for(self.engine.close()))
 
     def decode(self, policy: str, ids: TokenIds) -> str:
-        """Return what a policy's turn says, without its end and what its chat template begins each turn with."""
+        """Decode a policy's turn, without its end-of-turn token and the header from the chat template."""
         return self.renderer.option_text(policy, ids)
 
     def publish(self, version: int) -> None:
-        """The policies in training are at this version now."""
+        """Publish the trained policies at a new version."""
         trained = {name: self.models.policies[name] for name in self.run.trained_policies}
         self.wait_for(self.engine.publish(trained, version))
 
     def publish_versions(self, versions: Mapping[str, int]) -> None:
-        """These policies were given other weights, each of a step."""
+        """Publish policies with replaced weights, each with its own version."""
         for name, version in versions.items():
             self.wait_for(self.engine.publish({name: self.models.policies[name]}, version))
 
     def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[str, int]:
-        """What a policy says to a question that is no part of an episode, without what it thought first; and the
-        tokens that it took, with the question's.
+        """Ask a policy a question outside an episode; return the text without reasoning, and the token count.
+
+        The count covers the prompt and the answer.
 
         Raises:
             PromptTooLongError: the question does not fit the model's context.
@@ -103,27 +104,27 @@ class Samplers:
         return said.text[self.renderer.thought(policy, said.text) :], len(prompt.ids) + len(said.tokens)
 
     def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
-        """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
+        """Run a coroutine with access to the engine. The engine computes on the calling thread."""
         return self._thread.wait_for(coroutine)
 
     def begin(self, coroutine: Coroutine[object, object, T]) -> Background[T]:
-        """Run a coroutine in the background. It may ask engines apart alone: nothing is computed here meanwhile."""
+        """Run a coroutine in the background. It may use only subprocess engines, because no local computation runs."""
         return self._thread.begin(coroutine)
 
     def end(self, begun: Sequence[Cancellable]) -> None:
-        """Cancel what runs in the background, and wait some seconds until it has let go of what it holds."""
+        """Cancel background coroutines and wait a few seconds for their cleanup."""
         self._thread.end(begun)
 
     def close(self) -> None:
-        """End whatever was started."""
+        """Close the engines, endpoints and compute thread."""
         self._started.close()
 
 
 def _opened(run: RunSettings, models: Models, here: Sequence[str], thread: CallerThreadExecutor) -> Engine:
-    """The engine that the recipe names; one of somebody else's is held to its seam.
+    """Open the engine from the recipe; a plugin engine gets a validating wrapper.
 
     Raises:
-        ValueError: what was opened is no engine.
+        ValueError: the opened object lacks an engine method.
     """
     engine = cast("EngineKind", run.engine).open(run, models, here, thread)
     if run.engine.name in bundled_parts("engines"):
@@ -139,6 +140,7 @@ def _opened(run: RunSettings, models: Models, here: Sequence[str], thread: Calle
 
 
 def _renderer(run: RunSettings, models: Models, remote: Mapping[str, RemotePolicy]) -> ChatRenderer:
+    """Build the renderer with the chat format of every loaded policy."""
     formats = {}
     for name, policy in models.policies.items():
         options = run.models[policy.base].template_options
@@ -150,7 +152,7 @@ def _renderer(run: RunSettings, models: Models, remote: Mapping[str, RemotePolic
 
 
 def renderer_of(run: RunSettings, formats: Mapping[str, Format]) -> ChatRenderer:
-    """Return how every policy of a recipe is spoken to, without its weights."""
+    """Build the renderer for a recipe's policies without loading weights."""
     contexts = {name: format.context for name, format in formats.items()}
     known = {}
     for name, policy in run.policies.items():

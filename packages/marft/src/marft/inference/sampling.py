@@ -1,4 +1,4 @@
-"""Drawing tokens: one uniform number a token, taken from the row's own stream, through the inverse distribution."""
+"""Token sampling by inverse CDF, with a uniform number per token from the row's own stream."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from marft.common.types import Sampling
 from marft.models.devices import sent
 from marft.models.log_probs import exponentials_
 
-BLOCK = 64  # tokens summed at once when the inverse distribution is looked up
+BLOCK = 64  # block size, in tokens, for the two-level CDF lookup
 
 
 def draw(
     logits_BV: Tensor, uniforms_B: Tensor, greedy_B: Tensor | None, allowed_BV: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token a row.
+    """Sample a token per row.
 
     Args:
-        logits_BV: over the sampling temperature, float32; they are used up.
+        logits_BV: logits divided by the sampling temperature, float32. The call modifies them in place.
         uniforms_B: in [0, 1).
-        greedy_B: rows that take the most likely token; None when no row does.
-        allowed_BV: tokens that top-p and top-k leave, or None for all.
+        greedy_B: rows that take the most likely token; None if no row does.
+        allowed_BV: tokens kept by top-p and top-k; None for all tokens.
 
     Returns:
-        Token ids [B], and their log-probabilities [B] in the whole distribution.
+        Token ids [B], and their log-probabilities [B] in the full distribution.
     """
     z, weights, total = exponentials_(logits_BV)
     ids = inverse(weights if allowed_BV is None else weights * allowed_BV, uniforms_B)
@@ -35,9 +35,9 @@ def draw(
 
 
 def inverse(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """The token whose share of each row's cumulative weight holds the uniform number, [B].
+    """Sample by inverse CDF: return the token whose cumulative weight range contains the uniform number, [B].
 
-    Looked up in two levels, so that no cumulative sum over the vocabulary is made. A token of weight 0 is never drawn.
+    The lookup has two levels, which avoids a cumulative sum over the vocabulary. A token with weight 0 is never drawn.
     """
     rows, vocabulary = weights_BV.shape
     spare = -vocabulary % BLOCK
@@ -47,14 +47,15 @@ def inverse(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     block, rest = _find(sums, uniforms_B[:, None].to(sums.dtype) * sums.sum(-1, keepdim=True))
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
     index, _ = _find(inside, rest)
-    return (block * BLOCK + index)[:, 0].clamp_max_(vocabulary - 1)  # where numbers are none, the last block's padding
+    # for NaN weights, the index may be in the padding of the last block
+    return (block * BLOCK + index)[:, 0].clamp_max_(vocabulary - 1)
 
 
 def _find(weights: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the cumulative ``weights`` [B, N] first exceed ``wanted`` [B, 1], and what is left of it there.
+    """Find the first index with cumulative ``weights`` [B, N] above ``wanted`` [B, 1], and the remainder there.
 
-    ``wanted`` is kept below the last cumulative sum, which rounding may make it reach: then something of weight
-    above 0 is always found.
+    Rounding may make ``wanted`` reach the last cumulative sum. It is therefore clamped below that sum, so the result
+    always has a weight above 0.
     """
     cumulative = weights.cumsum(-1)
     wanted = wanted.minimum(torch.nextafter(cumulative[:, -1:], torch.zeros_like(wanted)))
@@ -64,7 +65,7 @@ def _find(weights: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def allowed_tokens(logits_BV: Tensor, options: list[Sampling]) -> Tensor | None:
-    """Mask of the tokens that each row's top-k and top-p leave; None when no row restricts anything."""
+    """Return the mask of tokens kept by top-k and top-p, [B, V]; None if no row restricts its tokens."""
     if all(option.top_k == 0 and option.top_p >= 1.0 for option in options):
         return None
     vocabulary = logits_BV.shape[-1]
@@ -72,7 +73,7 @@ def allowed_tokens(logits_BV: Tensor, options: list[Sampling]) -> Tensor | None:
     top_k = sent(np.array(counts, np.int64), logits_BV.device)
     top_p = sent(np.array([option.top_p for option in options], np.float32), logits_BV.device)
     ordered, order = logits_BV.softmax(-1).sort(-1, descending=True)
-    before = ordered.cumsum(-1) - ordered  # mass of the likelier tokens
+    before = ordered.cumsum(-1) - ordered  # probability mass of the likelier tokens
     rank = torch.arange(vocabulary, device=logits_BV.device)
     keep = (rank < top_k[:, None]) & ((before < top_p[:, None]) | (rank == 0))
     return torch.zeros_like(keep).scatter_(1, order, keep)

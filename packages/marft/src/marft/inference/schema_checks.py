@@ -1,4 +1,4 @@
-"""Whether a text can have the form of a JSON schema at all: small enough, whole in itself, and with an end."""
+"""Checks for JSON schemas as grammars: size, self-contained references, and finite values."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from urllib.parse import unquote
 
 from marft.common.texts import cut, storable
 
-MOST_CHARACTERS = 2**16  # of a schema: a larger one takes seconds to compile
+MOST_CHARACTERS = 2**16  # maximum size of a schema; a larger one takes seconds to compile
 MOST_NESTED = 60
-MOST_PASSES = 64  # through the references of a schema
+MOST_PASSES = 64  # maximum passes through the references of a schema
 SIMPLE = ("null", "boolean", "integer", "number", "string")
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """See that a schema can be held.
+    """Check for a JSON schema that a grammar can enforce.
 
     Raises:
-        ValueError: it is too large or too deep, names something outside, or no text of it ever ends.
+        ValueError: the schema is too large, too deep, not JSON or not self-contained, or it has no finite value.
     """
     try:
         size = len(json.dumps(schema))
@@ -38,10 +38,10 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def _nodes(node: Any, room: int) -> Iterator[Mapping[str, Any]]:
-    """All tables of a schema, inner ones first.
+    """Yield every mapping in a schema, inner mappings first.
 
     Raises:
-        ValueError: they are nested too deep.
+        ValueError: the mappings are nested too deep.
     """
     if not isinstance(node, Mapping | list):
         return
@@ -54,7 +54,7 @@ def _nodes(node: Any, room: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _ends(schema: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether some value of a schema is finite: each pass finds the ones whose parts are known to be."""
+    """Return whether a schema has a finite value. Each pass marks nodes with only finite parts."""
     finite = set[int]()
     for _ in range(MOST_PASSES):
         new = {id(node) for node in nodes if id(node) not in finite and _is_finite(node, schema, finite)}
@@ -88,7 +88,7 @@ def _is_finite(node: Mapping[str, Any], schema: Mapping[str, Any], finite: set[i
 
 
 def _needed(kind: object, node: Mapping[str, Any]) -> list[object]:
-    """What every object, or array, of a schema has a value of."""
+    """Return the schemas for required properties or items."""
     if kind == "object":
         properties, rest = node.get("properties"), node.get("additionalProperties")
         known = properties if isinstance(properties, Mapping) else {}
@@ -105,7 +105,7 @@ def _listed(value: object) -> list[Any]:
 
 
 def _named(reference: str, schema: Mapping[str, Any]) -> object:
-    """What a reference within a schema leads to; None where that is nothing, or named otherwise than by its place."""
+    """Resolve a JSON pointer within a schema; None for a missing target or another kind of reference."""
     if reference[1:2] not in ("", "/"):
         return None
     found: Any = schema

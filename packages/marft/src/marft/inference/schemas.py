@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance is given them. Engines in other environments read it: nothing here needs a library."""
+"""JSON schemas in llguidance's form. Engines in other environments import this module: standard library only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-WHITESPACE = " ?"  # between the parts of JSON: a model that only ever wrote space would come to no end
+WHITESPACE = " ?"  # between JSON tokens; unlimited whitespace would let a model write spaces without end
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """A JSON schema as text, with little space between the parts of what it describes.
+    """Serialize a JSON schema, with limited whitespace in the described JSON.
 
     >>> schema_text({"type": "integer"})
     '{"type": "integer", "x-guidance": {"whitespace_pattern": " ?"}}'

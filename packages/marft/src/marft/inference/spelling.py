@@ -1,4 +1,4 @@
-"""What sampled tokens spell, as a model's tokenizer decodes them, and whether that has come to what ends it."""
+"""Incremental detokenization and stop-string detection."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from marft.models.control_tokens import control_ids, spelled, spelled_inside
 
 
 def spelling_of(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> Callable[..., Spelling]:
-    """What makes a spelling of one text; control tokens and ``stop_ids`` are no part of it. It takes whether the text
-    goes on from another."""
+    """Return a factory for detokenizers without control tokens and ``stop_ids``.
+
+    The factory's argument is true if the text continues an earlier text.
+    """
 
     @cache
     def parts() -> tuple[set[int], set[int], bool]:
@@ -29,17 +31,18 @@ def spelling_of(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> 
 
 
 def _tidies(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether decoding takes spaces away: transformers does not where the model of a tokenizer is BPE, unless told."""
+    """Return whether decoding removes spaces. By default, transformers skips this cleanup for BPE tokenizers."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     told = getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
     return bool(tokenizer.clean_up_tokenization_spaces) and (type(model).__name__ != "BPE" or bool(told))
 
 
 class Ending:
-    """Whether a text that is sampled holds one that ends it. Only what is new in it is looked at.
+    """Stop-string matcher over sampled text; each call searches only the new text.
 
     Args:
-        spelling: of nothing yet.
+        spelling: detokenizer without any tokens yet.
+        stops: stop strings, at least one.
     """
 
     def __init__(self, spelling: Spelling, stops: Sequence[str | Said]) -> None:
@@ -48,7 +51,7 @@ class Ending:
         self._longest = max(map(len, self._words))
 
     def take(self, token: int) -> bool:
-        """The next token is this one → whether one of the stops stands there now."""
+        """Add a sampled token; return whether the text now contains a stop string."""
         known = len(self._spelling.text)
         self._spelling.take([token])
         rest = self._spelling.rest()

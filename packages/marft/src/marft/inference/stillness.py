@@ -1,4 +1,4 @@
-"""When nobody can go on without an answer from outside: what in-order admission waits for."""
+"""Detection of quiescence: no coroutine can advance without an engine answer. In-order admission waits for it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-QUIET_PASSES = 16  # event-loop passes in which nothing stirs that count as "nobody can advance"
+QUIET_PASSES = 16  # consecutive event-loop passes without activity that count as quiescence
 
 
 class Stillness:
-    """Watches the coroutines of one event loop: whoever asks for something, or is back from elsewhere, stirs."""
+    """Quiescence barrier for the coroutines on an event loop.
+
+    A coroutine calls :meth:`stir` when it makes a request or returns from an external wait.
+    """
 
     def __init__(self) -> None:
         self._outside = 0
@@ -18,12 +21,15 @@ class Stillness:
         self._stirred = 0
 
     def stir(self) -> None:
-        """Something has happened, after which somebody may go on."""
+        """Record activity: a coroutine can possibly advance."""
         self._stirred += 1
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
-        """While it is held, there is no stillness: somebody waits for something else, and will go on after it."""
+        """Mark an external wait. The loop is never quiescent during the wait.
+
+        The waiting coroutine will continue afterwards.
+        """
         self._outside += 1
         try:
             yield
@@ -34,7 +40,7 @@ class Stillness:
                 self._all_back.set()
 
     async def reached(self) -> None:
-        """Until every coroutine waits for an answer."""
+        """Wait until every coroutine waits for an engine answer."""
         passes = 0
         while passes < QUIET_PASSES:
             if self._outside:

@@ -1,7 +1,8 @@
-"""How a model writes tool calls and is shown results, read off its own chat template.
+"""Tool-call format for a model, derived from its own chat template.
 
-A template says how past calls and results look. So a probe call is rendered and looked at: what stands before and after
-its JSON is how this model calls. Tokenizers that bring a ``response_template`` are parsed by transformers with that.
+A template defines the text of past calls and results. A probe call is rendered, and the text around its JSON is the
+model's call format. If a tokenizer has a ``response_template``, transformers parses the turns with that template
+instead.
 """
 
 from __future__ import annotations
@@ -26,38 +27,41 @@ from marft.models.templates import CANNOT_RENDER, parsed_turn
 NAME, ARGUMENT, VALUE = "probe_tool", "probe_argument", "probe_value"
 PROBE = Tool(NAME, "A probe.", {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]})
 PROBE_CALL = ToolCall(NAME, json.dumps({ARGUMENT: VALUE}))
-PYTHON_TAG = "<|python_tag|>"  # Llama's, which begins calls that its templates show without it
+PYTHON_TAG = "<|python_tag|>"  # Llama's start of a call, which its templates do not render
 _SPACES = re.compile(r"\s*+")
-MOST_UNREADABLE = 100  # calls in a row, after which a turn is read no further
-DEPTH = 64  # of the arguments of a call
+MOST_UNREADABLE = 100  # consecutive unreadable calls after which parsing of a turn stops
+DEPTH = 64  # maximum nesting of a call's arguments
 REMEDY = "set models.….chat_template to a Jinja file that has one, or take the tools away from its agents"
 
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """Calls as JSON after a marker; without one a turn either is a call or says something. What is written in a thought
-    is no call, where the model has thoughts.
+    """Syntax for calls as JSON after a marker. Without a marker, a turn is either a call or text.
+
+    If the model supports reasoning, a call inside reasoning does not count.
 
     >>> Syntax("<call>", "name", "arguments").read('Let me see. <call>{"name": "add", "arguments": {}}</call>')
     [ToolCall(name='add', arguments='{}', ...)]
     """
 
     opening: str
-    name: str  # key of the tool's name
-    arguments: str  # key of its arguments
-    tag: str = ""  # what may stand before a call where there is no marker
+    name: str  # JSON key for the tool's name
+    arguments: str  # JSON key for the arguments
+    tag: str = ""  # optional text before a call if there is no marker
 
     def read(self, text: str, begun: bool | None = None) -> list[ToolCall]:
-        """The calls in what an agent wrote. One that cannot be read comes back as an error that says why.
+        """Parse the calls in an agent's text. An unreadable call becomes an error call with a reason.
 
         Args:
-            begun: whether the text goes on from a thought; None: its model has no thoughts.
+            begun: whether the text starts inside reasoning; None: the model has no reasoning.
         """
         return [call for _, call in self.placed(text, begun)]
 
     def placed(self, text: str, begun: bool | None) -> list[tuple[int, ToolCall]]:
-        """The same, and where each of them begins. A thought ends once more where no mark had begun it again: all
-        before that was one."""
+        """Parse the calls and return each with its start offset.
+
+        An end tag without a matching start tag turns the whole text before it into reasoning.
+        """
         if not self.opening:
             return self._placed_bare(text, begun)
         marks = [self.opening] if begun is None else [self.opening, BEGINS, ENDS]
@@ -80,7 +84,7 @@ class Syntax:
                     return [*calls, (at, unreadable("", f"{MOST_UNREADABLE} calls before it could not be read either"))]
 
     def holds(self, text: str) -> bool:
-        """Whether a turn without a marker may be one call, as far as it is written."""
+        """Return whether an incomplete turn without a marker can still become a call."""
         said = text.lstrip()
         return self.tag.startswith(said) or said.removeprefix(self.tag).lstrip()[:1] in ("", "{")
 
@@ -92,12 +96,12 @@ class Syntax:
         return [(start, call) for call in self._read_one(said, 0)[0]]
 
     def _read_one(self, text: str, start: int) -> tuple[list[ToolCall], int]:
-        """The calls that begin there, and where they end: what their arguments hold is not read as calls."""
-        start = _SPACES.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing, too
+        """Parse the calls at ``start`` and return their end offset; JSON inside arguments does not count."""
+        start = _SPACES.match(text, start).end()  # the pattern also matches an empty string  # type: ignore[union-attr]
         try:
             found, end = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError) as error:
-            following = text.find(self.opening, start) if self.opening else -1  # what comes there is another call
+            following = text.find(self.opening, start) if self.opening else -1  # the next marker starts another call
             said = text[start : following if following >= 0 else None]
             return [unreadable(said, f"it is no valid JSON: {error}")], start
         return [self._call(one) for one in (found if isinstance(found, list) else [found])], end
@@ -109,7 +113,7 @@ class Syntax:
 
 
 def asked(name: str, arguments: object) -> ToolCall:
-    """A call as the agent made it; its arguments are kept as JSON."""
+    """Build a tool call from an agent's name and arguments; arguments are stored as JSON."""
     found = _read(arguments)
     if _deeper(found, DEPTH):
         return unreadable("", f"its arguments are nested more than {DEPTH} deep")
@@ -120,13 +124,14 @@ def asked(name: str, arguments: object) -> ToolCall:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     if not name:
         return unreadable(text, "it names no tool")
-    if storable(name + text) != name + text or storable(written) != written:  # escaped, it is text
+    # lone surrogates pass only as JSON escapes
+    if storable(name + text) != name + text or storable(written) != written:
         return unreadable(name + text, "it holds half a character")
     return ToolCall(name, text)
 
 
 def _read(arguments: object) -> object:
-    """What arguments that come as JSON say; those that are none stay text."""
+    """Decode arguments from JSON; other text stays text."""
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
@@ -139,26 +144,26 @@ def _deeper(value: object, depth: int) -> bool:
 
 
 def unreadable(text: str, why: str) -> ToolCall:
-    """A call that could not be understood, with what the agent is told about it."""
+    """Build an error call for unreadable text; its output tells the agent the reason."""
     return ToolCall("", storable(text), output=storable(f"this call could not be read: {why}"), error=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ToolFormat:
-    """The tool format of one model."""
+    """Tool-call format for a model."""
 
     tokenizer: PreTrainedTokenizerBase
     template_options: Mapping[str, object]
     stop_ids: tuple[int, ...]
-    syntax: Syntax | None  # None: the tokenizer's response_template says how to parse
-    begun: bool | None = None  # whether the template begins turns with a thought; None: it knows of none
+    syntax: Syntax | None  # None: the tokenizer's response_template defines the parser
+    begun: bool | None = None  # whether the template starts turns with reasoning; None: no reasoning support
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], stop_ids: tuple[int, ...]) -> ToolFormat:
-        """Read the format off a tokenizer's chat template.
+        """Derive the format from a tokenizer's chat template.
 
         Raises:
-            ValueError: it has none, or cannot show what tools answered.
+            ValueError: the template has no tool format, or it cannot render tool results.
         """
         format_ = ToolFormat(tokenizer, options, stop_ids, None)
         try:
@@ -180,7 +185,11 @@ class ToolFormat:
         return replace(format_, begun=begins_thought(format_)) if thinks(format_) else format_
 
     def read(self, tokens: TokenIds, tools: Sequence[Tool], prefix: TokenIds = NOTHING) -> list[ToolCall]:
-        """The calls in a turn's sampled tokens, which may come after a teammate's."""
+        """Parse the calls in the sampled tokens of a turn.
+
+        Args:
+            prefix: tokens at the start of the turn that a teammate wrote.
+        """
         ids = [int(token) for token in tokens]
         text = str(self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids))
         begun = self.after(str(self.tokenizer.decode(prefix.tolist()))).begun if len(prefix) else self.begun
@@ -194,23 +203,23 @@ class ToolFormat:
             return [unreadable(text, raised(error))]
 
     def after(self, text: str) -> ToolFormat:
-        """Return the format of a turn that goes on from a text: a thought may be open there, or no longer."""
+        """Return the format for a turn with a text prefix; the prefix may open or close reasoning."""
         return self if self.begun is None else replace(self, begun=thinking_after(text, self.begun))
 
     def response(self, calls: Sequence[ToolCall], ended: int | None = None) -> TokenIds | NotExact:
-        """The ids that come after a turn which made ``calls`` and said nothing else: what the tools answered, and the
-        start of a new turn.
+        """Return the ids after a turn with only ``calls``: tool results and the start of a new turn, [T].
 
         Args:
-            ended: the end of turn that the turn has already; without one it is added.
+            ended: end-of-turn token already present in the turn. If None, the result starts with one.
 
         Raises:
-            ValueError: the template cannot show it.
+            ValueError: the template cannot render tool results.
         """
-        turn, *answers = exchange("", [replace(call, arguments="{}") for call in calls])  # only what follows counts
+        # only the following text counts
+        turn, *answers = exchange("", [replace(call, arguments="{}") for call in calls])
         try:
             return appended(self, [ASKED, turn], answers, (PROBE,), ended)
-        except TemplateError:  # some templates allow for one call a turn
+        except TemplateError:  # some templates allow only one call a turn
             alone = {**turn, "tool_calls": turn["tool_calls"][:1]}
         try:
             return appended(self, [ASKED, alone], answers, (PROBE,), ended)
@@ -218,7 +227,7 @@ class ToolFormat:
             raise ValueError(f"its chat template cannot show what tools answered ({error}); {REMEDY}") from error
 
     def content(self, text: str) -> str:
-        """What a turn that calls tools says beside its calls. Its thought may have been dropped."""
+        """Return the text of a turn without its tool calls. The reasoning may already be removed."""
         begun = self.begun and ENDS in text
         if self.syntax:
             places = [place for place, _ in self.syntax.placed(text, begun)]
@@ -233,15 +242,15 @@ class ToolFormat:
         return text[:start] + said if kept else said
 
     def certain(self, text: str, dropped: bool = False) -> int:
-        """How many first characters of a turn that is being written are said beside its calls, just so.
+        """Return how many leading characters of an unfinished turn are final text outside calls.
 
         Args:
-            dropped: whether its thought is not among them.
+            dropped: whether the text comes without the reasoning.
         """
         if self.syntax is None:
             return 0
         begun = self.begun and not dropped
-        if not self.syntax.opening:  # either a call, or none
+        if not self.syntax.opening:  # the turn is either a call or text
             start = 0 if begun is None else first_thought(text, begun)
             begins = begun is False and BEGINS.startswith(text.lstrip())
             if not begins and not self.syntax.holds(text[start:]):
@@ -263,7 +272,10 @@ def _parsed(call: object) -> ToolCall:
 
 
 def header(format: Format) -> str:
-    """What a template puts before a turn that was said: it may begin a turn with more. "" where that is not seen."""
+    """Return the template's text between a prompt and a completed turn; "" if unknown.
+
+    A template may add more text, such as reasoning, before a new turn.
+    """
     try:
         before = render_text(format, [ASKED], begin=False)
         after = render_text(format, [ASKED, SAID, MORE], begin=False)
@@ -273,13 +285,13 @@ def header(format: Format) -> str:
 
 
 def _common(one: str, other: str) -> str:
-    """What two texts begin with."""
+    """Return the common prefix of two texts."""
     size = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:size]
 
 
 def _syntax(said: str) -> Syntax:
-    """The syntax of a turn that makes the probe call.
+    """Derive the syntax from a rendered turn with the probe call.
 
     Raises:
         ValueError: the call is not written as JSON.

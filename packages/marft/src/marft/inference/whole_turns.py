@@ -1,8 +1,8 @@
-"""A turn that is given as text, as the token ids that its model has to sample for it.
+"""Encoding of a given turn as sampled token ids.
 
-A turn may begin with more than its text: GLM-4 begins one with a newline, gpt-oss with a channel. Tokenizers of
-SentencePiece's kind put a space before a text, which stands in no turn. So the chat is rendered up to where sampling
-begins, and once more with the turn; the ids of the turn are what is new.
+A turn may start with more than its text. GLM-4 starts a turn with a newline, gpt-oss with a channel. SentencePiece
+tokenizers add a space before a text, which no turn contains. Therefore the chat is rendered twice: up to the start of
+sampling, and with the turn. The difference is the turn's ids.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ OTHERWISE = "its chat template shows a turn that was said otherwise than one tha
 
 
 class WholeTurn(NamedTuple):
-    """A turn as a template shows it after the prompt that it is sampled from.
+    """Turn as rendered by a template after its prompt.
 
     Args:
         ids: up to the end of the turn, [T].
-        text: of all that the template puts there.
-        ended: the template itself ends the turn so; else it is the first token that ends one.
+        text: full text that the template adds for the turn.
+        ended: whether the template itself ends the turn with the last id. If not, the last id is the model's first stop
+            id.
     """
 
     ids: TokenIds
@@ -40,16 +41,16 @@ def whole_turn(
     format: Format, messages: Sequence[ChatMessage], said: ChatMessage, tools: Sequence[Tool] = (),
     after: Sequence[ChatMessage] = (LAST,),
 ) -> WholeTurn | NotExact:  # fmt: skip
-    """Return a turn as the model has to sample it after ``messages``.
+    """Return a turn in its sampled form after ``messages``.
 
-    Marks of thoughts in it are the tokens that they are, and other control tokens are text.
+    Reasoning tags in the turn are encoded as tokens; other control tokens stay plain text.
 
     Args:
-        said: the turn, as a message of the assistant.
-        after: what may follow on it, for templates that end a turn only then.
+        said: the turn, as an assistant message.
+        after: messages after the turn, for templates that end a turn only when a message follows.
 
     Raises:
-        TemplateError, ValueError, TypeError: the template cannot show it.
+        TemplateError, ValueError, TypeError: the template cannot render the turn.
     """
     begun, shown = marked_text(format, messages, tools), marked_text(format, [*messages, said], tools, False, own=1)
     if not shown.startswith(begun):
@@ -66,18 +67,19 @@ def whole_turn(
 
 
 def begun_turn(format: Format, text: str, own: bool) -> TokenIds:
-    """Return the ids of a text at the beginning of a turn, after what the template begins each turn with, [T]. Of that
-    nothing is taken where it holds a thought.
+    """Return the ids of a text at the start of a turn, after the template's turn header, [T].
+
+    A header that contains reasoning is omitted.
 
     Args:
-        own: the model's own words: marks of thoughts in them are tokens.
+        own: whether the model itself wrote the text. If so, reasoning tags in it are encoded as tokens.
     """
     begun = marked_text(format, [ASKED])
     return _new(format, begun, begun + _header(format) + marked(format.tokenizer, text, own=own))
 
 
 def _header(format: Format) -> str:
-    """Return what a chat template puts between a prompt and the text of a turn; "" where that is a thought, too."""
+    """Return the template's text between a prompt and the text of a turn; "" if it contains reasoning."""
     try:
         found = whole_turn(format, [ASKED], SAID)
     except CANNOT_RENDER:
@@ -87,7 +89,7 @@ def _header(format: Format) -> str:
 
 
 def _new(format: Format, begun: str, shown: str) -> TokenIds:
-    """Return the ids of what a text has beyond one that it begins with, [T]."""
+    """Return the ids of the text in ``shown`` after its prefix ``begun``, [T]."""
     before, whole = _ids(format, begun), _ids(format, shown)
     if common(before, whole) == len(before):
         return whole[len(before) :]

@@ -1,1 +1,1 @@
-"""Loading base models, per-agent LoRA on one shared forward, the critic, and log-probabilities in chunks."""
+"""Model loading, multi-adapter LoRA in a shared forward, the value head, and chunked log-probabilities."""

@@ -1,11 +1,10 @@
-"""Products of frozen weights with the adapters on them, and their gradients in as few passes as there can be.
+"""Products of frozen weights and LoRA adapters, with gradients in a minimal number of passes.
 
-Autograd would copy each product to add an adapter's to it, fill the parts of a gradient that belong to other rows with
-zeros, and add up one gradient for each of the layers that read the same input. Here all of it goes in place into one
-tensor, and skinny products are taken the way round in which they are fast. What comes out is the same, but for the
-order of sums.
+Autograd would copy each product to add the adapter's product. It would fill the gradient of other rows with zeros, and
+sum one gradient for each layer that reads the same input. Here every result is written in place into one tensor, and
+skinny products use the faster orientation. The results are equal up to the order of sums.
 
-What one Function computes for a stretch of rows of one policy, with W frozen, A [r, in] and B [out, r] trained:
+An autograd Function processes a span of rows of one policy. W is frozen; A [r, in] and B [out, r] are trained:
 ``y = x Wᵀ + s (x Aᵀ) Bᵀ``, ``dx = dy W + s (dy B) A``, ``dA = s (dy B)ᵀ x``, ``dB = s dyᵀ (x Aᵀ)``.
 """
 
@@ -23,11 +22,11 @@ from torch.nn.functional import linear, silu
 
 from marft.models.held_in_half import multiplied_as
 
-BLOCK = 1536  # rows at most, whose intermediate values are held at once: fewer make slower products
+BLOCK = 1536  # maximum rows with intermediate values in memory at once; smaller blocks make products slower
 
 
 class Low(NamedTuple):
-    """An adapter's matrices, and what its product counts."""
+    """LoRA factors with their scale."""
 
     a: Tensor  # [r, in]
     b: Tensor  # [out, r]
@@ -36,7 +35,7 @@ class Low(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """Rows ``start`` to ``stop``, which are one policy's; for each of the weights its adapter, or None."""
+    """Row span ``start`` to ``stop`` for a single policy, with its adapter (or None) for each weight."""
 
     start: int
     stop: int
@@ -44,40 +43,41 @@ class Stretch:
 
     @property
     def rows(self) -> slice:
+        """Slice of the span's rows."""
         return slice(self.start, self.stop)
 
     def blocks(self) -> Iterator[slice]:
-        """The rows in even parts of :data:`BLOCK` at most."""
+        """Yield the rows in even blocks with at most :data:`BLOCK` rows."""
         count = -(-(self.stop - self.start) // BLOCK)
         edges = [self.start + (self.stop - self.start) * part // count for part in range(count + 1)]
         yield from (slice(*edge) for edge in itertools.pairwise(edges))
 
 
 class Frozen(NamedTuple):
-    """A linear layer's own weights [out, in], as they are held, and bias [out]."""
+    """Frozen linear layer: stored weight [out, in] and bias [out]."""
 
     held: Tensor
     bias: Tensor | None
 
     @property
     def weight(self) -> Tensor:
-        """As they are multiplied: made float32, where they are held in half precision."""
+        """Weight in compute precision: float32 if stored in half precision."""
         return self.held.to(multiplied_as(self.held))
 
 
 def adapted(x_ND: Tensor, layers: Sequence[Frozen], stretches: Sequence[Stretch]) -> list[Tensor]:
-    """What several layers make of the same rows: [N, in] → [N, out] of each."""
+    """Apply several layers to the same rows: [N, in] → a list with [N, out] for each layer."""
     parameters = [part for stretch in stretches for low in stretch.adapters if low for part in (low.a, low.b)]
     made = _Together.apply(x_ND, layers, stretches, *parameters)  # type: ignore[no-untyped-call]
     return list(made)
 
 
 def gated(x_ND: Tensor, layers: Sequence[Frozen], stretches: Sequence[Stretch]) -> Tensor:
-    """``down(silu(gate(x)) · up(x))`` → [N, in]. Of what is [N, intermediate] only two tensors are kept.
+    """Return ``down(silu(gate(x)) · up(x))``, [N, in]. Only two tensors with shape [N, intermediate] stay in memory.
 
     Args:
         layers: gate, up and down.
-        stretches: of all N rows.
+        stretches: spans that together cover all N rows.
     """
     parameters = [part for stretch in stretches for low in stretch.adapters if low for part in (low.a, low.b)]
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x_ND, *parameters))
@@ -93,7 +93,7 @@ class _Together(torch.autograd.Function):
         made = tuple(linear(x, layer.weight, layer.bias) for layer in layers)
         lows = [add_low(x[one.rows], [out[one.rows] for out in made], one.adapters) for one in stretches]
         ctx.layers, ctx.stretches, ctx.lows = layers, stretches, lows
-        ctx.save_for_backward(x, *parameters)  # which must not move before the backward pass
+        ctx.save_for_backward(x, *parameters)  # raises an error if they change before the backward pass
         return made
 
     @staticmethod
@@ -162,7 +162,7 @@ def _gate_and_up(x: Tensor, layers: Sequence[Frozen], into: list[Tensor] | None)
 
 
 def _into(out: Tensor, x: Tensor, layer: Frozen) -> None:
-    """``linear``, written to a tensor that is there."""
+    """Apply ``linear`` with its result in an existing tensor."""
     if layer.bias is None:
         torch.mm(x, layer.weight.t(), out=out)
     else:
@@ -173,7 +173,7 @@ def _gated_gradients(
     saved: tuple[Tensor, Tensor, Tensor], grad: Tensor, layers: Sequence[Frozen], adapters: Sequence[Low | None],
     lows: list[list[Tensor | None]], dx: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Of a block's parameters, in their order; ``dx`` is written."""
+    """Return the gradients for a block's parameters, in their order; writes ``dx``."""
     x, g, u = saved
     weights = [layer.weight for layer in layers]
     turned = silu(g)
@@ -189,7 +189,7 @@ def _gated_gradients(
 
 
 def add_low(x_nD: Tensor, made: Sequence[Tensor], adapters: Sequence[Low | None]) -> list[Tensor | None]:
-    """Add what adapters make of ``x`` to what the weights made of it, in place → ``x Aᵀ`` of each, [n, r]."""
+    """Add adapter products to the layer outputs in place; return ``x Aᵀ`` for each adapter, [n, r] or None."""
     present = [low for low in adapters if low]
     if not present:
         return [None] * len(adapters)
@@ -206,7 +206,7 @@ def low_gradients(
     x_nD: Tensor, grads: Sequence[Tensor], adapters: Sequence[Low | None], lows: Sequence[Tensor | None],
     dx_nD: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of A and B of each adapter; what they give to ``dx`` is added to it."""
+    """Return the gradients for A and B in each adapter; adds the adapters' part to ``dx_nD`` in place."""
     present = [(g, one, low) for g, one, low in zip(grads, adapters, lows, strict=True) if one and low is not None]
     if not present:
         return []

@@ -1,4 +1,4 @@
-"""Adapters on disk, in peft's format: ``peft`` and vLLM read them as they are."""
+"""LoRA adapters on disk, in PEFT's format: readable by ``peft`` and vLLM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEANINGLESS = (
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "lora_dropout", "layers_pattern", "megatron_config", "megatron_core", "loftq_config", "corda_config", "eva_config",
     "lora_ga_config", "qalora_group_size", "runtime_config", "ensure_weight_tying",
-)  # to what an adapter computes once it is there; whatever else is set asks for another computation  # fmt: skip
+)  # keys without effect on a loaded adapter's computation; any other key changes the computation  # fmt: skip
 CHANGES_THE_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
 
 
@@ -33,8 +33,8 @@ def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str,
     """Write ``adapter_model.safetensors`` and ``adapter_config.json``.
 
     Args:
-        adapters: by the full name of the layer they sit on.
-        base: the path or id of the base model, which the configuration names.
+        adapters: by the full name of their layer.
+        base: path or id of the base model, for the configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
@@ -50,18 +50,19 @@ def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str,
         task_type="CAUSAL_LM",
         inference_mode=True,
     )
-    config.target_modules = list(lora.targets)  # of which peft makes a set, which is written in another order each time
+    # peft converts the list to a set, which would make the order in the file random
+    config.target_modules = list(lora.targets)
     config.save_pretrained(str(folder))
 
 
 def read_lora_settings(folder: Path) -> LoraSettings:
-    """Rank, alpha and targets of an adapter folder.
+    """Read the rank, alpha and targets of an adapter folder.
 
-    An adapter whose change counts alpha / √rank times (rsLoRA: Kalajdzievski 2023) is one of a larger alpha. Targets
-    that are a pattern, or ``all-linear``, are the layers that the adapter has weights for.
+    An rsLoRA adapter scales by alpha / √rank (Kalajdzievski 2023), so it is returned as a plain adapter with a larger
+    alpha. If the targets are a pattern or ``all-linear``, the result lists the layers with weights in the file.
 
     Raises:
-        ValueError: the folder holds no LoRA adapter, or one of a kind that MARFT does not compute.
+        ValueError: the folder holds no LoRA adapter, or a kind of adapter that MARFT does not support.
     """
     refuse_unlisted(folder)
     if not (folder / CONFIG).is_file():
@@ -97,12 +98,12 @@ def read_lora_settings(folder: Path) -> LoraSettings:
 
 
 def read_adapter(backbone: Backbone, policy: str, folder: Path, seed: int = 0) -> LoraSettings:
-    """Give a policy the adapter of a folder → its rank, alpha and targets.
+    """Attach an adapter from a folder to a policy; return the adapter's settings.
 
-    The shapes that the folder claims are compared with the model's layers before memory is taken for them.
+    The shapes in the file header are checked against the model's layers before any memory is allocated.
 
     Raises:
-        ValueError: it is missing or damaged, or does not fit.
+        ValueError: the adapter is missing or damaged, or it does not fit the model.
     """
     lora = read_lora_settings(folder)
     shapes = dict[str, tuple[int, ...]]()
@@ -120,10 +121,10 @@ def read_adapter(backbone: Backbone, policy: str, folder: Path, seed: int = 0) -
 
 
 def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
-    """Copy a saved adapter into the policy's, which has its shape.
+    """Load a saved adapter into the policy's existing adapter with the same shape.
 
     Raises:
-        ValueError: the file is missing or damaged, or does not fit.
+        ValueError: the file is missing or damaged, or it does not fit.
     """
     adapters = backbone.adapters(policy)
     halves = {_name(layer, half): one for layer, own in adapters.items() for half, one in (("A", own.a), ("B", own.b))}
@@ -140,10 +141,10 @@ def _name(layer: str, half: str) -> str:
 
 
 def _check_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare what the header of an adapter's file claims with the layers that it is for.
+    """Check the shapes in an adapter file's header against the layers.
 
     Raises:
-        ValueError: they differ, or the file is missing or damaged.
+        ValueError: the shapes differ, or the file is missing or damaged.
     """
     found = _shapes(folder)
     if whole := sorted(name for name in found if ".lora_" not in name):
@@ -166,7 +167,7 @@ def _check_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of an adapter's tensors by name. Only the header of the file is read."""
+    """Return the tensor shapes in an adapter file by name. Reads only the file header."""
     refuse_pickled(folder, f"the adapter at {folder}")
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as tensors:
@@ -183,13 +184,13 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _layers_of(folder: Path) -> set[str]:
-    """The last names of the layers that an adapter has weights for."""
+    """Return the last name component for each layer with weights in the adapter."""
     layers = {name.rpartition(".lora_")[0] for name in _shapes(folder) if ".lora_" in name}
     return {layer.rpartition(".")[2] for layer in layers}
 
 
 def _problems(config: object) -> Iterator[str]:
-    """What of an adapter's configuration is missing, or asks for something that is not computed here."""
+    """Yield the problems of an adapter's configuration: missing keys and unsupported options."""
     if not isinstance(config, dict):
         yield "holds no table"
         return
@@ -212,4 +213,4 @@ def _problems(config: object) -> Iterator[str]:
 
 def _used(config: Mapping[str, object], key: str) -> bool:
     value = config.get(key)
-    return type(value) is int or value not in (None, False, "none", {}, [])  # 0 is a layer
+    return type(value) is int or value not in (None, False, "none", {}, [])  # 0 is a valid layer index

@@ -1,4 +1,4 @@
-"""Loading of models, by one thread of the process at a time."""
+"""Lock that serializes model loading within the process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LOADING = threading.RLock()
 
 
 def one_at_a_time(function: Callable[P, T]) -> Callable[P, T]:
-    """Let one thread at a time call any of the functions that this decorates.
+    """Decorate a function to run under a process-wide load lock.
 
-    While it loads, ``transformers`` changes what belongs to the whole process: torch's default dtype, the functions of
-    ``torch.nn.init``, modules that are imported when they are first asked for.
+    While ``transformers`` loads a model, it changes process-wide state: torch's default dtype, functions in
+    ``torch.nn.init``, and lazily imported modules.
     """
 
     @wraps(function)

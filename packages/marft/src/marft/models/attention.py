@@ -1,9 +1,9 @@
-"""Attention over packed rows: every forward of MARFT is one row of tokens, ``[1, N]``, with no padding.
+"""Attention over packed rows: every MARFT forward takes a single token row, ``[1, N]``, without padding.
 
-Hugging Face models call :func:`attend` through their attention interface. What it does is decided by the plan that
-travels with the forward as a keyword: :class:`PackedPlan` lets each row attend to itself, causally (training,
-scoring, prefill); :class:`DecodePlan` lets one new token a row attend to that row's cached keys and values. Linear
-layers therefore never see padding, and rows of all agents share them.
+Hugging Face models call :func:`attend` through their attention interface. The attention plan, passed as a keyword
+through the forward, selects the computation. With :class:`PackedPlan`, each row attends to itself causally (training,
+scoring, prefill). With :class:`DecodePlan`, one new token per row attends to the row's cached keys and values. Linear
+layers therefore never process padding, and rows of all agents share them.
 """
 
 from __future__ import annotations
@@ -24,27 +24,38 @@ from marft.models.devices import on_host, sent
 from marft.models.weighing import Weighing, weigh
 
 IMPLEMENTATION = "marft"
-WHOLE = 1024  # tokens of a row whose masks are made at once
-QUERIES = 512  # of longer ones, at a time
+WHOLE = 1024  # longest row, in tokens, with a single mask for all its queries
+QUERIES = 512  # queries per block for longer rows
 
 
 class AttentionPlan(Protocol):
+    """Attention computation for one forward."""
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
-        """``q`` [N, H, D], ``k`` and ``v`` [N, K, D] → [N, H, D] for N tokens, H query heads, K key heads."""
+        """Return the attention output, [N, H, D]: N tokens, H query heads, K key heads.
+
+        Args:
+            layer: layer index.
+            q: queries, [N, H, D].
+            k: keys, [N, K, D].
+            v: values, [N, K, D].
+            weighing: attention settings of the layer.
+        """
 
 
 class PackedPlan:
     """Causal attention inside each row of a packed batch; optionally writes keys and values to a cache.
 
-    Rows of similar length are padded to a common one and attend together; linear layers never see that padding. The
-    length that a row is padded to is its own affair (:func:`padded_length`): kernels add up in an order that depends on
-    it, and what a row comes out as must not depend on those beside it.
+    Rows of similar length are padded to a common length and attend together. Linear layers never process that padding.
+    The padded length depends only on the row itself (:func:`padded_length`). Kernels sum in an order that depends on
+    the length, and a row's result must not depend on the other rows.
 
     Args:
-        lengths: tokens of each row; rows lie one after the other.
-        tokens: of the whole batch, where it is longer than its rows: the rest attends to nothing of interest.
-        cache: where a prefill keeps its keys and values.
-        slots: the cache slots of each row, several when rows share a prompt.
+        lengths: tokens per row; rows are concatenated.
+        tokens: total tokens of the batch, if larger than the sum of its rows. The output for the extra tokens is
+            meaningless.
+        cache: KV cache that a prefill writes to.
+        slots: cache slots for each row; several slots if rows share a prompt.
     """
 
     def __init__(
@@ -76,6 +87,7 @@ class PackedPlan:
             self.in_rows = torch.arange(len(packed_from), device=device) < sum(lengths) if spare else None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+        """Attend within each row; see :class:`AttentionPlan`."""
         if self.cache is not None and self.slots is not None:
             self.cache.write_rows(layer, k, v, self.lengths, self.slots)
         q, k, v = self._pad(q), self._pad(k), self._pad(v)
@@ -89,19 +101,20 @@ class PackedPlan:
         return self._pack(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def _pad(self, x_NHD: Tensor) -> Tensor:
-        """Packed rows → rows of each group padded to its length, [padded, H, D]."""
+        """Convert packed rows to padded rows, group by group, [padded, H, D]."""
         if self.regular:
             return x_NHD
         return _regroup(x_NHD.flatten(1), self.padded_from, self.packed_from, self.in_rows).view(-1, *x_NHD.shape[1:])
 
     def _pack(self, x_PHD: Tensor) -> Tensor:
+        """Convert padded rows back to packed rows."""
         if self.regular:
             return x_PHD
         return _regroup(x_PHD.flatten(1), self.packed_from, self.padded_from, self.real).view(-1, *x_PHD.shape[1:])
 
 
 def padded_length(length: int) -> int:
-    """The length that a row of ``length`` tokens attends at: at least 16, and at most a quarter more than it has.
+    """Return the padded attention length of a row: at least 16, and at most a quarter above ``length``.
 
     >>> [padded_length(length) for length in (1, 16, 17, 64, 65, 100)]
     [16, 16, 20, 64, 80, 112]
@@ -111,7 +124,7 @@ def padded_length(length: int) -> int:
 
 
 def _ranges(widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """``[3, 2] → [0, 1, 2, 0, 1]``."""
+    """Concatenate ranges: ``[3, 2] → [0, 1, 2, 0, 1]``."""
     ends = widths.cumsum()
     return np.arange(ends[-1]) - np.repeat(ends - widths, widths)
 
@@ -130,7 +143,7 @@ def _causal(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, weighing: Weighing) 
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, weighing: Weighing, queries: slice) -> Tensor:
-    """Some queries of each row and the keys that they may see, so that no mask grows with the square of a row."""
+    """Attend for a block of queries and only their visible keys, to avoid a mask with quadratic size."""
     length = q.shape[2]
     stop = min(queries.stop, length)
     window = weighing.window or length
@@ -146,17 +159,22 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, weighing: Weighing, queries: slice)
 
 
 class DecodePlan:
-    """One new token a row, attending to the row's cache slot; rows occupy slots 0..n-1."""
+    """Attention for one new token per row over the row's cache slot; rows occupy slots 0..n-1."""
 
     def __init__(self, cache: KVCache, lengths: Sequence[int], device: torch.device) -> None:
-        """``lengths`` [n]: tokens cached in each slot before this one."""
+        """Prepare the masks.
+
+        Args:
+            lengths: cached tokens in each slot before the new token, [n].
+        """
         self.cache, self.lengths = cache, sent(np.array(lengths), device)
         self.longest = max(lengths) + 1
         self.visible = torch.arange(self.longest, device=device) <= self.lengths[:, None]  # [n, T]
         self.equal = min(lengths) + 1 == self.longest
-        self.positions: dict[int, Tensor] = {}  # by key heads, which layers may have different numbers of
+        self.positions: dict[int, Tensor] = {}  # by number of key heads, which may differ between layers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+        """Attend to the cached keys and values; see :class:`AttentionPlan`."""
         rows, key_heads, width = k.shape
         if key_heads not in self.positions:
             self.positions[key_heads] = self.cache.flat_positions(self.lengths, key_heads)
@@ -164,12 +182,12 @@ class DecodePlan:
         if not weighing.plain:
             visible = self._visible(weighing.window)[:, None]
             return weigh(q[:, :, None], keys, values, visible, weighing)[:, :, 0]
-        q_nKGD = q.view(rows, key_heads, -1, width)  # the query heads of one key head attend together
+        q_nKGD = q.view(rows, key_heads, -1, width)  # query heads of the same key head attend together
         mask = self._mask(weighing.window, q.dtype)
         return _decode(q_nKGD, keys, values, mask, weighing.scale).reshape(rows, -1, values.shape[-1])
 
     def _visible(self, window: int | None) -> Tensor:
-        """Which cached tokens each row sees, [n, T]."""
+        """Return the visible cached tokens per row, [n, T]."""
         if window is None or window >= self.longest:
             return self.visible
         columns = torch.arange(self.longest, device=self.visible.device)
@@ -184,7 +202,10 @@ class DecodePlan:
 
 
 def _decode(q_nKGD: Tensor, k_nKTD: Tensor, v_nKTD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attention of one new token a row; a CPU does it faster in plain products than in blocks made for many queries."""
+    """Attend for one new token per row.
+
+    On a CPU, plain matrix products are faster than kernels designed for many queries.
+    """
     if not on_host(q_nKGD) or q_nKGD.dtype not in (torch.float32, torch.float64):
         return scaled_dot_product_attention(q_nKGD, k_nKTD, v_nKTD, attn_mask=mask, scale=scale)
     scores = (q_nKGD @ k_nKTD.transpose(-1, -2)).mul_(scale)
@@ -192,7 +213,7 @@ def _decode(q_nKGD: Tensor, k_nKTD: Tensor, v_nKTD: Tensor, mask: Tensor | None,
 
 
 class _Regroup(torch.autograd.Function):
-    """Row gather whose gradient is a gather too: ``backward_index`` undoes ``index``, no scatter needed."""
+    """Row gather with a gather for its gradient: ``backward_index`` inverts ``index`` and replaces a scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, backward_index: Tensor, keep: Tensor | None) -> Tensor:
@@ -226,10 +247,14 @@ def attend(
     plan: AttentionPlan | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]; ``s_aux`` [H] are sinks.
+    """Attention function for Hugging Face's interface: ``query`` [1, H, N, D] → [1, N, H, D].
+
+    Args:
+        s_aux: attention sinks, [H].
+        plan: attention plan of the forward; required.
 
     Raises:
-        ValueError: the layer has a mask of its own, beside those that transformers makes for all layers.
+        ValueError: the layer has its own mask in addition to the standard masks from transformers.
     """
     assert plan is not None, "a MARFT backbone is called through Backbone.hidden_states"
     if attention_mask is not None:
@@ -242,12 +267,12 @@ def attend(
 
 
 def register() -> None:
-    """Make ``attn_implementation="marft"`` known to transformers; the mask is the plan's business."""
+    """Register ``attn_implementation="marft"`` with transformers. The plan handles masks."""
     AttentionInterface.register(IMPLEMENTATION, attend)
     AttentionMaskInterface.register(IMPLEMENTATION, lambda *_, **__: None)
 
 
 def implementation_for(config: PreTrainedConfig) -> str | None:
-    """MARFT's, where a model lets its attention be plugged; None is the model's own choice."""
+    """Return MARFT's attention name if the model supports attention backends; None for the model's own attention."""
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
     return IMPLEMENTATION if getattr(kind, "_supports_attention_backend", False) else None

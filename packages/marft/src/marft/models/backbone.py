@@ -1,4 +1,4 @@
-"""A base model as MARFT uses it: packed rows in, hidden states out, adapters of all agents in one forward."""
+"""Backbone: base model from packed rows to hidden states, with adapters for every agent."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ from marft.models.wide_stream import widen
 if TYPE_CHECKING:
     from marft.models.sharding import Shards
 
-SAVED = 1 / 3  # of a forward's tokens, from which on rows share what they begin with
-OVERHEAD = 5e6  # weights of a layer that one more token is multiplied with in the time that a run of shared rows takes
+SAVED = 1 / 3  # minimum share of saved tokens for a prefix tree to pay off
+# cost of a tree node, as the number of layer weights that can be multiplied with a token in the same time
+OVERHEAD = 5e6
 
 
 class Forward(NamedTuple):
-    """How a backbone computes; see its attributes of these names."""
+    """Forward mode of a backbone; see the attributes with the same names."""
 
     fused: bool
     plain: bool
@@ -45,11 +46,14 @@ class Forward(NamedTuple):
 
 
 class Backbone:
-    """One set of base weights and the adapters on it.
+    """Base weights with their adapters.
 
     Args:
-        model: a causal language model loaded with ``attn_implementation="marft"``.
-        context: tokens that prompt and action may have together.
+        model: causal language model loaded with ``attn_implementation="marft"``.
+        context: maximum tokens of prompt and action together.
+
+    Raises:
+        ValueError: the model has no linear output layer.
     """
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
@@ -61,11 +65,11 @@ class Backbone:
         self.decoder = _decoder_of(model)
         self.fused = fits(self.decoder)  # whether to run the decoder without its modules
         self.plain = False  # whether to run the model's own forward, without packing
-        self.wide = False  # whether the residual stream is float32 where the weights are not
-        self.shards: Shards | None = None  # where its weights lie in parts on several ranks
-        self.masters: Masters | None = None  # where its weights learn, and are in half precision
-        self.here = True  # whether this process holds its weights; else only their names, shapes and types are known
-        self._device: torch.device | None = None  # where they would be
+        self.wide = False  # whether the residual stream is float32 although the weights are half precision
+        self.shards: Shards | None = None  # set if the weights are sharded over several ranks
+        self.masters: Masters | None = None  # float32 master weights, if half-precision weights are trained
+        self.here = True  # whether this process holds the weights; if not, it knows only names, shapes and types
+        self._device: torch.device | None = None  # device of a remote backbone
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise ValueError(
@@ -79,16 +83,17 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
+        """Device of the weights, or the compute device for a remote backbone."""
         return self._device or self.head.weight.device
 
     @property
     def half(self) -> bool:
-        """Whether its weights are in half precision."""
+        """True for half-precision weights."""
         return self.head.weight.dtype not in (torch.float32, torch.float64)
 
     @property
     def forward(self) -> Forward:
-        """Which forward it has."""
+        """Current forward mode."""
         return Forward(self.fused, self.plain, self.wide)
 
     @forward.setter
@@ -97,28 +102,35 @@ class Backbone:
 
     @property
     def wants_full_batches(self) -> bool:
-        """Whether its products may round differently in batches of different sizes, and so coarsely that it shows:
-        scores that are compared are then made in batches of one size."""
+        """True if compared scores need batches with a fixed size.
+
+        Products may round differently in batches of different sizes, and on a GPU or in half precision the difference
+        matters.
+        """
         return not on_host(self.head.weight) or self.half
 
     def gains(self, forest: Forest, tokens: int) -> bool:
-        """Whether rows of so many tokens are computed faster as a forest: each of its runs attends by itself."""
+        """Return whether a prefix tree speeds up rows with ``tokens`` tokens in total.
+
+        A tree saves tokens, but each of its nodes attends separately, at a fixed cost.
+        """
         saved = tokens - len(forest.ids)
         return not self.plain and saved >= max(1, SAVED * tokens) and saved * self._layer >= OVERHEAD * len(forest.runs)
 
     @cached_property
     def _layer(self) -> float:
-        """Weights of a layer, on average."""
+        """Average weight count per layer."""
         embeddings = sum(parameter.numel() for parameter in self.model.get_input_embeddings().parameters())
         weights: int = sum(parameter.numel() for parameter in self.decoder.parameters()) - embeddings
         return weights / self.depth
 
     @property
     def depth(self) -> int:
+        """Number of decoder layers."""
         return int(self.model.config.get_text_config().num_hidden_layers)
 
     def hidden_states(self, rows: PackedRows, plan: AttentionPlan | None = None) -> Tensor:
-        """Last hidden states of packed rows, each token under its row's policy → [N, D]."""
+        """Return the last hidden states for packed rows, [N, D], each token with its row's policy."""
         if self.shards is not None:
             return self.shards.through(lambda: self._hidden_states(rows, plan))
         return self._hidden_states(rows, plan)
@@ -135,12 +147,19 @@ class Backbone:
     def next_hidden_states(
         self, ids: Tensor, positions: Tensor, policies: Sequence[str | None], plan: AttentionPlan
     ) -> Tensor:
-        """One new token a row: ``ids`` [n], ``positions`` [n] → [n, D]."""
+        """Return the hidden states for one new token per row, [n, D].
+
+        Args:
+            ids: token ids, [n].
+            positions: positions in their rows, [n].
+            policies: adapter name of each row; None: the base model.
+            plan: attention plan of this step.
+        """
         with self.routing.by_row(policies):
             return self._forward(ids, positions, plan)
 
     def logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
-        """Hidden states [n, D] → logits over temperature [n, V], in float32 or better."""
+        """Return the logits divided by temperature, [n, V], in float32 or better, for hidden states [n, D]."""
         return next_logits(hidden, self.head.weight, self.head.bias, temperatures, self.logit_shape)
 
     def _forward(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
@@ -152,36 +171,36 @@ class Backbone:
         return hidden.to(self.head.weight.dtype)
 
     def lies_elsewhere(self, device: torch.device) -> None:
-        """Its weights lie in other processes alone: here nothing passes through it.
+        """Mark the backbone as remote: other processes hold its weights, and no forward runs here.
 
         Args:
-            device: of what is computed here with scores from there.
+            device: device for local computations with scores from the other processes.
         """
         self.here, self._device = False, device
 
     def take_slower_forward(self) -> None:
-        """From the decoder without its modules to the packed model, and from there to the model's own forward."""
+        """Switch to the next slower forward: from fused to packed, then from packed to the model's own forward."""
         self.fused, self.plain, self.wide = False, not self.fused, False
         if self.plain:
             implementation = "sdpa" if getattr(self.model, "_supports_sdpa", False) else "eager"
             self.model.set_attn_implementation(implementation)
 
     def add_adapter(self, policy: str, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
-        """Give ``policy`` a fresh adapter (B = 0) on every linear layer whose name ends in one of ``targets``.
+        """Add a new adapter (B = 0) for ``policy`` to every linear layer with a name that ends in a target.
 
         Raises:
-            ValueError: as :meth:`targeted`; then no layer is changed.
+            ValueError: as :meth:`targeted`; the model is then unchanged.
         """
         for name in self.targeted(policy, targets):
             generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
             self._lora_layer(name).add(policy, rank, alpha, generator)
 
     def targeted(self, policy: str, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return the linear layers whose names end in one of ``targets``, with the sizes of their inputs and outputs.
+        """Return the linear layers with names that end in a target, with their input and output sizes.
 
         Raises:
-            ValueError: a target names no linear layer of this model's decoder, or one that is computed without its
-                adapter.
+            ValueError: a target matches no linear layer of this model's decoder, or it matches a layer that is computed
+                without adapters.
         """
         linear, found = list(self._linear_layers()), dict[str, tuple[int, int]]()
         inside = set(map(id, self.decoder.modules()))
@@ -197,8 +216,8 @@ class Backbone:
         return found
 
     def _why_not(self, target: str, linear: Sequence[str]) -> str:
-        """Say why no adapter is put on the layers that a target names."""
-        ours = tuple(f"{name}." for name in self.layers)  # what is inside of a layer with adapters is not the model's
+        """Return the error message for a target without a suitable layer."""
+        ours = tuple(f"{name}." for name in self.layers)  # excludes MARFT's modules inside adapted layers
         found = _named([name for name, _ in self.model.named_modules() if not name.startswith(ours)], target)
         known = {name.rpartition(".")[2] for name in linear if self.model.get_submodule(name) is not self.head}
         if not found:
@@ -210,12 +229,12 @@ class Backbone:
         )
 
     def remove_adapter(self, policy: str) -> None:
-        """Take the policy's adapters away."""
+        """Remove the policy's adapters."""
         for layer in self.layers.values():
             layer.remove(policy)
 
     def adapters(self, policy: str) -> dict[str, Adapter]:
-        """The policy's adapters by layer name; empty for the base alone."""
+        """Return the policy's adapters by layer name; empty for the base model."""
         found = {}
         for name, layer in self.layers.items():
             adapter = layer.adapter(policy)
@@ -224,16 +243,16 @@ class Backbone:
         return found
 
     def refuse_unknown(self, adapter: str | None) -> None:
-        """Check that an adapter is there: without it, its rows would be those of the base.
+        """Check for an existing adapter. With an unknown name, the base model would compute the rows.
 
         Raises:
-            ValueError: it is not.
+            ValueError: the adapter does not exist.
         """
         if adapter is not None and not any(layer.adapter(adapter) for layer in self.layers.values()):
             raise ValueError(f"this model has no adapter called {adapter!r}; None is the base alone")
 
     def recompute_activations(self) -> None:
-        """Keep only layer boundaries for the backward pass and compute the rest again (gradient checkpointing)."""
+        """Enable gradient checkpointing: keep only layer boundaries and recompute the rest in the backward pass."""
         self.fused = False
 
         def same_routing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -245,10 +264,10 @@ class Backbone:
                 layer._gradient_checkpointing_func = partial(  # type: ignore[assignment]
                     checkpoint, use_reentrant=False, context_fn=same_routing
                 )
-                layer.training = True  # what switches it on
+                layer.training = True  # enables checkpointing in transformers
 
     def learned(self) -> dict[str, nn.Parameter]:
-        """What learns where all weights do, by name: they themselves, or their masters in float32."""
+        """Return the trainable weights for full fine-tuning by name: the weights themselves or float32 masters."""
         own = dict(self.model.named_parameters()) if self.shards is None else self.shards.parameters
         if not self.half:
             return own
@@ -256,7 +275,7 @@ class Backbone:
         return self.masters.parameters
 
     def base_weights(self) -> dict[str, Tensor]:
-        """The base's own weights by their original names, adapters left out."""
+        """Return the base weights by their original names, without adapters."""
         weights: dict[str, Tensor] = self.weights()
         for layer in self.layers:
             for name in [name for name in weights if name.startswith(f"{layer}.")]:
@@ -266,11 +285,11 @@ class Backbone:
         return weights
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights of the model, whole, by their names in it."""
+        """Return the full model weights by their names in the model."""
         return self.model.state_dict() if self.shards is None else self.shards.weights()
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`weights`."""
+        """Load weights from :meth:`weights`."""
         if self.shards is None:
             self.model.load_state_dict(weights)
         else:
@@ -279,7 +298,7 @@ class Backbone:
             self.masters.take(weights)
 
     def _linear_layers(self) -> Iterator[str]:
-        """The names of the model's own linear layers, with adapters or without."""
+        """Yield the names of the model's own linear layers, adapted or not."""
         for name, module in self.model.named_modules():
             inside = name.endswith(".base") and name.removesuffix(".base") in self.layers
             if isinstance(module, nn.Linear | MultiLoraLinear) and not inside:
@@ -296,11 +315,11 @@ class Backbone:
 
 
 def _named(layers: Sequence[str], target: str) -> list[str]:
-    """Return the layers that a target names, as peft reads it."""
+    """Return the layers matched by a target, by PEFT's rule."""
     return [name for name in layers if name == target or name.endswith(f".{target}")]
 
 
 def _decoder_of(model: PreTrainedModel) -> Any:
-    """What makes hidden states; a few models say that they are it themselves."""
+    """Return the module for hidden states; some models wrongly return themselves as their decoder."""
     decoder = model.get_decoder()
     return getattr(model, "model", decoder) if decoder is model else decoder

@@ -1,4 +1,4 @@
-"""Cutting work into forwards of bounded size."""
+"""Splitting of work into forwards with bounded size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def in_batches(items: Sequence[T], length: Callable[[T], int], limit: int) -> list[list[T]]:
-    """Consecutive items whose lengths add up to at most ``limit``; one that is longer goes alone.
+    """Group consecutive items into batches with a total length up to ``limit``; a longer item forms its own batch.
 
     >>> in_batches([3, 4, 9, 1], lambda n: n, 8)
     [[3, 4], [9], [1]]

@@ -1,18 +1,18 @@
-"""Keys and values of a running batch: a slot a row, slots 0..n-1 in use, finished rows swapped out."""
+"""KV cache for a running batch: one slot per row, slots 0..n-1 in use."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-MOST_COLUMNS = 1024  # that are added at a time
+MOST_COLUMNS = 1024  # maximum number of tokens added to the capacity at a time
 
 
 class KVCache:
-    """One tensor a layer for keys and one for values, ``[slots, K, capacity, D]``, grown by doubling; of long rows by
-    ``MOST_COLUMNS`` at a time.
+    """KV cache with one key tensor and one value tensor per layer, ``[slots, K, capacity, D]``.
 
-    Rows are left-aligned: token t of a row lies in column t of its slot.
+    The number of slots grows by doubling. The capacity doubles too, but by at most ``MOST_COLUMNS`` tokens at a time.
+    Rows are left-aligned: token t of a row is in column t of its slot.
     """
 
     def __init__(self, layers: int) -> None:
@@ -22,7 +22,7 @@ class KVCache:
         self.capacity = 0
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Make room for ``slots`` rows of ``capacity`` tokens, keeping what is there."""
+        """Grow the cache to at least ``slots`` rows with ``capacity`` tokens; existing content is kept."""
         if slots <= self.slots and capacity <= self.capacity:
             return
         self.slots = max(slots, self.slots if slots <= self.slots else 2 * self.slots)
@@ -35,7 +35,7 @@ class KVCache:
                     tensors[layer] = self._allocate(old)
 
     def write_rows(self, layer: int, k_NKD: Tensor, v_NKD: Tensor, lengths: list[int], slots: list[list[int]]) -> None:
-        """Store prefilled rows; row i goes to every slot of ``slots[i]`` (rows that share a prompt)."""
+        """Store prefilled rows; row i goes to every slot in ``slots[i]`` (rows with a shared prompt)."""
         for tensors, packed in ((self.keys, k_NKD), (self.values, v_NKD)):
             store = tensors[layer]
             if store is None:
@@ -49,13 +49,13 @@ class KVCache:
                 start += length
 
     def flat_positions(self, lengths: Tensor, key_heads: int) -> Tensor:
-        """Where the next token of slots 0..n-1 goes in the flattened ``[slots·K·capacity, D]`` store, [n·K]."""
+        """Return the flat index for the next token in slots 0..n-1, [n·K], in the ``[slots·K·capacity, D]`` store."""
         slots = torch.arange(len(lengths), device=lengths.device)
         heads = torch.arange(key_heads, device=lengths.device)
         return ((slots[:, None] * key_heads + heads) * self.capacity + lengths[:, None]).flatten()
 
     def append(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """Write one token a row and return the first ``longest`` columns of slots 0..n-1, [n, K, T, D]."""
+        """Write one token per row; return the first ``longest`` columns in slots 0..n-1, [n, K, T, D]."""
         rows = len(k)
         keys, values = self.keys[layer], self.values[layer]
         assert keys is not None, "decoding before any prefill"
@@ -65,13 +65,13 @@ class KVCache:
         return keys[:rows, :, :longest], values[:rows, :, :longest]
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` tokens of a slot over another: how a finished row makes room."""
+        """Copy the first ``length`` tokens from slot ``source`` to slot ``target``, which a finished row has freed."""
         for tensor in (*self.keys, *self.values):
             if tensor is not None:
                 tensor[target, :, :length] = tensor[source, :, :length]
 
     def of_slot(self, slot: int, start: int, stop: int) -> list[Tensor]:
-        """A copy of some tokens of a slot: of each layer keys [K, T, D], then of each layer values."""
+        """Copy a token range from a slot: the keys [K, T, D] for each layer, then the values for each layer."""
         return [tensor[slot, :, start:stop].clone() for tensor in (*self.keys, *self.values) if tensor is not None]
 
     def _allocate(self, old: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Cards as data sheets have them, and how a model's weights are held and multiplied there.
+"""Device specifications from data sheets, and storage and compute precision of model weights.
 
-Rates are of dense products. Sheets that count sparsity are halved here.
+Rates are for dense products. Data-sheet rates that count sparsity are halved.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from marft.models.shapes import Shape
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One device.
+    """Specification of one device.
 
-    ``memory`` is in bytes as sheets count them, 10⁹ to the GB: drivers report a little more. ``link`` is what goes one
-    way to the other cards of a machine, half of what sheets say of both ways together.
+    ``memory`` is in bytes with data-sheet units, 10⁹ per GB; drivers report slightly more. ``link`` is the one-way
+    bandwidth to the other devices of a machine, half of the data-sheet value for both directions.
 
-    >>> CARDS["h100"].flops / CARDS["h100"].bandwidth  # operations a byte read, below which bandwidth decides
+    >>> CARDS["h100"].flops / CARDS["h100"].bandwidth  # operations per byte read; below it, bandwidth is the limit
     295.2...
     """
 
     name: str
-    flops: float  # bfloat16 operations a second
-    flops_float32: float  # float32 operations a second, without tensor cores
+    flops: float  # bfloat16 operations per second
+    flops_float32: float  # float32 operations per second, without tensor cores
     memory: float  # bytes
-    bandwidth: float  # bytes of its memory a second
-    link: float  # bytes a second, one way
-    host: float  # bytes a second to the host's memory, one way: PCIe 5 or 4 of 16 lanes; 0 where it is the host
+    bandwidth: float  # memory bandwidth, bytes per second
+    link: float  # one-way bandwidth to other devices, bytes per second
+    host: float  # one-way bandwidth to CPU memory, bytes per second: PCIe 5 or 4 with 16 lanes; 0 for a CPU
     source: str
 
     @property
     def is_cpu(self) -> bool:
+        """True for a CPU."""
         return self.name == "cpu"
 
 
@@ -52,12 +53,12 @@ CARDS = {
         Card("l40s", 362 * _T, 91.6 * _T, 48 * _GB, 864 * _GB, 32 * _GB, 32 * _GB, "NVIDIA L40S data sheet; PCIe 4"),
         Card("rtx4090", 165 * _T, 82.6 * _T, 24 * _GB, 1008 * _GB, 32 * _GB, 32 * _GB, "NVIDIA Ada white paper"),
         Card("mi300x", 1307 * _T, 163 * _T, 192 * _GB, 5300 * _GB, 448 * _GB, 64 * _GB, "AMD MI300X data sheet"),
-        # two threads of an Emerald Rapids Xeon without AMX (half_precision.md); its bandwidth is an assumption
+        # two threads of an Emerald Rapids Xeon without AMX (half_precision.md); the bandwidth is an assumption
         Card("cpu", 0.165 * _T, 0.327 * _T, 0.0, 12 * _GB, 12 * _GB, 0.0, "results/half_precision.md"),
     )
 }  # fmt: skip
 
-REPORTED = {  # what drivers call the cards that are known here; of others by nearly the same name rates differ
+REPORTED = {  # driver names of known devices; devices with similar names have other rates
     "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA H20": "h20", "NVIDIA B200": "b200",
     "NVIDIA A100-SXM4-40GB": "a100-40", "NVIDIA A100-SXM4-80GB": "a100-80", "NVIDIA L40S": "l40s",
     "NVIDIA GeForce RTX 4090": "rtx4090", "AMD Instinct MI300X": "mi300x",
@@ -65,9 +66,10 @@ REPORTED = {  # what drivers call the cards that are known here; of others by ne
 
 
 def card_named(name: str) -> Card:
-    """
+    """Return the specification of a device by name. For "cpu", the memory is this machine's.
+
     Raises:
-        ValueError: no card goes by that name.
+        ValueError: no device has this name.
     """
     found = CARDS.get(name.casefold())
     if found is None:
@@ -79,30 +81,38 @@ def card_named(name: str) -> Card:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a model's base weights are held on a device, and in what its products are computed."""
+    """Storage and compute precision for a model's base weights on a device."""
 
-    half: bool  # weights of the layers are bfloat16
+    half: bool  # whether the weights of the layers are bfloat16
     on_cpu: bool
 
     @staticmethod
     def of(model: ModelSettings, card: Card) -> Precision:
-        """``"auto"`` is float32 on a CPU and bfloat16 on a GPU (:func:`marft.models.loading.pick_dtype`)."""
+        """Build the precision from model settings.
+
+        ``"auto"`` is float32 on a CPU and bfloat16 on a GPU (:func:`marft.models.loading.pick_dtype`).
+        """
         return Precision(model.dtype == "bfloat16" or (model.dtype == "auto" and not card.is_cpu), card.is_cpu)
 
     @property
     def element(self) -> int:
-        """Bytes of a number that products are made of: on a CPU weights held in half are multiplied in float32, and so
-        are those of a model that is tuned whole."""
+        """Bytes per number in products.
+
+        On a CPU, half-precision weights are multiplied in float32. The same holds for a fully fine-tuned model.
+        """
         return 2 if self.half and not self.on_cpu else 4
 
     @property
     def widened(self) -> bool:
-        """Whether a model that is tuned whole computes in more than its base is held in."""
+        """True if full fine-tuning computes in a higher precision than the base model's storage."""
         return self.half and self.on_cpu
 
     def weights(self, shape: Shape) -> float:
-        """Bytes of a base. On a CPU embeddings, head, norms and biases of a half-precision one are float32
-        (:mod:`marft.models.held_in_half`)."""
+        """Return the bytes of a base model's weights.
+
+        On a CPU, the embeddings, head, norms and biases of a half-precision model are float32
+        (:mod:`marft.models.held_in_half`).
+        """
         if not self.half:
             return 4.0 * shape.parameters
         if not self.on_cpu:
@@ -110,5 +120,5 @@ class Precision:
         return 2.0 * shape.matrix_parameters + 4.0 * (shape.parameters - shape.matrix_parameters)
 
     def rate(self, card: Card) -> float:
-        """Operations a second of its products."""
+        """Return the operations per second for products in this precision."""
         return card.flops if self.element == 2 else card.flops_float32

@@ -1,4 +1,4 @@
-"""What is refused of models that others made: weights that run code, are not all there, or are no numbers."""
+"""Validation of third-party models: rejects pickles, incomplete weights, wrong shapes and non-finite values."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from marft.common.atomic import read_json
 
 INDEX = "model.safetensors.index.json"
 BITS = {"BOOL": 1, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64}
-WHOLE_NUMBERS = set(BITS)  # types; such a number holds several weights of a quantised model, one a bit at most
-SLACK = 2  # how many times the weights of its files a model may seem to have: what is missing is told by its name
+WHOLE_NUMBERS = set(BITS)  # integer types: each number packs several weights of a quantized model, at most one per bit
+SLACK = 2  # maximum ratio of parameters in the model to weights in its files; smaller gaps are reported by weight name
 SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
     "max_position_embeddings",
-)  # what config.json says under these names divides, or is a shape or a length  # fmt: skip
+)  # sizes in config.json that are divisors, shapes or lengths  # fmt: skip
 LARGEST = {
     "hidden_size": 2**20, "num_hidden_layers": 10_000, "num_attention_heads": 2**16, "num_key_value_heads": 2**16,
     "vocab_size": 2**24, "max_position_embeddings": 2**30, "intermediate_size": 2**24, "moe_intermediate_size": 2**24,
     "n_layer": 10_000, "n_layers": 10_000, "num_layers": 10_000, "n_embd": 2**20, "d_model": 2**20, "n_head": 2**16,
     "n_inner": 2**24, "n_positions": 2**30, "head_dim": 2**16, "num_experts": 2**16,
     "num_local_experts": 2**16, "n_routed_experts": 2**16,
-}  # far beyond all models that there are  # fmt: skip
-LARGEST_BUFFERS = 2**32  # elements of what a model computes from its configuration, such as masks
+}  # far above every existing model  # fmt: skip
+LARGEST_BUFFERS = 2**32  # elements of a buffer computed from the configuration, such as a mask
 OTHER = "config and weights are not of the same model"
 AGAIN = "the download is incomplete or the file was changed; get the model again"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -40,10 +40,11 @@ CONVERT = (
 
 
 def refuse_pickled(folder: Path, what: str) -> None:
-    """See that a folder has weights that are data and nothing else.
+    """Check for weights in a data-only format.
 
     Raises:
-        ValueError: it has pickled weights alone, or something that is no file, from which a read could wait for ever.
+        ValueError: the folder has only pickled weights, or it contains an irregular file, on which a read could block
+            forever.
     """
     entries = sorted(folder.glob("*"))
     if odd := [path.name for path in entries if path.exists() and not path.is_file() and not path.is_dir()]:
@@ -56,10 +57,10 @@ def refuse_pickled(folder: Path, what: str) -> None:
 
 
 def refuse_sizes(config: object, what: str) -> None:
-    """See that a configuration speaks of a model: one that divides by no heads says nothing that helps.
+    """Check the sizes in a configuration, for a clear error instead of a division by zero.
 
     Raises:
-        ValueError: a size is below 1, or what it says of its language model is no configuration.
+        ValueError: a size is below 1, or the text configuration is not a model configuration.
     """
     if not hasattr(config, "to_dict"):
         raise ValueError(f"{what}: text_config in its config.json is no configuration of a model; {AGAIN}")
@@ -70,15 +71,15 @@ def refuse_sizes(config: object, what: str) -> None:
 
 
 def refuse_huge_sizes(folder: Path, what: str) -> None:
-    """Look for sizes beyond all models in a folder's config.json, before transformers makes a list of its layers.
+    """Check a folder's config.json for implausibly large sizes, before transformers builds a list of its layers.
 
     Raises:
-        ValueError: there is one.
+        ValueError: a size exceeds its limit.
     """
     try:
         tables = [read_json(folder / "config.json")]
     except (OSError, ValueError, RecursionError):
-        return  # reading it as a configuration says so
+        return  # the later configuration load reports the error
     for table in tables:
         for name, size in table.items() if isinstance(table, dict) else ():
             if isinstance(size, dict):
@@ -89,10 +90,10 @@ def refuse_huge_sizes(folder: Path, what: str) -> None:
 
 
 def refuse_layers(config: Any, folder: Path, what: str) -> None:
-    """Compare the number of layers that a configuration claims with the names of a folder's tensors.
+    """Compare a configuration's number of layers with the tensor names in a folder.
 
     Raises:
-        ValueError: the files have fewer.
+        ValueError: the files contain fewer layers.
     """
     files = _weight_files(folder)
     names = [name for file in files for name in _header(file)]
@@ -106,14 +107,15 @@ def refuse_layers(config: Any, folder: Path, what: str) -> None:
 
 
 def refuse_shapes(model: nn.Module, config: Any, folder: Path, renamed: Mapping[str, str], what: str) -> None:
-    """Compare the sizes that a configuration claims with the headers of a folder's tensors, before memory is taken.
+    """Compare a configuration's sizes with the tensor headers in a folder, before memory is allocated.
 
     Args:
-        model: what the configuration asks for, without memory (on the device "meta").
-        renamed: patterns of names in the files, and what the model has in their place.
+        model: the configured model without memory (on the device "meta").
+        renamed: patterns for names in the files, with their replacements in the model.
 
     Raises:
-        ValueError: a tensor, all of them together, or what is computed from the configuration would be larger.
+        ValueError: the configuration asks for a larger tensor than the files contain, too many weights in total, or a
+            too large buffer.
     """
     wanted, files = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, _weight_files(folder)
     for name, buffer in model.named_buffers():
@@ -140,22 +142,22 @@ def refuse_shapes(model: nn.Module, config: Any, folder: Path, renamed: Mapping[
 
 
 def _named(config: Any, wanted: Sequence[int], found: Sequence[int] = ()) -> str:
-    """Return a shape with the settings that it comes from.
+    """Format a shape with the configuration keys behind its sizes.
 
     Args:
-        found: the shape that there is: settings of its sizes are left out.
+        found: the actual shape; keys for its sizes are left out.
     """
     sizes = set(wanted) - set(found)
     said = {name: value for name, value in config.to_dict().items() if type(value) is int and value > 1}
     named = {name: value for name, value in said.items() if value in sizes}
-    if not named and sizes:  # it is a product, as of heads and their size
+    if not named and sizes:  # the size is a product, such as the number of heads times their size
         named = {name: value for name, value in said.items() if name in LARGEST and max(sizes) % value == 0}
     says = ", ".join(f"{name} = {value}" for name, value in named.items())
     return f"{tuple(wanted)}{f' ({says})' if says else ''}"
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that a folder's weights are read from; none where one is missing, which the loader reports."""
+    """Return a folder's weight files; empty if a file is missing, because the loader reports that error."""
     whole = folder / "model.safetensors"
     if whole.is_file():
         return [whole]
@@ -167,13 +169,13 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def refuse_index(folder: Path, what: str) -> None:
-    """See that a folder's weights are in files of its own, each tensor in one of them, as its index says.
+    """Check the weight index: every tensor belongs to exactly one file in the folder.
 
-    transformers would read a file that the index names wherever it lies and whatever it is, and take a tensor that two
-    files have from the last of them.
+    transformers would read any file that the index names, whatever its place and type. For a tensor in two files, it
+    would use the last file.
 
     Raises:
-        ValueError: the index cannot be read, names other files, or two files hold one tensor.
+        ValueError: the index is unreadable, it names files outside the folder, or two files contain the same tensor.
     """
     if (folder / "model.safetensors").is_file() or not (folder / INDEX).exists():
         return
@@ -194,10 +196,10 @@ def refuse_index(folder: Path, what: str) -> None:
 
 
 def refuse_whole_numbers(folder: Path, what: str) -> None:
-    """See that weights of a checkpoint that does not say how it was quantised are no quantised ones.
+    """Check for unquantized weights in a checkpoint without a quantization configuration.
 
     Raises:
-        ValueError: some are whole numbers.
+        ValueError: some weights are integers.
     """
     for file in sorted(folder.glob("model*.safetensors")):
         header = _header(file)
@@ -210,7 +212,7 @@ def refuse_whole_numbers(folder: Path, what: str) -> None:
 
 
 def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the types and shapes of a file's tensors; nothing where it cannot be read, which the loader reports."""
+    """Return the types and shapes in a file's header; empty if unreadable, because the loader reports that error."""
     try:
         with safe_open(file, framework="pt") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
@@ -220,13 +222,13 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def refuse_gaps(model: nn.Module, found: Mapping[str, Any], what: str) -> None:
-    """See that every weight came from the checkpoint: what did not would be random.
+    """Check for a complete checkpoint: missing weights would stay random.
 
     Args:
-        found: what transformers says that it found and missed.
+        found: loading information from transformers.
 
     Raises:
-        ValueError: weights are missing, have other shapes, or are there for a layer that does not use them.
+        ValueError: weights are missing, have other shapes, or belong to a layer that does not use them.
     """
     if found["missing_keys"]:
         raise ValueError(
@@ -247,15 +249,15 @@ def refuse_gaps(model: nn.Module, found: Mapping[str, Any], what: str) -> None:
 
 @torch.no_grad()
 def refuse_not_finite(tensors: Mapping[str, Tensor], what: str) -> None:
-    """See that weights are numbers.
+    """Check for finite weights.
 
     Raises:
-        ValueError: one holds NaN or infinities.
+        ValueError: a weight contains NaN or infinity.
     """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        low, high = tensor.aminmax()  # NaN wins both; reads the tensor once and copies nothing
+        low, high = tensor.aminmax()  # propagates NaN to both results; reads the tensor once without a copy
         if not (torch.isfinite(low) & torch.isfinite(high)):
             raise ValueError(
                 f"{what}: {name} holds NaN or infinities; the file is damaged, or what was saved had broken down. "

@@ -1,5 +1,7 @@
-"""Choosing from a list by normalised log-probability (TWOSOME: Tan et al. 2024): the mathematics, for sampling and
-learning alike."""
+"""Distribution over options by normalized log-probability, for sampling and training.
+
+Source: TWOSOME (Tan et al. 2024).
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,22 @@ from marft.models.devices import sent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceSets:
-    """The lists that C choices are made from. Their options' tokens come one after another, O options in all.
+    """Option lists for C choices. The tokens of all O options are concatenated.
 
     >>> sets = ChoiceSets.of([[2, 1], [3]], [[1.0, 1.0], [3.0]], torch.device("cpu"))
     >>> sets.option_of.tolist(), sets.grid.tolist()
     ([0, 0, 1, 2, 2, 2], [[0, 1], [2, 3]])
     """
 
-    option_of: Tensor  # [tokens] which option a token belongs to
-    normalisers: Tensor  # [O] Z of each option
-    grid: Tensor  # [C, longest list] options of each choice, filled up with O
+    option_of: Tensor  # [tokens] option index of each token
+    normalisers: Tensor  # [O] length normalizer Z of each option
+    grid: Tensor  # [C, longest list] option indices of each choice, padded with O
 
     @staticmethod
     def of(
         lengths: Sequence[Sequence[int]], normalisers: Sequence[Sequence[float]], device: torch.device
     ) -> ChoiceSets:
-        """From the token counts and the Z of every option of every choice."""
+        """Build the sets from token counts and normalizers Z, for every option per choice."""
         counts = [len(options) for options in lengths]
         total = sum(counts)
         grid = np.full((len(counts), max(counts)), total)
@@ -43,7 +45,7 @@ class ChoiceSets:
         return ChoiceSets(*(sent(array, device) for array in (tokens, z, grid)))
 
     def log_softmax(self, token_log_probs: Tensor) -> Tensor:
-        """``log π(a) = log softmax over a of log P(a)/Z_a``, [C, longest list]; −∞ where a list is shorter."""
+        """Return ``log π(a) = log softmax over a of log P(a)/Z_a``, [C, longest list]; −∞ pads shorter lists."""
         sums = torch.zeros_like(self.normalisers, dtype=token_log_probs.dtype)
         scores = sums.index_add(0, self.option_of, token_log_probs) / self.normalisers.to(token_log_probs.dtype)
         filler = scores.new_full((1,), -torch.inf)
@@ -51,6 +53,6 @@ class ChoiceSets:
 
 
 def entropies(log_softmax: Tensor) -> Tensor:
-    """Of each choice, [C]."""
+    """Return the entropy for each choice, [C]."""
     finite = log_softmax.masked_fill(log_softmax.isinf(), 0.0)
     return -(log_softmax.exp() * finite).sum(-1)

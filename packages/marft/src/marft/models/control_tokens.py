@@ -1,7 +1,7 @@
-"""Which tokens nobody can write into a chat: those that begin and end its messages, not those that mark thoughts.
+"""Control tokens: escaping in chat text, and decoding without control tokens.
 
-A chat is tokenised with the control tokens in what somebody wrote as plain text. Were the marks of thoughts among them,
-an agent's own earlier turn would not be found to have a thought, and be shown otherwise than its template says.
+In a chat, control tokens in message text are tokenized as plain text. Reasoning tags are exempt. Otherwise the template
+would not recognize reasoning in an agent's earlier turn, and would render the turn differently.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from transformers.utils.chat_template_utils import mark_control_tokens
 
 from marft.common.thoughts import MARKS
 
-MARKERS = re.compile("[\U000f0000\U000f0001]")  # which transformers puts around control tokens that are text
-APART = "\U000f0001"  # a marker alone: what follows is encoded as in the middle of a chat
+MARKERS = re.compile("[\U000f0000\U000f0001]")  # markers that transformers puts around escaped control tokens
+APART = "\U000f0001"  # single marker: the following text is encoded as a continuation, not as the start of a text
 
 Written = TypeVar("Written")
 
@@ -26,7 +26,10 @@ _letters: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, ...]] = WeakKeyD
 
 
 def leave_thoughts(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Take marks of thoughts from the tokens that are text where somebody wrote them, but for special ones."""
+    """Exclude reasoning tags from the escaped control tokens.
+
+    Reasoning tags that are special tokens remain escaped.
+    """
     template = tokenizer.chat_template
     text = "".join(template.values()) if isinstance(template, dict) else str(template)
     tokens = [token.content for token in tokenizer.added_tokens_decoder.values()]
@@ -36,13 +39,13 @@ def leave_thoughts(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids that are no part of a text: special tokens, but for marks of thoughts."""
+    """Return the ids excluded from decoded text: special tokens except reasoning tags."""
     added = tokenizer.added_tokens_decoder.items()
     return {id for id, token in added if token.special and token.content not in MARKS}
 
 
 def spelled(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
-    """Return the text of token ids without control tokens. Marks of thoughts stay, also special ones."""
+    """Decode token ids without control tokens. Reasoning tags stay, even if special."""
     if tokenizer not in _thought_ids:
         added = tokenizer.added_tokens_decoder.values()
         special = any(token.special and token.content in MARKS for token in added)
@@ -52,8 +55,7 @@ def spelled(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
 
 
 def spelled_inside(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
-    """Return what :func:`spelled` does, of ids that go on from others: tokenizers of SentencePiece's kind leave out the
-    space before what begins a text."""
+    """Decode token ids that continue a text, with the leading space that SentencePiece tokenizers would drop."""
     if tokenizer not in _letters:
         _letters[tokenizer] = tuple(encoded_inside(tokenizer, "x"))
     ids, letter = tuple(ids), _letters[tokenizer]
@@ -62,10 +64,10 @@ def spelled_inside(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> st
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, written: Written, own: bool = False) -> Written:
-    """Return texts with their control tokens marked as text, at any depth of messages and tools.
+    """Escape the control tokens in texts, at any depth of messages and tools.
 
     Args:
-        own: a model's own turn: marks of thoughts are tokens, also special ones.
+        own: whether the model itself wrote the text. If so, reasoning tags remain tokens, even if special.
     """
     known = set(tokenizer.chat_control_tokens or ())
     added = [token for token in tokenizer.added_tokens_decoder.values() if token.special or token.content in known]
@@ -76,16 +78,15 @@ def marked(tokenizer: PreTrainedTokenizerBase, written: Written, own: bool = Fal
 
 
 def unmarked(text: str) -> str:
-    """Return a text without the marks of :func:`marked`."""
+    """Remove the markers added by :func:`marked`."""
     return MARKERS.sub("", text)
 
 
 def encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the ids of a text in which control tokens that somebody wrote are marked."""
+    """Encode a text with escaped control tokens, without adding special tokens."""
     return list(tokenizer(text, add_special_tokens=False, sanitize_control_tokens=True)["input_ids"])
 
 
 def encoded_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the ids of a marked text that stands in the middle of a chat: tokenizers of SentencePiece's kind put a
-    space before what begins a text, and nothing before that."""
+    """Encode an escaped text inside a chat, without the leading space that SentencePiece tokenizers would add."""
     return encoded(tokenizer, APART + text)

@@ -1,4 +1,4 @@
-"""V_φ: an MLP head on the hidden states of the frozen base."""
+"""Value head V_φ: an MLP on the hidden states of the frozen base model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from marft.models.alone import one_at_a_time
 
 
 class ValueHead(nn.Module):
-    """Features [K, D] → values [K], through two hidden layers; float32.
+    """Value head: features [K, D] → values [K], with two hidden layers, in float32.
 
-    The features of a base model differ in scale by orders of magnitude between its dimensions, so they are
-    normalised row by row first. The last layer starts at zero: an untrained critic says 0, not noise.
+    The feature dimensions of a base model differ in scale by orders of magnitude, so each row is normalized first. The
+    last layer is initialized to zero: an untrained critic predicts 0, not noise.
     """
 
     @one_at_a_time
@@ -32,5 +32,6 @@ class ValueHead(nn.Module):
         nn.init.zeros_(last.weight)
 
     def forward(self, features_KD: Tensor) -> Tensor:
+        """Return the values, [K], for features [K, D]."""
         values: Tensor = self.layers(self.normalise(features_KD.float()))[:, 0]
         return values

@@ -1,7 +1,7 @@
-"""Between the host and a device: what is sent without waiting, what is read at once, and where a GPU goes another way.
+"""Transfers between CPU and device: asynchronous sends, batched reads, and GPU-specific operations.
 
-A device works through what it was asked for while the host goes on asking. Whoever reads a number back waits for all of
-it, so loops read seldom, and everything at once: a step of decoding once, a minibatch once before it steps.
+A device executes queued operations while the CPU queues more. Reading a number back waits for all of them. Therefore
+loops read rarely and in one transfer: once per decoding step, and once per minibatch before the optimizer step.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Floats = npt.NDArray[np.float64]
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether a tensor is in the host's memory and computed with by its processor: reading it costs nothing."""
+    """Return whether a tensor resides in CPU memory, with free reads."""
     return tensor.device.type == "cpu"
 
 
 def sent(values: npt.NDArray[np.generic], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """An array on a device, as it is now; what the device still computes is not waited for."""
+    """Copy an array to a device without waiting for the device."""
     tensor = torch.from_numpy(values)
     return tensor.to(device, dtype or tensor.dtype, non_blocking=True)
 
 
 def read_all(tensors: Sequence[Tensor]) -> list[Floats]:
-    """The numbers of several tensors, flat, in float64: all in one transfer.
+    """Read several tensors as flat float64 arrays, in a single transfer.
 
     >>> [numbers.tolist() for numbers in read_all([torch.tensor([1, 2]), torch.tensor(0.5)])]
     [[1.0, 2.0], [0.5]]
@@ -40,7 +40,7 @@ def read_all(tensors: Sequence[Tensor]) -> list[Floats]:
 
 
 class Awaited:
-    """Numbers that a device will have, and what is to be done with them once they are read.
+    """Deferred reads: device tensors with callbacks for their values.
 
     >>> awaited, heard = Awaited(), []
     >>> awaited.add(torch.tensor([1.0, 2.0]), lambda numbers: heard.append(numbers.sum()))
@@ -52,33 +52,35 @@ class Awaited:
         self._waiting: list[tuple[Tensor, Callable[[Floats], None]]] = []
 
     def add(self, tensor: Tensor, then: Callable[[Floats], None]) -> None:
-        """Have ``then`` told the numbers of a tensor, flat, when they are read."""
+        """Register a callback for a tensor's flat values, called by :meth:`read`."""
         self._waiting.append((tensor.detach(), then))
 
     def read(self) -> None:
-        """Read all, and tell of each in the order in which they were added."""
+        """Read every pending tensor, then run the callbacks in registration order."""
         waiting, self._waiting = self._waiting, []
         for (_, then), numbers in zip(waiting, read_all([tensor for tensor, _ in waiting]), strict=True):
             then(numbers)
 
 
 def reported_name(device: torch.device) -> str:
-    """What the driver of a device calls it; "" of a processor."""
+    """Return the device name reported by its driver; "" for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """From here on :func:`peak_memory` counts anew."""
+    """Reset the counter behind :func:`peak_memory`."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes that tensors had there at any time since :func:`forget_peak_memory`; None of a processor, whose
-    allocator does not count."""
+    """Return the peak tensor memory since :func:`forget_peak_memory`, in bytes; None for a CPU.
+
+    The CPU allocator does not count.
+    """
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def half_product(a_TK: Tensor, b_KN: Tensor) -> Tensor:
-    """A GPU's product of matrices in half precision that is added up, and stays, in float32."""
+    """Multiply half-precision matrices on a GPU, with accumulation and result in float32."""
     return torch.mm(a_TK, b_KN, out_dtype=torch.float32)

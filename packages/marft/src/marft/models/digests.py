@@ -1,4 +1,4 @@
-"""Short digests that tell whether models are those of before, wherever they lie now."""
+"""Short digests to identify models independently from their location."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-SAMPLES = 64  # numbers of each tensor, spread evenly
+SAMPLES = 64  # values per tensor, evenly spread
 
 
 @torch.no_grad()
 def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
-    """Of names, shapes, some numbers of every tensor as bfloat16, and texts.
+    """Return a digest over names, shapes, sampled bfloat16 values from every tensor, and texts.
 
     >>> digest_of({"a": torch.ones(3)}) == digest_of({"a": torch.ones(3, dtype=torch.bfloat16)})
     True
@@ -33,5 +33,5 @@ def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The vocabulary and the chat template: what text becomes."""
+    """Return the vocabulary and chat template as text: they determine the token ids."""
     return f"{sorted(tokenizer.get_vocab().items())} {tokenizer.chat_template}"

@@ -1,7 +1,7 @@
-"""Dropout, off for good: what is learned from is scored as it was sampled.
+"""Dropout, permanently disabled: scores in training must equal scores in sampling.
 
-That a model is in evaluation is not enough. transformers computes activations again only in layers that are training,
-and some layers drop numbers themselves where they are.
+Evaluation mode alone is not enough. transformers recomputes activations only in layers in training mode, and some
+layers then apply dropout themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROBABILITY = re.compile(r"\w*(drop(out)?|pdrop|jitter_noise)(_prob|_rate|_p)?")
 
 
 def switch_off(model: PreTrainedModel) -> None:
-    """Set every probability of dropping to 0, in a model's modules and in its configuration."""
+    """Set every dropout probability to 0, in a model's modules and configuration."""
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0

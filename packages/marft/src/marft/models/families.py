@@ -1,4 +1,4 @@
-"""Families of models that are known, and by which forward they run: a small random model of each is looked at.
+"""Known model families and their forward modes, determined from a small random model per family.
 
 python -m marft.models.families      # writes the table in docs/models.md
 """
@@ -60,16 +60,16 @@ LOCAL = {"sliding_window": 6}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of models, by what its small members look like."""
+    """Model family, defined by the configuration of small members."""
 
     name: str
-    checkpoints: str  # that people know
-    config: str  # class in transformers
+    checkpoints: str  # well-known checkpoints
+    config: str  # configuration class in transformers
     settings: Mapping[str, Any] = field(default_factory=dict)
     size: Mapping[str, Any] = field(default_factory=lambda: SMALL)
 
     def small_config(self) -> PreTrainedConfig:
-        """Of a model that loads in a moment, whose windows, caps and scales bite."""
+        """Return the configuration for a small model, with active windows, caps and scales."""
         settings = {**self.size, **self.settings}
         return getattr(transformers, self.config)(**settings)  # type: ignore[no-any-return]
 
@@ -142,10 +142,10 @@ BEGIN, END = "<!-- python -m marft.models.families writes this table -->\n\n", "
 
 @one_at_a_time
 def small_backbone(family: Family, dtype: torch.dtype = torch.float32) -> Backbone:
-    """A small random model of a family, whose forward is settled.
+    """Build a small random model for a family, with its forward mode selected.
 
     Raises:
-        ValueError: it is refused.
+        ValueError: no forward mode supports the model.
     """
     attention.register()
     config = family.small_config()
@@ -162,7 +162,7 @@ def small_backbone(family: Family, dtype: torch.dtype = torch.float32) -> Backbo
 
 @torch.no_grad()
 def enlarge(model: PreTrainedModel) -> None:
-    """Give a random model weights that make its logits far from uniform."""
+    """Scale up a random model's weights, to move its logits far from uniform."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=1.5 * parameter.shape[-1] ** -0.5)
@@ -171,12 +171,12 @@ def enlarge(model: PreTrainedModel) -> None:
 
 
 def forward_of(backbone: Backbone) -> str:
-    """Which forward a backbone uses: a key of :data:`FORWARDS`."""
+    """Return the name of a backbone's forward mode: a key in :data:`FORWARDS`."""
     return "own" if backbone.plain else "fused" if backbone.fused else "packed"
 
 
 def page() -> str:
-    """docs/models.md with the table as it should be."""
+    """Render docs/models.md with the current table."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     table = ["| family | such as | forward | linear layers |", "| --- | --- | --- | --- |", *map(_line, FAMILIES)]
     return before + BEGIN + "\n".join(table) + "\n" + END + rest.partition(END)[2]
@@ -192,7 +192,7 @@ def _line(family: Family) -> str:
 
 
 def linear_layers(backbone: Backbone) -> list[str]:
-    """Names that ``lora.targets`` may have, the head's left out."""
+    """Return the valid names for ``lora.targets``, without the head."""
     return sorted(set(_linear_names(backbone)))
 
 

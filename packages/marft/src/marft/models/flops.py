@@ -1,23 +1,23 @@
-"""Operations of a token, forward and backward.
+"""Floating-point operations per token, forward and backward.
 
-With N the weights of the layers and V·D those of the head (Kaplan et al. 2020; attention as in Narayanan et al. 2021,
-half of it for causality): 2·N forward; backward 2·N more through a frozen base, 4·N where weights are trained; 2·N
-again with gradient checkpointing. Attention of a row of T tokens takes 2·T·Q a layer and token forward, and two and a
-half times as much backward.
+N is the number of layer weights, V·D the number of head weights (Kaplan et al. 2020; attention as in Narayanan et al.
+2021, halved for causality). The forward takes 2·N. The backward takes 2·N more through a frozen base, or 4·N for
+trained weights. Gradient checkpointing adds another 2·N. Attention over a row of T tokens takes 2·T·Q per layer and
+token in the forward, and 2.5 times as much in the backward.
 """
 
 from __future__ import annotations
 
 from marft.models.shapes import Shape
 
-BACK = 2.5  # of attention's forward (Dao 2023, FlashAttention-2)
+BACK = 2.5  # multiple of the attention forward (Dao 2023, FlashAttention-2)
 
 
 def forward_flops(shape: Shape, length: float, head_share: float = 0.0) -> float:
-    """Return the operations of a token of a row of ``length``, forward.
+    """Return the forward operations per token for a row with ``length`` tokens.
 
     Args:
-        head_share: share of the tokens whose logits are made.
+        head_share: share of the tokens with computed logits.
     """
     attention = 2.0 * length * shape.queries * shape.layers
     return 2.0 * shape.matrix_parameters + attention + 2.0 * shape.head_parameters * head_share
@@ -27,17 +27,17 @@ def training_flops(
     shape: Shape, length: float, head_share: float, adapter: int, *, whole: bool, recomputes: bool = False,
     halves: bool = False,
 ) -> float:  # fmt: skip
-    """Return the operations of a token of a row of ``length`` that is learned from, forward and backward.
+    """Return the operations per trained token, forward and backward, for a row with ``length`` tokens.
 
-    A frozen head's slope is taken in the forward pass: one product more, on a GPU in half precision two
-    (:mod:`marft.models.log_probs`). A trained head is gone through four times.
+    The gradient through a frozen head is computed in the forward: one more product, or two on a GPU in half precision
+    (:mod:`marft.models.log_probs`). A trained head takes four products.
 
     Args:
-        head_share: share of the tokens whose logits are made.
-        adapter: parameters of the adapter that is trained; 0 without one.
-        whole: the model's own weights are trained.
-        recomputes: activations are computed again (gradient checkpointing).
-        halves: a frozen head's slope is taken in two halves.
+        head_share: share of the tokens with computed logits.
+        adapter: number of trained adapter parameters; 0 without an adapter.
+        whole: whether the model's own weights are trained.
+        recomputes: whether activations are recomputed (gradient checkpointing).
+        halves: whether the gradient through a frozen head takes two half-precision products.
     """
     attention = 2.0 * length * shape.queries * shape.layers
     layers = 2.0 * shape.matrix_parameters * ((3 if whole else 2) + recomputes)

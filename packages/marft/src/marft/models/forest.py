@@ -1,7 +1,8 @@
-"""Rows that begin alike, laid out so that what they share is computed once.
+"""Prefix tree over rows: a layout for single computation of shared prefixes.
 
-Sorted by their ids, rows are a walk through a forest whose paths they are: each one adds what the one before it did not
-begin with. What it adds lies in one piece, a *run*, which sees itself causally and all that is before it in its row.
+Rows are sorted by their ids, so each row shares a prefix with the previous row and adds the remaining tokens. These
+tokens are contiguous and form a tree node (``Run``). A node attends causally to itself and to everything before it in
+its row.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ import numpy.typing as npt
 
 from marft.common.types import TokenIds
 
-Span = tuple[int, int]  # of keys: from, to
+Span = tuple[int, int]  # start and stop key index
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Tokens that a row adds to the rows before it."""
+    """Tree node: tokens that a row adds to the previous rows."""
 
-    start: int  # in the batch
+    start: int  # token index in the batch
     stop: int
-    seen: tuple[Span, ...]  # keys of what stands before it in its row, in their order
+    seen: tuple[Span, ...]  # key spans of the tokens before this node in its row, in order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """Keys are what is attended to: ``known`` ones that were computed before, then those of the batch's own tokens.
+    """Prefix tree over rows. Attention keys are the ``known`` cached keys, followed by the batch's own tokens.
 
     >>> rows = [np.array([5, 6, 7, 8]), np.array([5, 6, 9]), np.array([5, 6, 9, 4])]
     >>> forest = Forest.of(rows, ["planner"] * 3)
@@ -38,20 +39,21 @@ class Forest:
     [[0, 1, 2, 3], [0, 1, 4], [0, 1, 4, 5]]
     """
 
-    ids: TokenIds  # [N] of the batch
-    positions: npt.NDArray[np.int64]  # [N] of each token in its rows
+    ids: TokenIds  # [N] token ids of the batch
+    positions: npt.NDArray[np.int64]  # [N] position of each token in its rows
     runs: tuple[Run, ...]
-    places: tuple[npt.NDArray[np.int64], ...]  # by row: the key of each of its tokens
-    owners: tuple[str | None, ...]  # by run
-    known: int  # keys that were computed before
+    places: tuple[npt.NDArray[np.int64], ...]  # by row: key index of each token
+    owners: tuple[str | None, ...]  # by node
+    known: int  # number of cached keys
 
     @staticmethod
     def of(rows: Sequence[TokenIds], owners: Sequence[str | None], known: Sequence[Span] = (), keys: int = 0) -> Forest:
-        """
+        """Build the prefix tree.
+
         Args:
-            owners: whose each row is: those of different owners share nothing.
-            known: the keys that each row's first tokens have already; a row has one token more at least.
-            keys: how many such keys there are.
+            owners: owner (adapter) of each row; rows with different owners share nothing.
+            known: span of cached keys for each row's first tokens. Each row has at least one more token.
+            keys: number of cached keys.
         """
         known = known or [(0, 0)] * len(rows)
         groups = [(owner or "", *span) for owner, span in zip(owners, known, strict=True)]
@@ -88,7 +90,7 @@ class Forest:
         )  # fmt: skip
 
     def stretches(self) -> list[tuple[str | None, int, int]]:
-        """``(owner, start, stop)`` over the batch."""
+        """Return contiguous ``(owner, start, stop)`` spans over the batch."""
         found: list[tuple[str | None, int, int]] = []
         for owner, run in zip(self.owners, self.runs, strict=True):
             if found and found[-1][0] == owner:
@@ -99,7 +101,7 @@ class Forest:
 
 
 def common(one: TokenIds, other: TokenIds) -> int:
-    """How many tokens two rows begin with alike.
+    """Return the length of the common prefix, in tokens.
 
     >>> common(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
     2
@@ -110,7 +112,7 @@ def common(one: TokenIds, other: TokenIds) -> int:
 
 
 def _cut(path: Sequence[Span], length: int) -> list[Span]:
-    """The first ``length`` keys of a path."""
+    """Return the spans for the first ``length`` keys on a path."""
     kept: list[Span] = []
     for start, stop in path:
         taken = min(stop - start, length)

@@ -1,4 +1,4 @@
-"""How a model is spoken to: its tokenizer, its context and what ends a turn, read without its weights."""
+"""Tokenizer, context length and stop ids of a model, loaded without its weights."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from marft.models.paths import resolve_path
 from marft.models.templates import SAID, check_template
 from marft.models.turn_ends import stop_ids
 
-FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
+FOLDERS = ("/", "./", "../", "~")  # a path with one of these prefixes is never a Hugging Face model id
 CHOSEN = {
     "index_topk": "", "keep_window_size": "", "indexer_budget": "", "index_topk_blocks": "index_block_size",
-}  # settings that say how many keys a token sees, and of how many tokens each is made  # fmt: skip
-SHOWN, LONGEST_CAUSE = 80, 1000  # characters of what a tokenizer reads, and of an error of its
-SMALL = "tiny-"  # how names of models begin that come with the package
+}  # sparse attention: key for the number of visible keys, key for their block size ("": 1)  # fmt: skip
+SHOWN, LONGEST_CAUSE = 80, 1000  # maximum characters of a shown text, and of a tokenizer's error message
+SMALL = "tiny-"  # name prefix of bundled models
 WHAT_TO_GIVE = (
     "Give 'tiny', a folder with config.json and *.safetensors, or the id of a causal language model on the Hugging "
     "Face hub"
@@ -38,11 +38,11 @@ WHAT_TO_GIVE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Format:
-    """What is needed to write a model's prompts and to read what it says.
+    """Tokenizer data for a model's prompts and outputs.
 
     Args:
-        context: tokens of prompt and action together.
-        stop_ids: tokens that end a turn, the chat template's own first.
+        context: maximum tokens of prompt and action together.
+        stop_ids: tokens that end a turn, the chat template's token first.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -51,25 +51,26 @@ class Format:
 
 
 def load_formats(run: RunSettings) -> dict[str, Format]:
-    """The formats of a run's local models, by name.
+    """Load the tokenizers for a run's local models, by model name.
 
     Raises:
-        ValueError: one cannot be loaded.
+        ValueError: a tokenizer cannot be loaded.
     """
     return {name: load_format(model) for name, model in run.models.items() if model.endpoint is None}
 
 
 @one_at_a_time
 def load_format(settings: ModelSettings) -> Format:
-    """Load a model's format. No weights are read.
+    """Load a model's tokenizer, context length and stop ids. No weights are read.
 
     Raises:
-        ValueError: the model cannot be found, or its tokenizer, chat template or context is not as it must be.
+        ValueError: the model does not exist, or its tokenizer, chat template or context is invalid.
     """
     config = load_config(settings)
     tokenizer = load_tokenizer(settings)
     text = config.get_text_config()
-    saying = (config, text, _generation(settings, config))  # a model that also sees may say it of its text alone
+    # a multimodal model may declare it only in its text configuration
+    saying = (config, text, _generation(settings, config))
     declared = [getattr(part, "eos_token_id", None) for part in saying]
     try:
         ends = stop_ids(tokenizer, settings.template_options, declared, text.vocab_size)
@@ -83,10 +84,10 @@ def load_format(settings: ModelSettings) -> Format:
 
 @one_at_a_time
 def load_config(settings: ModelSettings) -> PretrainedConfig:
-    """Load what a model says of itself.
+    """Load a model's configuration.
 
     Raises:
-        ValueError: there is no such model, it brings code or pickled weights, or it is an adapter.
+        ValueError: the model does not exist, contains code or pickled weights, or is an adapter.
     """
     path, what = resolve_path(settings.path), f"models: {settings.path!r}"
     if (path.startswith(FOLDERS) or path.count("/") > 1) and not Path(path).is_dir():
@@ -114,10 +115,10 @@ def _no_folder(path: str) -> str:
 
 @one_at_a_time
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
-    """Load a model's tokenizer with the chat template to use.
+    """Load a model's tokenizer with the selected chat template.
 
     Raises:
-        ValueError: there is none, it has no chat template and the recipe gives none, or the template does not work.
+        ValueError: the tokenizer is missing, no chat template exists, or the template does not work.
     """
     path = resolve_path(settings.path)
     try:
@@ -147,10 +148,12 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
 
 
 def _check_reading(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    """See that a tokenizer reads: without its tokenizer.json transformers makes one that knows no text.
+    """Check for a tokenizer that reproduces a text.
+
+    Without tokenizer.json, transformers builds a tokenizer that cannot encode text.
 
     Raises:
-        ValueError: what it reads is not what was written.
+        ValueError: the decoded text differs from the original.
     """
     read = str(tokenizer.decode(tokenizer.encode(SAID, add_special_tokens=False)))
     if "".join(read.split()).casefold() != "".join(SAID.split()).casefold():
@@ -161,21 +164,21 @@ def _check_reading(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
 
 
 def _dated(template: str | dict[str, str], day: str) -> str | dict[str, str]:
-    """Of a tokenizer with several templates each."""
+    """Fix the date in every chat template of a tokenizer."""
     if isinstance(template, dict):
         return {name: dated(one, day) for name, one in template.items()}
     return dated(template, day)
 
 
 def context_of(config: PretrainedConfig, settings: ModelSettings) -> int:
-    """Tokens of prompt and action together: what the recipe says, or else all that the model was made for.
+    """Return the context length in tokens: the recipe's value, or the model's maximum.
 
-    A model whose rotations change for rows above some length was made for no longer ones here: keys that are cached
-    would be of one kind, and those that are scored of the other. Nor for more tokens than all see, where a model
-    chooses the keys that a token sees: what scores alike to rounding would be chosen when sampled, and not when scored.
+    Two properties lower the maximum. First, some models change their rotary embeddings above a row length. Cached keys
+    and scored keys would then differ. Second, sparse-attention models select the keys that a token sees. Above the
+    number of selected keys, rounding could change the selection between sampling and scoring.
 
     Raises:
-        ValueError: the recipe asks for more than that.
+        ValueError: the recipe's value exceeds the maximum.
     """
     text = config.get_text_config()
     longest = int(getattr(text, "max_position_embeddings", 2048))
@@ -188,7 +191,7 @@ def context_of(config: PretrainedConfig, settings: ModelSettings) -> int:
 
 
 def _lengths_of_rotations(config: Any) -> Iterator[int]:
-    """Up to which lengths rotations are the same in rows of all lengths."""
+    """Yield the maximum length with identical rotary embeddings for rows of any length."""
     table = getattr(config, "rope_parameters", None) or {}
     for rotation in (table, *(inner for inner in table.values() if isinstance(inner, dict))):
         if rotation.get("rope_type") == "longrope":
@@ -197,7 +200,7 @@ def _lengths_of_rotations(config: Any) -> Iterator[int]:
 
 
 def _lengths_of_choices(config: Any) -> Iterator[int]:
-    """How many keys a token sees at most, where a model chooses them: up to as many tokens it chooses all."""
+    """Yield the number of keys per token for sparse attention. Up to this row length, every key is selected."""
     for name, in_blocks_of in CHOSEN.items():
         count, size = getattr(config, name, None), getattr(config, in_blocks_of, 1) if in_blocks_of else 1
         if count:
@@ -205,14 +208,17 @@ def _lengths_of_choices(config: Any) -> Iterator[int]:
 
 
 def policy_context(run: RunSettings, model: str, base: str, contexts: Mapping[str, int]) -> int:
-    """Tokens of prompt and action together for a policy on ``model``: those of its local base, or what the recipe gives
-    a remote one.
+    """Return the context length of a policy on ``model``, in tokens.
+
+    A local model has its own context length. A remote model has the recipe's value, or the context length of its local
+    tokenizer's model.
 
     Args:
-        contexts: of the local models, by name.
+        base: name of the local model, or of the local reader of a remote model.
+        contexts: context length of each local model, by name.
 
     Raises:
-        ValueError: the critic could not read as much.
+        ValueError: the context exceeds the length that the critic can read.
     """
     wanted = run.models[model].context
     if run.models[model].endpoint is None or not wanted:
@@ -226,7 +232,7 @@ def policy_context(run: RunSettings, model: str, base: str, contexts: Mapping[st
 
 
 def cause_of(error: Exception) -> str:
-    """Why transformers could not load something, in one line."""
+    """Return why transformers failed to load something, in a single line."""
     if "trust_remote_code" in str(error):
         return (
             "it brings code of its own (auto_map in its config), which is never run here; use a model that "
@@ -238,14 +244,18 @@ def cause_of(error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first; where that only announces the next line, both."""
+    """Return an error's first line, or its first two lines if the first ends with a colon."""
     lines = [line.strip() for line in (str(error).strip() or type(error).__name__).splitlines()]
     announced = len(lines) > 1 and lines[0].endswith(":")
     return (f"{lines[0]} {lines[1]}" if announced else lines[0]).rstrip(".")
 
 
 def _generation(settings: ModelSettings, config: PretrainedConfig) -> Any:
-    """As transformers has it for a model: what lies beside its weights, or else follows from its config."""
+    """Load the generation configuration next to the weights, or derive it from the model's configuration.
+
+    Raises:
+        ValueError: generation_config.json cannot be read.
+    """
     path = resolve_path(settings.path)
     try:
         return GenerationConfig.from_pretrained(path, revision=settings.revision)
@@ -260,7 +270,7 @@ def _generation(settings: ModelSettings, config: PretrainedConfig) -> Any:
 
 def _refuse_folder(folder: Path, what: str) -> None:
     if not folder.is_dir():
-        return  # an id on the hub
+        return  # a Hugging Face model id
     refuse_unlisted(folder)
     refuse_pickled(folder, what)
     if (folder / "adapter_config.json").is_file():

@@ -1,9 +1,9 @@
-"""Which of MARFT's forwards computes what a model computes: seen when it is loaded, not believed of its name.
+"""Selection of a model's forward mode, verified numerically at load time.
 
-Rounding is told from another architecture in two steps. A small float32 copy of the model, whose windows, caps and
-sinks bite, must come out as its own plain forward does: there only a different computation could show. Then, on the
-real weights, the forward may differ from the model's own by little more than that differs from itself, with attention
-computed another way.
+Two checks tell rounding from a different architecture. The first uses a small float32 copy of the model with active
+windows, caps and sinks. The mode's result must equal the copy's own forward, because only a different computation could
+cause a difference. The second uses the real weights. The difference from the model's own forward may be only slightly
+larger than the model's own noise, measured with another attention implementation.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from marft.models.packed_rows import PackedRows
 from marft.models.running_rows import running_rows
 from marft.models.small_copy import VOCABULARY, small_copy
 
-SAME = 1e-3  # nats: what the order of sums may do in float32
-ROUNDING = 0.02  # nats a token: what half precision always may, on average
-NOISE = 4.0  # or this many times what the model differs from itself by
+SAME = 1e-3  # nats: tolerance for the order of sums in float32
+ROUNDING = 0.02  # nats per token: tolerance for half precision, on average
+NOISE = 4.0  # alternative tolerance, as a multiple of the model's own noise
 ANOTHER = "use a model of another architecture (docs/models.md lists them)"
 CALLED_WRONGLY = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-LAYERS = {"full_attention", "sliding_attention"}  # kinds that can be packed
-LIKELY = 8  # tokens compared at each position: nobody samples the others
-COPIED, REAL = (5, 40, 17), (7, 36)  # lengths of rows
+LAYERS = {"full_attention", "sliding_attention"}  # layer types that can be packed
+LIKELY = 8  # tokens compared at each position; other tokens are practically never sampled
+COPIED, REAL = (5, 40, 17), (7, 36)  # row lengths for the small copy and the real model
 
 
 def settle_forward(backbone: Backbone, what: str) -> None:
-    """Have a backbone use the fastest forward that computes what its model does.
+    """Select the fastest forward mode with the same results as the model.
 
     Args:
         what: the model's name in errors.
 
     Raises:
-        ValueError: none does.
+        ValueError: no mode gives the same results.
     """
     own = None
     while not backbone.plain:
@@ -55,7 +55,7 @@ def settle_forward(backbone: Backbone, what: str) -> None:
 
 
 def _same_architecture(backbone: Backbone) -> bool:
-    """Whether a small copy of the model comes out of the backbone's forward as out of its own."""
+    """Return whether the backbone's forward matches the model's own forward on a small copy."""
     key = type(backbone.model), backbone.fused, backbone.plain, backbone.model.config.to_json_string()
     if key not in _seen:
         copy = small_copy(backbone.model, backbone.decoder)
@@ -65,11 +65,11 @@ def _same_architecture(backbone: Backbone) -> bool:
     return _seen[key]
 
 
-_seen: dict[tuple[type, bool, bool, str], bool] = {}  # a run may load a model more than once
+_seen: dict[tuple[type, bool, bool, str], bool] = {}  # a run may load a model several times
 
 
 def _own_or_none(copy: PreTrainedModel) -> Tensor | None:
-    """Logits of a small model's own forward; None where its configuration did not bear to be shrunk."""
+    """Return the logits from a small model's own forward; None if its configuration cannot be shrunk."""
     try:
         return _own_logits(copy, _rows(COPIED, VOCABULARY), "eager")
     except CALLED_WRONGLY:
@@ -77,7 +77,7 @@ def _own_or_none(copy: PreTrainedModel) -> Tensor | None:
 
 
 def _computes_alike(copy: PreTrainedModel, own: Tensor, fused: bool, plain: bool) -> bool:
-    """Whether a small model's rows come out of a forward, and their last tokens of decoding, as they should."""
+    """Return whether a small model's packed forward and decoding match its own logits."""
     if not plain and not _packs(copy):
         return False
     rows = _rows(COPIED, VOCABULARY)
@@ -94,13 +94,13 @@ def _computes_alike(copy: PreTrainedModel, own: Tensor, fused: bool, plain: bool
 
 
 def _packs(model: PreTrainedModel) -> bool:
-    """Whether a model lets its attention be plugged, in layers of kinds that see all before them or a window."""
+    """Return whether a model supports attention backends and has only full or sliding-window attention layers."""
     kinds = getattr(model.config, "layer_types", None) or ()
     return bool(getattr(model, "_supports_attention_backend", False)) and set(kinds) <= LAYERS
 
 
 def _same_results(backbone: Backbone, own: Tensor) -> bool:
-    """Whether on the real weights log-probs of likely tokens are as near to the model's own as rounding lets them."""
+    """Return whether, on the real weights, log-probabilities match the model's own up to rounding."""
     try:
         mine = _packed_logits(backbone, _real_rows(backbone))
     except CALLED_WRONGLY:
@@ -110,10 +110,10 @@ def _same_results(backbone: Backbone, own: Tensor) -> bool:
 
 
 def _refuse_leaks(backbone: Backbone, what: str) -> None:
-    """See that a model's own forward gives each row the same in a batch, and decoded, as alone.
+    """Check a model's own forward for equal results in a batch, in decoding and with separate rows.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the results differ.
     """
     name = type(backbone.model).__name__
     if not _same_architecture(backbone):
@@ -136,7 +136,7 @@ def _refuse_leaks(backbone: Backbone, what: str) -> None:
 
 
 def _noise(backbone: Backbone, own: Tensor) -> float:
-    """How far log-probs of a model's own forward are from themselves, when it is computed in another way."""
+    """Return the mean difference in log-probabilities between two computations with the model's own forward."""
     model, rows, wide = backbone.model, _real_rows(backbone), backbone.wide
     backbone.wide = False
     if getattr(model, "_supports_sdpa", False) and not backbone.plain:
@@ -153,14 +153,18 @@ def _real_rows(backbone: Backbone) -> list[TokenIds]:
 
 
 def _rows(lengths: Sequence[int], vocabulary: int) -> list[TokenIds]:
-    """Texts of frequent tokens, which vocabularies that were learned from text begin with."""
+    """Return test rows with frequent tokens, found at the start of vocabularies learned from text."""
     frequent = min(vocabulary, 2000)
     return [(np.arange(3, length + 3) ** 2 * 7919 % frequent).astype(np.int32) for length in lengths]
 
 
 @torch.no_grad()
 def _own_logits(model: PreTrainedModel, rows: Sequence[TokenIds], implementation: str | None) -> Tensor:
-    """Of each row alone, as transformers computes them, with attention of a kind or as it is → [N, V]."""
+    """Return the logits for each row separately from transformers, [N, V].
+
+    Args:
+        implementation: attention implementation; None keeps the model's.
+    """
     before = model.config._attn_implementation
     model.set_attn_implementation(implementation or before)
     try:
@@ -178,7 +182,7 @@ def _packed_logits(backbone: Backbone, rows: Sequence[TokenIds]) -> Tensor:
 
 @torch.no_grad()
 def _decoded_logits(backbone: Backbone, rows: Sequence[TokenIds]) -> Tensor:
-    """After each row's last token, which comes once all others are cached → [B, V]."""
+    """Return the logits after each row's last token, decoded with the other tokens cached, [B, V]."""
     running = running_rows(backbone)
     packed = PackedRows.of([row[:-1] for row in rows], [None] * len(rows), backbone.device)
     running.prefill(packed, [[slot] for slot in range(len(rows))])
@@ -187,14 +191,14 @@ def _decoded_logits(backbone: Backbone, rows: Sequence[TokenIds]) -> Tensor:
 
 
 def _differences(logits: Tensor, own: Tensor) -> Tensor:
-    """Of the log-probs of the tokens that are likely by ``own``, [N, likely]."""
+    """Return the log-probability differences for tokens likely under ``own``, [N, likely]."""
     theirs, tokens = own.float().log_softmax(-1).topk(min(LIKELY, own.shape[-1]))
     return (logits.float().log_softmax(-1).gather(1, tokens) - theirs).abs()
 
 
 @contextmanager
 def _rounded_once_more(embeddings: nn.Module) -> Iterator[None]:
-    """Embeddings change by as much as rounding them might have."""
+    """Perturb the embeddings by their rounding error within the context."""
 
     def nudged(_: nn.Module, __: object, x: Tensor) -> Tensor:
         signs = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)

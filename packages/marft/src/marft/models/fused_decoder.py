@@ -1,9 +1,9 @@
-"""The decoder of the Llama family (Llama, Qwen2, Qwen3, Mistral, …) without the cost of the modules around it.
+"""Decoder forward for the Llama family (Llama, Qwen2, Qwen3, Mistral, …) without module overhead.
 
-For a small model, or one new token a row, a forward spends as long on module calls and on many small operations as on
-arithmetic. This one runs the same weights with half the operations: norms in one call, queries and keys rotated
-together. What cannot be told from a model's structure is settled when it is loaded: a decoder whose results are not
-those of its own forward is not used.
+For a small model, or for one new token per row, module calls and many small operations take as long as the arithmetic.
+This forward uses the same weights with half the operations: each norm is one call, and queries and keys are rotated
+together. A model's structure does not prove equal results. Therefore a check at load time compares the results with the
+model's own forward, and rejects this forward if they differ.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-NORMS = {"q_norm", "k_norm"}  # of Qwen3's queries and keys
+NORMS = {"q_norm", "k_norm"}  # Qwen3's query and key norms
 
 
 def fits(decoder: nn.Module) -> bool:
-    """Whether a decoder has the parts of the family, and no others."""
+    """Return whether a decoder has exactly the modules of the Llama family."""
     layers = getattr(decoder, "layers", None)
     return (
         isinstance(layers, nn.ModuleList)
@@ -44,7 +44,7 @@ def fits(decoder: nn.Module) -> bool:
 
 
 def fused_layer(layer: Any, x: Tensor, cos: Tensor, turned: Tensor, plan: AttentionPlan, routing: Routing) -> Tensor:
-    """What a layer makes of the residual stream, [N, D] → [N, D]."""
+    """Apply a decoder layer to the residual stream, [N, D] → [N, D]."""
     x = x + _attend(layer.self_attn, normalised(layer.input_layernorm, x), cos, turned, plan, routing)
     return x + feed_forward(normalised(layer.post_attention_layernorm, x), layer.mlp, routing)
 
@@ -53,10 +53,12 @@ def fused_forward(
     decoder: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan, routing: Routing,
     through: Callable[..., Tensor] = fused_layer,
 ) -> Tensor:  # fmt: skip
-    """Last hidden states of packed tokens: ``ids`` and ``positions`` [N] → [N, D].
+    """Return the last hidden states for packed tokens, [N, D].
 
     Args:
-        through: computes a layer as :func:`fused_layer` does, and may see to it that its weights are there.
+        ids: token ids, [N].
+        positions: positions in their rows, [N].
+        through: layer function with the signature of :func:`fused_layer`, which may gather the layer's weights first.
     """
     x = decoder.embed_tokens(ids)
     cos, sin = (part[0, :, None] for part in decoder.rotary_emb(x[None], positions[None]))  # [N, 1, head]

@@ -1,11 +1,11 @@
-"""Weights that are held in half precision and multiplied in float32, where a processor's half precision is the slower.
+"""Half-precision storage with float32 products, for CPUs with slow half-precision products.
 
-Few processors multiply bfloat16 numbers faster than float32 ones: those with AMX do. With AVX512-BF16 alone the
-instruction takes twice as long as the two float32 ones in whose place it stands (Emerald Rapids), and with AVX2 there
-is none. A frozen base in bfloat16 still takes half the memory there, so it is held in it, and each of its matrices is
-made float32 for as long as it is multiplied with many rows: which costs little beside the product. Nothing else is
-rounded then. While few rows decode, bringing weights from memory is what takes the time: bfloat16 halves it, so there
-the instruction is used where there is one.
+Few CPUs multiply bfloat16 faster than float32: those with AMX. With only AVX512-BF16, the instruction takes twice as
+long as the two float32 instructions that it replaces (Emerald Rapids). AVX2 has no such instruction. A frozen bfloat16
+base still takes half the memory, so its weights stay in bfloat16. For a product with many rows, each matrix is
+converted to float32, which is cheap compared to the product. Nothing else is rounded then. When few rows decode,
+loading the weights from memory takes most of the time, and bfloat16 halves it. In that case the bfloat16 instruction is
+used if available.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from marft.models.devices import on_host
 if TYPE_CHECKING:
     from marft.models.backbone import Backbone
 
-FEW_ROWS = 32  # that decode at a time: with more, products cost more than bringing weights
+FEW_ROWS = 32  # maximum rows in decoding; with more, products cost more than loading the weights
 
 
 def hold_in_half(backbone: Backbone) -> None:
-    """Have a frozen half-precision base compute in float32, where that is faster: on x86 without AMX.
+    """Convert a frozen half-precision base for float32 computation where faster: on x86 without AMX.
 
-    The matrices of its layers stay as they are; embeddings, head, norms and biases become float32. Bases whose layers
-    run as modules of transformers stay as they are altogether.
+    The layer matrices keep their type; embeddings, head, norms and biases become float32. A base that runs on
+    transformers' modules stays unchanged.
     """
     if backbone.half and on_host(backbone.head.weight) and backbone.fused and not multiplies_halves_faster():
         matrices = {id(layer.weight) for layer in backbone.decoder.layers.modules() if isinstance(layer, nn.Linear)}
@@ -37,16 +37,16 @@ def hold_in_half(backbone: Backbone) -> None:
 
 
 def few_times_half(rows: int) -> bool:
-    """Whether half-precision weights are multiplied as they are with so many rows: here, in this processor."""
+    """Return whether products with this number of rows use half-precision weights directly on this CPU."""
     return rows <= FEW_ROWS and bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def multiplied_as(weight: Tensor) -> torch.dtype:
-    """The precision that products with a matrix are computed in: its own, or float32 where that is half of it."""
+    """Return the compute dtype for a matrix: its own, or float32 for half precision."""
     return torch.promote_types(weight.dtype, torch.float32)
 
 
 def multiplies_halves_faster() -> bool:
-    """Whether this processor multiplies half-precision numbers faster than float32 ones: on x86 it takes AMX."""
+    """Return whether this CPU multiplies half precision faster than float32; on x86, AMX is required."""
     has = torch.cpu.get_capabilities()
     return has["architecture"] != "x86_64" or bool(has.get("amx_bf16"))

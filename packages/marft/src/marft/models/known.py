@@ -1,6 +1,4 @@
-"""What the models of a run are known by, remembered with the files that they are read from: whoever asks again need not
-load them. It imports no torch.
-"""
+"""Disk cache of model digests, keyed by the model files, to avoid loading models again. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,15 +17,17 @@ from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.models.paths import resolve_path
 
-MOST_FILES = 1000  # of a model: a folder of more holds other things too, and is not looked through
-KEPT = 256  # answers, the newest
-SETTLED = 2.0  # seconds: what was written less long ago may be written again without its time showing it
-File = tuple[str, int, int, int]  # path, size, time in ns, inode
+MOST_FILES = 1000  # maximum files per model; a folder with more files also holds other content and is not scanned
+KEPT = 256  # maximum number of cache entries, the newest
+SETTLED = 2.0  # minimum file age in seconds, because a quick second write may leave the modification time unchanged
+File = tuple[str, int, int, int]  # path, size, modification time in ns, inode
 
 
 def files_of(run: RunSettings) -> list[File] | None:
-    """Every file that the models and frozen adapters of a run are read from; None where some are not on this disk, so
-    that loading alone would tell. A model of the hub is the one that was downloaded last."""
+    """List every file behind a run's models and frozen adapters; None if a file is not on disk.
+
+    A Hugging Face model is represented by its last download. With None, only loading the models can give their digests.
+    """
     found: list[File] = []
     try:
         for model in run.models.values():
@@ -42,8 +42,10 @@ def files_of(run: RunSettings) -> list[File] | None:
 
 
 def known(run: RunSettings, files: list[File] | None) -> dict[str, str] | None:
-    """What models that are read from these files are known by (:meth:`marft.models.pool.Models.digests`); None where
-    nobody has loaded them yet."""
+    """Return the cached model digests for these files; None if missing.
+
+    The digests come from :meth:`marft.models.pool.Models.digests`.
+    """
     try:
         found = atomic.read_json(_place(run, files)) if files is not None else None
     except (OSError, ValueError):
@@ -52,24 +54,24 @@ def known(run: RunSettings, files: list[File] | None) -> dict[str, str] | None:
 
 
 def remember(run: RunSettings, files: list[File] | None, digests: Mapping[str, str]) -> None:
-    """Remember what models are known by that were loaded from these files.
+    """Cache the digests for models loaded from these files.
 
     Args:
-        files: before they were loaded: where they are others now, nothing is remembered.
+        files: file list from before the load; if the files have changed since, nothing is cached.
     """
     if files is None or files != files_of(run):
         return
     if max((changed for _, _, changed, _ in files), default=0) / 1e9 > time.time() - SETTLED:
         return
     place = _place(run, files)
-    with suppress(OSError):  # a full disk, or a home that takes nothing: they are loaded again
+    with suppress(OSError):  # a full disk or a read-only home: the models load again next time
         atomic.write_file(place, json.dumps(dict(digests)))
         for old in sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
             old.unlink()
 
 
 def _place(run: RunSettings, files: list[File] | None) -> Path:
-    """Where it is remembered: by the files, how they are read, and by what."""
+    """Return the cache path, a digest over the files, the load settings and the library versions."""
     table = {
         "files": files,
         "read": run.model_dump(mode="json", include={"models", "policies"}),
@@ -80,9 +82,10 @@ def _place(run: RunSettings, files: list[File] | None) -> Path:
 
 
 def _folder_of(model: ModelSettings) -> Path:
-    """
+    """Return the model's local folder.
+
     Raises:
-        OSError: it is not on this disk.
+        OSError: the model is not on disk.
     """
     path = resolve_path(model.path)
     if Path(path).is_dir():
@@ -91,7 +94,7 @@ def _folder_of(model: ModelSettings) -> Path:
 
     try:
         config = try_to_load_from_cache(path, "config.json", revision=model.revision)
-    except ValueError:  # no id of the hub
+    except ValueError:  # not a valid Hugging Face id
         config = None
     if not isinstance(config, str):
         raise FileNotFoundError(path)
@@ -99,9 +102,10 @@ def _folder_of(model: ModelSettings) -> Path:
 
 
 def _files_in(folder: Path) -> Iterator[File]:
-    """
+    """Yield every file in a folder.
+
     Raises:
-        OSError: it cannot be looked through, or holds too many.
+        OSError: the folder is unreadable or contains too many files.
     """
     number = 0
     for place, _, names in os.walk(folder, onerror=_raise):
@@ -117,6 +121,6 @@ def _raise(error: OSError) -> None:
 
 
 def _stamp(path: Path) -> File:
-    """Of the file that a link leads to, under the link's own name, which decides what it is read as."""
+    """Return the stamp of a link's target file under the link's own name, which determines the file type."""
     stat = path.stat()
     return str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ino

@@ -1,8 +1,8 @@
-"""What linear layers make of packed rows, adapters included, the fastest way that their place and precision allow.
+"""Linear layers on packed rows, adapters included, with the fastest method for the device and precision.
 
-Where frozen float32 weights meet rows on a CPU, the layers that read the same rows are taken together
-(:mod:`marft.models.adapted`). While decoding there are few rows, and nearly all time goes to bringing weights from
-memory: products are then taken as ``W xᵀ``, which reads them as they lie. Everything else goes layer by layer.
+For frozen float32 weights on a CPU, layers that read the same rows are computed together (:mod:`marft.models.adapted`).
+Decoding has few rows, and loading weights from memory takes nearly all the time. Products are then computed as ``W
+xᵀ``, which reads the weights in memory order. Everything else runs layer by layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXACT = (torch.float32, torch.float64)
 
 
 def project(x_ND: Tensor, layers: Sequence[nn.Module], routing: Routing) -> list[Tensor]:
-    """Several layers' products with the same rows: [N, in] → [N, out] of each."""
+    """Apply several layers to the same rows: [N, in] → a list with [N, out] for each layer."""
     frozen = _frozen(x_ND, layers, routing)
     if frozen is None:
         return [_alone(x_ND, layer) for layer in layers]
@@ -34,7 +34,7 @@ def project(x_ND: Tensor, layers: Sequence[nn.Module], routing: Routing) -> list
 
 
 def feed_forward(x_ND: Tensor, mlp: Any, routing: Routing) -> Tensor:
-    """``down(act(gate(x)) · up(x))``, [N, D] → [N, D]."""
+    """Return ``down(act(gate(x)) · up(x))``, [N, D] → [N, D]."""
     layers = mlp.gate_proj, mlp.up_proj, mlp.down_proj
     frozen = _frozen(x_ND, layers, routing) if isinstance(mlp.act_fn, SiLUActivation | nn.SiLU) else None
     if frozen is None:
@@ -47,10 +47,10 @@ def feed_forward(x_ND: Tensor, mlp: Any, routing: Routing) -> Tensor:
 
 
 def _frozen(x: Tensor, layers: Sequence[nn.Module], routing: Routing) -> list[Frozen] | None:
-    """The layers' own weights, where all of them are frozen and as precise as their adapters."""
+    """Return the frozen layers, or None if a layer is trained or in another precision than its adapters."""
     if not on_host(x) or x.dtype not in EXACT or routing.whole:
         return None
-    if routing.rows is not None and not _in_columns(x, routing):  # rows of several policies, one by one
+    if routing.rows is not None and not _in_columns(x, routing):  # rows of several policies, one policy per row
         return None
     found = []
     for layer in layers:
@@ -73,7 +73,7 @@ def _in_columns(x: Tensor, routing: Routing) -> bool:
 
 
 def _stretches(layers: Sequence[nn.Module], routing: Routing, tokens: int) -> Iterator[Stretch]:
-    """The rows' policies, and nobody's rows after them, with the adapters on each layer."""
+    """Yield the policy spans with their adapters, then the span for padding rows without a policy."""
     end = 0
     for policy, start, stop in routing.stretches:
         yield Stretch(start, stop, tuple(_low(layer, policy) for layer in layers))
@@ -88,7 +88,7 @@ def _low(layer: nn.Module, policy: str | None) -> Low | None:
 
 
 def _columns(x_Dn: Tensor, layers: Sequence[nn.Module], frozen: Sequence[Frozen], routing: Routing) -> list[Tensor]:
-    """Several layers' products with rows that lie in columns: [in, n] → [out, n] of each."""
+    """Apply several layers to rows stored as columns: [in, n] → a list with [out, n] for each layer."""
     read_Dn = x_Dn.to(frozen[0].held.dtype) if few_times_half(x_Dn.shape[1]) else x_Dn
     made = [_column_product(read_Dn, layer).to(x_Dn.dtype) for layer in frozen]
     for layer, out in zip(layers, made, strict=True):

@@ -1,4 +1,4 @@
-"""From ``[models.*]`` to a :class:`Backbone`: any Hugging Face id or folder whose attention can be plugged."""
+"""Loading of a :class:`Backbone` from ``[models.*]``: any Hugging Face id or folder with a supported architecture."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ OF_TEXT = {
     r"^language_model\.model\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
     r"^model\.language_model\.": "model.",
-}  # where checkpoints that see and hear have what reads and writes, and where it is in a model that only does that
+}  # text weights of multimodal checkpoints: names in the checkpoint, and in the text-only model
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of this name; ``"auto"`` is the GPU, or the CPU where there is no GPU.
+    """Return the device with this name; ``"auto"`` is the GPU, or the CPU without a GPU.
 
     Raises:
         ValueError: the device does not exist here.
@@ -54,14 +54,17 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype for a setting; ``"auto"`` is bfloat16 on a CUDA GPU and float32 elsewhere."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def learned_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The precision in which a model computes that is tuned whole: its own, but float32 where a processor multiplies
-    half-precision numbers no faster."""
+    """Return the training dtype for full fine-tuning.
+
+    It is the model's own dtype, or float32 on a CPU where half-precision products are not faster.
+    """
     if device.type == "cpu" and not multiplies_halves_faster():
         return torch.float32
     return pick_dtype(name, device)
@@ -69,13 +72,13 @@ def learned_dtype(name: str, device: torch.device) -> torch.dtype:
 
 @one_at_a_time
 def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dtype, settled: bool = False) -> Backbone:
-    """Load and check a base model; its weights are frozen until a policy asks for them.
+    """Load and check a base model; its weights are frozen by default.
 
     Args:
-        settled: another process looks which forward computes what the model does, and says so.
+        settled: whether another process selects the forward mode and sends it.
 
     Raises:
-        ValueError: the model cannot be found or read, or computes something that MARFT's forward does not.
+        ValueError: the model does not exist, is unreadable, or has a computation that MARFT does not support.
     """
     attention.register()
     config, what = load_config(settings), f"models: {settings.path!r}"
@@ -101,7 +104,7 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     if packed is not None:
         to_one_dtype(model, dtype)
     if packed is not None or text is not config:
-        # what is saved of it is a model that only reads, whole, and named as one
+        # saved checkpoints are unquantized text-only models with the names of a text-only model
         model._weight_conversions = None  # type: ignore[assignment]
     if text is not config and (head := model.get_output_embeddings()) is not None:
         model.config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
@@ -109,7 +112,7 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
     refuse_not_finite(model.state_dict(), what)
     backbone = Backbone(model, context_of(config, settings))
-    backbone.fused = backbone.fused and not settings.gradient_checkpointing  # which recomputes modules
+    backbone.fused = backbone.fused and not settings.gradient_checkpointing  # gradient checkpointing recomputes modules
     if not settled:
         settle_forward(backbone, what)
     if settings.gradient_checkpointing:
@@ -119,7 +122,7 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
 
 @one_at_a_time
 def outline(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> Backbone:
-    """A base model whose weights other processes hold: names, shapes and types, without a number.
+    """Build a base model for weights in other processes: names, shapes and types, without values.
 
     Raises:
         ValueError: its configuration cannot be read.
@@ -136,13 +139,13 @@ def outline(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -
 
 
 def _made_of(config: PreTrainedConfig, dtype: torch.dtype, what: str) -> PreTrainedModel:
-    """Return the model that a configuration asks for, without memory.
+    """Build the configured model without memory, on the device "meta".
 
     Raises:
-        ValueError: it cannot be made.
+        ValueError: the model cannot be built.
     """
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # no draw of a run depends on it
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # keeps the run's random state unchanged
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention.implementation_for(config)
             )
@@ -153,10 +156,10 @@ def _made_of(config: PreTrainedConfig, dtype: torch.dtype, what: str) -> PreTrai
 
 @one_at_a_time
 def load_weights(backbone: Backbone, folder: Path) -> None:
-    """Read all weights of a model from a folder that ``save_pretrained`` wrote, which may name and cut them otherwise.
+    """Load full model weights from a folder written by ``save_pretrained``, with any names and file splits.
 
     Raises:
-        ValueError: it is damaged, or of another model.
+        ValueError: the weights are damaged, or belong to another model.
     """
     model, what = backbone.model, f"the weights at {folder}"
     exact = torch.float32 if backbone.masters else backbone.head.weight.dtype
@@ -177,23 +180,27 @@ def load_weights(backbone: Backbone, folder: Path) -> None:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """What a model that also sees or hears says of its language model: that alone is loaded. Of others all."""
+    """Return the text configuration of a multimodal model, or the configuration itself.
+
+    MARFT loads only the language model of a multimodal model.
+    """
     if not isinstance(getattr(config, "text_config", None), PreTrainedConfig):
         return config
     text: PreTrainedConfig = deepcopy(config.get_text_config())
-    for name in ("tie_word_embeddings", "quantization_config"):  # said of the whole
+    for name in ("tie_word_embeddings", "quantization_config"):  # declared for the whole model
         if hasattr(config, name):
             setattr(text, name, getattr(config, name))
     return text
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, name: str) -> None:
-    """See that a model has an embedding for what its tokenizer says.
+    """Check for an embedding row for every token of the tokenizer.
 
     Raises:
-        ValueError: the tokenizer is of another model.
+        ValueError: the tokenizer belongs to another model.
     """
-    rows, added = backbone.head.weight.shape[0], tokenizer.added_tokens_encoder  # those may be more than it knows
+    # added tokens may exceed the model's vocabulary
+    rows, added = backbone.head.weight.shape[0], tokenizer.added_tokens_encoder
     if tokenizer.vocab_size > rows:
         raise ValueError(
             f"models.{name}: its tokenizer has {tokenizer.vocab_size} tokens and its model knows {rows}; they are not "

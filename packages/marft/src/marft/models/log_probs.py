@@ -1,12 +1,12 @@
-"""Log-probabilities and entropies of chosen tokens, in chunks: ``[tokens, vocabulary]`` never exists whole.
+"""Log-probabilities and entropies for target tokens, in chunks: the full ``[tokens, vocabulary]`` tensor never exists.
 
-With a frozen LM head the derivative of a token's log-probability with respect to its hidden state,
-``(W[y] - Σ_v p_v W[v]) / τ``, needs nothing from upstream, so the forward computes it while the chunk's logits are at
-hand and the backward is one multiplication. A trained head recomputes its chunks in the backward instead; where it is
-in half precision, its gradient adds up over them in float32.
+With a frozen LM head, the derivative of a token's log-probability with respect to its hidden state is ``(W[y] - Σ_v p_v
+W[v]) / τ``. It does not depend on the upstream gradient. So the forward computes it while the chunk's logits are
+available, and the backward is a single multiplication. A trained head recomputes its chunks in the backward instead. If
+the trained head has half precision, its gradient accumulates over the chunks in float32.
 
-A head in half precision is multiplied in float32: logits that are rounded to bfloat16 before the softmax miss by up to
-a tenth, and a derivative of rounded probabilities misses most where a token is nearly certain.
+A half-precision head is multiplied in float32. Logits rounded to bfloat16 before the softmax have errors up to 0.1. The
+derivative of rounded probabilities has its largest error where a token is nearly certain.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 from marft.models.masked import PackedMasks, masked, masked_
 
 CHUNK_ELEMENTS = 2**22  # logits held at a time
-LEAST_CHUNK, LARGE_CHUNK = 256, 2**24  # rows of a chunk, unless so many would be more logits than that
-LEAST_ROWS = 16  # of a chunk: fewer are multiplied by other kernels, with other roundings
-FILLED_ROWS = 1024  # at most, of a chunk that is always full
-BLOCK = 8192  # rows of a half-precision head that are made float32 at a time, where no kernel mixes the two
+# minimum rows per chunk, unless these rows would have more than LARGE_CHUNK logits
+LEAST_CHUNK, LARGE_CHUNK = 256, 2**24
+LEAST_ROWS = 16  # minimum rows of a chunk: with fewer rows, other kernels with other rounding run
+FILLED_ROWS = 1024  # maximum rows of a chunk with fixed size
+BLOCK = 8192  # rows of a half-precision head converted to float32 at a time, if no kernel supports mixed precision
 
 
 class TokenScores(NamedTuple):
-    """``log_probs`` and ``entropies``, both [T], at each token's own sampling temperature."""
+    """``log_probs`` and ``entropies``, both [T], at each token's sampling temperature."""
 
     log_probs: Tensor
     entropies: Tensor
@@ -50,14 +51,18 @@ def token_scores(
     shape: LogitShape = AS_THEY_ARE,
     masks: PackedMasks | None = None,
 ) -> TokenScores:
-    """Score ``targets_T`` under ``softmax(shape(hidden · weightᵀ + bias) / temperature)``, over the tokens that a mask
-    allows for where there is one.
+    """Score ``targets_T`` under ``softmax(shape(hidden · weightᵀ + bias) / temperature)``, over allowed tokens.
 
     Args:
         hidden_TD: hidden states at the positions that predict the targets.
-        temperatures_T: of each token; None when all are 1.
-        entropy_gradient: whether the entropies need a gradient; without it they are a metric.
-        filled: whether every chunk has the same size, so that no score depends on how many are wanted.
+        weight_VD: weights of the LM head.
+        bias_V: bias of the LM head, or None.
+        targets_T: target token ids.
+        temperatures_T: temperature of each token; None if all are 1.
+        entropy_gradient: whether the entropies need a gradient. If not, they are only a metric.
+        filled: whether every chunk has the same size, so that a score does not depend on the number of targets.
+        shape: transform of the logits.
+        masks: allowed tokens of each target; None if all tokens are allowed.
     """
     count, rows = len(targets_T), _chunk_rows(weight_VD.shape[0])
     rows = min(rows, FILLED_ROWS) if filled else rows
@@ -88,7 +93,7 @@ def token_scores(
 
 
 def _chunk_rows(vocabulary: int) -> int:
-    """Of a large vocabulary enough rows for its weights to be worth reading.
+    """Return the rows per chunk: for a large vocabulary, enough rows to amortize the weight reads.
 
     >>> [_chunk_rows(vocabulary) for vocabulary in (4096, 49_152, 151_936)]
     [1024, 256, 110]
@@ -103,7 +108,7 @@ def scaled_logits(
     temperatures: Tensor | None,
     shape: LogitShape = AS_THEY_ARE,
 ) -> Tensor:
-    """Logits over temperature, in float32 or better."""
+    """Return logits divided by temperature, [T, V], in float32 or better."""
     return _tempered(shape(_logits(hidden, weight, bias)), temperatures)
 
 
@@ -117,8 +122,11 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def next_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor | None, shape: LogitShape = AS_THEY_ARE
 ) -> Tensor:
-    """As :func:`scaled_logits`, for few rows whose scores are compared with nobody's to the bit: as ``W hᵀ`` on a CPU,
-    which reads the weights as they lie. They lie in columns then."""
+    """Return :func:`scaled_logits` for few rows, with faster products on a CPU.
+
+    The product is ``W hᵀ`` on a CPU, which reads the weights in memory order; the result is then stored by columns. Its
+    rounding differs from :func:`scaled_logits`, so use it only for scores that are not compared bit by bit.
+    """
     if not on_host(weight) or weight.dtype not in EXACT:
         return scaled_logits(hidden, weight, bias, temperatures, shape)
     logits = (weight @ hidden.to(weight.dtype).t()).t()
@@ -130,9 +138,9 @@ def _tempered(logits: Tensor, temperatures: Tensor | None) -> Tensor:
 
 
 def exponentials_(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``(z, e^z, Σ e^z)`` for ``z`` = logits minus their maximum, [T, V], [T, V], [T]. ``logits`` becomes z.
+    """Return ``(z, e^z, Σ e^z)`` for ``z`` = logits minus their maximum, [T, V], [T, V], [T]; ``logits`` becomes z.
 
-    A token's log-probability is ``z − log Σ e^z``: what ``log_softmax`` computes, without its passes over memory.
+    A token's log-probability is ``z − log Σ e^z``. The result equals ``log_softmax`` with fewer passes over memory.
     """
     z = logits.sub_(logits.amax(-1, keepdim=True))
     exponentials = z.exp()
@@ -142,6 +150,7 @@ def exponentials_(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _split(
     hidden: Tensor, targets: Tensor, temperatures: Tensor | None, masks: PackedMasks | None, rows: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, PackedMasks | None]]:
+    """Split the inputs into chunks."""
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)
         some = None if temperatures is None else temperatures[part]
@@ -157,12 +166,12 @@ def _score_chunk(
     shape: LogitShape,
     masks: PackedMasks | None,
 ) -> tuple[Tensor, Tensor]:
-    """As :class:`_FrozenHead` computes them, to the bit, for autograd."""
+    """Return log-probabilities and entropies with autograd, bitwise equal to :class:`_FrozenHead`."""
     return _scored(masked(scaled_logits(hidden, weight, bias, temperatures, shape), masks), targets)
 
 
 def _scored(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs of targets and entropies, for autograd."""
+    """Return the target log-probabilities and the entropies, with autograd."""
     z = logits - logits.detach().amax(-1, keepdim=True)
     p = z.exp()
     total = p.sum(-1)
@@ -195,7 +204,7 @@ class _FrozenHead(torch.autograd.Function):
             scale = share if temperature is None else share / temperature[:, None].to(p.dtype)
             if needs_gradient:
                 at, mine = y[:, None], p.gather(1, y[:, None])
-                p.scatter_(1, at, mine - total[:, None])  # p − Σp·[v = y]: nothing is left to cancel
+                p.scatter_(1, at, mine - total[:, None])  # p − Σp·[v = y]: avoids cancellation
                 slopes.append(-scale * _times(_bent(p, bend), weight))
                 p.scatter_(1, at, mine)
             z.mul_(p)
@@ -221,7 +230,7 @@ class _FrozenHead(torch.autograd.Function):
 
 
 class _HalfHead(torch.autograd.Function):
-    """Under a head in half precision that learns."""
+    """Scores under a trained half-precision head."""
 
     @staticmethod
     def forward(
@@ -270,20 +279,20 @@ class _HalfHead(torch.autograd.Function):
 
 
 def _sum_of_those_that_can_be(z: Tensor) -> Tensor:
-    """Of each row ``z e^z`` summed; for tokens that cannot be 0 · −∞ counts as 0, and is 0 in ``z`` too."""
-    if not on_host(z):  # to look first would be to wait
+    """Sum ``z e^z`` per row. For impossible tokens, 0 · −∞ counts as 0, also in ``z``."""
+    if not on_host(z):  # a check would synchronize with the device
         return z.nan_to_num_(0.0).sum(-1)
     weighted = z.sum(-1)
     return z.nan_to_num_(0.0).sum(-1) if weighted.isnan().any() else weighted
 
 
 def _bent(p: Tensor, bend: Tensor | float) -> Tensor:
-    """``p`` by logits → by the head's products."""
+    """Apply the derivative of the logit transform: from logits to head products."""
     return p if isinstance(bend, float) and bend == 1.0 else p * bend
 
 
 def _times(p: Tensor, weight: Tensor) -> Tensor:
-    """``p`` [T, V] in float32 or better times ``weight`` [V, D], in the precision of ``p``."""
+    """Multiply ``p`` [T, V] (float32 or better) by ``weight`` [V, D], in the precision of ``p``."""
     if weight.dtype == p.dtype:
         return p @ weight
     if on_host(weight):
@@ -293,17 +302,17 @@ def _times(p: Tensor, weight: Tensor) -> Tensor:
 
 
 def halves(p: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``p`` as a sum of two tensors in half precision: rounded, and what that leaves. 16 bits of it are kept."""
+    """Split ``p`` into a sum of two half-precision tensors: rounded value and remainder. 16 bits are kept."""
     high = p.to(dtype)
     return high, (p - high).to(dtype)
 
 
 def _half_product(a: Tensor, b: Tensor) -> Tensor:
-    """``a`` [T, K] times ``b`` [K, N] in half precision, multiplied and added up in float32 → [T, N]. No gradient."""
+    """Multiply ``a`` [T, K] by half-precision ``b`` [K, N] with float32 products and sums, [T, N]. No gradient."""
     if not on_host(b):
         return half_product(a, b)
     out = torch.zeros(len(a), b.shape[1], dtype=torch.float32, device=b.device)
-    if b.shape[1] > b.shape[0]:  # the vocabulary is what is long
+    if b.shape[1] > b.shape[0]:  # the long dimension is the vocabulary
         for start in range(0, b.shape[1], BLOCK):
             out[:, start : start + BLOCK] = a.float() @ b[:, start : start + BLOCK].float()
     else:

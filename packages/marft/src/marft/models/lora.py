@@ -1,11 +1,11 @@
-"""Many LoRA adapters on one linear layer, all in the same forward.
+"""Several LoRA adapters on a linear layer, applied in the same forward.
 
-The rows of a batch belong to policies; a :class:`Routing` says which. Where a batch's tokens lie policy by policy
-(training, scoring, prefill) each stretch is multiplied with its own adapter. Where every row is one token (decoding)
-the adapters are stacked: one product with all of them, masked by row, and one product back. Both give what
-``peft`` gives for each row alone, and a policy without tokens in the batch gets no gradient at all.
+A :class:`Routing` assigns the rows of a batch to policies. In training, scoring and prefill, the tokens of a policy are
+contiguous, and each span is multiplied with its own adapter. In decoding, every row has one token. The adapters are
+then stacked: one product with all of them, a mask per row, and one product back. Both methods give the result of
+``peft`` for each row alone. A policy without tokens in the batch gets no gradient at all.
 
-Adapters follow peft: ``y = W x + (alpha / r) · B A x`` with ``A`` [r, in], ``B`` [out, r] (Hu et al. 2021).
+Adapters follow PEFT: ``y = W x + (alpha / r) · B A x`` with ``A`` [r, in], ``B`` [out, r] (Hu et al. 2021).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PARTIAL = (
 
 
 class Adapter(nn.Module):
-    """One policy's pair of matrices on one layer, float32 whatever the base's dtype."""
+    """LoRA adapter for a policy and layer: a pair of float32 matrices, independent of the base dtype."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> None:
         super().__init__()
-        bound = 1.0 / math.sqrt(base.in_features)  # peft's default: Kaiming uniform with a = √5
+        bound = 1.0 / math.sqrt(base.in_features)  # PEFT's default: Kaiming uniform with a = √5
         a = (torch.rand(rank, base.in_features, generator=generator) * 2 - 1) * bound
         self.a = nn.Parameter(a.to(base.weight.device))
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=base.weight.device))
@@ -40,25 +40,25 @@ class Adapter(nn.Module):
 
 
 class Routing:
-    """Which policy each token of the running forward belongs to. One object is shared by all layers of a base."""
+    """Assignment of tokens to policies in the current forward, shared by every layer of a base model."""
 
     def __init__(self) -> None:
         self.stretches: Sequence[tuple[str | None, int, int]] = ()
         self.whole = False  # whether each adapter is multiplied with the whole batch
         self.rows: Sequence[str | None] | None = None
-        self.decoding = False  # whether each token is a row's next one
-        self.tokens = 0  # of the running forward
+        self.decoding = False  # whether each token is the next token of its row
+        self.tokens = 0  # number of tokens in the current forward
 
     @contextmanager
     def by_stretch(
         self, stretches: Sequence[tuple[str | None, int, int]], tokens: int, whole: bool = False
     ) -> Iterator[None]:
-        """``(policy, start, stop)`` covers of the batch's tokens, row after row; ``None`` is the base alone.
+        """Set the policy spans ``(policy, start, stop)`` over the batch's tokens, row after row; ``None``: base model.
 
         Args:
-            tokens: of the batch, those included that are in no stretch.
-            whole: multiply each adapter with the whole batch and keep its stretch of the product, so that no number
-                depends on how many tokens of the policy there are.
+            tokens: tokens of the batch, including tokens outside the spans.
+            whole: whether to multiply each adapter with the whole batch and keep only its span of the product. Results
+                then do not depend on the number of tokens of the policy.
         """
         self.stretches, self.tokens, self.whole = stretches, tokens, whole
         try:
@@ -67,12 +67,12 @@ class Routing:
             self.stretches, self.tokens, self.whole = (), 0, False
 
     def as_it_is(self) -> AbstractContextManager[None]:
-        """The same once more, for a backward pass that computes layers again."""
+        """Repeat the current routing, for a backward pass that recomputes layers."""
         return self.by_stretch(self.stretches, self.tokens, self.whole)
 
     @contextmanager
     def by_row(self, rows: Sequence[str | None]) -> Iterator[None]:
-        """One policy name a token. A batch of one policy is a single stretch."""
+        """Set a policy for each token. A batch with a single policy becomes one span."""
         if len(set(rows)) == 1:
             self.stretches = [(rows[0], 0, len(rows))]
         else:
@@ -85,7 +85,7 @@ class Routing:
 
 
 class MultiLoraLinear(nn.Module):
-    """A frozen linear layer with one adapter a policy."""
+    """Frozen linear layer with an adapter for each policy."""
 
     def __init__(self, base: nn.Linear, routing: Routing) -> None:
         super().__init__()
@@ -96,15 +96,17 @@ class MultiLoraLinear(nn.Module):
         self._stack: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
+        """Add a new adapter for a policy."""
         self._adapters[_key(policy)] = Adapter(self.base, rank, alpha, generator)
 
     def remove(self, policy: str) -> None:
-        """Forget a policy's adapter, where it has one here. None of its rows may be computed any more."""
+        """Remove a policy's adapter, if any. The policy may have no running rows."""
         if _key(policy) in self._adapters:
             del self._adapters[_key(policy)]
         self._stack_of, self._stack = None, None
 
     def adapter(self, policy: str | None) -> Adapter | None:
+        """Return a policy's adapter, or None."""
         if policy is None or _key(policy) not in self._adapters:
             return None
         found = self._adapters[_key(policy)]
@@ -112,6 +114,11 @@ class MultiLoraLinear(nn.Module):
         return found
 
     def forward(self, x: Tensor) -> Tensor:  # [1, N, in] → [1, N, out], or rows of a batch [B, T, in] → [B, T, out]
+        """Apply the layer with the routed adapters.
+
+        Raises:
+            ValueError: the layer gets only a part of the batch's tokens, as an expert does.
+        """
         if x.dim() != 3 or len(x) != 1:
             return self.forward(x.reshape(1, -1, x.shape[-1])).view(*x.shape[:-1], -1)
         if self.routing.tokens not in (0, x.shape[1]):
@@ -142,11 +149,11 @@ class MultiLoraLinear(nn.Module):
         return _add_product(out, linear(x.to(a.dtype), a) * mask, b, 1.0)
 
     def stacked(self, rows: Sequence[str | None]) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The adapters of all rows as one: A [Σr, in], B [out, Σr], and the mask [N, Σr]; None where no row has any.
+        """Return the stacked adapters for the rows: A [Σr, in], B [out, Σr], mask [N, Σr]; None without adapters.
 
-        Weights must not move while ``rows`` is the same list.
+        The result is cached for the same ``rows`` list, so weights must not change meanwhile.
         """
-        if self._stack_of is not rows:  # a running batch has the same list until a row comes or goes
+        if self._stack_of is not rows:  # a running batch keeps the same list until a row joins or leaves
             self._stack_of, self._stack = rows, self._stacked(rows, self.base.weight.device)
         return self._stack
 
@@ -160,19 +167,19 @@ class MultiLoraLinear(nn.Module):
 
 
 def _key(policy: str) -> str:
-    """A ``ModuleDict`` takes no name that is an attribute of its own, such as ``keys`` or ``train``."""
+    """Return the adapter's key. A ``ModuleDict`` rejects attribute names such as ``keys`` or ``train``."""
     return f"of {policy}"
 
 
 def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
-    """``out + scale · low bᵀ`` for ``out`` [1, N, out], ``low`` [1, N, r]; in the adapters' precision."""
+    """Return ``out + scale · low bᵀ``, [1, N, out], for ``low`` [1, N, r]; computed in the adapters' precision."""
     if out.dtype == b.dtype:
         return torch.addmm(out[0], low[0], b.t(), alpha=scale)[None]
     return out + (linear(low, b) * scale).to(out.dtype)
 
 
 def _scale_mask(rows: Sequence[str | None], present: list[tuple[str | None, Adapter]], device: torch.device) -> Tensor:
-    """[N, Σr]: a policy's scale where a column of the stacked adapters belongs to the row's policy, else 0."""
+    """Return the mask [N, Σr]: a policy's scale in its columns for rows with the same policy, else 0."""
     mine = np.array([[row == policy for policy, _ in present] for row in rows])  # [N, P]
     scales = np.array([adapter.scale for _, adapter in present], np.float32)
     return sent(np.repeat(mine * scales, [len(adapter.a) for _, adapter in present], axis=1), device)

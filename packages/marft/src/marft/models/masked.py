@@ -1,4 +1,4 @@
-"""Logits of which a grammar allows for some alone: packed masks become minus infinity where they allow for nothing."""
+"""Grammar masks on logits: disallowed tokens get minus infinity."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from marft.models.devices import sent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMasks:
-    """Masks of scored tokens. Those that are equal are there once; most tokens have none."""
+    """Grammar masks for scored tokens, deduplicated; most tokens have no mask."""
 
-    which: npt.NDArray[np.int64]  # [R] of each token the row of ``table``, -1 where all is allowed
+    which: npt.NDArray[np.int64]  # [R] row of ``table`` for each token, -1 if all tokens are allowed
     table: Tensor  # [M, bytes] uint8: token v is bit v % 8 of byte v // 8
 
     @staticmethod
     def of(parts: Sequence[tuple[Masks | None, np.ndarray]], device: torch.device) -> PackedMasks | None:
-        """Put together; None where nothing is masked.
+        """Concatenate the mask tables; None without masks.
 
         Args:
-            parts: masks, and for each token that is scored the one in their table, -1 where it has none.
+            parts: pairs of masks and, for each scored token, the index in their table, -1 for no mask.
         """
         numbers: dict[bytes, int] = {}
         which = []
         for masks, rows in parts:
             known = [numbers.setdefault(mask, len(numbers)) for mask in (masks.table if masks else ())]
-            which.append(np.array([*known, -1], np.int64)[rows])  # the last one is what -1 finds
+            which.append(np.array([*known, -1], np.int64)[rows])  # index -1 selects the last entry
         if not numbers:
             return None
         width = max(map(len, numbers))
@@ -41,26 +41,26 @@ class PackedMasks:
         return PackedMasks(np.concatenate(which), table.to(device, non_blocking=True))
 
     def padded(self, spare: int) -> PackedMasks:
-        """The same with more tokens, which have none."""
+        """Append ``spare`` tokens without masks."""
         return PackedMasks(np.pad(self.which, (0, spare), constant_values=-1), self.table)
 
     def rows(self) -> tuple[Tensor, Tensor]:
-        """The tokens that have one [M], and the mask of each [M, bytes]."""
+        """Return the indices of masked tokens, [M], and their masks, [M, bytes]."""
         at = np.flatnonzero(self.which >= 0)
         return sent(at, self.table.device), self.table[sent(self.which[at], self.table.device)]
 
     @property
     def empty(self) -> bool:
-        """Whether no token has one."""
+        """True if every token lacks a mask."""
         return not (self.which >= 0).any()
 
     def part(self, part: slice) -> PackedMasks:
-        """Those of some tokens."""
+        """Select the masks for a slice of the tokens."""
         return PackedMasks(self.which[part], self.table)
 
 
 def masked_(logits_TV: Tensor, masks: PackedMasks | None) -> Tensor:
-    """Logits, changed in place where they are masked. Nothing is done to tokens without a mask."""
+    """Apply the masks to the logits in place, [T, V]; tokens without a mask stay unchanged."""
     if masks is not None and not masks.empty:
         rows, bits = masks.rows()
         logits_TV[rows] = held(logits_TV[rows], bits)
@@ -68,7 +68,7 @@ def masked_(logits_TV: Tensor, masks: PackedMasks | None) -> Tensor:
 
 
 def masked(logits_TV: Tensor, masks: PackedMasks | None) -> Tensor:
-    """As :func:`masked_`, for autograd: what is not allowed gets no gradient."""
+    """Apply the masks with autograd, [T, V]; disallowed tokens get no gradient."""
     if masks is None or masks.empty:
         return logits_TV
     rows, bits = masks.rows()
@@ -76,16 +76,16 @@ def masked(logits_TV: Tensor, masks: PackedMasks | None) -> Tensor:
 
 
 def held(logits_MV: Tensor, bits: Tensor) -> Tensor:
-    """Logits of tokens that all are masked.
+    """Set disallowed tokens to minus infinity. Every row needs a mask.
 
     Args:
-        bits: the mask of each, packed, [M, bytes] uint8.
+        bits: packed mask of each row, [M, bytes] uint8.
     """
     return logits_MV.masked_fill(~allowed(bits, logits_MV.shape[1]), float("-inf"))
 
 
 def allowed(bits: Tensor, vocabulary: int) -> Tensor:
-    """Packed masks → which tokens they allow for, [M, V] bool.
+    """Unpack masks to allowed tokens, [M, V] bool.
 
     >>> allowed(torch.tensor([[6]], dtype=torch.uint8), 3).tolist()
     [[False, True, True]]

@@ -1,7 +1,7 @@
-"""Master weights: what learns of a model in half precision (Micikevicius et al. 2018).
+"""Float32 master weights for training in half precision (Micikevicius et al. 2018).
 
-A training step moves a weight by far less than half precision can tell apart. So each weight that learns has a master
-in float32: gradients add up beside it, the optimizer steps it, and the model computes with it rounded.
+A training step changes a weight by far less than half precision can represent. So each trained weight has a float32
+master. Gradients accumulate on the master, the optimizer updates it, and the model computes with its rounded value.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from marft.models.parts import local, part_of
 
 
 class Masters:
-    """The masters of a model's weights. Whoever writes to them rounds them.
+    """Float32 master weights for a model. After every update, call :meth:`round`.
 
     Args:
-        weights: in half precision, by name; where ranks hold parts of them, the masters are in parts, too.
+        weights: half-precision weights by name. If the weights are sharded, the masters are sharded too.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
@@ -30,20 +30,20 @@ class Masters:
 
     @torch.no_grad()
     def round(self) -> None:
-        """Have the model compute with what the masters are now."""
+        """Copy the masters to the model's weights, rounded."""
         rounded = [local(weight) for weight in self._weights.values()]
         torch._foreach_copy_(rounded, [local(master) for master in self.parameters.values()])
 
     @torch.no_grad()
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Become what whole weights are, and the model their rounding."""
+        """Set the masters to full weights, and the model's weights to their rounded values."""
         for name, master in self.parameters.items():
             local(master).copy_(local(part_of(weights[name], master)))
         self.round()
 
 
 def _hand_over(master: nn.Parameter, weight: Tensor) -> None:
-    """Add a weight's gradient, which is of one micro-batch, to its master's."""
+    """Add the gradient from one micro-batch to the master's gradient."""
     grad, weight.grad = weight.grad, None
     assert grad is not None
     if master.grad is None:

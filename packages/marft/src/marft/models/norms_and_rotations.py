@@ -1,10 +1,10 @@
-"""Norms and rotations of packed rows, with their gradients in as few passes as there can be.
+"""RMS norm and rotary embedding on packed rows, with gradients in a minimal number of passes.
 
-Autograd goes back through each of the small operations that they are made of. As one Function each they keep only
-what comes in, and their gradients are written down:
+Autograd would go back through each of their small operations. As a single Function, each saves only its inputs and has
+an explicit gradient:
 
 - ``y = w x / s`` with ``s² = mean(x²) + ε`` has ``dx = (w dy − x (w dy · x) / (n s²)) / s``;
-- a rotation by an angle has the rotation back by it.
+- the gradient of a rotation is the inverse rotation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.functional import rms_norm
 
 
 def normalised(norm: Any, x: Tensor) -> Tensor:
-    """An RMS norm (Zhang and Sennrich 2019) of the last dimension, in float32 or better."""
+    """Apply an RMS norm (Zhang and Sennrich 2019) over the last dimension, in float32 or better."""
     exact, dtype = torch.promote_types(x.dtype, torch.float32), norm.weight.dtype
     inputs = x.to(exact), norm.weight.to(exact), norm.variance_epsilon
     if norm.weight.requires_grad or not torch.is_grad_enabled():
@@ -28,10 +28,11 @@ def normalised(norm: Any, x: Tensor) -> Tensor:
 
 
 def rotated(q_NHD: Tensor, k_NKD: Tensor, cos_N1D: Tensor, turned_N1D: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys by their positions (Su et al. 2021), as Llama pairs what is turned: i with i + D/2.
+    """Apply rotary embeddings (Su et al. 2021) to queries and keys, with Llama's pairs i and i + D/2.
 
     Args:
-        turned_N1D: what the other one of a pair counts, ``-sin`` in the first half and ``sin`` in the second.
+        cos_N1D: cosine factors.
+        turned_N1D: factors for the other element of a pair, ``-sin`` in the first half and ``sin`` in the second.
     """
     if not torch.is_grad_enabled():
         return _rotate(q_NHD, k_NKD, cos_N1D, turned_N1D)

@@ -1,8 +1,8 @@
-"""A model's own forward, for architectures that cannot be packed: slower, with its own masks, states and caches.
+"""Model's own forward, for architectures without packing: slower, with its own masks, states and caches.
 
-Rows of a batch are padded at their ends and nothing is masked: in a causal model no token knows what comes after it, be
-it through attention, convolutions or recurrent states. Rows that are decoded together have the same length, so that no
-padding ever enters a cache.
+Rows in a batch are right-padded without a mask. In a causal model, no token depends on later tokens, whether through
+attention, convolutions or recurrent states. Rows that decode together have the same length, so a cache never contains
+padding.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from marft.models.devices import sent
 from marft.models.lora import Routing
 from marft.models.packed_rows import PackedRows
 
-CACHES = ("past_key_values", "cache_params")  # what models call theirs
+CACHES = ("past_key_values", "cache_params")  # output names for the cache
 
 
 def own_hidden_states(decoder: nn.Module, routing: Routing, rows: PackedRows) -> Tensor:
-    """Last hidden states of packed rows → [N, D]; zeros where the batch has been filled up.
+    """Return the last hidden states for packed rows, [N, D]; zeros for padding tokens.
 
-    Rows of similar length share a forward, as in :class:`PackedPlan`. In a batch that has been filled up each row has
-    a forward of its own: what it comes out as must not depend on those beside it.
+    Rows of similar length share a forward, as in :class:`PackedPlan`. In a batch padded to a fixed size, each row has
+    its own forward, because its result must not depend on the other rows.
     """
     texts, policies = rows.ids[: sum(rows.lengths)].split(rows.lengths), rows.policies()
     groups: dict[tuple[int, int], list[int]] = {}
@@ -50,22 +50,27 @@ def own_hidden_states(decoder: nn.Module, routing: Routing, rows: PackedRows) ->
 
 @dataclass(slots=True, eq=False)
 class _Together:
-    """Rows of one length and policy, which the model's own cache holds."""
+    """Group of rows with equal length and policy, stored in a model cache."""
 
     cache: Any
-    name: str  # of the cache among the decoder's arguments
+    name: str  # name of the cache argument of the decoder
     policy: str | None
-    slots: list[int | None]  # by place in the cache; None where a row has left
+    slots: list[int | None]  # by index in the cache; None for a removed row
 
 
 class OwnRows:
-    """Rows in slots, in caches that the model makes itself; see :class:`~marft.models.running_rows.RunningRows`."""
+    """Decoding cache with the model's own caches; see :class:`~marft.models.running_rows.RunningRows`."""
 
     def __init__(self, decoder: nn.Module, routing: Routing) -> None:
         self.decoder, self.routing = decoder, routing
         self._together: list[_Together] = []
 
     def prefill(self, rows: PackedRows, slots: list[list[int]]) -> Tensor:
+        """Prefill rows into slots; return their hidden states, [N, D].
+
+        Raises:
+            ValueError: the model has no cache.
+        """
         self._forget({slot for of_row in slots for slot in of_row})
         texts, policies = rows.ids.split(rows.lengths), rows.policies()
         groups: dict[tuple[int, str | None], list[int]] = {}
@@ -86,6 +91,7 @@ class OwnRows:
         return torch.cat([found[index] for index in range(len(texts))])
 
     def step(self, ids: Tensor, lengths: Sequence[int], policies: Sequence[str | None]) -> Tensor:  # noqa: ARG002
+        """Decode one token per row; return the hidden states, [n, D]."""
         self._forget(
             {slot for group in self._together for slot in group.slots if slot is not None and slot >= len(ids)}
         )
@@ -105,6 +111,7 @@ class OwnRows:
         return hidden[sent(np.argsort(order), ids.device)]
 
     def move(self, source: int, target: int, length: int) -> None:  # noqa: ARG002
+        """Reassign a slot. The caches stay in place."""
         self._forget({target})
         for group in self._together:
             group.slots = [target if slot == source else slot for slot in group.slots]
@@ -116,7 +123,7 @@ class OwnRows:
 
 
 def _kept(group: _Together, device: torch.device) -> list[int]:
-    """The slots of a group, once those that have left are out of its cache."""
+    """Return a group's slots after removing freed rows from its cache."""
     places = [place for place, slot in enumerate(group.slots) if slot is not None]
     if len(places) < len(group.slots):
         group.cache.reorder_cache(sent(np.array(places), device))
@@ -127,7 +134,7 @@ def _kept(group: _Together, device: torch.device) -> list[int]:
 def _forward(
     decoder: Any, routing: Routing, ids_BT: Tensor, policies: Sequence[str | None], read: int = 0, **arguments: Any
 ) -> Any:
-    """A batch through the model's own decoder, each row under its policy, ``read`` tokens of each being cached."""
+    """Run a batch through the model's own decoder with each row's policy; ``read`` tokens per row are cached."""
     width = ids_BT.shape[1]
     stretches = [(policy, row * width, (row + 1) * width) for row, policy in enumerate(policies)]
     if "position_ids" in signature(decoder.forward).parameters:

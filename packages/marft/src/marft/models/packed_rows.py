@@ -1,4 +1,4 @@
-"""Rows of tokens as every forward of MARFT gets them: one after the other, with no padding."""
+"""Packed rows: concatenated token rows without padding, the input for every MARFT forward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from marft.models.forest import Forest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRows:
-    """Rows of tokens, one after the other, each policy's rows in one stretch.
+    """Packed rows of tokens, with contiguous spans for the policies.
 
     >>> rows = PackedRows.of([np.array([5, 6, 7]), np.array([8, 9])], ["planner", "coder"], torch.device("cpu"))
     >>> rows.ids.tolist(), rows.positions.tolist(), rows.lengths, rows.stretches
@@ -25,18 +25,18 @@ class PackedRows:
 
     ids: Tensor  # [N]
     positions: Tensor  # [N]
-    lengths: list[int]  # [B], sums to N, or to less where the batch has been filled up
+    lengths: list[int]  # [B], sums to N, or to less in a padded batch
     stretches: list[tuple[str | None, int, int]]
-    filled: bool = False  # to a size that its rows have not decided
-    forest: Forest | None = None  # where what rows begin with alike is there once; B then counts its runs
+    filled: bool = False  # whether the batch is padded to a fixed size
+    forest: Forest | None = None  # set if shared prefixes are stored once; B then counts the tree's nodes
 
     @staticmethod
     def of(rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device, size: int = 0) -> PackedRows:
-        """Pack ``rows`` in the order given. A policy may come back later: that costs a stretch, nothing else.
+        """Pack ``rows`` in the given order. A policy may occur several times, at the cost of an additional span.
 
         Args:
-            size: tokens to fill the batch up to. In batches of one size a row comes out the same to the bit, whatever
-                lies beside it, where the kernels of the device treat the rows of a product alike.
+            size: minimum number of tokens, reached by padding. In batches with a fixed size, a row's result is bitwise
+                independent of the other rows. This requires kernels that treat all rows of a product alike.
         """
         lengths = [len(row) for row in rows]
         stretches: list[tuple[str | None, int, int]] = []
@@ -54,7 +54,7 @@ class PackedRows:
 
     @staticmethod
     def sharing(forest: Forest, device: torch.device, size: int = 0) -> PackedRows:
-        """Lay out rows that share what they begin with; ``forest.places`` says where their tokens are."""
+        """Pack rows with shared prefixes; ``forest.places`` gives the indices of their tokens."""
         spare = np.zeros(max(0, size - len(forest.ids)), np.int64)
         ids = sent(np.concatenate([forest.ids, spare]).astype(np.int64), device)
         positions = sent(np.concatenate([forest.positions, spare]), device)
@@ -62,17 +62,17 @@ class PackedRows:
         return PackedRows(ids, positions, lengths, forest.stretches(), size > 0, forest)
 
     def places(self) -> Sequence[np.ndarray]:
-        """Where each row's tokens are in the packed batch: [length] a row."""
+        """Return each row's token indices in the packed batch, one array [length] per row."""
         if self.forest is not None:
             return self.forest.places
         return [start + np.arange(length) for start, length in zip(self.starts(), self.lengths, strict=True)]
 
     def starts(self) -> list[int]:
-        """Where each row begins in the packed batch, [B]."""
+        """Return the start index for each row in the packed batch, [B]."""
         return [0, *np.cumsum(self.lengths)[:-1].tolist()]
 
     def policies(self) -> list[str | None]:
-        """Of each row, [B]."""
+        """Return the policy for each row, [B]."""
         found = iter(self.stretches)
         policy, _, stop = next(found)
         policies = []

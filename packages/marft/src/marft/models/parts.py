@@ -1,7 +1,6 @@
-"""Tensors of which each rank holds a part: this rank's, the whole, and parts of what is whole.
+"""Sharded tensors (DTensors): local shard, full tensor, and sharding of full tensors.
 
-What is asked of them they answer themselves, so that nothing of ``torch.distributed`` is imported where one process has
-all.
+The functions use only methods of the tensors, so a single-process run does not import ``torch.distributed``.
 """
 
 from __future__ import annotations
@@ -12,23 +11,23 @@ from torch import Tensor
 
 
 def in_parts(tensor: Tensor) -> bool:
-    """Whether ranks hold a part of it each (a ``DTensor``)."""
+    """Return whether a tensor is sharded over ranks (a ``DTensor``)."""
     return hasattr(tensor, "full_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it, in the same memory; a tensor that is whole is held whole."""
+    """Return this rank's shard in the same memory; an unsharded tensor is returned unchanged."""
     return tensor.detach().to_local() if in_parts(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it: all ranks that hold a part of it make this call together."""
+    """Return the full tensor; a collective call for every rank with a shard."""
     found: Tensor = tensor.full_tensor() if in_parts(tensor) else tensor  # type: ignore[attr-defined]
     return found
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """What is whole, as ``like`` is held: in parts, of which this rank takes its own without asking the others."""
+    """Shard a full tensor like ``like``; each rank takes its own shard without communication."""
     if not in_parts(like) or in_parts(tensor):
         return tensor
     from torch.distributed.tensor import distribute_tensor

@@ -1,4 +1,4 @@
-"""Where models lie."""
+"""Paths of bundled models."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from marft.config.models import BUNDLED
 
 
 def resolve_path(path: str) -> str:
-    """``"tiny"``, ``"tiny-tools"``, … → a bundled checkpoint's folder; anything else as it is."""
+    """Resolve ``"tiny"``, ``"tiny-tools"``, … to the folder of a bundled checkpoint; other paths stay unchanged."""
     return str(BUNDLED.get(path, path))

@@ -1,4 +1,4 @@
-"""All weights of a run: one backbone for each set of base weights, one entry for each policy."""
+"""Model weights for a run: one backbone for each set of base weights, and an entry for each policy."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """π_θ by name: a backbone and, for LoRA, the adapter on it.
+    """Policy π_θ: a backbone and, for LoRA, an adapter on the backbone.
 
-    ``reference`` is what KL to the untuned base is measured against: the base, in the precision that the policy is
-    computed in. ``reader`` is the base as it is loaded, which the critic reads with. A policy on a remote model has its
-    reader's backbone and tokenizer; nothing is ever sampled from them in its name.
+    ``reference`` is the base model for the KL penalty, in the precision of the policy's computation. ``reader`` is the
+    base model as loaded, which the critic uses. A policy on a remote model has the backbone and tokenizer of its local
+    reader, and no tokens are sampled from that backbone for it.
     """
 
     name: str
@@ -58,20 +58,21 @@ class Policy:
     reader: Backbone
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
-    base: str  # name of the local model that ``reader`` and ``tokenizer`` are of
-    context: int  # tokens of prompt and action together
+    base: str  # name of the local model of ``reader`` and ``tokenizer``
+    context: int  # maximum tokens of prompt and action together
 
     @property
     def trained(self) -> bool:
+        """True for a trained policy."""
         return self.settings.train != "frozen"
 
     @property
     def masters(self) -> Masters | None:
-        """Of its weights, where those are what learns, and are in half precision."""
+        """Master weights for full fine-tuning in half precision; else None."""
         return self.backbone.masters if self.adapter is None else None
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that training moves, by name."""
+        """Return the trainable parameters by name; empty for a frozen policy."""
         if not self.trained:
             return {}
         if self.adapter is None:
@@ -85,14 +86,13 @@ class Policy:
 
 
 class Models:
-    """The policies of a run and the backbones they share.
+    """Policies in a run, with their shared backbones.
 
     Args:
-        formats: of the run's local models, by name, where they have been loaded already.
-        elsewhere: models whose weights other ranks hold, and this one does not.
-        for_parts: weights stay in the host's memory until :meth:`shard` brings this rank's part to the device, layer by
-            layer.
-        settled: which forward each model has is for another rank to find out and to tell: :meth:`take_forwards`.
+        formats: tokenizers of the run's local models by name, if already loaded.
+        elsewhere: models with weights on other ranks only.
+        for_parts: keep weights in CPU memory until :meth:`shard` moves this rank's shard to the device, layer by layer.
+        settled: whether another rank selects the forward modes and sends them for :meth:`take_forwards`.
 
     Raises:
         ValueError: a model, tokenizer or adapter cannot be loaded.
@@ -114,7 +114,8 @@ class Models:
             keep_freed_memory()
         self._elsewhere, self._for_parts, self._settled = elsewhere, for_parts, settled
         self.bases: dict[str, Backbone] = {}
-        self.whole: dict[str, Backbone] = {}  # float32 bases, where fully tuned policies began as more than the base
+        # float32 base models, for fully fine-tuned policies that did not start as the rounded base model
+        self.whole: dict[str, Backbone] = {}
         self.formats = load_formats(run) if formats is None else formats
         local = {name: model for name, model in run.models.items() if model.endpoint is None}
         for name, model in local.items():
@@ -156,7 +157,10 @@ class Models:
         return load_backbone(model, HOST if self._for_parts else self.device, dtype, self._settled)
 
     def _in_float32(self, run: RunSettings, name: str) -> Backbone:
-        """A base without rounding: KL of a float32 policy to rounded weights would not begin at 0."""
+        """Return a base model in float32.
+
+        The KL between a float32 policy and a rounded base model would not start at 0.
+        """
         if pick_dtype(run.models[name].dtype, self.device) == torch.float32:
             return self.bases[name]
         if name not in self.whole:
@@ -164,7 +168,7 @@ class Models:
         return self.whole[name]
 
     def backbones(self) -> list[tuple[str, Backbone]]:
-        """Every set of weights once, with the base model that it is of, in the same order in every process."""
+        """Return every backbone once, with its base model's name, in the same order in each process."""
         found = [
             *self.bases.items(),
             *((policy.base, policy.backbone) for policy in self.policies.values()),
@@ -173,11 +177,11 @@ class Models:
         return list({id(backbone): (name, backbone) for name, backbone in found}.values())
 
     def forwards(self) -> list[Forward]:
-        """Which forward each of :meth:`backbones` has, in their order."""
+        """Return the forward modes for :meth:`backbones`, in the same order."""
         return [backbone.forward for _, backbone in self.backbones()]
 
     def take_forwards(self, found: Sequence[Forward]) -> None:
-        """Give each of :meth:`backbones` the forward that another process has found for it."""
+        """Set the forward modes for :meth:`backbones`, as selected by another process."""
         for (_, backbone), forward in zip(self.backbones(), found, strict=True):
             if backbone.here:
                 backbone.forward = forward
@@ -187,15 +191,15 @@ class Models:
                     hold_in_half(base)
 
     def shard(self, mesh_of: Callable[[str], DeviceMesh | None]) -> None:
-        """Have the ranks of a mesh hold a part of every backbone each, until they are gathered.
+        """Shard every backbone over the ranks in a mesh, until :meth:`gather`.
 
         Args:
-            mesh_of: the ranks that learn on a base model; None where this one does not.
+            mesh_of: returns the ranks that train on a base model; None if this rank does not.
 
         Raises:
-            ValueError: a model's passes differ from rank to rank, so that ranks would wait for each other for ever.
+            ValueError: the number of forwards for a model differs between ranks, which would block collectives forever.
         """
-        from marft.models.sharding import shard  # what one process alone does without
+        from marft.models.sharding import shard  # not needed by single-process runs
 
         for name, base in self.bases.items():
             if base.plain:
@@ -211,11 +215,11 @@ class Models:
                 torch.nn.Module.to(backbone.model, self.device)
 
     def gather(self, keep: bool, on_host: bool = False) -> None:
-        """Bring all weights together where ranks hold parts of them; all ranks make this call.
+        """Gather the sharded weights; a collective call for every rank.
 
         Args:
-            keep: this rank holds them all, until :meth:`let_go`.
-            on_host: it holds them in the host's memory, where they can be read and nothing can be computed.
+            keep: whether this rank keeps the full weights, until :meth:`let_go`.
+            on_host: gather into CPU memory, where weights can be read but not used for computation.
         """
         for shards in [backbone.shards for _, backbone in self.backbones() if backbone.shards is not None]:
             if on_host:
@@ -224,13 +228,13 @@ class Models:
                 shards.gather(keep)
 
     def let_go(self) -> None:
-        """Hold this rank's parts alone, where ranks hold parts."""
+        """Release gathered weights and keep only this rank's shards."""
         for _, backbone in self.backbones():
             if backbone.shards is not None:
                 backbone.shards.let_go()
 
     def notes(self) -> Iterator[str]:
-        """What whoever trains these models should know of them."""
+        """Yield warnings about models that train slowly."""
         for name, base in self.bases.items():
             if base.plain:
                 yield (
@@ -239,7 +243,7 @@ class Models:
                 )
 
     def save_policy(self, name: str, folder: Path) -> None:
-        """Write a trained policy: an adapter folder, or a whole model for full fine-tuning."""
+        """Save a trained policy: an adapter folder, or a full model for full fine-tuning."""
         policy = self.policies[name]
         if policy.adapter is None:
             backbone = policy.backbone
@@ -251,10 +255,10 @@ class Models:
             save_adapter(policy.backbone.adapters(policy.adapter), policy.lora, path, folder)
 
     def load_policy(self, name: str, folder: Path) -> None:
-        """Read what :meth:`save_policy` wrote.
+        """Load a policy saved by :meth:`save_policy`.
 
         Raises:
-            ValueError: it is damaged or does not fit.
+            ValueError: the files are damaged or do not fit.
         """
         policy = self.policies[name]
         if policy.adapter is None:
@@ -263,10 +267,10 @@ class Models:
             load_adapter(policy.backbone, policy.adapter, folder)
 
     def digests(self) -> dict[str, str]:
-        """What each base, with its tokenizer and chat template, and each frozen adapter is known by.
+        """Return digests for each base model (with tokenizer and chat template) and each frozen adapter.
 
-        A few numbers of every tensor are looked at, as bfloat16: enough to tell other weights, at no cost, and the same
-        on every device.
+        The digest samples a few bfloat16 values from every tensor. This detects other weights at low cost and is the
+        same on every device.
         """
         found = {
             f"models.{name}": digest_of(base.base_weights(), template_of(self.formats[name].tokenizer))
@@ -284,14 +288,14 @@ class Models:
 
     @torch.no_grad()
     def copy_adapter(self, source: str, target: str) -> None:
-        """Give a version of a pool the weights that the policy has now."""
+        """Copy a policy's current weights to a version in an opponent pool."""
         mine, theirs = (self.policies[name].backbone.adapters(name) for name in (source, target))
         for layer, adapter in theirs.items():
             adapter.a.copy_(mine[layer].a)
             adapter.b.copy_(mine[layer].b)
 
     def reset_policy(self, name: str) -> None:
-        """Back to the untuned base."""
+        """Reset a policy to the base model."""
         policy = self.policies[name]
         with torch.no_grad():
             if policy.adapter is not None:

@@ -1,7 +1,7 @@
-"""Keys and values of rows that were computed, so that rows which begin with the same ids need only compute the rest.
+"""Prefix cache: keys and values of computed rows, for rows with the same first ids.
 
-A radix tree an owner: an edge has ids, and the keys and values of their tokens. Where memory is short, what was used
-longest ago goes first, leaves before what they grow from.
+Each owner has a radix tree. An edge holds ids, with the keys and values of their tokens. When memory is short, the
+least recently used entries are evicted, leaves before their parents.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from marft.common.types import TokenIds
 from marft.models.cache import KVCache
 from marft.models.forest import common
 
-Owner = tuple[str, str | None]  # a pass over tasks, and the adapter that keys and values were computed with
+Owner = tuple[str, str | None]  # pass over tasks, and the adapter of the keys and values
 
 
 @dataclass(slots=True, eq=False)
 class _Edge:
     ids: TokenIds  # [T]
-    tensors: list[Tensor]  # of each layer, keys [K, T, D] and then values, so that they are those of a slot
+    tensors: list[Tensor]  # keys [K, T, D] for each layer, then the values for each layer, in the order of a cache slot
     above: _Edge | None
     used: int = 0
     below: dict[int, _Edge] = field(default_factory=dict)  # by first token
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def cut(self, start: int, stop: int) -> list[Tensor]:
+        """Copy a token range of the keys and values."""
         return [tensor[:, start:stop].clone() for tensor in self.tensors]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """What a row begins with and was computed before: edges from the root, and how many tokens of each it has."""
+    """Cached prefix of a row: a path of edges from the root, with the number of tokens used from each edge."""
 
     parts: tuple[tuple[_Edge, int], ...] = ()
 
@@ -46,30 +47,37 @@ class Prefix:
         return sum(taken for _, taken in self.parts)
 
     def tensors(self, number: int) -> list[Tensor]:
-        """Keys or values of a layer, [K, T, D] a part; ``number`` counts all layers' keys, then values."""
+        """Return a layer's keys or values, [K, T, D] per part.
+
+        Args:
+            number: index into the keys of each layer, followed by the values of each layer.
+        """
         return [edge.tensors[number][:, :taken] for edge, taken in self.parts]
 
     def key(self) -> tuple[tuple[int, int], ...]:
-        """Equal where prefixes are the same."""
+        """Return a comparison key, equal for equal prefixes."""
         return tuple((id(edge), taken) for edge, taken in self.parts)
 
 
 class Prefixes:
-    """What is kept depends on what was asked for, in which order, and on nothing else.
+    """Prefix cache with deterministic content: it depends only on the requests and their order.
 
     Args:
-        limit: bytes that keys and values may take.
-        least: tokens from which on a prefix is worth to be found.
+        limit: maximum size of keys and values, in bytes.
+        least: minimum length of a returned prefix, in tokens.
     """
 
     def __init__(self, limit: int, least: int = 16) -> None:
         self.limit, self.least = limit, least
-        self.size = 0  # bytes that are taken
+        self.size = 0  # bytes in use
         self._roots: dict[Owner, _Edge] = {}
         self._clock = 0
 
     def find(self, owner: Owner, ids: TokenIds) -> Prefix:
-        """The longest prefix of ``ids[:-1]`` that is here: of a row's last token the hidden state is asked for."""
+        """Return the longest cached prefix for ``ids[:-1]``.
+
+        The row's last token is excluded, because its hidden state must be computed.
+        """
         self._clock += 1
         parts: list[tuple[_Edge, int]] = []
         at, done = self._roots.get(owner), 0
@@ -85,7 +93,7 @@ class Prefixes:
         return Prefix(tuple(parts)) if done >= self.least else Prefix()
 
     def keep(self, owner: Owner, ids: TokenIds, cache: KVCache, slot: int) -> None:
-        """Remember the first ``len(ids)`` tokens of a cache's slot."""
+        """Cache the first ``len(ids)`` tokens from a cache slot."""
         self._clock += 1
         at, done = self._roots.setdefault(owner, _Edge(ids[:0], [], None)), 0
         at.used = self._clock
@@ -101,7 +109,7 @@ class Prefixes:
             done += taken
 
     def forget_others(self, passes: set[str]) -> None:
-        """Forget what other passes over tasks have left: what is here is then the same as if they had not been."""
+        """Evict entries from passes not in ``passes``. The remaining content does not depend on the evicted passes."""
         left = {owner: root for owner, root in self._roots.items() if owner[0] in passes}
         if len(left) == len(self._roots):
             return
@@ -116,7 +124,7 @@ class Prefixes:
             self.size += size
 
     def _make_room(self, size: int) -> bool:
-        """Let leaves go, the longest unused first, but none that is in use now → whether there is room."""
+        """Evict the least recently used leaves, except those in use; return whether ``size`` bytes are free."""
         while size <= self.limit < self.size + size:
             leaves = [edge for root in self._roots.values() for edge in _all(root) if not edge.below]
             oldest = min(leaves, key=lambda edge: edge.used, default=None)
@@ -127,7 +135,7 @@ class Prefixes:
         return size <= self.limit
 
     def _split(self, edge: _Edge, length: int) -> _Edge:
-        """Cut an edge in two → the first half."""
+        """Split an edge in two; return the first part."""
         assert edge.above is not None
         first = _Edge(edge.ids[:length], edge.cut(0, length), edge.above, edge.used)
         edge.above.below[int(edge.ids[0])] = first
@@ -137,7 +145,7 @@ class Prefixes:
 
 
 def joined(prefixes: Sequence[Prefix], layers: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Keys and values of several prefixes one after the other, by layer, [S, K, D] each."""
+    """Concatenate prefixes; return the keys and values by layer, [S, K, D] each."""
     both = [
         torch.cat([part for prefix in prefixes for part in prefix.tensors(number)], 1).transpose(0, 1)
         for number in range(2 * layers)
@@ -146,7 +154,7 @@ def joined(prefixes: Sequence[Prefix], layers: int) -> tuple[list[Tensor], list[
 
 
 def _all(edge: _Edge) -> Iterator[_Edge]:
-    """All edges below a root."""
+    """Yield every edge below a root."""
     waiting = [edge]
     while waiting:
         following = list(waiting.pop().below.values())

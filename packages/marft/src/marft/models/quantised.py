@@ -1,7 +1,7 @@
-"""Checkpoints with fewer bits: those that transformers can write out are read whole, others are refused by name.
+"""Quantized checkpoints: dequantized if transformers supports it, else rejected with the method's name.
 
-What learns, and what an adapter is added to, are numbers: kernels that multiply packed bits have no gradient here, and
-not every device has one.
+Training and adapters need unquantized weights. Kernels for packed bits have no gradient here, and not every device
+supports them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ REMEDY = (
 
 
 def written_out(config: PreTrainedConfig, what: str) -> FineGrainedFP8Config | Mxfp4Config | None:
-    """How a quantised checkpoint is to be read; None where it is not quantised.
+    """Return the dequantization settings for a checkpoint; None if not quantized.
 
     Args:
         what: the model's name in errors.
 
     Raises:
-        ValueError: it is quantised in a way that is not written out.
+        ValueError: the quantization method is unsupported, or its configuration is invalid.
     """
     said: Any = getattr(config, "quantization_config", None)
     if said is None:
@@ -48,7 +48,7 @@ def written_out(config: PreTrainedConfig, what: str) -> FineGrainedFP8Config | M
 
 
 def to_one_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Have weights that were written out be of the type that was asked for; a model keeps some in float32."""
+    """Convert dequantized weights to the requested dtype, except weights that the model keeps in float32."""
     kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
     for name, weight in model.named_parameters():
         if not any(part in name for part in kept):

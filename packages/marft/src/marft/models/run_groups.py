@@ -1,7 +1,7 @@
-"""Runs of a forest that attend together, each with copies of all its row's keys beside it.
+"""Grouped tree attention: nodes of a prefix tree attend together, each with copies of its row's keys.
 
-Short runs are so many that looking for their keys where they lie costs more than the products: runs of about the same
-length, with about as much before them, are padded alike, and one call does them all.
+With many short nodes, indexing the keys in place costs more than the products. Nodes with similar numbers of queries
+and keys are therefore padded to the same size, and a single call processes a whole group.
 """
 
 from __future__ import annotations
@@ -18,20 +18,27 @@ from marft.models.devices import sent
 from marft.models.forest import Forest, Run
 from marft.models.weighing import Weighing, weigh
 
-SCORES = 2**23  # of a group at most, of one head, where it has more than one run
+SCORES = 2**23  # maximum scores of a group with several nodes, for one head
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunGroup:
-    """``B`` runs of ``L`` queries and ``S`` keys, each padded by its last token."""
+    """Group of ``B`` tree nodes with ``L`` queries and ``S`` keys, each padded by repeating its last token."""
 
-    queries: Tensor  # [B, L] tokens of the batch
+    queries: Tensor  # [B, L] token indices in the batch
     keys: Tensor  # [B, S]
-    positions: Tensor  # [B, L] of the queries in their rows, where keys stand from 0 on
+    positions: Tensor  # [B, L] positions of the queries in their rows; a row's keys start at position 0
     masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict, init=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
-        """``q`` [N, H, D], ``k`` and ``v`` [S, K, D] of all runs → [B · L, H, D]."""
+        """Return the attention output, [B · L, H, D].
+
+        Args:
+            q: queries of the whole batch, [N, H, D].
+            k: keys of all nodes, [S, K, D].
+            v: values of all nodes, [S, K, D].
+            weighing: attention settings of the layer.
+        """
         heads = k.shape[1]
         keys, values = (_rows(x, self.keys).transpose(1, 2) for x in (k, v))  # [B, K, S, D]
         if not weighing.plain:
@@ -44,13 +51,13 @@ class RunGroup:
         return by_token.flatten(2, 3).flatten(0, 1)
 
     def _seen(self, window: int | None) -> Tensor:
-        """[B, L, S]"""
+        """Return the visible keys, [B, L, S]."""
         columns, positions = torch.arange(self.keys.shape[1], device=self.keys.device), self.positions[..., None]
         seen = columns <= positions
         return seen if window is None else seen.logical_and_(columns > positions - window)
 
     def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """What is added to scores, [B, 1, groups · L, S]: of all query heads of a key head, which attend as one."""
+        """Return the additive mask, [B, 1, groups · L, S], for the query heads sharing a key head."""
         key = window, groups, dtype
         if key not in self.masks:
             seen = self._seen(window)
@@ -60,14 +67,14 @@ class RunGroup:
 
 
 class GroupedRuns:
-    """All runs of a forest."""
+    """Grouped attention over every node in a prefix tree."""
 
     def __init__(self, forest: Forest, device: torch.device) -> None:
         by_size: dict[tuple[int, int], list[Run]] = {}
         for run in forest.runs:
             by_size.setdefault(_padded(run), []).append(run)
         self.groups: list[RunGroup] = []
-        self.place = torch.empty(len(forest.ids), dtype=torch.long)  # of each token among the padded queries
+        self.place = torch.empty(len(forest.ids), dtype=torch.long)  # index of each token among the padded queries
         start = 0
         for (length, width), alike in by_size.items():
             most = max(1, SCORES // (length * width))
@@ -80,7 +87,14 @@ class GroupedRuns:
         self.place = self.place.to(device, non_blocking=True)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
-        """``q`` [N, H, D], ``k`` and ``v`` [S, K, D] → [N, H, D], zero where a batch is longer than its runs."""
+        """Return the attention output, [N, H, D], zero for padding tokens.
+
+        Args:
+            q: queries, [N, H, D].
+            k: keys, [S, K, D].
+            v: values, [S, K, D].
+            weighing: attention settings of the layer.
+        """
         parts = [group.attend(q, k, v, weighing) for group in self.groups]
         out = (torch.cat(parts) if len(parts) > 1 else parts[0]).index_select(0, self.place)
         spare = len(q) - len(self.place)
@@ -88,17 +102,17 @@ class GroupedRuns:
 
 
 def copied_keys(forest: Forest) -> int:
-    """How many keys lie beside the runs of :class:`GroupedRuns`."""
+    """Count the keys copied by :class:`GroupedRuns`."""
     return sum(_padded(run)[1] for run in forest.runs)
 
 
 def group_scores(forest: Forest) -> int:
-    """How many scores all runs of :class:`GroupedRuns` have, of one head."""
+    """Count the attention scores for each head in :class:`GroupedRuns`."""
     return sum(length * width for length, width in map(_padded, forest.runs))
 
 
 def _padded(run: Run) -> tuple[int, int]:
-    """Queries and keys."""
+    """Return the padded numbers of queries and keys."""
     own = run.stop - run.start
     return padded_length(own), padded_length(own + sum(stop - start for start, stop in run.seen))
 
@@ -117,5 +131,5 @@ def _group(runs: list[Run], length: int, width: int, forest: Forest, device: tor
 
 
 def _rows(x_NHD: Tensor, index_BT: Tensor) -> Tensor:
-    """[B, T, H, D]. The gradient adds up in one order, whatever the threads do."""
+    """Gather rows, [B, T, H, D]. The gradient sums in a deterministic order, whatever the number of threads."""
     return x_NHD.flatten(1).index_select(0, index_BT.flatten()).view(*index_BT.shape, *x_NHD.shape[1:])

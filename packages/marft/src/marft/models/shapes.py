@@ -1,4 +1,4 @@
-"""Sizes of a model, as its ``config.json`` gives them: of one on this disk, or of a common model by its name."""
+"""Model sizes from a ``config.json`` on disk, or from the table of common models."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from marft.common.atomic import read_text
 from marft.config.models import BUNDLED, ModelSettings
 
 CONFIG = "config.json"
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # dense decoders whose parameters are counted here
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # dense decoders with supported parameter counts
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder of the Llama family.
+    """Sizes of a Llama-family decoder.
 
     >>> tiny = Shape(layers=2, hidden=8, intermediate=16, heads=2, key_heads=1, head=4, vocabulary=32, tied=True)
     >>> tiny.matrix_parameters, tiny.parameters  # of the layers; with embeddings and norms
@@ -30,27 +30,27 @@ class Shape:
     intermediate: int
     heads: int
     key_heads: int
-    head: int  # dimensions of one
+    head: int  # dimensions of a head
     vocabulary: int
-    tied: bool  # whether embeddings are the head
-    query_bias: bool = False  # on queries, keys, values
-    output_bias: bool = False  # on what attention gives
+    tied: bool  # whether the embeddings and the head share weights
+    query_bias: bool = False  # for queries, keys and values
+    output_bias: bool = False  # for the attention output projection
     feed_forward_bias: bool = False
-    head_norms: bool = False  # Qwen3's, of queries and keys
-    context: int = field(default=0, compare=False)  # tokens that it is made for; 0: not known
+    head_norms: bool = False  # Qwen3's query and key norms
+    context: int = field(default=0, compare=False)  # maximum context length, in tokens; 0: unknown
 
     @property
     def queries(self) -> int:
-        """Numbers of a token's queries."""
+        """Query dimensions per token, summed over heads."""
         return self.heads * self.head
 
     @property
     def keys(self) -> int:
-        """Numbers of a token's keys; its values have as many."""
+        """Key dimensions per token, summed over heads; the same for values."""
         return self.key_heads * self.head
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """The linear layers of one decoder layer: ``(in, out)`` by name."""
+        """Return the linear layers of a decoder layer: ``(in, out)`` by name."""
         return {
             "q_proj": (self.hidden, self.queries),
             "k_proj": (self.hidden, self.keys),
@@ -63,16 +63,20 @@ class Shape:
 
     @property
     def matrix_parameters(self) -> int:
-        """Weights of the layers' matrices: what every token is multiplied with, the head left out."""
+        """Number of weights in the layer matrices, without the head.
+
+        Each token is multiplied with these weights.
+        """
         return self.layers * sum(inside * out for inside, out in self.linear_layers().values())
 
     @property
     def head_parameters(self) -> int:
+        """Number of weights in the LM head."""
         return self.vocabulary * self.hidden
 
     @property
     def small_parameters(self) -> int:
-        """Norms and biases."""
+        """Number of norm and bias parameters."""
         biases = (
             (self.queries + 2 * self.keys) * self.query_bias
             + self.hidden * self.output_bias
@@ -83,17 +87,19 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them, as ``model.num_parameters()`` counts."""
+        """Total parameter count, equal to ``model.num_parameters()``."""
         return self.matrix_parameters + self.small_parameters + self.head_parameters * (1 if self.tied else 2)
 
     def adapter_parameters(self, rank: int, targets: Iterable[str], half: bool = False) -> int:
-        """Of a LoRA: ``A`` [r, in] and ``B`` [out, r] on every layer that a target names (Hu et al. 2021).
+        """Return the number of LoRA parameters.
+
+        An adapter has ``A`` [r, in] and ``B`` [out, r] on each target layer (Hu et al. 2021).
 
         Args:
-            half: of ``B`` alone.
+            half: count only ``B``.
 
         Raises:
-            ValueError: a target names no linear layer.
+            ValueError: a target matches no linear layer.
         """
         sizes = self.linear_layers()
         unknown = [target for target in targets if target.rpartition(".")[2] not in sizes]
@@ -102,15 +108,15 @@ class Shape:
         return self.layers * sum(rank * sum(sizes[target.rpartition(".")[2]][half:]) for target in targets)
 
     def cache_numbers(self) -> int:
-        """Numbers that one token keeps in a key-value cache."""
+        """Return the number of KV cache elements per token."""
         return 2 * self.layers * self.keys
 
 
 def shape_of(table: Mapping[str, Any], where: str) -> Shape:
-    """The shape that a ``config.json`` describes.
+    """Parse the model sizes in a ``config.json``.
 
     Raises:
-        ValueError: it is none of a dense decoder of the Llama family.
+        ValueError: the model is not a dense decoder of the Llama family, or the configuration is incomplete.
     """
     table = table.get("text_config", table)
     kind = table.get("model_type")
@@ -141,9 +147,9 @@ def shape_of(table: Mapping[str, Any], where: str) -> Shape:
         raise ValueError(f"{where}: {error} is missing or no number; it is no whole config.json") from error
 
 
-# common models: sizes that the hub's configurations have, for where no config.json is on this disk
+# common models: sizes from their Hugging Face configurations, if no config.json is on disk
 _QWEN2, _QWEN3, _LLAMA = 151_936, 151_936, 128_256
-_LARGE = 152_064  # Qwen2.5's vocabulary from 7 billion parameters on
+_LARGE = 152_064  # vocabulary of Qwen2.5 with 7 billion or more parameters
 
 
 def _qwen2(layers: int, hidden: int, inner: int, heads: int, keys: int, *, large: bool = False) -> Shape:
@@ -185,7 +191,7 @@ KNOWN = {
 
 
 def known_shape(model: str) -> Shape | None:
-    """The shape of a model by its name on the hub, whatever was done to its weights.
+    """Return the sizes of a common model by its Hugging Face name, ignoring suffixes for fine-tuning or quantization.
 
     >>> known_shape("Qwen/Qwen2.5-Coder-3B-Instruct") == known_shape("qwen2.5-3b")
     True
@@ -200,13 +206,13 @@ def known_shape(model: str) -> Shape | None:
 
 
 def find_shape(name: str, model: ModelSettings, given: Path | None = None) -> Shape:
-    """The sizes of a recipe's model; no weights are read and nothing is fetched.
+    """Return the sizes of a recipe's model, without reading weights or downloading files.
 
     Args:
-        given: a ``config.json``, or the folder of one, in place of the model's own.
+        given: path of a ``config.json``, or of its folder, to use instead of the model's own.
 
     Raises:
-        ValueError: they are not known here.
+        ValueError: the sizes are unknown, or a configuration is unreadable.
     """
     if given is not None:
         file = given / CONFIG if given.is_dir() else given
@@ -234,7 +240,7 @@ def _cached(model: ModelSettings) -> Path | None:
 
     try:
         found = try_to_load_from_cache(model.path, CONFIG, revision=model.revision)
-    except HFValidationError:  # it is a path, and nothing is there
+    except HFValidationError:  # the path is not a valid Hugging Face id, and no such folder exists
         return None
     return Path(found) if isinstance(found, str) else None
 

@@ -1,11 +1,11 @@
-"""A backbone whose weights lie in parts on several ranks (FSDP2: ``torch.distributed.fsdp.fully_shard``).
+"""Backbone with weights sharded over several ranks (FSDP2: ``torch.distributed.fsdp.fully_shard``).
 
-While ranks learn, each holds a part of every weight; a layer is gathered as it is computed, in the forward pass and
-again in the backward pass, and gradients of trained weights are summed as they are taken apart. Embeddings, the last
-norm and the head are gathered for a whole pass: the head is read after it. Adapters are whole everywhere. Between
-updates one rank may hold all of it gathered, to sample from and to save; or, to save alone, in the host's memory.
+During training, each rank holds a shard of every weight. A layer is gathered when it is computed, in the forward and
+again in the backward. Gradients of trained weights are summed when they are scattered. Embeddings, the last norm and
+the head are gathered for a whole pass, because the head is read after the pass. Adapters are not sharded. Between
+updates, one rank may hold the full weights for sampling and saving, or, only for saving, in CPU memory.
 
-All ranks pass through a backbone equally often, in the same order: each pass is made of collectives.
+Every rank must run the same number of passes in the same order, because each pass consists of collectives.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from marft.models.parts import local, part_of, whole
 if TYPE_CHECKING:
     from marft.models.backbone import Backbone
 
-FUSED = "fused"  # the method of a layer that computes it without its modules
+FUSED = "fused"  # name of the layer method that computes the layer without its modules
 
 
 class _Pass(nn.Module):
-    """A whole pass: what is gathered for it is gathered as it begins. It is no part of the model, whose class stays."""
+    """Wrapper around a whole pass, for weights gathered at its start.
+
+    It is not a part of the model, so the model's class stays unchanged.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -37,22 +40,23 @@ class _Pass(nn.Module):
 
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
         made = work()
-        return made.clone() if made._is_view() else made  # what hooks are put on must not be written through a view
+        return made.clone() if made._is_view() else made  # a view would break FSDP's hooks
 
 
 class Shards:
-    """The parts of a backbone's weights: this rank's are kept and the rest let go of. All ranks make it together.
+    """Shards of a backbone's weights: this rank keeps its shard and releases the rest. Every rank creates it together.
 
-    Weights that lie in the host's memory come to the device layer by layer, and of each this rank's part stays there.
+    Weights in CPU memory move to the device layer by layer, and only this rank's shard stays there.
 
     Args:
-        mesh: the ranks, in one dimension.
+        mesh: one-dimensional mesh of the ranks.
     """
 
     def __init__(self, backbone: Backbone, mesh: DeviceMesh) -> None:
-        self.gathered = False  # whether this rank holds all of it
-        self.resting = False  # whether no rank does, and nothing passes through until an update
-        self._copies: dict[str, Tensor] | None = None  # all of it in the host's memory, or {} where another rank has it
+        self.gathered = False  # whether this rank holds the full weights
+        # whether the full weights are only in CPU memory, so that no forward can run until the next update
+        self.resting = False
+        self._copies: dict[str, Tensor] | None = None  # full weights in CPU memory; {} if another rank has them
         self._model = backbone.model
         self._volatile = {name for name, _ in self._model.named_buffers()} - set(self._model.state_dict())
         adapters = {
@@ -63,7 +67,7 @@ class Shards:
         }
         self._pass = _Pass(backbone.model)
         layers = _layers(backbone)
-        in_float32 = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients, while they are summed
+        in_float32 = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients are reduced in float32
         for layer in layers:
             fully_shard(layer, mesh=mesh, ignored_params=adapters, mp_policy=in_float32)
             if backbone.fused:
@@ -71,40 +75,41 @@ class Shards:
                 register_fsdp_forward_method(layer, FUSED)
         fully_shard(self._pass, mesh=mesh, ignored_params=adapters, reshard_after_forward=False, mp_policy=in_float32)
         for adapter in adapters:
-            adapter.data = adapter.data.to(backbone.device)  # where the parts are
+            adapter.data = adapter.data.to(backbone.device)  # same device as the shards
         self._modules: list[Any] = [self._pass, *layers]
         self._layers: list[Any] = layers
         for module in self._modules:
-            module.set_gradient_divide_factor(1.0)  # gradients are sums: their weights know of all ranks
-            module.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it sums
-        self._root().set_reduce_scatter_unused_params(True)  # an idle rank's head
+            module.set_gradient_divide_factor(1.0)  # gradients are sums: their weights already include all ranks
+            module.set_force_sum_reduction_for_comms(True)  # gloo does not support a factor in its sum
+        self._root().set_reduce_scatter_unused_params(True)  # for the head on an idle rank
         self.parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self._model.named_parameters() if parameter not in adapters
         }
         with torch.no_grad():
-            self._pass(lambda: torch.zeros(()))  # a first pass settles which module is the outermost
+            self._pass(lambda: torch.zeros(()))  # a first pass determines the root module
 
     def through(self, work: Callable[[], Tensor]) -> Tensor:
-        """Make a pass: ``work`` computes the last hidden states [N, D]."""
+        """Run a pass: ``work`` computes the last hidden states, [N, D]."""
         if self.gathered:
             return work()
         assert not self.resting, "one rank passes through what lies in parts"
-        self.let_go()  # of what the last pass has gathered: weights may have moved since
+        self.let_go()  # weights gathered by the previous pass may be outdated
         found: Tensor = self._pass(work)
         return found
 
     def fused(self, layer: Any, *arguments: Any) -> Tensor:
-        """As :func:`fused_layer`, with the layer gathered."""
+        """Compute :func:`fused_layer` with the layer's gathered weights."""
         if self.gathered:
             return fused_layer(layer, *arguments)
         made: Tensor = getattr(layer, FUSED)(*arguments)
         return made
 
     def gather(self, keep: bool) -> None:
-        """Bring all weights together; the ranks make this call together.
+        """Gather the full weights; a collective call for every rank.
 
         Args:
-            keep: this rank keeps them, until :meth:`let_go`. The others have one layer at a time.
+            keep: whether this rank keeps the full weights, until :meth:`let_go`. The other ranks hold one layer at a
+                time.
         """
         self.let_go()
         for module in self._modules:
@@ -116,11 +121,12 @@ class Shards:
             layer.set_reshard_after_forward(not keep)
 
     def copy(self, keep: bool) -> None:
-        """Bring all weights together in the host's memory, one after the other; the ranks make this call together. What
-        does not learn is brought once.
+        """Gather the full weights into CPU memory, one at a time; a collective call for every rank.
+
+        Frozen weights are gathered only once.
 
         Args:
-            keep: this rank keeps them.
+            keep: whether this rank keeps the full weights.
         """
         self.let_go()
         self.resting = True
@@ -129,7 +135,7 @@ class Shards:
             self._copies = {name: tensor.cpu() for name, tensor in all_of_them if keep}
 
     def let_go(self) -> None:
-        """Hold this rank's part alone."""
+        """Release gathered weights and keep only this rank's shard."""
         self.resting = False
         self._root().reset_iter_state()
         if self.gathered:
@@ -138,7 +144,7 @@ class Shards:
                 layer.set_reshard_after_forward(True)
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights by their names, where this rank holds them."""
+        """Return the full weights by name. This rank must hold them."""
         assert self.gathered or (self.resting and self._copies), "weights that lie elsewhere are read"
         copies = {} if self.gathered else {id(self.parameters[name]): it for name, it in (self._copies or {}).items()}
         found = {**dict(self._model.named_parameters(remove_duplicate=False)), **dict(self._model.named_buffers())}
@@ -150,7 +156,7 @@ class Shards:
 
     @torch.no_grad()
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Write this rank's part of whole weights. What is gathered is not of them until it is gathered again."""
+        """Load this rank's shard from full weights. Gathered weights are outdated until the next gather."""
         for name, parameter in self.parameters.items():
             local(parameter).copy_(local(part_of(weights[name], parameter)))
 
@@ -160,16 +166,16 @@ class Shards:
 
 
 def _layers(backbone: Backbone) -> list[Any]:
-    """What is gathered together: a decoder's layers, whatever it calls them."""
+    """Return the decoder's layers under any attribute name. Each layer is gathered separately."""
     lists = [module for module in backbone.decoder.modules() if isinstance(module, nn.ModuleList)]
     return list(next((found for found in lists if len(found) == backbone.depth), ()))
 
 
 def shard(backbone: Backbone, mesh: DeviceMesh) -> None:
-    """Have a backbone's weights lie in parts from here on.
+    """Shard a backbone's weights over a mesh.
 
     Raises:
-        ValueError: this torch cannot.
+        ValueError: the installed torch is too old.
     """
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ValueError(

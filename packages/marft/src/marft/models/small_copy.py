@@ -1,4 +1,4 @@
-"""A small random copy of a model: the same architecture, few and narrow layers, to be computed in a moment."""
+"""Small random copy of a model: the same architecture with few, narrow layers, for fast checks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ VOCABULARY, WIDTH, INNER, EXPERTS, WINDOW, SEED = 96, 64, 48, 4, 7, 20
 NAMED = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 LENGTHS = re.compile(
     r"\w*window|attention_chunk_size|floor_scale|\w+_n_floor|original_max_position_embeddings|compress_rate\w*"
-)  # settings in tokens, beyond which something else is computed
-GROWING = ("longrope", "dynamic")  # rotations that change with the row; ``context`` ends before they do
+)  # settings in tokens above which the computation changes
+# rotary embeddings that depend on the row length; ``context`` stays below their limits
+GROWING = ("longrope", "dynamic")
 
 
 @one_at_a_time
 def small_copy(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedModel | None:
-    """A float32 copy of each kind of layer, or None where the configuration does not let itself be shrunk.
+    """Build a float32 copy with each kind of layer; None if shrinking the configuration fails.
 
-    Windows are short, and weights so large that caps, sinks and scales change what comes out; what a fresh model has at
-    0 or 1 is neither. It is the same whatever the common random generator has drawn, and draws nothing from it.
+    Windows are short, and weights are large enough for caps, sinks and scales to affect the result. Parameters that a
+    new model initializes to 0 or 1 get other values. The copy does not depend on the global random generator and does
+    not advance it.
     """
     try:
         config = small_config(model, decoder)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             copy = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
-    except Exception:  # noqa: BLE001  configurations check themselves, each in its own way
+    except Exception:  # noqa: BLE001  each configuration class has its own checks
         return None
     if type(copy.get_decoder()) is not type(decoder):
         return None
@@ -45,10 +47,10 @@ def small_copy(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedModel | 
 
 
 def small_config(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedConfig:
-    """A model's configuration with few, narrow layers, one at least of each kind, and lengths that short rows exceed.
+    """Return a configuration with few, narrow layers of every kind, and with lengths below typical row lengths.
 
     Raises:
-        Exception: of any kind, where it is not made of the parts that are known here.
+        Exception: any exception, if the configuration has an unknown structure.
     """
     config: Any = deepcopy(model.config.get_text_config())
     depth, layers = config.num_hidden_layers, _enough(decoder, config)
@@ -71,7 +73,7 @@ def small_config(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedConfig
 
 
 def _shorten(table: dict[str, Any], within: str = "") -> None:
-    """Have windows and lengths from which scores are scaled be no longer than ``WINDOW``, also in tables inside."""
+    """Limit windows and length thresholds to ``WINDOW``, also in nested tables."""
     for name, value in table.items():
         if isinstance(value, dict) and value.get("rope_type") not in GROWING:
             _shorten(value, name)
@@ -80,7 +82,7 @@ def _shorten(table: dict[str, Any], within: str = "") -> None:
 
 
 def _narrow(config: Any) -> None:
-    """Fewer heads of the same size: rotations are made for it."""
+    """Reduce the number of heads, but keep their size, because rotary embeddings depend on it."""
     heads = config.num_attention_heads
     keys = getattr(config, "num_key_value_heads", None) or heads
     fewer_keys = min(keys, 2)
@@ -96,13 +98,13 @@ def _narrow(config: Any) -> None:
 
 
 def _enough(decoder: Any, config: Any) -> int:
-    """The fewest first layers, two at least, among which there is one of each kind."""
+    """Return the smallest number of leading layers, at least two, with every kind of layer."""
     kinds = [_kind(layer, index, config) for index, layer in enumerate(decoder.layers)]
     return max(2, max(kinds.index(kind) for kind in set(kinds)) + 1) if len(kinds) > 1 else 1
 
 
 def _kind(layer: nn.Module, index: int, config: Any) -> str:
-    """Parts and settings of a layer, and what the configuration's lists say of it."""
+    """Describe a layer: modules, their settings, and per-layer values in the configuration."""
     parts = [(name, type(module).__name__, _settings(module)) for name, module in layer.named_modules()]
     listed = [
         (name, value[index])
@@ -121,7 +123,7 @@ def _settings(module: nn.Module) -> list[tuple[str, object]]:
 
 
 def _unmade(model: nn.Module) -> list[Tensor]:
-    """Buffers that a checkpoint has and a fresh model has at one number, as what corrects a router."""
+    """Return saved buffers with a constant initial value in a new model, such as a router's correction bias."""
     saved = model.state_dict()
     buffers = [buffer for name, buffer in model.named_buffers() if name in saved and buffer.is_floating_point()]
     return [buffer for buffer in buffers if bool((buffer == buffer.flatten()[0]).all())]

@@ -1,5 +1,7 @@
-"""The program that renders chat templates and parses turns by response templates. Its child does the work, so that a
-template can be stopped at any point."""
+"""Worker program that renders chat templates and parses turns with response templates.
+
+A child process does the work, so a template can be killed at any point.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,19 @@ from typing import Any
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_parsing import parse_response
 
-MEMORY_MB = 1024  # of the child; it takes about 200 MB itself
-MOST_TEXT = 16 * 2**20  # characters of a rendered chat
-MOST_WORDS = 2000  # characters of an error's message
+MEMORY_MB = 1024  # memory limit of the child in MB; the child alone takes about 200 MB
+MOST_TEXT = 16 * 2**20  # maximum characters of a rendered chat
+MOST_WORDS = 2000  # maximum characters of an error message
 CHUNK = 2**20
-# transformers' own compiler; in the process that asks, a request to this one takes its place
+# transformers' own compiler; in the requesting process, requests to this worker replace it
 compiled = lru_cache(32)(chat_template_utils._cached_compile_jinja_template)
 
 
 def main(descriptor: int) -> None:
-    """Answer requests until the connection is closed: a line with the time limit in seconds, and one of JSON."""
+    """Answer requests until the connection closes.
+
+    A request is a line with the timeout in seconds and a line of JSON.
+    """
     child: Child | None = None
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
         stream.write(b"ready\n")
@@ -32,7 +37,7 @@ def main(descriptor: int) -> None:
         while seconds := stream.readline():
             child = child or Child(descriptor)
             reply = child.reply(stream.readline(), float(seconds))
-            if reply.startswith((b'["TooSlowError"', b'["MemoryError"')):  # memory may be in pieces
+            if reply.startswith((b'["TooSlowError"', b'["MemoryError"')):  # the child's memory may be fragmented
                 child.end()
                 child = None
             stream.write(reply)
@@ -40,7 +45,7 @@ def main(descriptor: int) -> None:
 
 
 class Child:
-    """The process that renders. It has no connection but the one to this process."""
+    """Child process for rendering. Its only connection leads to this process."""
 
     def __init__(self, other: int) -> None:
         self._socket, theirs = socket.socketpair()
@@ -52,7 +57,7 @@ class Child:
         theirs.close()
 
     def reply(self, request: bytes, seconds: float) -> bytes:
-        """Return the line that answers a request; one that is not answered in time is an error too."""
+        """Return the response line for a request; a timeout gives an error response."""
         self._socket.settimeout(seconds)
         reply = bytearray()
         try:
@@ -67,14 +72,14 @@ class Child:
         return bytes(reply)
 
     def end(self) -> None:
-        """Kill the process."""
+        """Kill the child process."""
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         self._socket.close()
 
 
 def serve(connection: socket.socket) -> None:
-    """Render what is asked for, in the child, to the end of the connection."""
+    """Handle requests in the child until the connection closes, then exit."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20, MEMORY_MB << 20))
     try:
         with connection.makefile("rb") as requests:
@@ -85,11 +90,16 @@ def serve(connection: socket.socket) -> None:
 
 
 def line(message: list[object]) -> bytes:
+    """Encode a message to a JSON line."""
     return json.dumps(message, default=str).encode() + b"\n"
 
 
 def render(template: str, variables: dict[str, Any] | None) -> str:
-    """Render a chat template, or only compile it."""
+    """Render a chat template; without variables, only compile the template.
+
+    Raises:
+        ValueError: the text is too long.
+    """
     made = compiled(template)
     text = "" if variables is None else made.render(**variables)
     if len(text) > MOST_TEXT:
@@ -98,8 +108,13 @@ def render(template: str, variables: dict[str, Any] | None) -> str:
 
 
 def parse(template: dict[str, Any], text: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Parse a turn by a response template, a table whose regular expressions are searched for in the text."""
-    message = parse_response(text, template, prefix="", tools=tools)  # type: ignore[arg-type]  # it changes none
+    """Parse a turn with a response template, a table with regular expressions for the text.
+
+    Raises:
+        ValueError: the parsed message is too long.
+    """
+    # the function does not modify its arguments
+    message = parse_response(text, template, prefix="", tools=tools)  # type: ignore[arg-type]
     if len(json.dumps(message, default=str)) > MOST_TEXT:
         raise ValueError(f"it makes more than {MOST_TEXT:,} characters of a turn")
     return dict(message)
@@ -109,12 +124,12 @@ WORK: dict[str, Callable[..., object]] = {"render": render, "parse": parse}
 
 
 def answer(work: str, *asked: Any) -> list[object]:
-    """Do what is asked for → ``[result]``, or ``[kind of error, message, line]``."""
+    """Handle a request; return ``[result]``, or ``[error type, message, line]``."""
     try:
         result = WORK[work](*asked)
     except MemoryError:
         return ["MemoryError", f"it takes more than {MEMORY_MB:,} MB", None]
-    except Exception as error:  # noqa: BLE001  a stranger's template
+    except Exception as error:  # noqa: BLE001  third-party templates can raise any error
         message = getattr(error, "message", None) or (error.args[0] if error.args else "")
         return [type(error).__name__, f"{message}"[:MOST_WORDS], getattr(error, "lineno", None)]
     return [result]

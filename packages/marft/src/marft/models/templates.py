@@ -1,9 +1,9 @@
-"""Chat templates are programs that come with a model. All but our own run in a process that can be stopped.
+"""Chat templates as untrusted programs: third-party templates run in a process with a timeout.
 
-Jinja's sandbox keeps a template from files and the network, not from a loop, or from one operation that takes hours or
-gigabytes. So transformers' compiler is replaced here: each render of another model's template is a request to
-:mod:`marft.models.template_process`, which is ended when it takes too long. So is each turn that is parsed by a
-response template, which has regular expressions of its own.
+Jinja's sandbox blocks access to files and the network, but not endless loops or single operations that take hours or
+gigabytes. So this module replaces transformers' compiler. Each render of a third-party template is a request to
+:mod:`marft.models.template_process`, which is killed after a timeout. The same holds for parsing a turn with a response
+template, which contains regular expressions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from marft.common.processes.child import Child
 from marft.common.processes.python_here import python_here
 from marft.common.texts import raised, visible
 
-SECONDS = 5.0  # for one prompt; templates take about a millisecond
-MOST_TEMPLATE = 2**20  # characters of a template's source
+SECONDS = 5.0  # timeout for one prompt; templates take about a millisecond
+MOST_TEMPLATE = 2**20  # maximum characters of a template's source
 CHUNK = 2**20
 SAID = "What is 12 + 34?"
 CHATS = (
@@ -43,17 +43,17 @@ CHATS = (
 )
 CANNOT_RENDER = (
     TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
-)  # what rendering a chat raises where a template does not take it  # fmt: skip
+)  # errors from templates that cannot render a chat  # fmt: skip
 REMEDY = "set chat_template to a Jinja file that works, or use an instruction-tuned model"
 _compile_here = chat_template_utils._cached_compile_jinja_template
 
 
 class TooSlowError(TemplateError):
-    """A template was still at work at the time limit."""
+    """Timeout during template rendering."""
 
 
 class Compiled(Protocol):
-    """The part of a compiled template that transformers uses."""
+    """Compiled template: the part used by transformers."""
 
     @property
     def environment(self) -> jinja2.Environment: ...
@@ -62,36 +62,37 @@ class Compiled(Protocol):
 
 
 class RemoteTemplate:
-    """A template that is rendered in the other process."""
+    """Template rendered in the worker process."""
 
     def __init__(self, source: str) -> None:
         if len(source) > MOST_TEMPLATE:
             raise ValueError(f"it has {len(source):,} characters; at most {MOST_TEMPLATE:,} are read")
         self._source = source
-        _renderer.ask("render", source, None)  # what compiles in time there is parsed in time here
+        # a template that compiles in time in the worker also parses in time in this process
+        _renderer.ask("render", source, None)
 
     @property
     def environment(self) -> jinja2.Environment:
-        """transformers' environment of templates."""
+        """Jinja environment from transformers."""
         environment: jinja2.Environment = _compile_here("").environment
         return environment
 
     def render(self, **variables: object) -> str:
-        """Return the text.
+        """Render the template and return the text.
 
         Raises:
-            TooSlowError: the time is over.
-            TemplateError, ValueError, TypeError, MemoryError: whatever the template raises.
+            TooSlowError: rendering exceeded the timeout.
+            TemplateError, ValueError, TypeError, MemoryError: raised by the template.
         """
         return str(_renderer.ask("render", self._source, variables))
 
 
 def parsed_turn(template: object, text: str, tools: Sequence[object]) -> dict[str, Any]:
-    """Parse a turn's text by the response template of its tokenizer → the message that it is.
+    """Parse a turn's text with the response template of its tokenizer; return the message.
 
     Raises:
-        TooSlowError: the time is over.
-        TemplateError, ValueError, TypeError, MemoryError: whatever transformers raises.
+        TooSlowError: parsing exceeded the timeout.
+        TemplateError, ValueError, TypeError, MemoryError: raised by transformers.
     """
     message = _renderer.ask("parse", template, text, list(tools))
     if not isinstance(message, dict):
@@ -100,7 +101,7 @@ def parsed_turn(template: object, text: str, tools: Sequence[object]) -> dict[st
 
 
 class _Renderer:
-    """The connection to the process, which starts with the first request."""
+    """Client for the worker process, which starts on the first request."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -108,7 +109,7 @@ class _Renderer:
         self._owner = 0
 
     def ask(self, work: str, *asked: object) -> object:
-        """Have something done, by its name there."""
+        """Run a function in the worker, by its name there."""
         request = json.dumps([work, *asked]).encode()
         with self._lock:
             child = self._started()
@@ -116,7 +117,7 @@ class _Renderer:
                 child.socket.sendall(b"%r\n%s\n" % (SECONDS, request))
                 answer: list[Any] = json.loads(_line(child.socket))
             except BaseException:
-                self._end()  # its answer to this request is none to the next one
+                self._end()  # a late response would be taken for the response to the next request
                 raise
         if len(answer) == 1:
             return answer[0]
@@ -144,10 +145,10 @@ _renderer = _Renderer()
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], what: str) -> None:
-    """Render a few chats. Only the first must come out: not every template knows of system messages.
+    """Render test chats to check a chat template. Only the first must succeed, because system messages are optional.
 
     Raises:
-        ValueError: it does not end, fails, or leaves out what the user says.
+        ValueError: the template times out, fails, or leaves out the user's text.
     """
     for number, (asks, chat) in enumerate(itertools.product((True, False), CHATS)):
         try:
@@ -166,7 +167,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], 
 
 @cache
 def _bundled() -> frozenset[str]:
-    """The templates of the models that come with the package."""
+    """Return the templates of bundled models."""
     folder = Path(__file__).parent
     return frozenset(path.read_text(encoding="utf-8") for path in folder.glob("tiny*/chat_template.jinja"))
 
@@ -178,7 +179,7 @@ def _compile_bundled(template: str) -> Compiled:
 
 
 def _compile(template: str) -> Compiled:
-    """Return our own templates compiled, and a stand-in for those of others."""
+    """Compile a bundled template; return a proxy for a third-party template."""
     return _compile_bundled(template) if template in _bundled() else _remote(template)
 
 
@@ -188,10 +189,10 @@ def _remote(template: str) -> RemoteTemplate:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Read one line of the process.
+    """Read one line from the worker.
 
     Raises:
-        RuntimeError: the process has ended.
+        RuntimeError: the worker has exited.
     """
     read = bytearray()
     while not read.endswith(b"\n"):
@@ -203,7 +204,7 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def _error(kind: str, message: str, line: int | None) -> Exception:
-    """The error that the process met, of the same type where that can be raised here."""
+    """Return the worker's error, with the same type if possible."""
     if kind == TooSlowError.__name__:
         return TooSlowError(message)
     found = getattr(jinja2, kind, None) or getattr(jinja2.exceptions, kind, None) or getattr(builtins, kind, None)
@@ -212,4 +213,5 @@ def _error(kind: str, message: str, line: int | None) -> Exception:
     return found(message, line or 1) if issubclass(found, TemplateSyntaxError) else found(message)
 
 
-chat_template_utils._compile_jinja_template = _compile  # type: ignore[assignment]  # a cache of the same signature
+# the replaced function is a cache with the same signature
+chat_template_utils._compile_jinja_template = _compile  # type: ignore[assignment]

@@ -1,10 +1,10 @@
-"""Attention over rows that share what they begin with: each query sees its row's keys, wherever in the batch they lie.
+"""Attention over rows with shared prefixes: each query attends to its row's keys at their places in the batch.
 
-A query's keys are in several places: in its own run, and in the runs before it in its row. Its softmax is put together
-from theirs, with the logarithm of each one's sum: ``o = Σ_i exp(l_i − l) o_i``, ``l = log Σ_i exp(l_i)``; backward, the
-weights of every place follow from ``l`` alone (Dao et al. 2022, "FlashAttention"). Scores are made some queries at a
-time, and again for the gradient, so that nothing grows with the square of a row's length. Where keys are few, each run
-has copies of all that it sees instead (:mod:`marft.models.run_groups`).
+A query's keys are in its own tree node and in earlier nodes of its row. The softmax combines the partial results
+through the logarithms of their sums: ``o = Σ_i exp(l_i − l) o_i``, ``l = log Σ_i exp(l_i)``. In the backward, ``l``
+alone gives the weights of every place (Dao et al. 2022, "FlashAttention"). Scores are computed for a block of queries
+at a time, and recomputed for the gradient. Memory therefore does not grow with the square of the row length. If there
+are few keys, each node gets copies of its visible keys instead (:mod:`marft.models.run_groups`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from marft.models.forest import Forest, Span
 from marft.models.run_groups import GroupedRuns, copied_keys, group_scores
 from marft.models.weighing import Weighing
 
-SCORES = 2**21  # at most, of a block, where that leaves it LEAST queries
-LEAST, MOST = 64, 512  # queries of a block
-COPIES = 4  # keys at most, of which runs have copies, for each token of the batch
-TOGETHER = 2**22  # scores at most, of one head, of runs that attend with copies
+SCORES = 2**21  # maximum scores of a block, if at least LEAST queries fit
+LEAST, MOST = 64, 512  # minimum and maximum queries of a block
+COPIES = 4  # maximum copied keys per token of the batch, for grouped attention
+TOGETHER = 2**22  # maximum scores per head for grouped attention
 
 
 class Piece(NamedTuple):
-    """Queries of the batch that see a span of keys: all of it, or, of their own run, each as far as itself."""
+    """Attention block: queries with a visible key span.
+
+    If ``own`` is true, the keys are those of the queries' own node, and visibility is causal. Otherwise the whole span
+    is visible.
+    """
 
     start: int
     stop: int
@@ -41,19 +45,19 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownKeys:
-    """Keys and values that were computed before, by layer: [S, K, D] each."""
+    """Cached keys and values by layer, [S, K, D] each."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
 
 
 class TreePlan:
-    """Attention of a forest; see :class:`~marft.models.attention.AttentionPlan`.
+    """Attention plan for a prefix tree; see :class:`~marft.models.attention.AttentionPlan`.
 
     Args:
-        known: keys and values that the forest's rows begin with.
-        cache: where a prefill keeps the keys and values of whole rows.
-        slots: of each row.
+        known: cached keys and values of the rows' prefixes.
+        cache: KV cache for the full rows of a prefill.
+        slots: cache slots of each row.
     """
 
     def __init__(
@@ -66,16 +70,17 @@ class TreePlan:
     ) -> None:
         self.forest, self.known, self.cache, self.slots = forest, known, cache, slots
         few = copied_keys(forest) <= COPIES * len(forest.ids) and group_scores(forest) <= TOGETHER
-        self.together = few  # keys: runs attend in groups, with copies of theirs
+        self.together = few  # few keys: nodes attend in groups, with copied keys
         self.grouped: GroupedRuns | None = None
         self.pieces = pieces(forest)
-        self.positions = np.zeros(forest.known + len(forest.ids), np.int64)  # of keys in their rows
+        self.positions = np.zeros(forest.known + len(forest.ids), np.int64)  # position of each key in its rows
         for places in forest.places:
             self.positions[places] = np.arange(len(places))
         self.of_queries, self.of_keys = sent(forest.positions, device), sent(self.positions, device)
         self.whole = sent(np.concatenate(forest.places), device) if cache else None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+        """Attend over the prefix tree; see :class:`~marft.models.attention.AttentionPlan`."""
         if self.known is not None:
             k, v = torch.cat([self.known.keys[layer], k]), torch.cat([self.known.values[layer], v])
         if self.cache is not None and self.slots is not None and self.whole is not None:
@@ -88,9 +93,10 @@ class TreePlan:
         return out
 
     def blocks(self, heads: int, window: int | None) -> Iterator[tuple[slice, slice, bool, Tensor | None]]:
-        """Queries, keys, whether the last keys are the queries themselves, and what is seen, where not all of it is.
+        """Yield blocks: queries, keys, a causal flag, and the visible keys (None: all).
 
-        Own runs come first: each query is in one of their blocks, and later ones add to what it has found there.
+        The causal flag means that the last keys are the queries themselves. Blocks of own nodes come first, so each
+        query has an initial result to which later blocks are added.
         """
         for piece in self.pieces:
             first, last = piece.keys
@@ -110,13 +116,13 @@ class TreePlan:
                 start = stop
 
     def _first_in_window(self, queries: slice, keys: slice, window: int) -> int:
-        """Keys of a span have consecutive positions."""
+        """Return the first key within the window. The keys in a span have consecutive positions."""
         outside = int(self.forest.positions[queries].min() - self.positions[keys.start]) - window + 1
         return int(min(keys.stop, keys.start + max(0, outside)))
 
 
 def pieces(forest: Forest) -> list[Piece]:
-    """Own runs first; then what runs see of others, those that see the same together.
+    """Return the attention blocks: own nodes first, then earlier nodes, merged for adjacent nodes with the same span.
 
     >>> import numpy as np
     >>> rows = [np.array([5, 6, 7, 8]), np.array([5, 6, 9]), np.array([5, 6, 2, 1])]
@@ -138,7 +144,7 @@ def pieces(forest: Forest) -> list[Piece]:
 
 
 class _Attention(torch.autograd.Function):
-    """``q`` [N, H, D], ``k`` and ``v`` [S, K, D] → [N, H, D]; in float32 or better."""
+    """Blockwise attention: ``q`` [N, H, D], ``k`` and ``v`` [S, K, D] → [N, H, D]; in float32 or better."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, weighing: Weighing) -> Tensor:
@@ -184,14 +190,14 @@ class _Attention(torch.autograd.Function):
 
 
 def _by_head(x_NHD: Tensor, key_heads: int = 0, scale: float = 1.0) -> Tensor:
-    """[N, H, D] → [H, N, D], or [K, H/K, N, D] where the query heads of a key head lie together."""
+    """Transpose [N, H, D] to [H, N, D], or to [K, H/K, N, D] with query heads grouped by key head."""
     exact = x_NHD.to(torch.promote_types(x_NHD.dtype, torch.float32)).transpose(0, 1)
     exact = exact.contiguous() if scale == 1.0 else exact * scale
     return exact.contiguous().view(key_heads, -1, *exact.shape[1:]) if key_heads else exact
 
 
 def _scores(q_KGND: Tensor, k_KSD: Tensor, own: bool, seen: Tensor | None) -> Tensor:
-    """[K, G, N, S]; -inf where a query does not see a key."""
+    """Return the scores, [K, G, N, S]; -inf for invisible keys."""
     heads, groups, count, _ = q_KGND.shape
     scores = (q_KGND.flatten(1, 2) @ k_KSD.transpose(1, 2)).view(heads, groups, count, -1)
     if seen is not None:

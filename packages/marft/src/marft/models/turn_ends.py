@@ -1,4 +1,4 @@
-"""What ends a turn: read off the chat template, for not every model ends its turns with its end of text."""
+"""Stop ids derived from the chat template, because some models end turns with other tokens than their EOS token."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ def stop_ids(
     declared: Sequence[int | Sequence[int] | None],
     known: int,
 ) -> tuple[int, ...]:
-    """Tokens that end a turn: the chat template's, which is what a turn that is given, not sampled, ends with; then the
-    tokenizer's end of text and those that the model declares. Nothing else is taken from generation_config.
+    """Return the stop ids for turns: the chat template's end-of-turn token, the EOS token, and declared ids.
+
+    A given (not sampled) turn ends with the first of them. No other setting is read from generation_config.
 
     Args:
-        declared: of config and generation_config.
-        known: how many tokens the model has; a tokenizer may have more.
+        declared: EOS ids from config and generation_config.
+        known: number of tokens in the model's vocabulary; a tokenizer may have more.
 
     Raises:
-        TypeError: what is declared are no ids.
+        TypeError: a declared value is not a token id.
     """
     ids: list[int] = []
     own: int | Sequence[int] | None = tokenizer.eos_token_id
@@ -41,9 +42,10 @@ def stop_ids(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], declared: Sequence[int]) -> int | None:
-    """The token that a chat template puts after what an assistant said; None where it puts none that is one.
+    """Return the special token between an assistant message and the next turn; None without a special token.
 
-    Where it puts nothing there, the next turn's first token ends this one, if the model declares it so.
+    If the template adds no special token, the first token of the next turn ends the turn. The model must declare that
+    token as an EOS token.
     """
     try:
         last, followed = (

@@ -1,4 +1,4 @@
-"""How a layer of attention weighs what a token sees: scale, window, soft cap and sinks."""
+"""Attention settings for a layer: scale, window, soft cap and sinks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-SCORES = 2**24  # at most, that are held at once
+SCORES = 2**24  # maximum number of scores held at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighing:
-    """Scores are ``scale · q kᵀ``, capped, masked, and put through a softmax that may have a sink a head.
+    """Attention settings: scores ``scale · q kᵀ``, soft cap, mask, then softmax with an optional sink per head.
 
     Args:
-        window: how many tokens back a token sees, itself included; None for all.
-        cap: scores become ``cap · tanh(score / cap)`` (Gemma 2: Riviere et al. 2024).
-        sinks: [H] one more score a head, whose share of the softmax goes to nothing (gpt-oss; Xiao et al. 2023).
+        window: number of visible tokens, including the token itself; None for all.
+        cap: soft cap, ``cap · tanh(score / cap)`` (Gemma 2: Riviere et al. 2024).
+        sinks: [H] additional score per head, with a softmax share that contributes no value (gpt-oss; Xiao et al.
+            2023).
     """
 
     scale: float
@@ -28,18 +29,18 @@ class Weighing:
 
     @property
     def plain(self) -> bool:
-        """Whether torch's own attention computes it."""
+        """True if torch's own attention supports the settings."""
         return self.cap is None and self.sinks is None
 
 
 def weigh(
     q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visible_BTS: Tensor, weighing: Weighing, again: bool = False
 ) -> Tensor:
-    """Attention with explicit scores, in float32, some queries at a time → [B, H, T, D].
+    """Compute attention with explicit scores in float32, one block of queries at a time, [B, H, T, D].
 
     Args:
-        visible_BTS: whether a query sees a key; B may be 1. A query sees one key at least.
-        again: make scores once more for the gradient in place of keeping them; so it is where there are many.
+        visible_BTS: whether a query sees a key; B may be 1. Each query sees at least one key.
+        again: recompute the scores for the gradient instead of saving them. Inputs with several blocks always do.
     """
     rows, heads, length, _ = q_BHTD.shape
     step = max(1, SCORES // (rows * heads * k_BKSD.shape[2]))
@@ -55,7 +56,7 @@ def weigh(
 def _weigh(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, weighing: Weighing) -> Tensor:
     rows, heads, length, width = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
-    grouped = q.to(exact).view(rows, k.shape[1], -1, length, width)  # the query heads of one key head together
+    grouped = q.to(exact).view(rows, k.shape[1], -1, length, width)  # query heads of the same key head together
     scores = grouped @ k.to(exact).transpose(-1, -2)[:, :, None] * weighing.scale  # [B, K, H/K, T, S]
     if weighing.cap is not None:
         scores = (scores / weighing.cap).tanh() * weighing.cap

@@ -1,8 +1,8 @@
-"""The residual stream of a half-precision model, kept in float32.
+"""Float32 residual stream for half-precision models.
 
-Every layer adds to the stream. To round the whole of it each time is a good part of what decoding and scoring differ
-by: in bfloat16 a model of 30 layers would round its largest numbers 60 times. What is multiplied with half-precision
-weights is rounded where it enters the product; norms and rotations are computed in float32.
+Every layer adds to the residual stream. Rounding it each time causes a large part of the difference between decoding
+and scoring. In bfloat16, a model with 30 layers would round its largest numbers 60 times. Inputs are rounded where they
+enter a product with half-precision weights. Norms and rotary embeddings are computed in float32.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 
 def widen(decoder: nn.Module, wanted: Callable[[], bool]) -> None:
-    """Have embeddings begin a float32 stream, and everything that multiplies take part of it in its own precision.
+    """Register hooks for a float32 residual stream that starts at the embeddings.
+
+    Modules with weight matrices receive their inputs in their own precision.
 
     Args:
-        wanted: whether to, asked at every forward.
+        wanted: whether to use the float32 stream, evaluated at every forward.
     """
 
     def begin(_: nn.Module, __: object, out: Tensor) -> Tensor:
@@ -33,10 +35,10 @@ def widen(decoder: nn.Module, wanted: Callable[[], bool]) -> None:
 
 
 def _matrix(module: nn.Module) -> Tensor | None:
-    """The weights of a module that has matrices of its own: linear layers, routers, experts."""
+    """Return a module's own weight matrix, if any: linear layer, router or experts."""
     return next((weight for weight in module.parameters(recurse=False) if weight.dim() > 1), None)
 
 
 def _rounded_for(matrix: Tensor | None, x: object) -> object:
-    """``x`` in the precision of what it will be multiplied with."""
+    """Convert ``x`` to the dtype of a matrix."""
     return x.to(matrix.dtype) if matrix is not None and isinstance(x, Tensor) and x.is_floating_point() else x

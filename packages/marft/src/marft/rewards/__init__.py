@@ -1,1 +1,1 @@
-"""Rewards: verifiers of answers, the terms that a recipe composes, judges."""
+"""Rewards: answer verifiers, composable reward terms and judges."""

@@ -1,4 +1,4 @@
-"""How close a text is to a right answer: numbers in it, words that they share. Pure functions."""
+"""Text comparison with a gold answer: numbers, shared words, edit distance. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from marft.agents.answers import bold_in, denied, find_answer, statement_in
 from marft.common.thoughts import outside_thoughts
 
 _GAP = "[ \u00a0\u2009\u202f'’]"
-_WHOLE = (  # as many write it: 1,234 and 12,34,567; 1 234; 1.234.567; 1234
+_WHOLE = (  # common notations: 1,234 and 12,34,567; 1 234; 1.234.567; 1234
     rf"(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])|[0-9]{{1,2}}(?:,[0-9]{{2}})+,[0-9]{{3}}(?![0-9])"
     rf"|[0-9]{{1,3}}(?:{_GAP}[0-9]{{3}})+(?![0-9]))"
 )
@@ -36,7 +36,8 @@ _RAISED = (
 )
 _PLAIN = _NUMBER.replace("?P<dots>", "?:").replace("?P<comma>", "?:")
 _EAST = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"  # letters that numbers may follow
+    # letters that a number may follow directly
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
 )
 _NUMBERS = re.compile(
     rf"(?:(?<![\w.])|(?<=[{_EAST}]))(?P<sign>[-+−–－]?)[$€£¥]?(?P<inner>[-+−]?)"
@@ -48,8 +49,8 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _LETTERS = "".join(
     f"\\p{{{name}}}" for name in ("Han", "Hiragana", "Katakana", "Thai", "Khmer", "Lao", "Myanmar", "Tibetan")
 )
-_SUFFIXED = _LETTERS + r"\p{Hangul}"  # Korean has spaces before its words, and none before its particles
-# between letters a word begins or ends only where one of them is of a script without spaces
+_SUFFIXED = _LETTERS + r"\p{Hangul}"  # Korean has spaces before words, but none before particles
+# between letters, a word boundary exists only next to a script without spaces
 _BEGINS = rf"(?:(?<![^\W_]|[^\W_]_)|(?<=[{_LETTERS}])|(?=[{_LETTERS}]))"
 _ENDS = (
     r"(?:(?![^\W_]|_[^\W_]|[+#]+(?![^\W_]))"
@@ -57,7 +58,7 @@ _ENDS = (
 )
 _UNSPACED = regex.compile(
     rf"[{_LETTERS}]\p{{M}}*|\p{{Hangul}}|[^{_LETTERS}\p{{Hangul}}\s]+"
-)  # a token of scripts without spaces
+)  # a token in scripts without spaces
 _LATEX = (
     (re.compile(r"(?<=[0-9])\s*\\[dtc]?frac"), " \\\\frac"),
     (re.compile(r"\\[dtc]?frac\s*\{\s*(-?[0-9.,]+)\s*\}\s*\{\s*([0-9.,]+)\s*\}"), r"\1/\2"),
@@ -74,10 +75,10 @@ _LATEX = (
 )
 _OF_MORE = re.compile(r"(?:√|\\sqrt\s*\[|\\sqrt\s*(?:\[[^\]]*\])?\s*\{?|±|\\pm|\^\{?|_\{?)\s*$")
 _MORE = re.compile(r"\}?\s*(?:π|\\pi\b|\^|\*\*(?=[0-9({])|!(?!\w)(?=\S)|[²³⁴-⁹]|√|\\sqrt|(?:±|\\pm|\+/-)\s*[0-9.])")
-_CHAIN = re.compile(  # all possessive: of long texts no part is tried again
+_CHAIN = re.compile(  # all quantifiers are possessive, to avoid backtracking in long texts
     r"[\s()$\\.]*+(?:[^\W\d_]{2,}+\s*+){0,2}+(?:[()$\s]*+[-=+−–*/×÷·≈])++[\s($€£¥]*+"
 )
-_BESIDE = re.compile(  # two numbers of which one is the answer, or none
+_BESIDE = re.compile(  # two alternative numbers, of which neither is the answer
     r"\s*+(?:,|;|(?:,\s*+)?\(?(?:or|and|to|oder|bis|und|ou|et|o|y|或者?|到|至)(?:\s+(?:maybe|perhaps|possibly))?|[-–—~/&])\s*[$€£¥]?",
     re.IGNORECASE,
 )
@@ -94,16 +95,16 @@ _SCALED = {
 }  # fmt: skip
 _MINUS = re.compile(r"\b(?:minus|negative)\s+$", re.IGNORECASE)
 _ZERO_IN_FRONT = re.compile(r"[-−+]?0[0-9]")
-_LETTER_BEHIND = regex.compile(rf"_[0-9]|(?![{_SUFFIXED}])[^\W_]")  # of a name
+_LETTER_BEHIND = regex.compile(rf"_[0-9]|(?![{_SUFFIXED}])[^\W_]")  # part of a name
 _UP = str.maketrans("−⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "--+0123456789")
-_KEPT_POINT = re.compile(r"(?<=[0-9])\.(?=[0-9])|(?<![\w.)])[-−](?=\.?[0-9])")  # of numbers
+_KEPT_POINT = re.compile(r"(?<=[0-9])\.(?=[0-9])|(?<![\w.)])[-−](?=\.?[0-9])")  # in numbers
 _ALIKE = str.maketrans("‐‑’‘“”", "--''\"\"") | {0xFF01 + place: 0x21 + place for place in range(94)}
-LONGEST = 400  # characters of a number
+LONGEST = 400  # maximum length of a number, in characters
 _EXACT = Context(prec=2 * LONGEST, traps=[])
 
 
 class Placed(NamedTuple):
-    """A number, and where in a text it begins and ends, its sign and currency included."""
+    """Number found in a text, with its start and end, including sign and currency."""
 
     value: Decimal
     start: int
@@ -111,7 +112,9 @@ class Placed(NamedTuple):
 
 
 def numbers_in(text: str) -> list[Decimal]:
-    """The numbers that a text names, in order: with thousands, exponents, currency signs and as fractions.
+    """Return all numbers in a text, in order.
+
+    Thousands separators, exponents, currency signs and fractions are parsed.
 
     >>> numbers_in("from $1,234.50 to -3, or 1/4 of it")
     [Decimal('1234.50'), Decimal('-3'), Decimal('0.25')]
@@ -122,8 +125,10 @@ def numbers_in(text: str) -> list[Decimal]:
 
 
 def placed_numbers(text: str) -> Iterator[Placed]:
-    """The numbers that a text names, in order, each with where it begins and ends; a whole power is what it
-    comes to. Roots and what is multiplied with π are other numbers."""
+    """Yield the numbers in a text with their positions, in order.
+
+    An integer power is evaluated. Roots and multiples of π are skipped.
+    """
     for match in _NUMBERS.finditer(text):
         value = _decimal(match["number"], match["dots"] or match["comma"])
         raised = match["braced"] or match["exponent"] or match["raised"]
@@ -143,16 +148,18 @@ def placed_numbers(text: str) -> Iterator[Placed]:
 
 
 def _power(base: Decimal, exponent: int) -> Decimal:
-    """Return a power; NaN where it has more digits than any answer."""
+    """Return a power; NaN for more digits than in any answer."""
     if not base.is_finite() or abs(exponent * base.adjusted()) > LONGEST or abs(exponent) > LONGEST:
         return Decimal("NaN")
     return _EXACT.power(base, exponent)
 
 
 def number_stated(text: str) -> Decimal | None:
-    """Return the number that a text gives as its answer: the only one in the last box or tag, or after its last "=";
-    else the first one after "the answer is", what a sum comes to, or the only one in bold; else the last one. None
-    where there is none, or several of which any may be meant ("5 or 6", "between 3 and 5").
+    """Return the number stated as the answer in a text.
+
+    The answer is the only number in the last box or tag, or after its last "=". Otherwise, it is the first number after
+    "the answer is", the result of a sum, or the only number in bold. Otherwise, it is the last number. The result is
+    None without a number, or if the answer is ambiguous ("5 or 6", "between 3 and 5").
 
     >>> number_stated("5 + 3 = 8"), number_stated("5 or 6"), number_stated("The answer is 5 + 3 = 8.")
     (Decimal('8'), None, Decimal('8'))
@@ -168,7 +175,7 @@ def number_stated(text: str) -> Decimal | None:
     numbers = _held_to(text)
     emphasized = bold_in(text) or ""
     bold = list(placed_numbers(emphasized))
-    if len(bold) == 1 and bold[0].start == 0:  # it begins with it
+    if len(bold) == 1 and bold[0].start == 0:  # the bold text begins with the number
         return _value(emphasized, bold[0])
     if len(numbers) > 1 and _BESIDE.fullmatch(text, numbers[-2].end, numbers[-1].start):
         return None
@@ -176,12 +183,12 @@ def number_stated(text: str) -> Decimal | None:
 
 
 def _held_to(text: str) -> list[Placed]:
-    """Return the numbers of a text, without those that it says are not the answer."""
+    """Return the numbers in a text, without explicitly rejected ones."""
     return [placed for placed in placed_numbers(text) if not denied(text, placed.start, placed.end)]
 
 
 def _value(text: str, placed: Placed) -> Decimal:
-    """Return a number of a text, as large as the word after it makes it: 5 million."""
+    """Return a number multiplied by its scale word, for example 5 million."""
     scale = _SCALES.match(text, placed.end)
     if scale is None:
         return placed.value
@@ -189,7 +196,7 @@ def _value(text: str, placed: Placed) -> Decimal:
 
 
 def scaled_numbers(text: str) -> list[Decimal]:
-    r"""Return the numbers that a text names, as large as the words after them make them, also in LaTeX.
+    r"""Return all numbers in a text, multiplied by their scale words, also in LaTeX.
 
     >>> scaled_numbers(r"3\text{ million} or 4k")
     [Decimal('3000000'), Decimal('4000')]
@@ -199,8 +206,10 @@ def scaled_numbers(text: str) -> list[Decimal]:
 
 
 def _only_number(stated: str) -> Decimal | None:
-    """Return the one number in what is marked as an answer; the last one of a chain of equations, where none of them is
-    plainly wrong."""
+    """Return the only number in a marked answer.
+
+    For a chain of equations, this is the last number, unless a side is clearly wrong.
+    """
     sides = _EQUALS.split(stated)
     numbers = list(placed_numbers(sides[-1]))
     if len(numbers) != 1:
@@ -210,7 +219,7 @@ def _only_number(stated: str) -> Decimal | None:
 
 
 def _first_number(statement: str, numbers: list[Placed]) -> Decimal | None:
-    """Return the first number of a statement, or what the sum that begins with it comes to."""
+    """Return the first number in a statement, or the result if a sum begins there."""
     if not numbers:
         return None
     chain = numbers[:1]
@@ -226,13 +235,13 @@ def _first_number(statement: str, numbers: list[Placed]) -> Decimal | None:
 
 
 def _after_equals(statement: str, chain: list[Placed]) -> Decimal | None:
-    """Return the last number of a chain, where an equals sign is before it."""
+    """Return the last number in a chain if an equals sign precedes it."""
     before, last = chain[-2:]
     return _value(statement, last) if _EQUAL_SIGN.search(statement, before.end, last.start) else None
 
 
 def plain_numbers(text: str) -> str:
-    r"""Return a text whose numbers are written without LaTeX, in ASCII digits.
+    r"""Return a text with its numbers in plain ASCII, without LaTeX.
 
     >>> plain_numbers(r"\frac{1}{2} of 1{,}000\% is ４２")
     '1/2 of 1,000% is 42'
@@ -244,14 +253,14 @@ def plain_numbers(text: str) -> str:
 
 
 def _ascii_digits(text: str) -> str:
-    """Return a text with the decimal digits of all scripts as 0 to 9: as many characters."""
+    """Convert decimal digits in every script to 0 to 9, keeping the length."""
     if text.isascii():
         return text
     return "".join(str(digit) if (digit := decimal(sign, None)) is not None else sign for sign in text)
 
 
 def close(right: Decimal, given: Decimal, tolerance: float, relative: float) -> bool:
-    """Whether two numbers are as near as ``tolerance``, or ``relative`` times the right one.
+    """Return True if two numbers differ by at most ``tolerance``, or ``relative`` times the right one.
 
     >>> close(Decimal("0.3"), Decimal("0.4"), tolerance=0.1, relative=0.0)
     True
@@ -261,8 +270,9 @@ def close(right: Decimal, given: Decimal, tolerance: float, relative: float) -> 
 
 
 def words_of(text: str) -> list[str]:
-    """The words that count: without case, punctuation and articles (SQuAD's own normalisation). In scripts that put no
-    spaces between words, each character is one, as in the evaluation of MLQA and KorQuAD.
+    """Return the words of a text without case, punctuation and articles (SQuAD normalization).
+
+    In scripts without spaces between words, each character is a word, as in the evaluation of MLQA and KorQuAD.
 
     >>> words_of("The  Eiffel-Tower!"), words_of("在长城。")
     (['eiffeltower'], ['在', '长', '城'])
@@ -271,7 +281,13 @@ def words_of(text: str) -> list[str]:
 
 
 def plain_words(text: str, *, case: bool, punctuation: bool, articles: bool, accents: bool) -> list[str]:
-    """The words of a text, without what does not count.
+    """Return the words of a text with the selected normalizations.
+
+    Args:
+        case: convert to lower case.
+        punctuation: remove punctuation, except decimal points and minus signs.
+        articles: remove "a", "an" and "the".
+        accents: remove accents.
 
     >>> plain_words("The  Café!", case=True, punctuation=True, articles=True, accents=True)
     ['cafe']
@@ -293,7 +309,9 @@ def plain_words(text: str, *, case: bool, punctuation: bool, articles: bool, acc
 
 
 def token_f1(right: str, given: str) -> float:
-    """The F1 of shared words, from 0 to 1 (Rajpurkar et al. 2016, §6.1). Without any words only nothing is right.
+    """Return the F1 score over shared words, from 0 to 1 (Rajpurkar et al. 2016, §6.1).
+
+    Two texts without words score 1.
 
     >>> token_f1("the Eiffel Tower", "Eiffel tower in Paris")
     0.6666666666666666
@@ -306,9 +324,9 @@ def token_f1(right: str, given: str) -> float:
 
 
 def edits(one: str, other: str) -> int:
-    """How many characters have to be put in, taken out or changed to make one text of the other (Levenshtein 1966).
+    """Return the edit distance between two texts, in characters (Levenshtein 1966).
 
-    Counted in columns of bits (Hyyrö 2003, figure 4): as many steps as ``other`` has characters.
+    It is computed in bit columns (Hyyrö 2003, figure 4), with one step for each character in ``other``.
 
     >>> edits("kitten", "sitting")
     3
@@ -319,7 +337,7 @@ def edits(one: str, other: str) -> int:
     for place, character in enumerate(one):
         places[character] = places.get(character, 0) | 1 << place
     every, last = (1 << len(one)) - 1, 1 << len(one) - 1
-    up, down, count = every, 0, len(one)  # where the column rises by one from a row to the next, and where it falls
+    up, down, count = every, 0, len(one)  # rows where the column rises by one, and where it falls by one
     for character in other:
         equal = places.get(character, 0)
         steady = (((equal & up) + up) ^ up) | equal
@@ -332,7 +350,7 @@ def edits(one: str, other: str) -> int:
 
 
 def similarity(one: str, other: str) -> float:
-    """How alike two texts are: 1 less the edits by the longer one's characters; two empty ones are the same.
+    """Return 1 − edit distance / length of the longer text; two empty texts score 1.
 
     >>> similarity("abcd", "abce"), similarity("", "")
     (0.75, 1.0)
@@ -342,11 +360,12 @@ def similarity(one: str, other: str) -> float:
 
 
 def contains(text: str, part: str, ignore_case: bool = True) -> bool:
-    """Whether a text holds a part as whole words, however spaced; a number as a number of its own, however written.
+    r"""Return True if a text contains a phrase as whole words, with any spacing.
 
-    Where a script puts no spaces between words, they may begin and end anywhere.
+    A number matches in any notation, but not as part of another number. In scripts without spaces between words, a
+    phrase may begin and end anywhere.
 
-    >>> contains("It is  New\\nYork.", "new york"), contains("112", "12"), contains("-42 or 42,000", "42")
+    >>> contains("It is  New\nYork.", "new york"), contains("112", "12"), contains("-42 or 42,000", "42")
     (True, False, False)
     >>> contains("法国的首都是巴黎。", "巴黎"), contains("x=42.", "42")
     (True, True)
@@ -366,7 +385,7 @@ def _is_letter(sign: str) -> bool:
 
 
 def _whole_number(part: str) -> Decimal | None:
-    """Return the number that a text is, and nothing else: one with zeros in front is a name."""
+    """Parse a text with a single number. The result is None for other texts. A text with leading zeros is a name."""
     plain = plain_numbers(part)
     numbers = list(placed_numbers(plain))
     named = _ZERO_IN_FRONT.match(plain) or not re.match(r"[-−+–]?\.?[0-9]", plain)
@@ -382,10 +401,10 @@ def _holds_number(text: str, number: Decimal) -> bool:
 
 
 def _decimal(number: str, in_commas: str | None = None) -> Decimal:
-    """Return the value of a number; NaN where it is too long or too large.
+    """Return the value of a number; NaN if too long or too large.
 
     Args:
-        in_commas: the same where its decimals come after a comma.
+        in_commas: the same text if its decimal separator is a comma.
     """
     if in_commas:
         digits = re.sub(f"[.]|{_GAP}", "", in_commas).replace(",", ".") + number[len(in_commas) :]

@@ -1,4 +1,4 @@
-"""From what the environment paid to what the recipe's terms make of it, each term kept apart for the metrics."""
+"""Reward composition: environment rewards replaced by the recipe's terms, with separate metrics for each term."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from marft.common.types import Episode, Observation, Transition
 from marft.rewards.terms import Term, TermReward, names_of
 
 N = TypeVar("N", bound=np.generic)
-MOST_THREADS = 64  # episodes whose terms run at once, however many are over
+MOST_THREADS = 64  # maximum number of episodes with running terms
 
 
 class RewardComposer:
-    """Gives episodes the rewards that the terms say. Without terms, and where it could not be scored, an episode stays
-    as it is.
+    """Composer for episode rewards from the recipe's terms.
 
-    A term that raises, hangs, gives no finite number, or rewards an agent that is not in the team, fails the episode:
-    it is never a reward of 0.
+    Without terms, or if an episode was not scored, its rewards stay unchanged.
+
+    An episode fails if a term raises, hangs, returns a non-finite number, or rewards an agent outside the team. A
+    failed term is never a reward of 0.
 
     Args:
-        roles: of the team's agents.
-        threads: on which terms run.
-        timeout: seconds that a term may take, where it does not keep time itself.
+        roles: roles of the team's agents.
+        threads: pool of threads for the terms.
+        timeout: seconds for a term without its own timeout.
     """
 
     def __init__(self, terms: Sequence[Term], roles: Sequence[str], threads: LoopThreadPool, timeout: float) -> None:
@@ -60,7 +61,7 @@ class RewardComposer:
             raise EpisodeFailedError("failed", f"reward term {self._names[id(term)]!r} raised {error}") from error
 
     async def _on_a_thread(self, episode: Episode, terms: Sequence[Term]) -> dict[int, Sequence[TermReward]]:
-        """What each term gives, by its identity."""
+        """Return the rewards of each term, by the term's ``id``."""
         scores: dict[int, Sequence[TermReward]] = {}
         if not terms:
             return scores
@@ -84,7 +85,7 @@ class RewardComposer:
 
 
 def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[TermReward]]]) -> Episode:
-    """The episode with the rewards that its terms have given.
+    """Return the episode with the combined rewards of its terms.
 
     Raises:
         EpisodeFailedError: a reward is not finite.
@@ -101,7 +102,11 @@ def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[TermReward]]
 
 
 async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[TermReward]:
-    """What a term gives for each step, in plain values."""
+    """Return a term's reward for each step, validated.
+
+    Raises:
+        EpisodeFailedError: the term returned invalid rewards.
+    """
     scored = term.score(_own(episode))
     given: object = await scored if inspect.isawaitable(scored) else scored
     try:
@@ -114,8 +119,10 @@ async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence
 
 
 def _own(episode: Episode) -> Episode:
-    """Return the episode for one term: what it writes there changes neither what other terms read nor what is learned
-    from. To write into an array of an action raises."""
+    """Return a protected episode copy for a single term.
+
+    Changes by the term affect neither other terms nor the training data. Writing to an array of an action raises.
+    """
     transitions = tuple(
         replace(
             t, agent_rewards=dict(t.agent_rewards), terms=dict(t.terms), observation=_own_observation(t.observation)
@@ -137,7 +144,7 @@ def _own_observation(observation: Observation) -> Observation:
 
 
 def _locked(array: npt.NDArray[N]) -> npt.NDArray[N]:
-    """Return the same numbers, which cannot be written."""
+    """Return a read-only view of an array."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -1,4 +1,4 @@
-"""Grading in processes of its own: an answer that hangs, crashes or eats memory loses only its own grade."""
+"""Math grading in separate processes: an answer that hangs, crashes or exhausts memory only fails its own grading."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ MEMORY_BYTES = 4 * 2**30
 
 
 class GradingError(Exception):
-    """An answer could not be graded. It is not wrong: it leaves the batch and is counted."""
+    """Grading failure. The answer does not count as wrong: its episode leaves the batch and is counted as failed."""
 
 
 class Grader:
-    """A pool of grading processes.
+    """Pool of grading processes.
 
     Args:
         timeout: seconds for one answer.
-        processes: how many answers are graded at once.
+        processes: maximum number of concurrent gradings.
     """
 
     def __init__(self, timeout: float, processes: int | None = None) -> None:
@@ -26,14 +26,14 @@ class Grader:
         self._helpers = Helpers("marft.rewards.grader", processes)
 
     def equal(self, gold: str, written: str, tolerances: Sequence[float] = (), question: str = "") -> bool:
-        """Whether ``written`` states ``gold``; blocks until a process is free. Safe to call from many threads.
+        """Return True if ``written`` states ``gold``. The call blocks until a process is free, and is thread-safe.
 
         Args:
-            tolerances: how far numbers may be from the gold ones.
-            question: what was asked: whether a percentage or a point is.
+            tolerances: maximum differences from the gold numbers.
+            question: the task's question; decides whether a percentage or a point is expected.
 
         Raises:
-            GradingError: it took too long, or the process died of it.
+            GradingError: the grading timed out, or its process crashed.
         """
         asked = {"gold": gold, "written": written, "tolerances": [*tolerances], "question": question}
         try:
@@ -46,12 +46,12 @@ class Grader:
             raise GradingError(f"grading {error}") from error
 
     def close(self) -> None:
-        """End the processes that are not at work."""
+        """Stop the idle processes."""
         self._helpers.close()
 
 
 def _serve() -> None:
-    """Answer questions, each the arguments of ``math_answers.equal``."""
+    """Answer requests with the arguments of ``math_answers.equal``."""
     limit_memory(MEMORY_BYTES)
     from marft.rewards.math_answers import equal
 

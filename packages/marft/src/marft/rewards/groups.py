@@ -1,4 +1,4 @@
-"""Comparing rewards inside groups that are formed from explicit keys (formulas §5)."""
+"""Group normalization of rewards, with groups formed by explicit keys (formulas §5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-EQUAL = 1e-8  # rewards whose range is below this count as equal
+EQUAL = 1e-8  # rewards with a smaller range count as equal
 EPSILON = 1e-8
 
 
@@ -20,17 +20,18 @@ def compare(
     leave_one_out: bool = False,
     costs: Floats | None = None,
 ) -> tuple[Floats, dict[str, float]]:
-    """Return each reward minus its group's mean, over the group's unbiased standard deviation, and group metrics.
+    """Return group-normalized advantages, shape [N], and group metrics.
 
-    A group of one has nothing to be compared with and an all-equal group tells nobody apart: both get 0, and are
-    counted.
+    An advantage is the reward minus its group's mean, divided by the group's unbiased standard deviation. Groups of one
+    and groups with equal rewards have no baseline: they get 0 and are counted.
 
     Args:
-        keys: what group each reward is in; equal keys, one group.
+        rewards: [N].
+        keys: [N], group of each reward; equal keys form one group.
         scale: divide by the standard deviation.
-        leave_one_out: the baseline is the mean of the others (RLOO), nothing is divided.
-        costs: what each reward is less for its KL. Whether a group is all-equal goes by what was earned: scaled up,
-            differences in KL alone would be full-size steps on noise.
+        leave_one_out: the baseline is the mean of the other rewards (RLOO), without division.
+        costs: [N], KL penalties already subtracted from the rewards. Equality within a group is tested before this
+            subtraction. Otherwise, differences in KL alone would be scaled up to full-size steps on noise.
 
     >>> advantages, metrics = compare(np.array([1.0, 0.0, 5.0]), ["a", "a", "b"], scale=False)
     >>> advantages.tolist(), metrics["groups"], metrics["groups_of_one"]
@@ -62,7 +63,7 @@ def compare(
 
 
 def members(keys: Sequence[Hashable]) -> list[list[int]]:
-    """Indices of each group, groups in order of first appearance.
+    """Return the indices in each group, with groups in order of first appearance.
 
     >>> members(["a", "b", "a"])
     [[0, 2], [1]]

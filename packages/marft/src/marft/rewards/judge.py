@@ -1,4 +1,4 @@
-r"""A model behind an endpoint as a judge.
+"""Judge: a model behind an endpoint that grades episodes.
 
 ::
 
@@ -56,24 +56,25 @@ AGAIN = "\n\nThe score was missing. Reply with nothing else."
 
 
 class Judge(Term):
-    """What a model says an episode is worth, from 0 to 1: to the team, or to each of ``agents`` for its own text.
+    """Score from 0 to 1 by a judge model, for the team's answer or for the text of each agent in ``agents``.
 
-    In ``prompt``, ``{task}``, ``{answer}`` and ``{transcript}`` stand for those texts, ``{mark}`` for a word that is in
-    none of them and fences in all that a transcript holds, ``{lowest}`` and ``{highest}`` for the ends of the scale,
-    ``{format}`` for how to give the score. The answer is the last text of an agent that answers.
+    The placeholders of ``prompt`` are ``{task}``, ``{answer}``, ``{transcript}``, ``{mark}``, ``{lowest}``,
+    ``{highest}`` and ``{format}``. ``{mark}`` is a word that occurs in none of the texts and delimits the parts of a
+    transcript. ``{lowest}`` and ``{highest}`` are the ends of the scale. ``{format}`` asks for the format of the score.
+    The answer is the last text of an agent with ``answers``.
     """
 
     own_timeout: ClassVar[bool] = True
-    endpoint: EndpointSettings  # where the judge is reached
-    model: Filled  # its name there
-    prompt: str = PROMPT  # what it is asked; a careful one where none is given
-    agents: Roles = ()  # none: the team, for its answer
-    scale: Annotated[tuple[float, float], Strict(False)] = (0.0, 10.0)  # what means 0, and what means 1
-    pattern: Pattern = ""  # a regular expression whose first group is the score; "": the last line is the number
-    json_field: str = ""  # asks for a JSON object, whose field of this name is the score
-    temperature: NotNegative = 0.0  # of the judge's answer
-    max_new_tokens: Count = 512  # of the judge's answer
-    cache: str = "~/.cache/marft/judge"  # a folder where replies are kept; "": in memory alone
+    endpoint: EndpointSettings  # endpoint of the judge model
+    model: Filled  # model name at the endpoint
+    prompt: str = PROMPT  # prompt of the judge, with placeholders; the default guards against prompt injection
+    agents: Roles = ()  # roles to judge by their own text; empty: the team, by its answer
+    scale: Annotated[tuple[float, float], Strict(False)] = (0.0, 10.0)  # scores that map to 0 and 1
+    pattern: Pattern = ""  # regular expression with the score as its first group; "": the last line is the score
+    json_field: str = ""  # field of a requested JSON object with the score; "": no JSON
+    temperature: NotNegative = 0.0  # sampling temperature of the judge
+    max_new_tokens: Count = 512  # maximum length of a judge reply, in tokens
+    cache: str = "~/.cache/marft/judge"  # folder for cached replies; "": in memory only
 
     _questions: Questions | None = PrivateAttr(default=None)
     _answering: tuple[str, ...] = PrivateAttr(default=())
@@ -99,35 +100,43 @@ class Judge(Term):
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """What is wrong with it in a team of these roles."""
+        """Yield problems with this term in a team with these roles."""
         yield from unknown_roles(self.agents, roles)
 
     def opened(self, answering: Sequence[str]) -> Judge:
-        """Connect to the model that judges."""
+        """Return a copy connected to the judge model.
+
+        Raises:
+            ValueError: the cache folder is not writable.
+        """
         judge, folder = self.model_copy(), _folder(self.cache)
         judge._questions = Questions(Endpoint(self.name, self.endpoint, self.model), folder, self._read)
         judge._answering = tuple(answering)
         return judge
 
     def keep_to(self, name: str, limits: MakeLimits) -> None:
-        """Ask the judge within limits that other processes keep to as well."""
+        """Share the endpoint's request limits with other processes."""
         assert self._questions is not None
         self._questions.endpoint.limits = limits(name, self.endpoint)
 
     def counts(self) -> Mapping[str, float]:
-        """What judging has taken so far: questions, answers from the cache, tokens, cost."""
+        """Return judging totals as metrics: questions, cache hits, requests, unsaved replies, tokens and cost."""
         assert self._questions is not None
         counts = self._questions.counts
         asked = {f"judge/{name}": counts[name] for name in ("questions", "cache_hits", "requests", "not_kept")}
         return asked | as_metrics(self._questions.endpoint.used, "judge/")
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         assert self._questions is not None
         self._questions.endpoint.close()
 
     async def score(self, episode: Episode) -> list[TermReward]:
-        """Ask the judge once for the team, or once for each agent."""
+        """Return the judge's score for the team, or for each agent in ``agents``, at the last step.
+
+        Raises:
+            EpisodeFailedError: the endpoint failed, or its replies have no score.
+        """
         if not self.agents:
             return at_the_end(episode, await self._judge(episode, _answer(episode.actions, self._answering)))
         texts = {role: text for role in self.agents if (text := _own_text(episode.actions, role)) is not None}
@@ -151,7 +160,8 @@ class Judge(Term):
             "highest": f"{high:g}",
             "format": AS_JSON.format(field=self.json_field) if self.json_field else AS_NUMBER,
         }
-        return PLACEHOLDER.sub(lambda found: words[found[1]], self.prompt)  # one pass: braces in texts stay as they are
+        # a single pass leaves braces in the texts unchanged
+        return PLACEHOLDER.sub(lambda found: words[found[1]], self.prompt)
 
     def _body(self, question: str) -> dict[str, object]:
         fields: dict[str, object] = {"temperature": self.temperature, "max_tokens": self.max_new_tokens}
@@ -165,12 +175,12 @@ class Judge(Term):
 
 
 def _answer(actions: Sequence[Action], answering: Sequence[str]) -> str:
-    """The team's answer: the last text of an agent that answers, without its thoughts."""
+    """Return the team's answer without reasoning: the last text of an answering agent."""
     return next((_spoken(action) for action in reversed(actions) if action.agent in answering), "")
 
 
 def _own_text(actions: Sequence[Action], role: str) -> str | None:
-    """All that an agent has said, without its thoughts; None where it never acted."""
+    """Return an agent's texts without reasoning. The result is None if the agent never acted."""
     said = [_spoken(action) for action in actions if action.agent == role]
     return "\n\n".join(said) if said else None
 
@@ -180,7 +190,10 @@ def _spoken(action: Action) -> str:
 
 
 def _said(episode: Episode) -> Iterator[tuple[str, str]]:
-    """Who said what, in order; what an agent said on the way to its text, and the tools that it used, before that."""
+    """Yield each message with its author, in order.
+
+    Intermediate texts and tool calls of an action come before its text.
+    """
     for step, transition in enumerate(episode.transitions):
         yield "environment", transition.observation.whole
         for action in episode.actions:

@@ -1,6 +1,6 @@
-"""Whether two mathematical answers are equal, as mathematics: math-verify decides, never a comparison of strings.
+"""Mathematical equivalence between answers, decided by math-verify instead of string comparison.
 
-Runs in the grader's own process (:mod:`marft.rewards.grader`); nothing here guards against answers that take forever.
+The code runs in the grader's own process (:mod:`marft.rewards.grader`) and has no timeouts.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from marft.rewards.math_forms import (
     without_words,
 )  # fmt: skip
 
-LONGEST = 5000  # characters of an answer; math-verify takes minutes for more, and no right one has so many
-SLACK = 1.01  # of a tolerance, as OlympiadBench's judge has it
-ROUNDED = 0.005  # of a decimal that a chain of equations ends with
+LONGEST = 5000  # maximum answer length in characters; longer answers are never right and take math-verify minutes
+SLACK = 1.01  # factor on tolerances, as in OlympiadBench's judge
+ROUNDED = 0.005  # relative tolerance for a decimal at the end of a chain of equations
 _SENTENCE_END = re.compile(r"\.\s|\n\n|\n(?!.*\\end\{)", re.DOTALL)
 _FORMULAS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _EQUALS = re.compile(r"(?<![<>!\\])=(?!=)")
@@ -61,10 +61,11 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def equal(gold: str, written: str, tolerances: Sequence[float] = (), question: str = "") -> bool:
-    r"""Whether what was written states the gold answer.
+    r"""Return True if the written text states the gold answer.
 
-    The answer is looked for in the last ``\boxed{}`` (or ``<answer>`` tag), else after the last "the answer is" or
-    ``####``, else in the last formula, else in what is bold, else wherever math-verify finds one in the last line.
+    The answer is read from the last ``\boxed{}`` (or ``<answer>`` tag). Otherwise, it follows the last "the answer is"
+    or ``####``. Otherwise, it is the last formula, or the bold text, or anything that math-verify finds in the last
+    line.
 
     >>> equal(r"\frac{1}{2}", "The answer is 0.5."), equal("0.5", r"\boxed{50}"), equal("(2,3)", r"\boxed{\{2,3\}}")
     (True, False, False)
@@ -72,9 +73,9 @@ def equal(gold: str, written: str, tolerances: Sequence[float] = (), question: s
     (False, True)
 
     Args:
-        tolerances: how far a number may be from the gold one; of several answers, one for each, or one for all.
-        question: what was asked: where it asks for a percentage, 7 % is 7; where it asks for a point, (0, 1) is no
-            interval.
+        tolerances: maximum differences from the gold numbers; for several answers, one for each or one for all.
+        question: the task's question. If it asks for a percentage, 7 % equals 7. If it asks for a point, (0, 1) is not
+            an interval.
     """
     expected, stated = _formula(gold), _statement(written)
     if not stated.strip("$") or len(stated) > LONGEST or (is_endless(stated) and not is_endless(expected)):
@@ -95,7 +96,7 @@ def _exactly(expected: str, stated: str, question: str = "") -> bool:
     if brackets(expected) == "(" and not brackets(stated) and len(elements(stated)) > 1:
         if is_interval(expected) or (is_open_interval(expected) and asks_for_interval(question)):
             return False
-        stated = f"$({stated.strip('$')})$"  # a list without brackets stands for a pair in its order
+        stated = f"$({stated.strip('$')})$"  # a list without brackets counts as an ordered pair
     stated = without_base(stated, expected, question)
     told = told_apart(expected, stated)
     if told is not None:
@@ -118,8 +119,10 @@ def _same(expected: str, stated: str, relations: bool) -> bool:
 
 
 def _union(formula: str) -> tuple[Set, set[Basic]] | None:
-    """Return the real numbers that an interval, inequalities joined by "or", or a union of them stand for, and the
-    variables in them; None for anything else."""
+    """Return the set of real numbers in an answer, with its variables.
+
+    Supported are an interval, inequalities joined by "or", and unions. The result is None for anything else.
+    """
     if not _OF_SETS.search(formula):
         return None
     parts = filter(str.strip, _OR.split(formula.strip("$")))
@@ -137,8 +140,10 @@ def _union(formula: str) -> tuple[Set, set[Basic]] | None:
 
 
 def _last_side(stated: str, expected: str) -> str:
-    """Return what a chain of equations comes to, where all its sides are numbers; nothing where two of them differ.
-    What else has an equals sign stays as it is."""
+    """Return the result of a chain of equations between numbers; "" if two sides differ.
+
+    Other formulas with an equals sign are returned unchanged.
+    """
     sides = _EQUALS.split(stated.strip("$"))
     known = [(value, "." in side) for side in sides if (value := _number(side)) is not None]
     for (one, rounded), (other, also) in pairwise(known):
@@ -148,8 +153,10 @@ def _last_side(stated: str, expected: str) -> str:
 
 
 def _near(expected: str, stated: str, tolerances: Sequence[float]) -> bool:
-    """Whether each of the gold answers has one of its own among those stated that is near it, as OlympiadBench's own
-    judge has it."""
+    """Return True if each gold answer matches a different stated answer within tolerance.
+
+    The rule is that of OlympiadBench's judge.
+    """
     rights, givens = (_each_sign(elements(formula)) for formula in (expected, stated))
     if len(rights) != len(givens):
         return False
@@ -163,7 +170,7 @@ def _near(expected: str, stated: str, tolerances: Sequence[float]) -> bool:
 
 
 def _each_sign(found: Sequence[str]) -> list[str]:
-    """Both answers of each that is written with ±."""
+    """Split each answer with ± into two."""
     return [one.replace("\\pm", sign) for one in found for sign in ("+-" if "\\pm" in one else "+")]
 
 
@@ -175,7 +182,7 @@ def _as_near(right: str, given: str, tolerance: float) -> bool:
 
 
 def _number(formula: str) -> float | None:
-    """Return the value of a formula as a float; None if it is not a real number."""
+    """Evaluate a formula to a float. The result is None if the value is not a real number."""
     parsed = _parse(f"${formula}$")
     found = parsed[0] if parsed else None
     if isinstance(found, Eq):
@@ -184,12 +191,12 @@ def _number(formula: str) -> float | None:
 
 
 def _statement(text: str) -> str:
-    """The part of a text that states its answer, as one formula; "" where none does."""
+    """Extract the stated answer from a text, in a single formula; "" without an answer."""
     text = outside_thoughts(text)
     found = find_answer(text)
     if found is not None:
         return _formula(found) if found else ""
-    text = text.replace("\\$", "")  # a currency sign, not the end of a formula
+    text = text.replace("\\$", "")  # a currency sign instead of the end of a formula
     rest = rest_stated(text)
     if rest is not None:
         text = without_aside(_REPLACED.sub("", _first_sentence(rest)))
@@ -219,18 +226,18 @@ def _last_number(text: str) -> list[re.Match[str]]:
 
 
 def _takes_back(text: str, last: Sequence[re.Match[str]]) -> bool:
-    """Return whether a text says that the last thing in it is not the answer."""
+    """Return True if a text rejects its last number or formula."""
     return any(denied(text, *match.span()) for match in last)
 
 
 def _formula(answer: str) -> str:
-    """An answer between dollars, without what is no mathematics: currency signs, a full stop, an approximation."""
+    """Return an answer between dollar signs, without currency signs, a full stop or an approximation."""
     exact, _, rounded = plain_formula(answer).partition("\\approx")
     return f"${(exact.strip() or rounded.strip()).removesuffix('.').strip()}$"
 
 
 def _first_sentence(text: str) -> str:
-    """Up to a full stop or a line's end; the lines of a matrix stay together."""
+    """Return the text up to a full stop or line end, without splitting a matrix."""
     end = _SENTENCE_END.search(text)
     return text[: end.start()] if end else text
 
@@ -241,7 +248,7 @@ def _parse(text: str) -> list[object]:
 
 
 def _in_fractions(parsed: object) -> object:
-    """Return an expression with decimals as the fractions that they are: 0.5 is 1/2, and 0.333 is not 1/3."""
+    """Convert decimals in an expression to exact fractions: 0.5 → 1/2, and 0.333 stays different from 1/3."""
     if not isinstance(parsed, Basic | MatrixBase):
         return parsed
     decimals = parsed.atoms(Float)

@@ -1,5 +1,7 @@
-r"""What tells two mathematical answers apart that math-verify takes for one: it drops units and bases, takes a list for
-the set of what is in it, and lets a pair equal a set. Pure functions of formulas between dollars."""
+"""Math notation that math-verify ignores: units, number bases, and the difference between lists, sets and pairs.
+
+Pure functions of formulas between dollar signs.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from unicodedata import normalize
 from marft.rewards.quantities import quantities_in
 from marft.rewards.units import Unit, unit_of
 
-MOST_DIGITS = 4  # of an exponent that is worked out
-DEEPEST = 40  # brackets inside one another
+MOST_DIGITS = 4  # maximum number of digits in an evaluated exponent
+DEEPEST = 40  # maximum nesting of brackets
 _POWER = re.compile(r"(?<=\^\{)(\d{1,9})\^(?:\{(\d{1,9})\}|(\d))(?=\})")  # in an exponent
 _LARGE = re.compile(rf"\^(?:\{{[-+]?)?\d{{{MOST_DIGITS + 1}}}|(?<![.\d])\d{{{MOST_DIGITS + 1},}}!")
 _RECURRING = re.compile(r"(?<!\d)(\d{1,9})\.(\d{0,9})\\(?:overline|bar|dot)\s*\{?(\d{1,9})\}?")
@@ -23,7 +25,7 @@ _NUMBER = re.compile(r"\$\s*-?[\d.,]+\s*\$")
 _WORDED = re.compile(r"\d.*?\\(?:text|mbox|mathrm|textrm|rm)\s*\{([^{}]{1,60})\}\s*(?:\^\s*\{?(\d)\}?)?\$$", re.DOTALL)
 _BARE = re.compile(r"\$-?[\d.,/]+\s+([A-Za-z][A-Za-z/ ]{0,30})(?:\^\s*\{?(\d)\}?)?\$")
 _SCALE = re.compile(r"\d\s*(?:\\text\{\s*)?(?:thousand|million|billion|trillion|hundred|dozen)\b", re.IGNORECASE)
-NEAR = Fraction(1, 10**6)  # of a value in another unit
+NEAR = Fraction(1, 10**6)  # relative tolerance for a value in another unit
 _GROUPS = re.compile(
     r"(?<![\d.,])\d{1,3}"
     r"(?:(?:(?:\{,\}|\\[,!;: ]|\\(?:thin|med)?space\s*|[~_ \u00a0\u2009\u202f])\d{3})+|(?:\.\d{3}){2,})(?!\d)"
@@ -40,7 +42,7 @@ _PYTHON_ROOT = re.compile(r"(?<![\\A-Za-z_])sqrt\(([^()]*)\)")
 _WORDED_NUMBER = re.compile(r"\\(?:text|mbox|mathrm)\s*\{\s*([\d.,]+)\s+([A-Za-z][A-Za-z ]*?)\s*\}")
 _OUTWARD = re.compile(r"([\[\](])\s*([^\[\]()]+,[^\[\]()]+?)\s*([\[\])])")  # ]0,1[ is open on both sides
 _LONE_RELATION = re.compile(r"\$\s*(?:[<>≤≥]|\\(?:le|ge|leq|geq|lt|gt|leqslant|geqslant)\b)")
-_HELD = re.compile(r"\\\{\s*(?!\\\})\S")  # a set with something in it
+_HELD = re.compile(r"\\\{\s*(?!\\\})\S")  # a non-empty set
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*\\in\s*(?=[(\[{\\])")
 _PERCENT = re.compile(
     r"\s*(?:\\?%|\\(?:text|mbox|mathrm)\s*\{\s*(?:\\?%|per\s?cent)\s*\}|\bper\s?cent\b)", re.IGNORECASE
@@ -105,7 +107,7 @@ _ASKS_PAIR = re.compile(
 
 
 def plain_formula(answer: str) -> str:
-    r"""Return an answer in LaTeX's own signs: without Markdown, dollars and gaps between thousands.
+    r"""Return an answer in LaTeX notation, without Markdown, dollar signs and thousands separators.
 
     >>> plain_formula("**1 000 000**"), plain_formula(r"\[x \in (0,1)\]"), plain_formula("2√3")
     ('1000000', '(0,1)', '2\\sqrt{3}')
@@ -126,7 +128,7 @@ def plain_formula(answer: str) -> str:
 
 
 def _facing_inward(answer: str) -> str:
-    """Return an interval with round brackets in the place of square ones that face outward."""
+    """Return an interval with outward square brackets replaced by round ones."""
     found = _OUTWARD.fullmatch(answer)
     if found is None:
         return answer
@@ -134,21 +136,23 @@ def _facing_inward(answer: str) -> str:
 
 
 def _as_written_fraction(sign: re.Match[str]) -> str:
-    """Return a sign such as ⅓ as a fraction in LaTeX."""
+    """Return the LaTeX fraction for a sign like ⅓."""
     over, _, under = normalize("NFKC", sign[0]).partition("⁄")
     return rf"\frac{{{over}}}{{{under}}}"
 
 
 def _as_fraction(decimal: re.Match[str]) -> str:
-    """Return a recurring decimal as a fraction: 0.1666… is 15/90."""
+    """Convert a recurring decimal to a fraction: 0.1666… → 15/90."""
     whole, fixed, again = decimal.groups()
     top = int(whole + fixed + again) - int(whole + fixed)
     return rf"\frac{{{top}}}{{{(10 ** len(again) - 1) * 10 ** len(fixed)}}}"
 
 
 def is_endless(formula: str) -> bool:
-    """Return whether a formula is plainly too much to work out: nested deeper than any answer, to a power of over
-    ``MOST_DIGITS`` digits, or the factorial of such a number.
+    """Return True if a formula is too large to evaluate.
+
+    It is too large if it is nested deeper than ``DEEPEST``, or has an exponent or factorial of more than
+    ``MOST_DIGITS`` digits.
 
     >>> is_endless("$9^{9^{9^{9}}}$"), is_endless("$2^{2023}$"), is_endless("$2^{2^{2}}$")
     (True, False, False)
@@ -164,14 +168,16 @@ def is_endless(formula: str) -> bool:
 
 
 def _worked_out(power: re.Match[str]) -> str:
-    """Return what a power in an exponent comes to; its digits are what counts where it is large."""
+    """Evaluate a power in an exponent. For a large power, only the number of digits matters."""
     base, exponent = int(power[1]), int(power[2] or power[3])
     small = exponent * len(power[1]) <= 3 * MOST_DIGITS
     return str(base**exponent) if small else "9" * (MOST_DIGITS + 1)
 
 
 def same_nothing(expected: str, stated: str) -> bool | None:
-    r"""Return whether two answers say that there is none in the same way; None where neither says so.
+    r"""Return True if both answers deny a solution in the same way.
+
+    The result is False if they differ, and None if neither answer denies a solution.
 
     >>> same_nothing(r"$\text{no solution}$", r"$\emptyset$"), same_nothing("$0$", r"$\{\}$"), same_nothing("1", "1")
     (True, False, None)
@@ -181,13 +187,13 @@ def same_nothing(expected: str, stated: str) -> bool | None:
 
 
 def _nothing(words: str) -> frozenset[str] | None:
-    """Return the way in which words say that there is no answer; None where they do not."""
+    """Return the kind of denial in a text. The result is None without a denial."""
     known = _NOTHINGS[0] if _NO_SOLUTION.fullmatch(words) else None
     return known or next((way for way in _NOTHINGS if words in way), None)
 
 
 def _bare_words(formula: str) -> str:
-    """Return the letters of what is words alone; "0" for what is not."""
+    """Return the letters in a purely verbal formula; otherwise "0"."""
     if _HELD.search(formula):
         return "0"
     plain = _WORDS_ALONE.sub(r"\1", formula.strip("$ ")).replace("\\", "").strip(" .!")
@@ -195,7 +201,7 @@ def _bare_words(formula: str) -> str:
 
 
 def without_percent(formula: str) -> tuple[str, bool]:
-    r"""Return a formula without percent signs, and whether it had one.
+    r"""Return a formula without percent signs, and True if a sign was removed.
 
     >>> without_percent(r"$7\%$"), without_percent("$7$")
     (('$7$', True), ('$7$', False))
@@ -205,7 +211,7 @@ def without_percent(formula: str) -> tuple[str, bool]:
 
 
 def without_words(formula: str) -> str:
-    """Return a number without the words behind it that say what is counted.
+    """Return a number without the counted noun behind it.
 
     >>> without_words("$18 dollars$"), without_words("$18 million$"), without_words("$2 pi$")
     ('$18$', '$18 million$', '$2 pi$')
@@ -217,7 +223,7 @@ def without_words(formula: str) -> str:
 
 
 def asks_for_percentage(question: str) -> bool:
-    """Return whether a question asks for a percentage; one that only gives some does not.
+    """Return True if a question asks for a percentage, instead of only giving one.
 
     >>> asks_for_percentage("What percent of 8 is 2?"), asks_for_percentage("What is 20 percent of 8, or 20% of it?")
     (True, False)
@@ -226,17 +232,17 @@ def asks_for_percentage(question: str) -> bool:
 
 
 def asks_for_pair(question: str) -> bool:
-    """Return whether a question asks for points or pairs, which look like open intervals."""
+    """Return True if a question asks for points or pairs, which look like open intervals."""
     return _ASKS_PAIR.search(question) is not None
 
 
 def asks_for_interval(question: str) -> bool:
-    """Return whether a question asks for an interval, which a list of two numbers is not."""
+    """Return True if a question asks for an interval, which excludes a list with two numbers."""
     return _ASKS_INTERVAL.search(question) is not None
 
 
 def is_open_interval(formula: str) -> bool:
-    """Return whether a formula may be an open interval: two numbers in round brackets, the smaller one first."""
+    """Return True for a possible open interval: two numbers in round brackets, the smaller one first."""
     found = re.fullmatch(r"\((-?[\d.]+),(-?[\d.]+)\)", _SPACING.sub("", formula))
     try:
         return found is not None and Fraction(found[1]) < Fraction(found[2])
@@ -245,7 +251,9 @@ def is_open_interval(formula: str) -> bool:
 
 
 def told_apart(expected: str, stated: str) -> bool | None:
-    r"""Whether two answers differ in what math-verify does not look at; None where it is to be asked.
+    r"""Return True if two answers differ in notation that math-verify ignores.
+
+    False means that they are equal. None means that math-verify has to decide.
 
     >>> told_apart("$-1,3,3$", "$-1,3$"), told_apart("$101_2$", "$101_{2}$"), told_apart("$(1,2)$", r"$\{1,2\}$")
     (True, False, True)
@@ -261,7 +269,7 @@ def told_apart(expected: str, stated: str) -> bool | None:
     ):
         return True
     one, other = (_BASE.fullmatch(_SPACING.sub("", formula)) for formula in (expected, stated))
-    if one and other:  # the base is what was asked for: the same number in another one is no answer
+    if one and other:  # the question asks for this base, so the same number in another base is wrong
         return one.groups() != other.groups()
     if other and _NUMBER.fullmatch(expected):
         return True
@@ -274,7 +282,7 @@ def told_apart(expected: str, stated: str) -> bool | None:
 
 
 def without_base(stated: str, expected: str, question: str) -> str:
-    """Return a number without its base, where the right one has none and the question speaks of bases.
+    """Return a number without its base, if the gold answer has no base and the question mentions bases.
 
     >>> without_base("$18_2$", "$18$", "Write it in base 2."), without_base("$18_2$", "$18$", "")
     ('$18$', '$18_2$')
@@ -284,13 +292,13 @@ def without_base(stated: str, expected: str, question: str) -> str:
 
 
 def brackets(formula: str) -> str:
-    """``"("`` for what is written as a pair, point or open interval, ``"{"`` for a set, else nothing."""
+    """Return ``"("`` for a pair, point or open interval, ``"{"`` for a set, else ``""``."""
     plain = _SPACING.sub("", formula).replace("\\{", "{").replace("\\}", "}")
     return plain[0] if plain[:1] + plain[-1:] in ("()", "{}") else ""
 
 
 def is_interval(formula: str) -> bool:
-    r"""Whether a formula can be nothing but intervals: one has a square bracket, or ends nowhere.
+    r"""Return True if a formula can only be intervals, with a square bracket or an infinite end.
 
     >>> is_interval(r"$[1,2)$"), is_interval(r"$(5,\infty)$"), is_interval("$(1,2)$")
     (True, True, False)
@@ -300,7 +308,7 @@ def is_interval(formula: str) -> bool:
 
 
 def elements(formula: str) -> list[str]:
-    """What a list without brackets holds; commas at thousands part nothing.
+    """Split a list without brackets into its elements; thousands separators do not split.
 
     >>> elements("$-1, (2,3)$"), elements("$1,234$")
     (['-1', '(2,3)'], ['1234'])
@@ -316,7 +324,7 @@ def elements(formula: str) -> list[str]:
 
 
 def _repeated(formula: str) -> int:
-    """How many more elements a list without brackets has than different ones.
+    """Return the number of duplicate elements in a list without brackets.
 
     >>> _repeated("$-1,3,3$"), _repeated("$(1,1)$")
     (1, 0)
@@ -326,13 +334,13 @@ def _repeated(formula: str) -> int:
 
 
 def _unit(formula: str) -> Unit | None:
-    """The unit that a formula ends with; None where it ends with none that is known."""
+    """Return the unit at the end of a formula. The result is None without a known unit."""
     found = _WORDED.search(formula) or _BARE.fullmatch(formula)
     return unit_of(found[1].strip() + (found[2] or "")) if found else None
 
 
 def _same_quantity(expected: str, stated: str) -> bool:
-    """Whether two numbers with units are as much, where each formula is one."""
+    """Return True if two formulas with a single quantity each have equal values."""
     right, given = quantities_in(expected), quantities_in(stated)
     comparable = len(right) == len(given) == 1 and right[0].unit.dimensions == given[0].unit.dimensions
     return comparable and abs(right[0].in_base_units - given[0].in_base_units) <= NEAR * abs(right[0].in_base_units)

@@ -1,4 +1,4 @@
-"""Questions to an endpoint whose answers are kept: the same one is never paid for twice."""
+"""Score cache for endpoint requests: an equal request is never paid for twice."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from marft.common.errors import EpisodeFailedError
 from marft.common.thoughts import outside_thoughts
 from marft.inference.endpoints.client import Endpoint
 
-MOST_IN_MEMORY = 100_000  # scores; the oldest are forgotten first
+MOST_IN_MEMORY = 100_000  # maximum number of scores in memory; the oldest are dropped first
 
 
 class Questions:
-    """Asks for scores and remembers the answers, in memory and in a folder. Equal questions at a time are asked once.
+    """Scorer with a reply cache in memory and in a folder. Equal concurrent requests are sent once.
 
     Args:
-        folder: where answers are kept, one JSON file each; None keeps them in memory alone, as does a folder that
-            cannot be read or written (``counts["not_kept"]``): what has been paid for is never lost to that.
-        read: from an answer to its score; None where it has none: such an answer is not kept.
+        folder: folder of the replies, one JSON file each; None caches in memory only. A folder that cannot be read or
+            written has the same effect (``counts["not_kept"]``), so no paid reply is lost.
+        read: returns the score of a reply, or None without one; such a reply is not cached.
     """
 
     def __init__(self, endpoint: Endpoint, folder: Path | None, read: Callable[[str], float | None]) -> None:
@@ -33,13 +33,13 @@ class Questions:
         self._pending: dict[str, asyncio.Task[float]] = {}
 
     async def ask(self, wordings: Sequence[Mapping[str, object]]) -> float:
-        """The score that a question is answered with. May be awaited on any event loop.
+        """Return the score for a request. The call can be awaited on any event loop.
 
         Args:
-            wordings: request bodies: the question, and how it is put again where the answer has no score.
+            wordings: request bodies: the question, then rephrased ones for replies without a score.
 
         Raises:
-            EpisodeFailedError: the endpoint fails, or no answer has a score.
+            EpisodeFailedError: the endpoint fails, or no reply has a score.
         """
         return await self.endpoint.run(self._ask, wordings)
 
@@ -55,18 +55,18 @@ class Questions:
         if pending is None:
             pending = self._pending[name] = asyncio.create_task(self._find_out(name, wordings))
             pending.add_done_callback(lambda task: self._found_out(name, task))
-        return await asyncio.shield(pending)  # whoever is cancelled leaves it to the others that wait
+        return await asyncio.shield(pending)  # cancellation of one caller must not cancel the request for the others
 
     def _found_out(self, name: str, task: asyncio.Task[float]) -> None:
         del self._pending[name]
         if not task.cancelled():
-            task.exception()  # has been heard, also where everybody who waited was cancelled
+            task.exception()  # marks the exception as retrieved, even if all callers were cancelled
 
     async def _find_out(self, name: str, wordings: Sequence[Mapping[str, object]]) -> float:
         for body in wordings:
             answer = await self.endpoint.ask_here(body)
             self.counts["requests"] += 1
-            cut = answer.finish == "length"  # whatever number it ends with is no score
+            cut = answer.finish == "length"  # a number at the end of a truncated reply is not a score
             score = None if cut else self.read(outside_thoughts(answer.text))
             if score is not None:
                 self._keep(name, score, answer.text)
@@ -90,7 +90,7 @@ class Questions:
             KeyError,
             TypeError,
             RecursionError,
-        ):  # not there, or damaged: asked, and written anew
+        ):  # missing or damaged: request again and overwrite
             return None
         if score is not None:
             self._remember(name, score)
@@ -113,7 +113,7 @@ class Questions:
 
 
 def digest(url: str, body: Mapping[str, object]) -> str:
-    """The name of a question: the same for the same request to the same endpoint alone."""
+    """Return an endpoint request's digest, used for its cache key."""
     return hashlib.sha256(json.dumps([url, body], sort_keys=True).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""From what a judge replies to a score from 0 to 1."""
+"""Score parsing: judge replies → scores from 0 to 1."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import string
 
 from marft.config.patterns import last_group
 
-MARKS = "*_`~$"  # of markdown, around a number
+MARKS = "*_`~$"  # Markdown characters around a number
 NUMBER = rf"[{MARKS}]*+([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[{MARKS}]*+"
 ALONE = re.compile(rf"[#>\s]*+{NUMBER}(?:\s*(?:/|\bout\s+of\b|\bof\b)\s*{NUMBER})?\s*\.?", re.IGNORECASE)
 
 
 def read_score(reply: str, scale: tuple[float, float], pattern: str = "", json_field: str = "") -> float | None:
-    """The score in a reply, from 0 to 1; None where there is none on the scale, or where it is not plain which it is.
+    r"""Return the score in a reply, from 0 to 1; None if missing, outside the scale or ambiguous.
 
     Args:
         scale: the numbers that mean 0 and 1.
-        pattern: the first group of its last match (or all of it) is the number; "": the last line is the number,
-            alone or with the highest one behind it: "7", "**7**", "7/10", "7 out of 10".
-        json_field: the number is this field of a JSON object in the reply.
+        pattern: regular expression; the first group of its last match (or the whole match) is the number. "": the last
+            line is the number, alone or with the highest score after it, such as "7", "**7**", "7/10" or "7 out of 10".
+        json_field: field of a JSON object in the reply that holds the number.
 
     Raises:
-        EpisodeFailedError: the pattern searches for too long.
+        EpisodeFailedError: the pattern search timed out.
 
-    >>> read_score("Clear, but wrong in the end.\\n3 out of 10", (0, 10))
+    >>> read_score("Clear, but wrong in the end.\n3 out of 10", (0, 10))
     0.3
     >>> read_score('{"score": 7}', (0, 10), json_field="score")
     0.7
@@ -39,7 +39,7 @@ def read_score(reply: str, scale: tuple[float, float], pattern: str = "", json_f
 
 
 def _alone(reply: str, highest: float) -> float | None:
-    """The number that the last line consists of."""
+    """Return the number on the last line. The result is None if the line has other content."""
     said = ALONE.fullmatch(reply.rstrip(MARKS + string.whitespace).rpartition("\n")[2])
     if said is None or (said[2] is not None and float(said[2]) != highest):
         return None

@@ -1,6 +1,6 @@
-"""Rewards that credit is assigned from: the mixture of team and own rewards, shaping, the price of length.
+"""Reward shaping before credit assignment: mixture of team and own rewards, progress shaping and length penalties.
 
-A function that changes rewards returns new episodes; nothing else of them changes.
+Functions that change rewards return new episodes and leave everything else unchanged.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def rewards_for_credit(
     episodes: Sequence[Episode], settings: RewardSettings, limits: Mapping[str, int]
 ) -> list[Episode]:
-    """The episodes with the rewards that credit is assigned from: shaped, mixed, and then priced.
+    """Return episodes with the rewards for credit assignment: shaped, mixed, then penalized for length.
 
     Args:
-        limits: ``max_new_tokens`` of the agents that are trained.
+        limits: ``max_new_tokens`` of the trained agents, by role.
     """
     rewarded = list(episodes)
     if settings.shaping != "none":
@@ -38,13 +38,13 @@ def rewards_for_credit(
 
 
 def priced_lengths(run: RunSettings) -> dict[str, int]:
-    """Return ``max_new_tokens`` by role, of the agents that are trained: the length of a frozen agent costs nothing."""
+    """Return ``max_new_tokens`` of the trained agents, by role; frozen agents have no length penalty."""
     trained = run.trained_policies
     return {agent.role: agent.sampling.max_new_tokens for agent in run.agents if agent.policy in trained}
 
 
 def unshaped(episode: Episode, graders: Collection[str]) -> Episode:
-    """Return the episode with the reward that its graders gave, without the terms that only shape.
+    """Return the episode with the rewards of its graders only, without shaping terms.
 
     Args:
         graders: names of the reward terms that grade; without any, the episode keeps its reward.
@@ -64,8 +64,10 @@ def _graded(transition: Transition, graders: Collection[str]) -> Transition:
 
 
 def earned_alike(episodes: Sequence[Episode]) -> bool:
-    """Return True where every episode earned the same rewards at the same steps, up to ``EQUAL``: the team, and each
-    agent. A step after an episode's end pays nothing."""
+    """Return True if every episode earned the same rewards at the same steps, up to ``EQUAL``.
+
+    Team rewards and agents' own rewards are compared. Steps after an episode's end count as 0.
+    """
     names = sorted({agent for episode in episodes for t in episode.transitions for agent in t.agent_rewards})
     length = max((len(episode.transitions) for episode in episodes), default=0)
     paid = np.zeros((len(episodes), length, 1 + len(names)))
@@ -76,7 +78,7 @@ def earned_alike(episodes: Sequence[Episode]) -> bool:
 
 
 def local_rewards(episode: Episode) -> dict[str, float]:
-    """Return the reward that each agent earned for itself over the whole episode, by role."""
+    """Return each agent's own reward over the whole episode, by role."""
     earned: dict[str, float] = {}
     for transition in episode.transitions:
         for agent, reward in transition.agent_rewards.items():
@@ -85,16 +87,17 @@ def local_rewards(episode: Episode) -> dict[str, float]:
 
 
 def succeeded(episode: Episode) -> bool:
-    """Whether the episode solved its task. Where the environment does not say, a positive reward in all, of the team
-    and its agents together, counts as a success."""
+    """Return True if the episode solved its task.
+
+    If the environment does not report success, a positive sum of team and agent rewards counts as success.
+    """
     if episode.success is not None:
         return episode.success
     return sum(t.reward + sum(t.agent_rewards.values()) for t in episode.transitions) > 0
 
 
 def success_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What the likelihood of successes is trained on: the share of episodes that succeeded, and how many of all had to
-    be judged by their reward.
+    """Return metrics of likelihood training: the share of successful episodes, and the number judged by reward.
 
     >>> success_metrics([])
     {'likelihood/successes': nan, 'likelihood/judged_by_reward': 0.0}
@@ -105,7 +108,7 @@ def success_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def mix(episodes: Sequence[Episode], team: float, own: float) -> list[Episode]:
-    """``team`` · team reward and ``own`` · each agent's own reward (α · team + local)."""
+    """Return episodes with team rewards scaled by ``team`` and agents' own rewards by ``own`` (α · team + local)."""
     return [_with_rewards(episode, [
         replace(t, reward=team * t.reward, agent_rewards={agent: own * r for agent, r in t.agent_rewards.items()})
         for t in episode.transitions
@@ -113,11 +116,14 @@ def mix(episodes: Sequence[Episode], team: float, own: float) -> list[Episode]:
 
 
 def shape(episodes: Sequence[Episode], kind: Literal["margin", "quality"], weight: float) -> list[Episode]:
-    """Reward progress over the trajectory so far (MARTI): ``R' = R + weight · Δ`` for each graded action.
+    """Add progress over the trajectory so far to own rewards (MARTI): ``R' = R + weight · Δ`` for each graded action.
 
-    Q is the mean reward of the trajectory's earlier graded actions, margin Δ = R − Q, quality
-    Δ = Q R − (1 − Q)(1 − R). The first graded action has nothing before it and stays as it is. An action is graded
-    where its agent gets a reward of its own.
+    Q is the mean reward of the earlier graded actions in the trajectory. There are two kinds:
+
+    - ``margin``: Δ = R − Q.
+    - ``quality``: Δ = Q R − (1 − Q)(1 − R).
+
+    The first graded action is unchanged. An action is graded if its agent has a reward of its own.
     """
     return [_with_rewards(episode, _shaped(episode, kind, weight)) for episode in episodes]
 
@@ -142,11 +148,13 @@ def _shaped(episode: Episode, kind: str, weight: float) -> list[Transition]:
 
 
 def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffer: int) -> list[Episode]:
-    """DAPO's soft overlong punishment: an action that comes within ``buffer`` tokens of its limit costs its agent up
-    to 1, linearly.
+    """Subtract DAPO's soft overlong punishment from own rewards.
+
+    An action within ``buffer`` tokens of its limit costs its agent up to 1, linearly.
 
     Args:
-        limits: ``max_new_tokens`` by agent; who is not in it pays nothing.
+        limits: ``max_new_tokens`` by agent; other agents have no penalty.
+        buffer: length of the penalized range, in tokens.
     """
     priced = []
     for episode in episodes:

@@ -1,9 +1,9 @@
-r"""What a reward is composed of: named terms, each with a weight and a clip, in the recipe's order.
+r"""Reward terms: named parts of a reward, each with a weight and a clip, in the recipe's order.
 
 ::
 
     [[rewards]]
-    name = "outcome"          # what the environment pays
+    name = "outcome"          # reward of the environment
 
     [[rewards]]
     name = "step_cost"
@@ -41,24 +41,25 @@ Roles = Names
 
 @dataclass(frozen=True, slots=True)
 class TermReward:
-    """What one term gives for one environment step."""
+    """Reward from one term for one environment step: for the team, and by role for agents."""
 
     team: float = 0.0
     agents: Mapping[str, float] = field(default_factory=dict)
 
 
 class Term(Plugin, ABC):
-    """Base of all terms. What a term gives is clipped, then weighed.
+    """Base class for reward terms. A term's reward is clipped, then weighted.
 
-    ``score`` runs on a thread of its own, where it may take as long as a call into the environment. A term that
-    ``own_timeout`` awaits what it needs, on the event loop, and sees to it that this comes to an end.
+    ``score`` runs on a thread with the same timeout as a call to the environment. A term with ``own_timeout`` runs on
+    the event loop instead, and has to enforce a timeout itself.
     """
 
     own_timeout: ClassVar[bool] = False
-    # what the term counts, after the clip; below 0 it is a price
+    # factor on the reward, after the clip; negative: a penalty
     weight: Annotated[Bounded, Felt] = 1.0
-    clip: Annotated[tuple[float, float] | None, Strict(False)] = None  # the lowest and the highest value that counts
-    # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
+    # lowest and highest reward that counts; default: no clip
+    clip: Annotated[tuple[float, float] | None, Strict(False)] = None
+    # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
     shapes: bool = False
 
     @field_validator("weight")
@@ -77,65 +78,66 @@ class Term(Plugin, ABC):
 
     @abstractmethod
     def score(self, episode: Episode) -> Sequence[TermReward] | Awaitable[Sequence[TermReward]]:
-        """One entry for each environment step of the episode."""
+        """Return a reward for each environment step."""
 
     def written(self) -> str:
-        """Where it is written, ``rewards.py:12``, for messages."""
+        """Return the source location for messages, for example ``rewards.py:12``."""
         return defined(type(self).score)
 
     @property
     def label(self) -> str:
-        """Return a word that distinguishes the term from others of its kind; "" if there is none."""
+        """Suffix to distinguish the term from others with the same kind; "" without one."""
         return ""
 
     def opened(self, answering: Sequence[str]) -> Term:
-        """The term with the connections that it needs, for whoever plays episodes and closes it.
+        """Return the term with open connections. The caller has to close the term.
 
         Args:
-            answering: roles of the agents whose text is the team's answer.
+            answering: roles of the agents that give the team's answer.
 
         Raises:
-            ValueError: something that it needs is missing.
+            ValueError: a requirement is missing.
         """
         del answering
         return self
 
     def keep_to(self, name: str, limits: MakeLimits) -> None:
-        """Ask an endpoint within limits that are not its own alone, for it was opened in one of several processes.
+        """Share the endpoint's request limits with terms in other processes.
 
         Args:
-            name: which no other term has.
+            name: unique name of this term.
         """
         del name, limits
 
     def counts(self) -> Mapping[str, float]:
-        """What scoring has taken since the term was opened, by the name of a metric."""
+        """Return scoring totals since the term was opened, by metric name."""
         return {}
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
 
     def weighed(self, value: float) -> float:
+        """Return a reward after clip and weight."""
         low, high = self.clip or (value, value)
         return self.weight * min(max(value, low), high)
 
 
 class Outcome(Term):
-    """What the environment pays, to the team and to single agents."""
+    """Reward from the environment, for the team and for agents."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """What each step paid."""
+        """Return the environment's reward at each step."""
         return [TermReward(t.reward, t.agent_rewards) for t in episode.transitions]
 
 
 class Trajectory(Term):
-    """1 with the last step of an episode that solved its task. One whose environment does not say so fails."""
+    """Success reward: 1 at the last step for a solved task. Episodes without known success fail."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """Nothing but at the end: 1 where the task is solved, else 0.
+        """Return 1 at the last step for a solved task, else 0.
 
         Raises:
-            ValueError: the environment does not say.
+            ValueError: the environment does not report success.
         """
         if episode.success is None:
             raise ValueError("the environment does not say whether the task was solved (Step.success)")
@@ -143,11 +145,15 @@ class Trajectory(Term):
 
 
 class Progress(Term):
-    """What a step adds to the best progress before it, where the environment declares any (``Declared.progress``); else
-    how much more it pays than the best step before it."""
+    """Progress beyond the best earlier step. It uses the progress that the environment declares
+    (``Declared.progress``), or else its rewards.
+    """
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """What each step adds to the best so far: nothing, where others are declared and it is not."""
+        """Return the improvement at each step.
+
+        If other steps declare progress, a step without declared progress gets 0.
+        """
         declared = [transition.declared.progress for transition in episode.transitions]
         paid = [transition.reward for transition in episode.transitions]
         best, earned = 0.0, []
@@ -158,14 +164,13 @@ class Progress(Term):
 
 
 class TrajectoryScore(Term):
-    """The mean of the progress that is declared after each step, paid with the last one. An episode of which none is
-    declared fails."""
+    """Mean declared progress over the steps, paid at the last step. Episodes without declared progress fail."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """Nothing but at the end: ``(1/T) Σ_t p_t``.
+        """Return ``(1/T) Σ_t p_t`` at the last step.
 
         Raises:
-            ValueError: the environment declares none.
+            ValueError: the environment declares no progress.
         """
         declared = [t.declared.progress for t in episode.transitions if t.declared.progress is not None]
         if not declared:
@@ -174,22 +179,22 @@ class TrajectoryScore(Term):
 
 
 class StepCost(Term):
-    """−1 for every environment step."""
+    """Penalty: −1 for every environment step."""
 
-    shapes: bool = True  # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
+    shapes: bool = True  # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """The same for every step."""
+        """Return −1 for every step."""
         return [TermReward(-1.0) for _ in episode.transitions]
 
 
 class ToolErrors(Term):
-    """−1 to an agent for every call of a tool that could not be read, or failed."""
+    """Penalty: −1 to an agent for every failed or unparsable tool call."""
 
-    shapes: bool = True  # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
+    shapes: bool = True  # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """Failed calls of each step, to whom made them."""
+        """Return the negative number of failed calls for each step and agent."""
         given: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
             errors = sum(call.error for call in action.calls)
@@ -199,12 +204,12 @@ class ToolErrors(Term):
 
 
 class MessageTokens(Term):
-    """−1 for every token that others read of an agent's messages, to the agent that wrote them."""
+    """Penalty: −1 to an agent for every message token read by other agents."""
 
-    shapes: bool = True  # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
+    shapes: bool = True  # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """Tokens read in each step, to whoever wrote them."""
+        """Return the negative number of read tokens for each step and author."""
         owners = {action.id: action.agent for action in episode.actions}
         costs: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
@@ -215,18 +220,18 @@ class MessageTokens(Term):
 
 
 class Format(Term):
-    """1 to an agent for every action whose text holds ``pattern``; of ``agents``, or of all when empty."""
+    """Format reward: 1 to an agent for every action with a match for ``pattern``."""
 
-    shapes: bool = True  # it guides learning and grades nothing: algorithm.dynamic_sampling leaves it out
-    pattern: Pattern  # a regular expression
-    agents: Roles = ()  # roles; all when empty
+    shapes: bool = True  # True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it
+    pattern: Pattern  # regular expression, searched in the text
+    agents: Roles = ()  # roles to reward; empty: all agents
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """What is wrong with it in a team of these roles."""
+        """Yield problems with this term in a team with these roles."""
         yield from unknown_roles(self.agents, roles)
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """Texts of each step that hold the pattern, to whoever wrote them."""
+        """Return the number of matching texts for each step and author."""
         given: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
             if action.step < len(given) and (not self.agents or action.agent in self.agents):
@@ -236,10 +241,9 @@ class Format(Term):
 
 
 class Function(Term):
-    """What a function of yours says of the whole episode: a number for the team, or numbers by agent; ``call`` is its
-    import path, ``"my_package.rewards:brevity"``. It may be async."""
+    """Reward from a user function of the whole episode: a number for the team, or numbers by agent. It may be async."""
 
-    call: ImportPath  # import path: my_package.rewards:brevity
+    call: ImportPath  # import path of the function, such as my_package.rewards:brevity
 
     @field_validator("call")
     @classmethod
@@ -249,15 +253,15 @@ class Function(Term):
 
     @property
     def label(self) -> str:
-        """The name of the function."""
+        """Name of the function."""
         return self.call.rpartition(":")[2]
 
     def written(self) -> str:
-        """Where the function stands: file and line."""
+        """Return the file and line of the function."""
         return defined(import_path(self.call))
 
     def score(self, episode: Episode) -> list[TermReward] | Awaitable[list[TermReward]]:
-        """Ask the function about the whole episode; what it gives counts at the end. An async function is awaited."""
+        """Call the function, awaiting an async one, and return its reward at the last step."""
         said = import_path(self.call)(episode)
         return _awaited(episode, said) if inspect.isawaitable(said) else _given(episode, said)
 
@@ -273,8 +277,8 @@ def _given(episode: Episode, said: Any) -> list[TermReward]:
 def names_of(terms: Sequence[Term]) -> list[str]:
     """Return a unique name for each term of a recipe, for metrics and messages.
 
-    The only term of its kind is called after its kind (``format``). Several of one kind have their labels added
-    (``function_brevity``), and those that are still equal are numbered from the second on (``format_2``).
+    The only term of its kind has the name of the kind (``format``). Several terms of one kind have their labels
+    appended (``function_brevity``). Equal names are numbered from the second on (``format_2``).
     """
     kinds, names = Counter(term.name for term in terms), list[str]()
     for term in terms:
@@ -289,13 +293,13 @@ def names_of(terms: Sequence[Term]) -> list[str]:
 
 
 def unknown_roles(agents: Iterable[str], roles: Sequence[str]) -> Iterable[str]:
-    """What is wrong with a term for ``agents`` in a team of ``roles``."""
+    """Yield problems with a term for ``agents`` in a team with ``roles``."""
     for agent in agents:
         if agent not in roles:
             yield f"rewards: no agent is called {agent!r}{did_you_mean(agent, roles)}"
 
 
 def at_the_end(episode: Episode, team: float, agents: Mapping[str, float] | None = None) -> list[TermReward]:
-    """What the whole episode earns, with its last step."""
+    """Return zero rewards except at the last step."""
     nothing = [TermReward() for _ in episode.transitions[1:]]
     return [*nothing, TermReward(team, agents or {})] if episode.transitions else []

@@ -1,8 +1,8 @@
-"""Units of measure: what a word for one is worth in base units, and of what dimension it is.
+"""Units of measure: parsed from words into factors and dimensions in base units.
 
-Our own small table, and no library: pint evaluates what it reads (``9**9**9 m`` keeps it busy for ever), takes ``6 ft
-3 in`` for an area and ``5 a`` for years, and knows no currencies. Factors are those of the SI brochure (9th edition,
-tables 2 to 8) and of NIST Special Publication 811, appendix B.8.
+The small table replaces a library. Pint evaluates its input (``9**9**9 m`` never returns), reads ``6 ft 3 in`` as an
+area and ``5 a`` as years, and has no currencies. Factors are from the SI brochure (9th edition, tables 2 to 8) and NIST
+Special Publication 811, appendix B.8.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
-Dimensions = tuple[tuple[str, int], ...]  # by the name of a base unit, its power; sorted, none is 0
+Dimensions = tuple[tuple[str, int], ...]  # power by base unit; sorted, without zeros
 
 
 class Unit(NamedTuple):
-    """``factor`` base units; its zero is at ``zero`` base units, which only scales of temperature have elsewhere.
+    """Unit with ``factor`` base units and its zero at ``zero`` base units (non-zero for temperature scales only).
 
     >>> unit_of("km/h")
     Unit(factor=Fraction(5, 18), dimensions=(('m', 1), ('s', -1)), zero=Fraction(0, 1))
@@ -37,7 +37,7 @@ _PREFIX_NAMES = {
     "tera": 12, "giga": 9, "mega": 6, "kilo": 3, "hecto": 2, "deca": 1, "deci": -1, "centi": -2, "milli": -3,
     "micro": -6, "nano": -9, "pico": -12,
 }  # fmt: skip
-# symbol: names, factor, base units with powers; the first take prefixes
+# symbol: names, factor, base units with powers; only units in the first table take prefixes
 _SCALED: dict[str, tuple[str, str, str]] = {
     "m": ("metre meter", "1", "m"), "g": ("gram gramme", "1/1000", "kg"), "s": ("second sec", "1", "s"),
     "A": ("ampere amp", "1", "A"), "K": ("kelvin", "1", "K"), "mol": ("mole", "1", "mol"), "cd": ("candela", "1", "cd"),
@@ -70,7 +70,7 @@ _ZEROS = {"celsius": (Fraction(1), "273.15"), "fahrenheit": (Fraction(5, 9), "45
 _POWERS = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
 _BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 LARGEST_POWER, MOST_PIECES = 9, 9
-# an operator, "square" or "cubic", a word or a sign, a power
+# an operator, "square" or "cubic", a word or sign, a power
 PIECE = re.compile(
     r"\s*+(?:(?P<operator>/|per\b|[*·⋅×-])\s*+)?(?:(?P<before>square|sq|cubic|cu)\b\.?\s*+)?"
     r"(?P<word>[^\W\d_⁰¹²³⁴-⁹]+|[%‰°$€£¥₹¢])\.?(?P<power>[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹](?![⁰¹²³⁴⁵⁶⁷⁸⁹])|\d(?!\w))?"
@@ -78,7 +78,7 @@ PIECE = re.compile(
 
 
 def unit_of(text: str) -> Unit | None:
-    """Return the unit that a text names; None if the text is anything else, or more than a unit.
+    """Parse a unit name. The result is None if the text is anything else or longer.
 
     >>> unit_of("square feet") == unit_of("ft²"), unit_of("apples")
     (True, None)
@@ -88,10 +88,11 @@ def unit_of(text: str) -> Unit | None:
 
 
 def unit_at(text: str, start: int) -> tuple[Unit | None, int]:
-    """The longest unit that begins at a place of a text, and where it ends; None where what stands there is none.
+    """Return the longest unit at a position of a text with its end, or None and ``start``.
 
     Args:
-        text: with powers raised: ``m²``.
+        text: text with raised powers, such as ``m²``.
+        start: position in the text.
     """
     unit, end = NONE, start
     for _ in range(MOST_PIECES):
@@ -115,7 +116,7 @@ def unit_at(text: str, start: int) -> tuple[Unit | None, int]:
 
 
 def word_for(word: str) -> Unit | None:
-    """The unit that one word stands for, as a symbol or a name, also of several: ``km``, ``kilometres``, ``lbs``."""
+    """Return the unit for one word, a symbol or a name, also in the plural: ``km``, ``kilometres``, ``lbs``."""
     small = word.casefold()
     for tried in (word, small, small.removesuffix("s"), small.removesuffix("es")):
         if found := _KNOWN.get(tried):
@@ -132,12 +133,15 @@ def _times(unit: Unit, other: Unit, power: int) -> Unit:
 
 
 def _dimensions(text: str) -> Dimensions:
-    """``"kg m2 s-2"`` → powers by base unit."""
+    """Parse ``"kg m2 s-2"`` into powers by base unit."""
     return tuple(sorted((base, int(power or 1)) for base, power in re.findall(r"([a-zA-Z]+)(-?\d)?", text)))
 
 
 def every_unit() -> dict[str, Unit]:
-    """Every word for a unit. Where one could be two, the one without a prefix is meant, then the earlier one."""
+    """Return all units by word.
+
+    If a word is ambiguous, the unit without a prefix wins, then the earlier one.
+    """
     known: dict[str, Unit] = {}
     rows = {**_FIXED, **_SCALED}
     units = {symbol: Unit(Fraction(factor), _dimensions(of)) for symbol, (_, factor, of) in rows.items()}

@@ -1,1 +1,1 @@
-"""Rollouts: which tasks are played, by which processes, when, and what a training step learns from."""
+"""Rollouts: task sampling, episode runners, forked episodes, and the batch for each training step."""

@@ -1,4 +1,4 @@
-"""What a training step learns from: which tasks are attempted, and what is played for the algorithm's sake."""
+"""Episode batches for training steps: selection of tasks, attempts, and forks for credit assignment."""
 
 from __future__ import annotations
 
@@ -25,9 +25,18 @@ from marft.runs.stated import Standing
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collection:
-    """``played`` are the step's attempts as the policies make them; ``credit_inputs`` is what can be learned from:
-    scored episodes and forks, imagined ones among them; ``recorded`` is everything that was lived, and ``imagined``
-    what was not. Draws of the pass over tasks from ``begun`` on are not begun yet. ``notes`` are to be told."""
+    """Episodes of one training step.
+
+    Args:
+        played: attempts of the step, sampled by the policies without forks.
+        credit_inputs: episodes to train on: scored attempts and forks, including episodes from the world model.
+        recorded: all episodes played in the real environment.
+        tasks_drawn: number of draws consumed so far, which is where the next step continues.
+        metrics: metrics of the rollout.
+        begun: number of the first draw not started yet.
+        imagined: episodes played in the world model.
+        notes: messages for the user.
+    """
 
     played: list[Episode]
     credit_inputs: list[Episode]
@@ -44,12 +53,16 @@ def collect(
     casting: Callable[[Sequence[Attempt]], Sequence[Attempt]] = lambda attempts: attempts,
     standing: Standing | None = None,
 ) -> Collection:  # fmt: skip
-    """Play the episodes of one training step.
+    """Play the episodes for a training step.
 
     Args:
-        drawn: tasks drawn in earlier steps: how far the endless pass over the training tasks is.
-        casting: the attempts with the policies that play in them, where those are not the agents' own.
-        standing: of the curriculum; None where it begins.
+        rollouts: runner for the episodes.
+        tasks: training tasks.
+        step: index of the training step.
+        drawn: number of draws in earlier steps, which is the position in the endless pass over the tasks.
+        on_done: callback for each finished attempt.
+        casting: function that replaces the policies of attempts; by default agents keep their own policies.
+        standing: curriculum state; None for the initial state.
     """
     run = rollouts.run
     rounds = run.algorithm.dynamic_sampling
@@ -57,7 +70,7 @@ def collect(
     credit_inputs: list[Episode] = []
     recorded: list[Episode] = []
     usable: list[Episode] = []
-    groups = discarded = 0  # that are learned from; that told nothing apart
+    groups = discarded = 0  # groups for training; groups with equal rewards
     for _ in range(rounds + 1):
         wanted = run.rollout.tasks_per_step - groups
         if not wanted:
@@ -78,14 +91,16 @@ def collect(
 
 
 def alone(episodes: Sequence[Episode]) -> list[Episode]:
-    """Return what is counted of a step in which nothing tells attempts apart: one attempt at each task, which has
-    nothing to be compared with. Terms that shape and prices would tell several apart."""
+    """Return one attempt per task, for a step with equal rewards within every group.
+
+    A single attempt has nothing to be compared with. Several attempts would still differ in shaping terms and prices.
+    """
     first = [group[0] for group in members([episode.task.id for episode in episodes])]
     return [episodes[index] for index in first]
 
 
 def fork_metrics(recorded: Sequence[Episode]) -> dict[str, float]:
-    """How many episodes are forks, where any is, and how many of them could not be scored."""
+    """Return the number of forks and of failed forks; empty without forks."""
     forks = [episode for episode in recorded if episode.fork is not None]
     failed = float(sum(not episode.scored for episode in forks))
     return {"forks": float(len(forks)), "forks_failed": failed} if forks else {}
@@ -95,16 +110,23 @@ def attempts_at(
     run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int, set_aside: Mapping[str, str] = NONE,
     standing: Standing | None = None,
 ) -> list[Attempt]:  # fmt: skip
-    """``samples_per_task`` attempts at each of the next tasks of an endless, reshuffled pass over all, without those
-    that are set aside.
+    """Return ``samples_per_task`` attempts at each of the next ``wanted`` tasks.
 
-    The pass is part of the stream's name: a step that reaches into the next one may come by a task twice.
+    Tasks come from an endless, reshuffled pass over the training tasks, without excluded tasks. The name of a stream
+    contains the number of the pass. A task drawn twice in a step, at the end of one pass and the start of the next,
+    therefore gets two different streams.
 
     Args:
-        standing: of the curriculum; None where it begins.
+        run: recipe of the run.
+        tasks: training tasks.
+        step: index of the training step.
+        drawn: number of earlier draws.
+        wanted: number of tasks.
+        set_aside: excluded tasks, by id, and the reason.
+        standing: curriculum state; None for the initial state.
 
     Raises:
-        RunError: all tasks are set aside.
+        RunError: all tasks are excluded.
     """
     return _drawn(run, tasks, step, drawn, wanted, set_aside, standing)[0]
 
@@ -113,7 +135,7 @@ def _drawn(
     run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int, set_aside: Mapping[str, str],
     standing: Standing | None = None,
 ) -> tuple[list[Attempt], int]:  # fmt: skip
-    """:func:`attempts_at` → how far the pass is then, too."""
+    """Return the attempts of :func:`attempts_at` and the new number of draws."""
     attempts, critic = list[Attempt](), run.algorithm.critic.kind != "none"
     draws = Draws.of(run, tasks)
     while wanted:
@@ -128,7 +150,7 @@ def _drawn(
 
 
 def _questions(run: RunSettings, step: int, stream: str, task: Task) -> list[int]:
-    """How many questions each attempt at a task may ask helpers in one action."""
+    """Return the maximum number of helper calls per action, for each attempt at a task."""
     samples = run.rollout.samples_per_task
     if run.consulting is None:
         return [0] * samples
@@ -136,10 +158,10 @@ def _questions(run: RunSettings, step: int, stream: str, task: Task) -> list[int
 
 
 def training_tasks(run: RunSettings) -> Draws:
-    """The training split, as it is drawn from; the validation split is looked at, where it will be needed.
+    """Load the training tasks, and check the validation tasks if the run evaluates.
 
     Raises:
-        ValueError: one of them cannot be used, or an episode has too few steps.
+        ValueError: a split is unusable, or ``rollout.max_steps`` is too small for a task.
     """
     if run.evaluation.every:
         tasks_of(run.environment, "validation")
@@ -151,15 +173,14 @@ def training_tasks(run: RunSettings) -> Draws:
 def _play(
     rollouts: Rollouts, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
 ) -> tuple[list[Episode], list[Episode]]:
-    """Play attempts the way that the algorithm's credit asks for → the attempts themselves, and everything played."""
+    """Play attempts and their forks → attempts, all episodes."""
     return play_forking(rollouts.run, rollouts.play, attempts, on_done)
 
 
 def play_forking(
     run: RunSettings, play: Play, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
 ) -> tuple[list[Episode], list[Episode]]:
-    """Play attempts, and what the algorithm's credit wants to be forked from them → the attempts themselves, and
-    everything that was played."""
+    """Play attempts and the forks for credit assignment → attempts, all episodes."""
     forking = forking_of(run.algorithm)
     if forking:
         return forking.play(play, attempts, Step(run.trained_policies, lambda e: _rewarded(e, run), on_done))
@@ -168,8 +189,10 @@ def play_forking(
 
 
 def by_draw(episodes: Sequence[Episode], attempts: Sequence[Attempt]) -> list[list[Episode]]:
-    """Group the episodes of a round by the draw that they belong to, forks among them. A task that is drawn twice is
-    two groups."""
+    """Group episodes by draw, forks included.
+
+    A task drawn twice yields two groups.
+    """
     streams = {attempt.stream for attempt in attempts}
 
     def drawn(episode: Episode) -> tuple[str, str]:
@@ -180,9 +203,11 @@ def by_draw(episodes: Sequence[Episode], attempts: Sequence[Attempt]) -> list[li
 
 
 def told_apart(group: Sequence[Episode], run: RunSettings) -> bool:
-    """Return True where the group's graders tell its attempts apart (DAPO's dynamic sampling): the team, or an agent
-    with rewards of its own, was graded differently. Terms that shape, and prices, are left out. Candidates of a tree
-    are held against those that they are compared with, by what their step paid."""
+    """Return True if graders give different rewards within the group (dynamic sampling, DAPO).
+
+    The comparison covers the team reward and each agent's own reward. Shaping terms and prices are excluded. Candidates
+    of a tree are compared by the reward of their step, within the group that credit uses.
+    """
     weights, terms = run.algorithm.reward, cast("Sequence[Term]", run.rewards)
     graders = {name for name, term in zip(names_of(terms), terms, strict=True) if not term.shapes}
     graded = mix([unshaped(episode, graders) for episode in group], weights.team, weights.own)
@@ -198,13 +223,13 @@ def told_apart(group: Sequence[Episode], run: RunSettings) -> bool:
 
 
 def _paid(episode: Episode) -> list[float]:
-    """Return what the step of a tree's candidate paid."""
+    """Return the step reward of a tree candidate in a list."""
     candidate = candidate_of(episode)
     return [step_score(episode, candidate) if candidate else 0.0]
 
 
 def _apart(earned: Sequence[Sequence[float]]) -> bool:
-    """Return True where attempts earned different rewards, one list an attempt."""
+    """Return True if attempts earned different rewards, one list per attempt."""
     return bool(earned) and bool(np.ptp(np.array(earned), axis=0).max() >= EQUAL)
 
 

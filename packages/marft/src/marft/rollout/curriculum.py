@@ -1,8 +1,7 @@
-"""Which levels of difficulty are asked, as a pure function of what has been solved.
+"""Curriculum over difficulty levels: pure functions of the solved episodes.
 
-Levels are places, 0 the easiest. Of those asked one is the hardest; where its tasks are solved often enough, the next
-one is, and where they hardly are, the one before: thresholds on the success at the present level, as Reasoning Gym's
-own coaching has them (Stojanovski et al. 2025).
+Levels are indices; level 0 is the easiest. The curriculum draws tasks up to a current hardest level. Two thresholds on
+the success rate at that level move it up or down by one, like the coaching of Reasoning Gym (Stojanovski et al. 2025).
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from marft.runs.stated import Standing
 
 
 def begun(settings: CurriculumSettings, levels: int) -> Standing:
-    """Where a run begins.
+    """Return the initial curriculum state of a run.
 
     Args:
-        levels: how many there are.
+        settings: settings of the curriculum.
+        levels: number of levels.
     """
     return Standing((0,), (min(settings.start, levels) - 1,))
 
@@ -28,12 +28,14 @@ def begun(settings: CurriculumSettings, levels: int) -> Standing:
 def moved(
     standing: Standing, settings: CurriculumSettings, levels: int, solved: Sequence[tuple[int, bool]], draw: int
 ) -> Standing:
-    """Where a run stands after a step.
+    """Return the curriculum state after a step.
 
     Args:
-        levels: how many there are.
-        solved: the level of each of the step's episodes, and whether it was solved. Those at the hardest level count.
-        draw: the first one that is not begun yet: what changes holds from there on.
+        standing: state before the step.
+        settings: settings of the curriculum.
+        levels: number of levels.
+        solved: level and success of each episode in the step; only episodes at the hardest level count.
+        draw: number of the first draw not started yet; a new level applies from this draw on.
     """
     hardest = standing.hardest[-1]
     found = [was for level, was in solved if level == hardest]
@@ -46,10 +48,12 @@ def moved(
 
 
 def taken_back(standing: Standing, before: Standing, draw: int) -> Standing:
-    """Where a run stands once it has gone back to where it stood before: its draws go on.
+    """Return the curriculum state after a rollback; draw numbers do not roll back.
 
     Args:
-        draw: the first one that is drawn by what it is now.
+        standing: current state.
+        before: state of the restored checkpoint.
+        draw: number of the first draw under the restored level.
     """
     return _from(standing, before.hardest[-1], draw) if before.hardest else standing
 
@@ -57,27 +61,32 @@ def taken_back(standing: Standing, before: Standing, draw: int) -> Standing:
 def _from(standing: Standing, hardest: int, draw: int) -> Standing:
     if hardest == standing.hardest[-1]:
         return replace(standing, solved=0, tried=0)
-    kept = standing.stretch(draw - 1) + 1 if draw else 0  # stretches that would begin where this one does have no draws
+    kept = standing.stretch(draw - 1) + 1 if draw else 0  # a stretch that starts at the same draw would be empty
     return Standing((*standing.begins[:kept], draw), (*standing.hardest[:kept], hardest))
 
 
 def shares(hardest: int, levels: int, review: float) -> list[float]:
-    """The share of draws that each level has.
+    """Return the share of draws for each level.
 
     >>> shares(hardest=2, levels=4, review=0.5), shares(hardest=0, levels=2, review=0.5)
     ([0.25, 0.25, 0.5, 0.0], [1.0, 0.0])
+
+    Args:
+        hardest: current hardest level.
+        levels: number of levels.
+        review: total share of the easier levels.
     """
     easier = [review / hardest] * hardest if hardest else []
     return [*easier, 1.0 - sum(easier), *[0.0] * (levels - hardest - 1)]
 
 
 def levels_of(settings: CurriculumSettings, tasks: Iterable[Task]) -> list[str]:
-    """The levels that tasks have, easiest first.
+    """Return the difficulty levels of tasks, easiest first.
 
     Raises:
-        ValueError: a task has none, or one that the recipe does not name.
+        ValueError: a task has no level, or a level that the recipe does not list.
     """
-    found: dict[str, str] = {}  # a task of each
+    found: dict[str, str] = {}  # id of the first task at each level
     for task in tasks:
         value = task.data.get(settings.by) if isinstance(task.data, Mapping) else None
         if isinstance(value, bool) or not isinstance(value, str | int):
@@ -98,5 +107,5 @@ def levels_of(settings: CurriculumSettings, tasks: Iterable[Task]) -> list[str]:
 
 
 def _by_number(level: str) -> tuple[list[int], str]:
-    """Sorts ``level 9`` before ``level 10``."""
+    """Sort key that puts ``level 9`` before ``level 10``."""
     return [int(number) for number in re.findall(r"\d{1,18}", level)], level

@@ -1,8 +1,8 @@
-"""Which training task is drawn when: an endless pass over all of them, reshuffled each time.
+"""Task sampler: an endless pass over the training tasks, reshuffled each time.
 
-Where some are drawn more often than others (an environment's ``odds``, a curriculum's levels), a pass leaves the others
-out by chance: a task that is to come half as often as the most frequent one is in half of the passes. So none comes
-twice in a pass, and what is drawn at a place follows from the run's seed alone, and from where its curriculum stood.
+With sampling weights (``odds`` of an environment, levels of a curriculum), each pass randomly omits the less frequent
+tasks. For example, a task with half the maximum weight appears in half of the passes. Therefore no task appears twice
+in a pass. The task of a draw depends only on the run's seed and the curriculum state.
 """
 
 from __future__ import annotations
@@ -28,18 +28,24 @@ NONE: Mapping[str, str] = {}
 
 @dataclass(slots=True)
 class _Passes:
-    """The passes over the tasks of one stretch so far: how far each goes, and the order of the last that was asked."""
+    """Passes over the tasks for one stretch of draws with a constant hardest level.
 
-    chances: npt.NDArray[np.float64]  # [tasks] of being in a pass
+    Args:
+        chances: probability of each task to be in a pass, shape [tasks].
+        ends: cumulative number of draws at the end of each pass.
+        order: number of the latest requested pass, and the task indices of that pass.
+    """
+
+    chances: npt.NDArray[np.float64]  # [tasks]
     ends: list[int] = field(default_factory=list)
     order: tuple[int, npt.NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
 
 class Draws(Sequence[Task]):
-    """The training tasks of a run, and the endless pass over them.
+    """Training tasks for a run, and the endless pass over them.
 
     Raises:
-        ValueError: the curriculum cannot tell their levels.
+        ValueError: a task has no level that the curriculum knows, or an invalid sampling weight.
     """
 
     def __init__(self, run: RunSettings, tasks: Sequence[Task]) -> None:
@@ -53,7 +59,7 @@ class Draws(Sequence[Task]):
 
     @staticmethod
     def of(run: RunSettings, tasks: Sequence[Task]) -> Draws:
-        """The same, of tasks that may be that already."""
+        """Return a task sampler for ``tasks``; an existing sampler is returned unchanged."""
         return tasks if isinstance(tasks, Draws) else Draws(run, tasks)
 
     @overload
@@ -70,24 +76,34 @@ class Draws(Sequence[Task]):
         return iter(self._tasks)
 
     def level(self, task: Task) -> str:
-        """The level of a task, as the curriculum calls it."""
+        """Return a task's curriculum level, named like in the recipe."""
         assert self.run.curriculum is not None
         return str(task.data[self.run.curriculum.by])
 
     def place_of(self, task: str) -> int:
-        """The place of a task's level, from 0 for the easiest."""
+        """Return the level index of a task; 0 is the easiest level.
+
+        Args:
+            task: id of the task.
+        """
         return self._level_of[task]
 
     def begun(self) -> Standing:
-        """Where the run's curriculum begins."""
+        """Return the initial curriculum state."""
         return begun(self.run.curriculum, len(self.levels)) if self.run.curriculum else Standing()
 
     def at(self, draw: int, standing: Standing, set_aside: Mapping[str, str] = NONE) -> tuple[Task | None, str]:
-        """The task at a place of the endless pass, and which pass that is, "" for the first one. None where the task is
-        set aside.
+        """Return the task of a draw, and the name of its pass ("" for the first pass).
+
+        The task is None if the task is excluded.
+
+        Args:
+            draw: number of the draw.
+            standing: curriculum state.
+            set_aside: excluded tasks, by id, and the reason.
 
         Raises:
-            RunError: all tasks that could be drawn are set aside.
+            RunError: all candidate tasks are excluded.
         """
         stretch, index, passed = standing.stretch(draw), draw, 0
         if self._even:
@@ -104,10 +120,10 @@ class Draws(Sequence[Task]):
     def _within(
         self, stretch: int, begin: int, standing: Standing, draw: int, set_aside: Mapping[str, str]
     ) -> tuple[int, int, npt.NDArray[np.int64]]:
-        """The pass of a draw, its place there, and the pass itself.
+        """Return the number of a draw's pass, the position in the pass, and the task order of the pass.
 
         Args:
-            draw: counted from where its stretch begins.
+            draw: number of the draw, relative to the start of its stretch.
         """
         hardest = standing.hardest[stretch] if standing.hardest else -1
         passes = self._passes.get((stretch, begin, hardest))
@@ -130,13 +146,13 @@ class Draws(Sequence[Task]):
         return passes.order[1]
 
     def _chances(self, hardest: int) -> npt.NDArray[np.float64]:
-        """How likely each task is to be in a pass: 1 for those that are drawn most often.
+        """Return each task's probability to appear in a pass, shape [tasks], scaled to maximum 1.
 
         Args:
-            hardest: the hardest level that is asked; -1 where there are none.
+            hardest: current hardest level; -1 without a curriculum.
 
         Raises:
-            RunError: the run began with tasks of more levels.
+            RunError: the tasks have fewer levels than at the start of the run.
         """
         if hardest < 0:
             return np.asarray(self._odds / self._odds.max())
@@ -160,11 +176,13 @@ class Draws(Sequence[Task]):
 def advanced(
     draws: Draws, standing: Standing, episodes: Sequence[Episode], draw: int
 ) -> tuple[Standing, dict[str, float]]:
-    """Where the curriculum stands after a step, and its metrics.
+    """Return the curriculum state after a step, and the curriculum metrics.
 
     Args:
-        episodes: that the step played.
-        draw: the first one that is not begun yet.
+        draws: task sampler of the run.
+        standing: curriculum state before the step.
+        episodes: episodes of the step.
+        draw: number of the first draw not started yet.
     """
     settings = draws.run.curriculum
     assert settings is not None
@@ -182,10 +200,10 @@ def advanced(
 
 
 def _odds(environment: EnvironmentPart, tasks: Sequence[Task]) -> npt.NDArray[np.float64]:
-    """How often each task is to be drawn, beside others.
+    """Return the sampling weight of each task, shape [tasks].
 
     Raises:
-        ValueError: none is to be drawn, or one less than never.
+        ValueError: a weight is not finite, or not positive.
     """
     if type(environment).odds is EnvironmentPart.odds:
         return np.ones(len(tasks))

@@ -1,4 +1,4 @@
-"""Who plays: attempts in, episodes out. Collecting, evaluating and training know no more of it than this."""
+"""Interface of rollout runners, shared by training, evaluation and batch collection."""
 
 from __future__ import annotations
 
@@ -12,80 +12,89 @@ from marft.common.types import Episode
 from marft.common.usage import RESTARTS
 from marft.config.run import RunSettings
 
-LOST = (RESTARTS, "workers_lost", "episodes_played_again", "tasks_set_aside")  # with processes
+LOST = (RESTARTS, "workers_lost", "episodes_played_again", "tasks_set_aside")  # metrics of worker processes
 
 
 def nobody(_: Episode) -> None:
-    """Whoever does not look at episodes as they end."""
+    """Ignore a finished episode; default ``on_done`` callback."""
 
 
 class Begun(Protocol):
-    """Attempts that are played in the background."""
+    """Handle for attempts in the background."""
 
     @property
     def outcome(self) -> Future[list[Episode]]:
-        """Episodes in the order of the attempts, once nothing of them is played any more."""
+        """Future with the episodes, in the order of the attempts.
+
+        The future is done when no attempt is in progress.
+        """
         ...
 
     def cancel(self) -> None:
-        """Let go of them."""
+        """Cancel the attempts."""
         ...
 
 
 class Rollouts(Protocol):
-    """Plays the episodes of a run, wherever its environment, tools and models are."""
+    """Runner for a run's episodes, independent of where environment, tools and models run."""
 
     @property
     def run(self) -> RunSettings:
-        """The recipe that is played."""
+        """Recipe of the run."""
         ...
 
     @property
     def team(self) -> Team:
-        """The recipe's team, its agents equipped with their tools and skills."""
+        """Team of the recipe, its agents equipped with tools and skills."""
         ...
 
     @property
     def set_aside(self) -> dict[str, str]:
-        """Tasks that are played no more, by id, and why: they have ended one process after the other. It grows while
-        episodes are played; what it is given, from a run before, it keeps to."""
+        """Excluded tasks, by id, and the reason.
+
+        A task is excluded after repeated crashes of worker processes. The mapping grows during rollouts. Entries added
+        from an earlier run stay in effect.
+        """
         ...
 
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
     ) -> list[Episode]:
-        """Play every attempt → episodes in the same order, with the rewards that the recipe's terms make of them.
+        """Play every attempt and return rewarded episodes in the same order.
 
-        What goes wrong in an environment, a tool or a term loses its own episodes alone: they are ``failed`` or
-        ``timed_out``, with the reason. What is lost with a process is played again.
+        An error in an environment, a tool or a reward term affects only its own episode. The status of that episode is
+        ``failed`` or ``timed_out``, with the reason. An attempt lost with a worker process is played again.
 
         Args:
-            team: plays instead of the recipe's own.
-            on_done: sees each episode as soon as it is over and has its rewards.
+            attempts: attempts to play.
+            team: team to play instead of the recipe's team; optional.
+            on_done: callback for each finished episode, rewards included.
         """
         ...
 
     def begin(self, attempts: Sequence[Attempt]) -> Begun:
-        """Play attempts in the background, with an engine that is apart."""
+        """Start attempts in the background; requires a separate engine."""
         ...
 
     def end(self, begun: Sequence[Begun]) -> None:
-        """Let go of what is played in the background, and wait some seconds until it has been."""
+        """Cancel background attempts and wait a few seconds for their end."""
         ...
 
     def publish(self, version: int) -> None:
-        """The policies in training are at this version now. Nothing may be played meanwhile, but with an engine that is
-        apart."""
+        """Publish the current weights of trained policies under a version.
+
+        With an engine in this process, no rollout may be in progress.
+        """
         ...
 
     def version(self, policy: str) -> int:
-        """The version of a policy that was published last; 0 where none was."""
+        """Return the latest published version of a policy; 0 before the first."""
         ...
 
     def usage(self) -> Mapping[str, float]:
-        """What sampling and scoring have taken so far, and what was given up, by the name of a metric."""
+        """Return total usage of sampling and scoring, and failure counts, by metric name."""
         ...
 
     def close(self) -> None:
-        """End whatever was started."""
+        """Release all resources."""
         ...

@@ -1,4 +1,4 @@
-"""Who plays a run's episodes: this process alone, on its threads, or worker processes beside it."""
+"""Rollout runner on threads of this process, and the factory for both runners."""
 
 from __future__ import annotations
 
@@ -28,29 +28,36 @@ T = TypeVar("T")
 
 
 def open_rollouts(run: RunSettings, for_parts: bool = False) -> LocalRollouts | WorkerRollouts:
-    """What plays a run as ``rollout.processes`` says. Close it, or use it as a context manager.
+    """Open the rollout runner for ``rollout.processes``; use it as a context manager or call ``close``.
 
     Args:
-        for_parts: models stay in the host's memory: a part of them alone will come to the device.
+        run: recipe of the run.
+        for_parts: keep models in host memory, because only a part of each model moves to the device.
 
     Raises:
-        ValueError: something that the recipe names cannot be had.
+        ValueError: a component of the recipe is unavailable.
     """
     return (WorkerRollouts if run.rollout.processes else LocalRollouts)(run, for_parts)
 
 
 class LocalRollouts:
-    """Loads what a recipe names and plays episodes on it. Close it, or use it as a context manager.
+    """Rollout runner in this process; use it as a context manager or call ``close``.
+
+    The runner loads the models, environment, tools and reward terms of the recipe.
+
+    Args:
+        run: recipe of the run.
+        for_parts: keep models in host memory, because only a part of each model moves to the device.
 
     Raises:
-        ValueError: a model cannot be loaded, an endpoint's key or a tool is not there, or an agent's
+        ValueError: a model cannot be loaded, an endpoint's key or a tool is missing, or an agent's
             ``max_new_tokens`` fills its model's context.
     """
 
     def __init__(self, run: RunSettings, for_parts: bool = False) -> None:
-        with ExitStack() as started:  # what has been started ends, should the rest fail
+        with ExitStack() as started:  # closes all started parts if a later part fails
             self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
-            self.set_aside: dict[str, str] = {}  # what ends a process ends this one
+            self.set_aside: dict[str, str] = {}  # stays empty: a crash would end this process
             terms = open_terms(run, started.callback)
             self._samplers = Samplers(run, end_all, for_parts)
             started.callback(self._samplers.close)
@@ -66,57 +73,63 @@ class LocalRollouts:
         return self.game.team
 
     def decode(self, policy: str, ids: TokenIds) -> str:
-        """Return what a policy's turn says, without its end and what its chat template begins each turn with."""
+        """Return the text of a policy's turn, without the end token and the fixed start of the chat template."""
         return self._samplers.decode(policy, ids)
 
     def publish(self, version: int) -> None:
-        """The policies in training are at this version now."""
+        """Publish the current weights of trained policies under a version."""
         self._samplers.publish(version)
 
     def version(self, policy: str) -> int:
-        """The version of a policy that was published last; 0 where none was."""
+        """Return the latest published version of a policy; 0 before the first."""
         return self.engine.version(policy)
 
     def publish_versions(self, versions: Mapping[str, int]) -> None:
-        """These policies were given other weights, each of a step."""
+        """Publish new weights of the given policies, each under its own version."""
         self._samplers.publish_versions(versions)
 
     def instruct(self, versions: Sequence[Version]) -> None:
-        """What agents are told from here on, in the roles of these versions; in all others, what the recipe says."""
+        """Set the instructions of agents to the given prompt versions.
+
+        Roles without a version use the instructions of the recipe.
+        """
         before = {agent.role: agent.instructions for agent in self.run.agents}
         self.game = replace(self.game, team=self._parts.game.team.instructed(versions, before))
 
     def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[str, int]:
-        """What a policy says to a question that is no agent's part of an episode, and the tokens that it took."""
+        """Query a policy outside episodes → text, number of tokens."""
         return self._samplers.ask(policy, question, sampling, key)
 
     def usage(self) -> dict[str, float]:
-        """What sampling and scoring have taken so far, and threads that hang, by the name of a metric."""
+        """Return total usage of sampling and scoring, and the count of hung threads, by metric name."""
         return added(self.engine.usage(), self._parts.usage())
 
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
     ) -> list[Episode]:
-        """Play every attempt → episodes in the same order."""
+        """Play every attempt and return episodes in the same order."""
         game = replace(self.game, team=team) if team else self.game
         return self.wait_for(self._play(game, attempts, on_done))
 
     def play_in(self, environment: Environment, attempts: Sequence[Attempt], most_steps: int) -> list[Episode]:
-        """Play attempts in another environment than the recipe's, by the recipe's team: what that one pays stands,
-        without the recipe's reward terms.
+        """Play attempts of the recipe's team in another environment.
+
+        Rewards come from that environment, without the recipe's reward terms.
 
         Args:
-            most_steps: of an episode; then it is truncated.
+            environment: environment to play in.
+            attempts: attempts to play.
+            most_steps: maximum number of steps; longer episodes are truncated.
         """
         game = replace(self.game, environment=environment, max_steps=most_steps)
         return self.wait_for(self._play(game, attempts, nobody, as_it_is))
 
     def begin(self, attempts: Sequence[Attempt]) -> Background[list[Episode]]:
-        """Play attempts in the background."""
+        """Start attempts in the background."""
         return self._samplers.begin(self._play(self.game, attempts, nobody))
 
     def end(self, begun: Sequence[Begun]) -> None:
-        """Let go of what is played in the background."""
+        """Cancel background attempts."""
         self._samplers.end(begun)
 
     async def _play(
@@ -129,11 +142,11 @@ class LocalRollouts:
             await self.engine.settle()
 
     def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
-        """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
+        """Run a coroutine that uses the engine; the engine computes on the calling thread."""
         return self._samplers.wait_for(coroutine)
 
     def close(self) -> None:
-        """End whatever was started."""
+        """Release all resources."""
         self._started.close()
 
     def __enter__(self) -> LocalRollouts:

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, checkpoints, metrics and episodes."""
+"""Run folders: recipes, checkpoints, metrics, episodes and exports."""

@@ -1,4 +1,4 @@
-"""What may be different when a run goes on, and what makes it another run."""
+"""Recipe changes on resume: permitted changes, and changes that require a new run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from marft.config.run import RunSettings
 
 FREE = (
     "name", "output", "recipe_folder", "device", "threads",
-    "models.*.path", "models.*.revision", "models.*.chat_template",  # what they hold is compared, not where it lies
+    "models.*.path", "models.*.revision", "models.*.chat_template",  # their content is compared, not their location
     "models.*.gradient_checkpointing", "models.*.ranks", "training.steps",
     "training.tokens_per_micro_batch", "training.share_prefixes",
     "training.ranks", "training.shard", "training.offload_optimizer", "training.rank_patience_seconds",
@@ -27,10 +27,10 @@ PRESET = "algorithm.name"
 
 
 def changes(before: RunSettings, now: RunSettings) -> dict[str, tuple[object, object]]:
-    """What shapes learning and differs: key → old and new value.
+    """Return changed settings that affect learning: key → old and new value.
 
-    Everything shapes learning but what is known not to (``FREE``): where things lie, how long and how fast a run goes,
-    what is kept of it and how it is evaluated.
+    Every setting affects learning, except those in ``FREE``. These are locations, the length and speed of a run, the
+    recording of data, and the evaluation.
     """
     old, new = dict(flat(before)), dict(flat(now))
     return {
@@ -41,10 +41,10 @@ def changes(before: RunSettings, now: RunSettings) -> dict[str, tuple[object, ob
 
 
 def refuse_changes(before: RunSettings, now: RunSettings) -> None:
-    """A run goes on with what shaped it.
+    """Check a resumed run for changed settings that affect learning.
 
     Raises:
-        ValueError: a setting that shapes learning is another one than before; the message names each.
+        ValueError: a setting that affects learning has changed; the message names each.
     """
     different = changes(before, now)
     if different:
@@ -56,7 +56,7 @@ def refuse_changes(before: RunSettings, now: RunSettings) -> None:
 
 
 def _in_words(different: Mapping[str, tuple[object, object]]) -> Iterator[str]:
-    """A line for each change; another preset is one change, whatever comes with it."""
+    """Yield a line for each change. A preset change is one line together with the settings of the preset."""
     with_preset = [key for key in different if key.startswith("algorithm.") and key != PRESET]
     if PRESET in different:
         old, new = different[PRESET]
@@ -67,7 +67,7 @@ def _in_words(different: Mapping[str, tuple[object, object]]) -> Iterator[str]:
 
 
 def notes(before: RunSettings, now: RunSettings) -> Iterator[str]:
-    """What may change and still shows in what the run learns."""
+    """Yield notes about permitted changes that still affect learning."""
     optimizer = now.algorithm.optimizer
     if before.training.steps != now.training.steps and optimizer.schedule != "constant":
         yield (
@@ -77,7 +77,7 @@ def notes(before: RunSettings, now: RunSettings) -> Iterator[str]:
 
 
 def flat(run: RunSettings) -> Iterator[tuple[str, object]]:
-    """A recipe by dotted keys: agents by their roles, reward terms by their numbers."""
+    """Yield a recipe as dotted keys and values; agents are keyed by role, reward terms by index."""
     return _flat(_table(run))
 
 
@@ -86,7 +86,7 @@ def _is_free(key: str, run: RunSettings) -> bool:
     if parts[0] == "models" and parts[-1] == "path" and run.is_remote(parts[1]):
         return False  # the model's name at its endpoint
     if parts[0] == "guards" and key != "guards.on_collapse" and run.guards.on_collapse == "note":
-        return True  # what only says something shapes nothing
+        return True  # guards that only report do not affect learning
     return any(fnmatchcase(key, pattern) for pattern in FREE)
 
 

@@ -1,7 +1,6 @@
-"""Checkpoints: weights, optimizers and progress, whole or not there, never a pickle.
+"""Checkpoints with weights, optimizers and progress, written atomically and without pickle.
 
-Torch is imported where weights are read or written: which checkpoints there are, and whether they are whole, is known
-without it.
+PyTorch is imported only where weights are read or written. Checkpoints can be listed and verified without it.
 """
 
 from __future__ import annotations
@@ -40,89 +39,89 @@ CHECKPOINT, START = re.compile(r"step_\d{6,}"), re.compile(r"start_\d{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far a run was when a checkpoint was written. Random streams are named, so they need no state."""
+    """Progress of a run at a checkpoint. Random streams are named, so they have no state."""
 
-    step: int = 0  # training steps done
+    step: int = 0  # completed training steps
     environment_steps: int = 0
-    best_step: int = 0  # the checkpoint with the best score so far; 0 for none
+    best_step: int = 0  # step of the best checkpoint so far; 0: none
     best_score: float = -1.0
-    best_by: str = ""  # the metric that the score is of; scores of others are on other scales
-    tasks_drawn: int = 0  # of the endless pass over the training tasks
+    best_by: str = ""  # metric of the best score; scores of different metrics are not comparable
+    tasks_drawn: int = 0  # position in the endless pass over the training tasks
     tasks: str = ""  # digest of the training tasks
-    returns: int = 0  # times that the run has gone back to an earlier checkpoint
-    cooled: float = 1.0  # what learning rates are multiplied by since then
-    parts: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
-    set_aside: Mapping[str, str] = field(default_factory=dict)  # tasks that are drawn no more, by id, and why
-    curriculum: Standing | None = None  # which levels of difficulty are asked
-    profiles: Lineage | None = None  # what agents are told, where that is learned
+    returns: int = 0  # number of rollbacks to an earlier checkpoint
+    cooled: float = 1.0  # factor for learning rates since the last rollback
+    parts: Mapping[str, float] = field(default_factory=dict)  # credit state carried from step to step
+    set_aside: Mapping[str, str] = field(default_factory=dict)  # excluded tasks by ID, with the reasons
+    curriculum: Standing | None = None  # difficulty levels in use
+    profiles: Lineage | None = None  # learned prompts of agents
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a checkpoint says of itself, besides the weights: all of it covered by digests."""
+    """Checkpoint contents besides the weights. All of them are covered by digests."""
 
     path: Path
     state: State
-    log: Mark  # how far the run's metrics went
-    models: Mapping[str, str]  # digests of the bases, tokenizers and frozen adapters that the run learned with
-    code: Mapping[str, str]  # digests of the files of users' parts
-    version: str  # of MARFT
+    log: Mark  # length and digest of the metrics log at the checkpoint
+    models: Mapping[str, str]  # digests of the base models, tokenizers and frozen adapters in training
+    code: Mapping[str, str]  # digests of the files of user code
+    version: str  # MARFT version
 
     def recipe(self, given: Iterable[object] = ()) -> RunSettings:
-        """The recipe that the run learned with.
+        """Return the recipe saved with the checkpoint.
 
         Args:
-            given: what it names as given in Python.
+            given: Python objects that the recipe refers to by placeholder.
 
         Raises:
-            ValueError: this version of MARFT cannot read it.
+            ValueError: this version of MARFT cannot read the recipe.
         """
         return load_recipe(self.path / RECIPE, given=given)
 
 
 class CriticState(Protocol):
-    """State of a critic that a checkpoint holds."""
+    """Critic state for a checkpoint."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all that it has learned."""
+        """Return all learned tensors."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> bool:
-        """Undo :meth:`state_dict` → whether the state fits this critic."""
+        """Restore the output of :meth:`state_dict`; return False if it does not fit this critic."""
 
 
 class TrainState(Protocol):
-    """State of a learner that a checkpoint holds, beside the weights of policies."""
+    """Learner state for a checkpoint, besides the policy weights."""
 
     @property
     def optimizers(self) -> Mapping[str, object]:
-        """Optimizers of the trained policies, by the name of the policy."""
+        """Optimizers of the trained policies, by policy name."""
 
     @property
     def critic(self) -> CriticState | None:
-        """The critic, where there is one."""
+        """Critic model. The value is None without a critic."""
 
     def not_finite(self) -> list[str]:
-        """Return the parts that hold a number that is not finite, by name."""
+        """Return the names of parts with non-finite numbers."""
 
     def state_dict(self) -> dict[str, float]:
-        """Return what is carried from step to step beside weights and moments."""
+        """Return the state carried between steps, besides weights and optimizer moments."""
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Undo :meth:`state_dict`."""
+        """Restore the output of :meth:`state_dict`."""
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Return the moments of the optimizers."""
+        """Return the optimizer moments."""
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`optimizer_state`."""
+        """Restore the output of :meth:`optimizer_state`."""
 
 
 class Checkpoints:
-    """The ``checkpoints`` folder of a run.
+    """Manager of a run's ``checkpoints`` folder.
 
     Args:
-        spare: how many steps old a checkpoint is that a run goes back to; the first, the newest such, and those that
-            become so stay. 0: it never goes back.
+        spare: minimum age of a rollback checkpoint, in steps. The first checkpoint, the newest one of that age, and all
+            newer ones are kept. 0: the run is never rolled back.
     """
 
     def __init__(self, folder: RunFolder, settings: CheckpointSettings, spare: int = 0) -> None:
@@ -132,10 +131,10 @@ class Checkpoints:
         self, state: State, run: RunSettings, models: Models, learner: TrainState, log: Mark,
         beside: Callable[[Path], None] = lambda _: None,
     ) -> Path:  # fmt: skip
-        """Write ``step_<n>`` and let go of those that need not be kept.
+        """Write checkpoint ``step_<n>`` and delete superseded checkpoints.
 
         Args:
-            beside: writes what else the run needs to go on into the checkpoint's folder.
+            beside: writes additional files into the checkpoint's folder.
         """
         target = self.path / name_of(state.step)
         _make_way(target)
@@ -144,9 +143,10 @@ class Checkpoints:
         return target
 
     def set_aside(self, state: State, run: RunSettings, models: Models, learner: TrainState) -> Path:
-        """Write what a run is to begin with, while the run whose place it takes is still there.
+        """Write a new run's initial weights to ``start_<n>``.
 
-        It is called ``start_<n>``: a name that nothing has, for what the weights came from may lie here too.
+        The run to overwrite still exists at that time. The name is unused, because the source of the weights may be in
+        the same folder.
         """
         self.path.mkdir(exist_ok=True)
         number = 1 + max((int(path.name.removeprefix("start_")) for path in starts(self.path)), default=0)
@@ -155,7 +155,7 @@ class Checkpoints:
         return target
 
     def begin_with(self, start: Path) -> None:
-        """What was set aside is the checkpoint of step 0 from now on."""
+        """Rename a saved start to the checkpoint of step 0."""
         start.rename(self.path / name_of(0))
         atomic.sync_folder(self.path)
 
@@ -181,10 +181,12 @@ class Checkpoints:
             (draft / STATE).write_text(json.dumps({**table, "digest": digest_of_table(table)}, indent=2) + "\n")
 
     def newest(self) -> tuple[Record | None, list[str]]:
-        """The newest whole checkpoint, and what is wrong with those after it. None where no checkpoint was written.
+        """Return the newest undamaged checkpoint, and the problems in newer checkpoints.
+
+        The checkpoint is None if the folder has no checkpoints.
 
         Raises:
-            ValueError: checkpoints are there, but none is whole.
+            ValueError: checkpoints exist, but all are damaged.
         """
         atomic.remove_unfinished(self.path)
         damaged: list[str] = []
@@ -198,14 +200,14 @@ class Checkpoints:
         return None, []
 
     def steps(self) -> list[Path]:
-        """Checkpoint folders, oldest first."""
+        """Return the checkpoint folders, oldest first."""
         return self.folder.saved_steps()
 
     def find(self, name: str) -> Path:
-        """Return the folder of a checkpoint by name: ``last``, ``best`` or ``step_000050``.
+        """Return a checkpoint's folder by name: ``last``, ``best`` or ``step_000050``.
 
         Raises:
-            ValueError: there is none. ``best`` never stands for a checkpoint that was not rated.
+            ValueError: the checkpoint does not exist. ``best`` requires a rated checkpoint.
         """
         steps = self.steps()
         if steps and name == "last":
@@ -218,10 +220,10 @@ class Checkpoints:
         raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {known}")
 
     def _best(self, steps: Sequence[Path]) -> Path:
-        """Return the best checkpoint, as the newest one has it.
+        """Return the best checkpoint according to the newest checkpoint.
 
         Raises:
-            ValueError: no step was rated, or the checkpoint is gone.
+            ValueError: no step was rated, or the checkpoint was deleted.
         """
         step, others = verify(steps[-1]).best_step, ", ".join(["last", *(path.name for path in steps)])
         if not step:
@@ -237,7 +239,8 @@ class Checkpoints:
         return best
 
     def _let_go(self, state: State) -> None:
-        done = [step_of(path) for path in self.steps() if step_of(path) <= state.step]  # what is later was passed over
+        # later checkpoints were skipped on resume
+        done = [step_of(path) for path in self.steps() if step_of(path) <= state.step]
         stay = kept(done, self.settings.keep_last, self.spare)
         if self.settings.keep_best:
             stay.add(state.best_step)
@@ -247,8 +250,15 @@ class Checkpoints:
 
 
 def kept(done: Sequence[int], last: int, spare: int) -> set[int]:
-    """The steps whose checkpoints stay, of those that there are, oldest first: the ``last`` newest, and for a run that
-    goes back ``spare`` steps the first, the newest that is that old, and what grows that old before another does.
+    """Return the steps with checkpoints to keep.
+
+    These are the ``last`` newest ones. With ``spare``, they also include the first one, the newest one that is at least
+    ``spare`` steps old, and all later ones.
+
+    Args:
+        done: steps with a checkpoint, oldest first.
+        last: number of newest checkpoints to keep.
+        spare: minimum age of a rollback checkpoint, in steps; 0 keeps none for rollbacks.
 
     >>> sorted(kept([0, 4, 6, 8, 10], last=2, spare=5))
     [0, 4, 6, 8, 10]
@@ -263,13 +273,13 @@ def kept(done: Sequence[int], last: int, spare: int) -> set[int]:
 
 
 def starts(checkpoints: Path) -> list[Path]:
-    """What was set aside for a run to begin with, oldest first: a start that was cut short has left it."""
+    """Return saved starts, oldest first. They are left over from interrupted starts."""
     found = [path for path in checkpoints.glob("start_*") if START.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("start_")))
 
 
 def _make_way(target: Path) -> None:
-    """Clear the place of a checkpoint of what was passed over there. What no run wrote is put aside, not removed."""
+    """Remove a skipped checkpoint from a target path. Files that no run wrote are renamed instead."""
     if target.is_dir() and not target.is_symlink():
         remove_checkpoint(target)
     if target.exists() or target.is_symlink():
@@ -277,23 +287,24 @@ def _make_way(target: Path) -> None:
 
 
 def name_of(step: int) -> str:
+    """Return the folder name for a step, for example ``step_000050``."""
     return f"step_{step:06d}"
 
 
 def verify(path: Path) -> State:
-    """Check every file of a checkpoint against its digest → the state.
+    """Verify every file of a checkpoint against its digest and return the progress.
 
     Raises:
-        ValueError: something is missing or not as it was written.
+        ValueError: a file is missing or damaged.
     """
     return read_record(path).state
 
 
 def read_record(path: Path) -> Record:
-    """Check every file of a checkpoint against its digest → what it says of itself.
+    """Verify every file of a checkpoint against its digest and return the record.
 
     Raises:
-        ValueError: something is missing or not as it was written.
+        ValueError: a file is missing or damaged, or the checkpoint is from another version of MARFT.
     """
     if not (path / STATE).is_file():
         inside = [*path.glob("checkpoints/step_*"), *path.glob("step_*")]
@@ -328,10 +339,10 @@ def read_record(path: Path) -> Record:
 
 
 def restore(record: Record, models: Models, learner: TrainState) -> State:
-    """Load a run's checkpoint into models and learner → its state.
+    """Load a checkpoint into models and learner to resume its run, and return the progress.
 
     Raises:
-        ValueError: it does not fit, or the run learned with other models.
+        ValueError: the checkpoint does not fit, or the run used other models.
     """
     for name, digest in models.digests().items():
         if record.models.get(name, digest) != digest:
@@ -344,10 +355,10 @@ def restore(record: Record, models: Models, learner: TrainState) -> State:
 
 
 def put_in_place(record: Record, models: Models, learner: TrainState) -> None:
-    """Load what a checkpoint holds of policies, optimizers, critic, and what credit and schedule carry.
+    """Load policies, optimizers, critic and the carried learner state from a checkpoint.
 
     Raises:
-        ValueError: it does not fit.
+        ValueError: the checkpoint does not fit.
     """
     load_policies(record.path, models, learner.optimizers)
     if learner.critic and not learner.critic.load_state_dict(_read(record.path / CRITIC)):
@@ -360,7 +371,7 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
     """Load the weights of ``policies`` from a checkpoint.
 
     Raises:
-        ValueError: it is gone, a policy is not in it, or does not fit.
+        ValueError: the checkpoint was deleted, lacks a policy, or does not fit.
     """
     for policy in policies:
         folder = path / "policies" / policy
@@ -371,7 +382,7 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
 
 
 def load_critic(path: Path, learner: TrainState) -> bool:
-    """Load the critic of a checkpoint, for a new run that starts from it → whether there was one that fits."""
+    """Load a checkpoint's critic for a new run, and return True if it exists and fits."""
     if learner.critic is None or not (path / CRITIC).is_file():
         return False
     return learner.critic.load_state_dict(_read(path / CRITIC))
@@ -399,9 +410,11 @@ def _files(folder: Path) -> list[Path]:
 
 
 def digest_of_table(table: Mapping[str, object]) -> str:
+    """Return the SHA-256 digest of a table, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of_file(path: Path) -> str:
+    """Return the SHA-256 digest of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

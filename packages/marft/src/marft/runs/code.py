@@ -1,4 +1,4 @@
-"""The files that users' parts are written in, so that a run that goes on can say which of them have changed."""
+"""User code in a recipe: digests of its files, to report changes on resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from marft.config.run import RunSettings
 
 
 def digests_of_code(run: RunSettings) -> dict[str, str]:
-    """The file of each import path in a recipe → its digest. What that file imports is not looked at."""
+    """Return the file digest for each module named in a recipe by import path.
+
+    Files that such a module imports are not checked.
+    """
     found = {}
     for text in _texts(run.model_dump(mode="json")):
         name = their_module_in(text)
@@ -23,7 +26,7 @@ def digests_of_code(run: RunSettings) -> dict[str, str]:
 
 
 def code_notes(before: Mapping[str, str], run: RunSettings, step: int) -> Iterator[str]:
-    """What a run learned with up to ``step`` and is another file now."""
+    """Yield a note for each user file that changed since checkpoint ``step``."""
     for module, digest in digests_of_code(run).items():
         if before.get(module, digest) != digest:
             yield (

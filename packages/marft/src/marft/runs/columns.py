@@ -1,4 +1,4 @@
-"""How a value of our types is stored in Arrow: derived from the type, so that a field is added in its class alone."""
+"""Arrow codecs derived from Python types. A new field needs no other change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marft.common.texts import storable
 
 
 class Codec(NamedTuple):
-    """The Arrow type of a Python type, and the ways there and back.
+    """Arrow type for a Python type, with conversions in both directions.
 
     >>> codec_of(tuple[int, ...]).arrow
     ListType(list<item: int64>)
@@ -26,11 +26,13 @@ class Codec(NamedTuple):
 
 
 def codec_of(hint: object) -> Codec:
-    """The codec of a type: a number, text, bytes, truth value or literal, an array, ``X | None``, ``tuple[X, ...]``, a
-    mapping from texts, or a dataclass or named tuple of such.
+    """Return the codec for a type.
+
+    Supported are numbers, text, bytes, booleans, literals, arrays, ``X | None``, ``tuple[X, ...]``, mappings from text,
+    and dataclasses or named tuples of these.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: the type is not supported.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in _SCALARS:
@@ -51,10 +53,10 @@ def codec_of(hint: object) -> Codec:
 
 
 def codecs_of(cls: type) -> dict[str, Codec]:
-    """The codecs of the fields of a dataclass or named tuple, in their order.
+    """Return the codec for each field of a dataclass or named tuple, in order.
 
     Raises:
-        TypeError: a field's type has no column.
+        TypeError: a field's type is not supported.
     """
     hints = get_type_hints(cls)
     names = [field.name for field in fields(cls)] if is_dataclass(cls) else list(getattr(cls, "_fields", ()))
@@ -102,7 +104,7 @@ def _mapping(inner: Codec) -> Codec:
 
 
 def _record(cls: type) -> Codec:
-    """What a row written earlier lacks has its default."""
+    """Return the codec for a class; fields missing in older rows get their defaults."""
     parts = codecs_of(cls)
     return Codec(
         pa.struct([(name, part.arrow) for name, part in parts.items()]),

@@ -1,5 +1,8 @@
-"""What the learner knew of a step's actions, beside its episodes: one row an action, numbers of decisions in half
-precision, so that a decision takes 2 bytes a column before compression."""
+"""Credit files: learner data about the actions in a step, stored beside the episodes.
+
+Each action is one row. Values for each decision are stored as float16, so a decision takes 2 bytes a column before
+compression.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from marft.runs.parquet import opened
 if TYPE_CHECKING:
     from marft.common.types import ActionCredit
 
-LARGEST = float(np.finfo(np.float16).max)  # what is larger is written as this
+LARGEST = float(np.finfo(np.float16).max)  # larger magnitudes are clipped to this
 DECISIONS: dict[str, Callable[[ActionCredit], npt.NDArray[Any] | None]] = {
     "advantage": lambda row: row.advantages,
     "raw_advantage": lambda row: row.raw,
@@ -29,12 +32,12 @@ DECISIONS: dict[str, Callable[[ActionCredit], npt.NDArray[Any] | None]] = {
 }
 SCHEMA = pa.schema(
     [
-        ("stream", pa.string()),  # with task and sample the episode
+        ("stream", pa.string()),  # identifies the episode together with task and sample
         ("task", pa.string()),
         ("sample", pa.int64()),
-        ("action", pa.string()),  # its id
+        ("action", pa.string()),  # action ID
         ("agent", pa.string()),
-        ("group", pa.string()),  # key of the group that it was compared in; "" for none
+        ("group", pa.string()),  # key of its comparison group; "" for none
         ("gradient", pa.float32()),
         *((name, pa.list_(pa.float16())) for name in DECISIONS),
     ]
@@ -42,7 +45,7 @@ SCHEMA = pa.schema(
 
 
 def write_credit(path: Path, rows: Sequence[ActionCredit]) -> int:
-    """Write one file, atomically → its size in bytes."""
+    """Write a credit file atomically and return its size in bytes."""
     table = pa.table(
         {
             "stream": [row.episode.stream for row in rows],
@@ -64,10 +67,10 @@ def write_credit(path: Path, rows: Sequence[ActionCredit]) -> int:
 
 
 def read_credit(path: Path, stream: str, task: str, sample: int) -> dict[str, dict[str, Any]]:
-    """What is known of an episode's actions: by their ids, a list of each column, None where there is none.
+    """Read the credit for one episode, by action ID: a list for each column. Missing columns are None.
 
     Raises:
-        ValueError: the file is none of ours, or damaged.
+        ValueError: the file is not a credit file, or is damaged.
     """
     keys = _read(path, ["stream", "task", "sample"])
     mine = pc.and_(
@@ -79,10 +82,10 @@ def read_credit(path: Path, stream: str, task: str, sample: int) -> dict[str, di
 
 
 def read_groups(path: Path) -> dict[str, list[tuple[str, str, int]]]:
-    """The episodes of each group, by its key: stream, task and sample of each.
+    """Read the episodes in each group, by group key: stream, task and sample for each episode.
 
     Raises:
-        ValueError: the file is none of ours, or damaged.
+        ValueError: the file is not a credit file, or is damaged.
     """
     table = _read(path, ["group", "stream", "task", "sample"])
     groups: dict[str, dict[tuple[str, str, int], None]] = {}
@@ -93,10 +96,10 @@ def read_groups(path: Path) -> dict[str, list[tuple[str, str, int]]]:
 
 
 def read_advantages(path: Path) -> dict[str, npt.NDArray[np.float64]]:
-    """The advantages of each agent's trained decisions, as the objective was given them.
+    """Read the advantages of trained decisions for each agent, as passed to the objective.
 
     Raises:
-        ValueError: the file is none of ours, or damaged.
+        ValueError: the file is not a credit file, or is damaged.
     """
     table = _read(path, ["agent", "advantage"])
     found = {}
@@ -118,7 +121,7 @@ def _read(path: Path, columns: Sequence[str]) -> pa.Table:
 
 
 def _lists(rows: Sequence[npt.NDArray[Any] | None]) -> pa.Array:
-    """Arrays in half precision, one a row."""
+    """Return float16 arrays, one for each row."""
     offsets = np.cumsum([0, *(0 if row is None else len(row) for row in rows)])
     flat = np.concatenate([np.zeros(0), *(row for row in rows if row is not None)])
     halves = np.clip(flat, -LARGEST, LARGEST).astype(np.float16)

@@ -1,9 +1,9 @@
-"""Episodes as Parquet: one row an action, with token ids, log-probs and what it depended on.
+"""Parquet files of episodes: one row an action, with token IDs, log-probs and dependencies.
 
-An action's columns are derived from the fields of :class:`marft.common.types.Action`; ``step``, ``agent``,
-``observation`` and what the step earned stand beside them for those who read tables. What belongs to the whole episode
-stands in every row of it where it is a number or a word, and in its first row alone where it is long (transitions, and
-the final observation of a truncated one).
+The columns of an action follow from the fields of :class:`marft.common.types.Action`. The columns ``step``, ``agent``,
+``observation`` and the rewards of the step are added for readers of the table. Short episode data (numbers, words) is
+repeated in every row. Long episode data is in the first row only: the transitions, and the final observation of a
+truncated episode.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ADDED = {
     "answer",
     "imagined",
     "profile_version",
-}  # columns that older files lack: there the field has its default
-TOGETHER = 1024  # rows of a group: what is read for one episode
+}  # columns that older files lack; their fields get the default
+TOGETHER = 1024  # rows of a row group, the minimum that is read for one episode
 FORK = codec_of(Fork | None)
 TRANSITIONS = codec_of(tuple[Transition, ...])
 BOOTSTRAP = codec_of(Mapping[str, TokenIds])  # by agent
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
     [
         ("stream", pa.string()),
         ("task", pa.string()),
-        ("prompt_text", pa.string()),  # of the task
+        ("prompt_text", pa.string()),  # prompt of the task
         ("sample", pa.int64()),
         ("status", pa.string()),
         ("error", pa.string()),
@@ -49,7 +49,7 @@ SCHEMA = pa.schema(
         ("total_reward", pa.float64()),
         ("episode_seconds", pa.float64()),
         ("began", pa.float64()),  # seconds since 1970
-        ("answer", pa.string()),  # id of an action; null where nobody asked the whole team
+        ("answer", pa.string()),  # action ID; null if no client queried the whole team
         ("imagined", pa.bool_()),
         ("fork", FORK.arrow),
         ("transitions", TRANSITIONS.arrow),
@@ -57,15 +57,18 @@ SCHEMA = pa.schema(
         ("step", pa.int64()),
         ("agent", pa.string()),
         ("observation", pa.string()),
-        ("reward", pa.float64()),  # of the environment step
-        ("agent_reward", pa.float64()),  # of this agent in the environment step
+        ("reward", pa.float64()),  # team reward in the environment step
+        ("agent_reward", pa.float64()),  # reward of this agent in the environment step
         *((name, codec.arrow) for name, codec in ACTION.items()),
     ]
 )
 
 
 def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
-    """Write one file, atomically. An episode without actions (its environment failed early) is one row without one."""
+    """Write episodes to a file, atomically.
+
+    An episode without actions (its environment failed early) has one row without an action.
+    """
     rows = [row for episode in episodes for row in _rows(episode)]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     sink = pa.BufferOutputStream()
@@ -76,20 +79,22 @@ def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
 
 
 def read_rows(path: Path, task: str = "") -> list[dict[str, object]]:
-    """Rows of one file, in the order written; of one task alone where it is named."""
+    """Read a file's rows in order, optionally for a single task."""
     filters = [("task", "=", task)] if task else None
     with opened(path) as source:
         return list(pq.read_table(source, filters=filters, page_checksum_verification=True).to_pylist())
 
 
 def read_episodes(path: Path, task: str = "") -> list[Episode]:
-    """Episodes of one file, as they were written but for the data of their tasks.
+    """Read the episodes in a file.
+
+    Their tasks have no data, because files do not record it.
 
     Args:
-        task: whose episodes are read; "" reads all.
+        task: the ID of the task to read; "" reads all episodes.
 
     Raises:
-        ValueError: the file is none of ours, or damaged.
+        ValueError: the file is not an episode file, or is damaged.
     """
     if not path.is_file():
         raise ValueError(f"cannot read the episodes of {path}: it is no file")
@@ -108,19 +113,19 @@ def read_episodes(path: Path, task: str = "") -> list[Episode]:
 
 
 def sessions_in(folder: Path) -> list[Path]:
-    """Return the files of sessions that ``marft serve --record`` wrote to a folder, oldest first."""
+    """Return the session files that ``marft serve --record`` wrote to a folder, oldest first."""
     return sorted(folder.glob("sessions-*.parquet"))
 
 
 def read_episode(path: Path, first: int, rows: int) -> Episode:
-    """One episode of a file, of which no more is read than the row groups that it is in.
+    """Read a single episode from a file, loading only its row groups.
 
     Args:
-        first: its first row.
-        rows: how many it has.
+        first: index of its first row.
+        rows: number of its rows.
 
     Raises:
-        ValueError: the file is none of ours, or damaged, or has no such rows.
+        ValueError: the file is not an episode file, is damaged, or has no such rows.
     """
     try:
         with opened(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:

@@ -1,4 +1,4 @@
-"""The run directory: where everything of a run lies (docs: architecture, run directory)."""
+"""Run folder: layout of a run's files (docs: architecture, run directory)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from marft.runs import lock, removing
 from marft.runs.log import read_rows
 from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
 
-FORMAT = "a run of MARFT, 1"  # what the mark of a run says
-MARK = json.dumps({"format": FORMAT})  # the least that it says
+FORMAT = "a run of MARFT, 1"  # format name in a run's marker file
+MARK = json.dumps({"format": FORMAT})  # minimal content of the marker file
 OWN = (
     "checkpoints", "credit", "episodes", "evaluations", "graphs", "imagined", "league", "metrics.jsonl",
     "profiles.json", "replays", "rows", "tensorboard", "worth",
@@ -37,14 +37,16 @@ OWN = (
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
+    """Run folder with paths to its files."""
+
     path: Path
 
     @staticmethod
     def create(run: RunSettings) -> RunFolder:
-        """Make ``<output>/<name>`` with the resolved recipe in it.
+        """Create the folder ``<output>/<name>`` with the resolved recipe.
 
         Raises:
-            ValueError: a run of that name is there already, or somebody else's files.
+            ValueError: a run or other files are already there.
         """
         folder = RunFolder(Path(run.output) / run.name)
         folder.check_free()
@@ -56,7 +58,7 @@ class RunFolder:
         """Open an existing run.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the folder is not a run.
         """
         folder = RunFolder(at_home(path))
         if not folder.config.is_file():
@@ -64,8 +66,10 @@ class RunFolder:
         return folder
 
     def near(self) -> str:
-        """Which run may have been meant by a folder that is none: one of that name below ``runs``, inside it, or
-        beside it."""
+        """Return a hint at a similar run below ``runs``, inside this folder or beside this folder.
+
+        The text is "" without one.
+        """
         runs = [Path("runs") / self.path, *self.path.glob("*"), *self.path.glob("runs/*")]
         beside = closest(str(self.path), [str(path) for path in self.path.parent.glob("*") if RunFolder(path).is_run()])
         meant = next((str(path) for path in sorted(runs) if RunFolder(path).is_run()), beside)
@@ -73,44 +77,44 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep every other process from training here. A folder in which no run has begun goes again.
+        """Lock the folder against training by other processes. The folder is removed again if no run began.
 
         Raises:
-            ValueError: another process is at work on it, or it cannot be made.
+            ValueError: another process uses the folder, or it cannot be created.
         """
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
         if not missing and self._foreign() is None and (self.path / "run.lock").exists():
-            missing = [self.path]  # somebody was killed before a run began
+            missing = [self.path]  # left by a process that was killed before its run began
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except FileNotFoundError as error:  # what /proc says of a new folder
+        except FileNotFoundError as error:  # raised by /proc for a new folder
             raise ValueError(f"{self.path} cannot be made: choose another place (--output)") from error
         with lock.folder_held(self.path / "run.lock"):
             try:
                 yield
             finally:
                 if not self.is_run():
-                    (self.path / "run.lock").unlink(missing_ok=True)  # or gone with the folder
-                    with suppress(OSError):  # somebody has put something there
+                    (self.path / "run.lock").unlink(missing_ok=True)  # or deleted with the folder
+                    with suppress(OSError):  # other files are in the folder
                         for path in missing:
                             path.rmdir()
 
     def is_run(self) -> bool:
-        """Whether a run of ours has begun here: its mark says so, not what its files are called."""
+        """Return True if a run has begun here, according to its marker file."""
         try:
             return bool(atomic.read_json(self.path / "run.json")["format"] == FORMAT)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def is_at_work(self) -> bool:
-        """Whether another process may be training here."""
+        """Return True for a folder in use by another process, according to its lock file."""
         return lock.at_work(self.path / "run.lock")
 
     def check_free(self, overwrite: bool = False) -> None:
-        """See that a run can begin here: where none is, or one that failed before its first step was over.
+        """Check that a run can begin here: no run exists, or it failed before its first step ended.
 
         Raises:
-            ValueError: one is there already, and is not to be overwritten; or what is there is none.
+            ValueError: a run exists and must not be overwritten, or the folder has other files.
         """
         if self.is_run():
             if not overwrite and self.has_progress():
@@ -134,7 +138,7 @@ class RunFolder:
             )
 
     def _foreign(self) -> Path | None:
-        """The first thing in the folder, which no run has begun in, but what a start that was killed has left."""
+        """Return the first file in a folder without a run, ignoring leftovers of a killed start."""
         there = sorted(self.path.iterdir()) if self.path.is_dir() else []
         left = (path for path in there if path.name != "run.lock" and not atomic.is_draft(path))
         return next(
@@ -142,10 +146,10 @@ class RunFolder:
         )
 
     def refuse_links(self) -> None:
-        """See that what the run writes lies in its own folder.
+        """Check the run's files and folders for links out of its own folder.
 
         Raises:
-            ValueError: one of its files or folders is a link.
+            ValueError: a file or folder is a link.
         """
         for name in OWN:
             if (self.path / name).is_symlink():
@@ -157,14 +161,16 @@ class RunFolder:
     def begin(
         self, run: RunSettings, *, overwrite: bool = False, start_from: Path | None = None, start: Path | None = None
     ) -> list[Path]:
-        """Put the run's mark and its recipe here, in the place of a run before it → what is left, and not a run's.
+        """Write the marker and recipe of a new run, overwriting an earlier run.
+
+        The result lists remaining files in the folder that no run wrote.
 
         Args:
-            start_from: the checkpoint whose weights the run begins with, which its mark names.
-            start: a copy of them among the checkpoints here, which stays.
+            start_from: checkpoint with the initial weights, recorded in the marker.
+            start: copy of this checkpoint in the folder of checkpoints, which is kept.
 
         Raises:
-            ValueError: somebody else's run, or files, came in between.
+            ValueError: another run or other files appeared in the meantime.
         """
         self.check_free(overwrite)
         replaces = self.is_run()
@@ -172,7 +178,7 @@ class RunFolder:
         try:
             self.write_mark(start_from, start)
             self.write_config(run)
-        except BaseException:  # a full disk: a mark without a recipe would be a run that cannot go on
+        except BaseException:  # a full disk: a marker without a recipe would be a run that cannot resume
             if not replaces:
                 (self.path / "run.json").unlink(missing_ok=True)
                 self.config.unlink(missing_ok=True)
@@ -180,7 +186,10 @@ class RunFolder:
         return removing.remove_run(self.path, start) if replaces else []
 
     def write_mark(self, start_from: Path | None = None, start: Path | None = None) -> None:
-        """Say that this is the folder of a run, and what it begins with. Another file in the mark's place is kept."""
+        """Write the marker file of a run, with the source of its initial weights.
+
+        Any other file of that name is renamed.
+        """
         path = self.path / "run.json"
         if (path.exists() or path.is_symlink()) and not self.is_run():
             path.rename(atomic.free_name(path, "damaged"))
@@ -197,33 +206,35 @@ class RunFolder:
         atomic.write_file(path, json.dumps(mark, indent=2) + "\n")
 
     def goes_on(self, *, begins_with: bool) -> bool:
-        """Whether what is here is gone on with by whoever starts a run or goes on with it, as there is one.
+        """Return True to resume the run in this folder, False to start one.
 
         Args:
-            begins_with: a start is given the weights of a checkpoint: before the run's first one of its own they are
-                all that there is, and it is started again.
+            begins_with: a start would use the weights of a checkpoint. A run without a checkpoint of its own is then
+                started again.
         """
         if self.start_cut_short():
             return False
         return bool(self.saved_steps()) or (self.is_run() and not begins_with)
 
     def has_progress(self) -> bool:
-        """Whether the run has done a step, or there is anything else that somebody may want to keep."""
+        """Return True if the run has a completed step or other data worth keeping."""
         kept = (self.checkpoints, self.episodes, self.evaluations)
         return any(path.exists() for path in kept) or (self.metrics.is_file() and self.metrics.stat().st_size > 0)
 
     def started_from(self) -> str:
-        """The checkpoint whose weights the run began with; "" for none."""
+        """Return the checkpoint with the run's initial weights; "" for none."""
         return str(self._mark().get("from", ""))
 
     def identity(self) -> str:
-        """Letters and digits that tell this run from every other one, whatever its folder is called and wherever it is
-        moved; of a run of an earlier version, by when it was begun."""
+        """Return a unique alphanumeric ID of this run, independent of the folder's name and location.
+
+        For a run of an earlier version, it is derived from the folder's name and start time.
+        """
         mark = self._mark()
         return str(mark.get("id") or sha256(f"{self.path.name} {mark.get('begun')}".encode()).hexdigest()[:32])
 
     def start_cut_short(self) -> Path | None:
-        """What the run was to begin with in another's place, where it was stopped before it had."""
+        """Return the saved start after an interrupted overwrite. The result is None without such a start."""
         start = self._mark().get("start")
         path = self.checkpoints / str(start)
         return path if start and path.is_dir() else None
@@ -232,69 +243,78 @@ class RunFolder:
         return dict(atomic.read_json(self.path / "run.json")) if self.is_run() else {}
 
     def write_config(self, run: RunSettings) -> None:
-        """Save the resolved recipe."""
+        """Write the resolved recipe."""
         atomic.write_file(self.config, to_toml(run), atomic.OWN)
 
     def whole_recipe(self) -> str:
-        """Where a copy of the recipe lies, for those who have lost theirs; "" where none does."""
+        """Return a sentence with the path to a recipe copy in a checkpoint; "" without a copy."""
         copies = sorted(self.checkpoints.glob("step_*/recipe.toml"))
         return f". The recipe it was made with is in {copies[-1]}: copy that to {self.config}" if copies else ""
 
     @property
     def config(self) -> Path:
+        """Path of the resolved recipe."""
         return self.path / "config.toml"
 
     @property
     def metrics(self) -> Path:
+        """Path of the metrics log."""
         return self.path / "metrics.jsonl"
 
     @property
     def episodes(self) -> Path:
+        """Folder of recorded training episodes."""
         return self.path / "episodes"
 
     @property
     def credit(self) -> Path:
+        """Folder of learner data about recorded actions."""
         return self.path / "credit"
 
     @property
     def imagined(self) -> Path:
-        """Episodes that nobody has lived, apart from those that somebody has."""
+        """Folder of episodes played in a world model, separate from real episodes."""
         return self.path / "imagined"
 
     @property
     def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def evaluations(self) -> Path:
+        """Folder of evaluations."""
         return self.path / "evaluations"
 
     @property
     def replays(self) -> Path:
+        """Folder of replay pages."""
         return self.path / "replays"
 
     @property
     def graphs(self) -> Path:
+        """Folder of episode figures."""
         return self.path / "graphs"
 
     @property
     def worth(self) -> Path:
+        """Folder for results from ``marft worth``."""
         return self.path / "worth"
 
     def saved_steps(self) -> list[Path]:
-        """Folders of checkpoints, oldest first."""
+        """Return the checkpoint folders, oldest first."""
         paths = [path for path in self.checkpoints.glob("step_*") if path.name[5:].isdecimal()]
         return sorted((path for path in paths if path.is_dir() and not path.is_symlink()), key=step_of)
 
     def recorded_steps(self) -> list[Path]:
-        """Files of recorded episodes, oldest first."""
+        """Return the files of recorded episodes, oldest first."""
         return sorted(path for path in self.episodes.glob("step_*.parquet") if path.stem[5:].isdecimal())
 
     def recorded(self, step: int) -> Path:
-        """The recorded episodes of a training step, counted from 1; 0 is the last one.
+        """Return the episode file for a training step, counted from 1. Step 0 is the last recorded step.
 
         Raises:
-            ValueError: nothing was recorded, or not at that step.
+            ValueError: no episodes were recorded, or none at that step.
         """
         files = self.recorded_steps()
         if not files:
@@ -307,6 +327,7 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
+        """Path of the HTML report."""
         return self.path / "report.html"
 
     def settings(
@@ -315,13 +336,15 @@ class RunFolder:
         changes: Mapping[str, Any] = {},
         given: Iterable[Any] = (),
     ) -> RunSettings:
-        """The run's recipe, with changes.
+        """Return the run's recipe with changes applied.
 
         Args:
-            given: what it names as given in Python.
+            overrides: command-line overrides, such as ``["--training.steps", "10"]``.
+            changes: further changes, as tables or dotted keys.
+            given: Python objects that the recipe refers to by placeholder.
 
         Raises:
-            ValueError: it cannot be read; the message says where a whole copy is.
+            ValueError: the recipe cannot be read; the message locates a complete copy.
         """
         given = in_words(changes, given)[1].values()
         try:
@@ -338,11 +361,11 @@ class RunFolder:
         changes: Mapping[str, Any] = {},
         given: Iterable[Any] = (),
     ) -> RunSettings:
-        """The run's recipe, with changes, for the run as it lies here: wherever it was moved, and whatever its folder
-        was renamed to.
+        """Return the run's recipe with changes, for the folder's current name and location.
 
         Raises:
-            ValueError: it cannot be read, another name or place is asked for, or the folder's name is none of a run's.
+            ValueError: the recipe cannot be read, a change sets the name or location, or the folder's name is not a
+                valid run name.
         """
         for key in [*keys_of(overrides), *(".".join(parts) for parts, _ in pairs_of(changes))]:
             if key in ("name", "output"):
@@ -350,7 +373,7 @@ class RunFolder:
                     f"--{key}: a run keeps its name and its place. For a new run with its recipe:  "
                     f"marft train {self.config} --{key} …"
                 )
-        name = self.path.resolve().name  # "." has none
+        name = self.path.resolve().name  # "." has no name
         try:
             check_run_name(name)
         except PydanticCustomError as error:
@@ -359,10 +382,10 @@ class RunFolder:
         return self.settings(overrides, {**changes, **here}, given)
 
     def read_recipe(self) -> WrittenRecipe:
-        """The run's recipe as it is written down: what it names need not be there any more.
+        """Read the run's recipe without importing its plugins.
 
         Raises:
-            ValueError: it is no recipe; the message says where a whole copy is.
+            ValueError: the recipe is invalid; the message locates a complete copy.
         """
         try:
             return read_recipe(self.config)
@@ -370,31 +393,32 @@ class RunFolder:
             raise ValueError(f"{error}{self.whole_recipe()}") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """One object a step; lines that cannot be read are left out, and :meth:`metrics_problems` names them."""
+        """Read the metrics, one object a step, skipping unreadable lines (see :meth:`metrics_problems`)."""
         return read_rows(self.metrics)[0]
 
     def metrics_problems(self) -> list[str]:
-        """Which lines of the metrics cannot be read. A last one that a crash cut short is none of them."""
+        """Return the unreadable lines of the metrics log. A last line that a crash interrupted does not count."""
         return read_rows(self.metrics)[1]
 
     def write_evaluation(self, evaluation: Mapping[str, object], name: str) -> Path:
+        """Write an evaluation to ``evaluations/<name>.json`` and return its path."""
         path = self.evaluations / f"{name}.json"
         atomic.write_file(path, json.dumps(evaluation, indent=2) + "\n")
         return path
 
     def read_evaluations(self, scenarios: bool = False) -> list[dict[str, object]]:
-        """All evaluations on held-out tasks, of the team as it was trained, by name.
+        """Read the evaluations on held-out tasks with the team as trained, by name.
 
         Args:
-            scenarios: those on sets of scenarios, and of the team reorganized, too.
+            scenarios: include evaluations on sets of scenarios, and of the reorganized team.
 
         Raises:
-            ValueError: one cannot be read.
+            ValueError: an evaluation cannot be read.
         """
         found = [read_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
         return [one for one in found if scenarios or not (one.get("scenarios") or one.get("reorganized"))]
 
 
 def step_of(path: Path) -> int:
-    """The training step in a name such as ``step_000010.parquet``."""
+    """Return the training step in a name like ``step_000010.parquet``."""
     return int(path.stem.removeprefix("step_"))

@@ -1,4 +1,4 @@
-"""Whoever starts a run again need not know whether there is one yet."""
+"""Decision between resume and start, for commands that do either."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from marft.runs.folder import RunFolder
 
 
 def resumed_or_started(folder: RunFolder, start_from: Path | None) -> tuple[bool, Path | None, bool]:
-    """Whether to go on with what is in a folder, what to start from, and whether to take the place of a start that came
-    to nothing.
+    """Return the arguments that resume or start a run in a folder.
+
+    The result has three items: True to resume, the checkpoint to start from, and True to overwrite an interrupted
+    start.
 
     Args:
-        start_from: the checkpoint that a start is given; it is heeded until the run has one of its own.
+        start_from: checkpoint for a start; ignored once the run has a checkpoint of its own.
     """
     if folder.goes_on(begins_with=start_from is not None):
         return True, None, False

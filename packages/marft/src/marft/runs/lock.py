@@ -1,10 +1,10 @@
-"""One process a run: a lock on a file of its folder, which the system lets go of however its owner ends.
+"""Lock on a run folder: one process for each run, released by the system on any exit.
 
-It is ``flock``: unlike a file whose mere presence is the lock, it is gone with its owner, also after ``kill -9`` or a
-power cut, so that nothing has to guess whether an owner still lives; unlike ``fcntl``'s record locks it also keeps two
-threads of one process apart, and is not lost when some other part of the process opens and closes the file. What the
-file says (who holds it, since when) is for people alone, but on file systems without locks: there an owner counts as
-gone when it was on this machine and no such process is left.
+The lock is ``flock`` on a file in the folder. Unlike a file that is a lock by its presence, it is released with its
+owner, also after ``kill -9`` or a power cut. Unlike ``fcntl`` record locks, it also separates two threads of one
+process, and is not lost if another part of the process opens and closes the file. The content of the file (owner and
+start time) is for people. On file systems without locks, the content decides instead: an owner counts as gone if it ran
+on this machine and its process no longer exists.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from pathlib import Path
 from typing import Any
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-WITHOUT_FOLDERS = (errno.EBADF, errno.EINVAL, errno.EISDIR)  # of network file systems that lock files alone
+WITHOUT_FOLDERS = (errno.EBADF, errno.EINVAL, errno.EISDIR)  # returned by network file systems that lock files only
 _held: set[int] = set()
 
 
 @contextmanager
 def folder_held(path: Path, otherwise: str = "or give this run another name (--name …)") -> Iterator[None]:
-    """Hold the lock of the file at ``path``, and of the folder that it is in: a file can be deleted or replaced beside
-    its owner, and the folder stays locked.
+    """Lock the file at ``path`` and its folder.
+
+    The file can be deleted or replaced while it is locked; the folder then stays locked.
 
     Args:
-        otherwise: as of :func:`held`.
+        otherwise: see :func:`held`.
 
     Raises:
-        ValueError: somebody else holds it; the message says who, as far as the file says so.
+        ValueError: another process holds the lock; the message names it, as far as the file does.
     """
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     _held.add(descriptor)
@@ -55,13 +56,13 @@ def folder_held(path: Path, otherwise: str = "or give this run another name (--n
 
 @contextmanager
 def held(path: Path, otherwise: str = "or give this run another name (--name …)") -> Iterator[None]:
-    """Hold the lock of the file at ``path``, which is made where it is not there.
+    """Lock the file at ``path``, creating it if missing.
 
     Args:
-        otherwise: what else can be done where somebody holds it than to wait for it or to stop it.
+        otherwise: an alternative to waiting for the other process or stopping it, for the error message.
 
     Raises:
-        ValueError: somebody else holds it; the message says who.
+        ValueError: another process holds the lock; the message names it.
     """
     descriptor = _locked(path, otherwise)
     _held.add(descriptor)
@@ -71,7 +72,7 @@ def held(path: Path, otherwise: str = "or give this run another name (--name …
         os.pwrite(descriptor, json.dumps(owner).encode(), 0)
         yield
     finally:
-        with suppress(OSError):  # a full disk, at the worst
+        with suppress(OSError):  # at worst a full disk
             os.ftruncate(descriptor, 0)
         _held.discard(descriptor)
         os.close(descriptor)
@@ -89,10 +90,12 @@ def _owner_at(path: Path) -> dict[str, object]:
 
 
 def at_work(path: Path) -> bool:
-    """Whether somebody may hold the lock of the file at ``path``, going by what it says: to try and take it would be in
-    the way of whoever begins."""
+    """Return True if a running process owns the lock, according to the file's content.
+
+    Trying to take the lock would block a process that starts at that moment.
+    """
     try:
-        if not path.is_file():  # from a pipe nothing may ever come
+        if not path.is_file():  # reading a pipe may block forever
             return False
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -124,7 +127,11 @@ def _locked(path: Path, otherwise: str) -> int:
 
 
 def _opened(path: Path) -> int:
-    """The file, which is made where it is not there. What a link leads to is somebody else's, and is not written to."""
+    """Open the lock file, creating it if missing, without following links.
+
+    Raises:
+        ValueError: the path is a link or not a regular file.
+    """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"{path} is no file of the run's, so that nothing can be locked with it; move it away")
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -146,7 +153,7 @@ def _owner(descriptor: int) -> dict[str, object]:
 
 
 def _may_live(owner: dict[str, Any]) -> bool:
-    """Whether an owner that no lock tells of may be at work still."""
+    """Return True if an owner may still run, for file systems without locks."""
     if not owner or owner["pid"] == os.getpid():
         return False
     if owner.get("host") != socket.gethostname():
@@ -169,7 +176,7 @@ def _refusal(path: Path, owner: dict[str, object], otherwise: str) -> ValueError
 
 
 def _let_go() -> None:
-    """A forked child does not own what its parent holds: else the lock would outlive the parent."""
+    """Close inherited locks in a forked child. Otherwise, the locks would outlive the parent."""
     for descriptor in _held:
         with suppress(OSError):
             os.close(descriptor)

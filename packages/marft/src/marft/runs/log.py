@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one object a step, of which a checkpoint remembers how far it went and what stood in it."""
+"""Metrics log ``metrics.jsonl``: one object a step; a checkpoint records its length and digest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marft.common import atomic
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How long the log was, in bytes, and their digest.
+    """Length and digest of the log, in bytes and hexadecimal digits.
 
     >>> Mark.of(b"")
     Mark(length=0, digest='e3b0c442...')
@@ -29,11 +29,12 @@ class Mark:
 
     @staticmethod
     def of(content: bytes) -> Mark:
+        """Return the mark for a log with this content."""
         return Mark(len(content), hashlib.sha256(content).hexdigest())
 
 
 class Log:
-    """Appends lines, and knows what it holds from what was written, not from what the disk gives back."""
+    """Append-only log with a running digest over the written bytes, not over the bytes on disk."""
 
     def __init__(self, path: Path) -> None:
         content = path.read_bytes() if path.exists() else b""
@@ -41,7 +42,7 @@ class Log:
         self._file = path.open("ab")
 
     def append(self, row: Mapping[str, object]) -> None:
-        """One JSON line; what is not finite becomes null, for JSON has no NaN."""
+        """Append one JSON line; non-finite numbers become null, because JSON has no NaN."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         line = (json.dumps(clean) + "\n").encode()
         self._file.write(line)
@@ -51,16 +52,18 @@ class Log:
         self._length += len(line)
 
     def mark(self) -> Mark:
+        """Return the current length and digest."""
         return Mark(self._length, self._digest.hexdigest())
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a log, and which of its lines cannot be read.
+    """Read the rows of a log, with a problem for each unreadable line.
 
-    A last line without an end was cut short by a crash, before its step counted: it is left out.
+    A last line without a newline is ignored: a crash interrupted it before its step counted.
     """
     content = path.read_bytes() if path.is_file() else b""
     *lines, _ = content.split(b"\n")
@@ -75,10 +78,14 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def rewind(path: Path, done: int, mark: Mark) -> list[str]:
-    """Make the log what it was when the checkpoint of step ``done`` was written → what was wrong with it.
+    """Truncate the log to its state at checkpoint ``done``, and return problems.
 
-    Where it is not as the checkpoint knows it, it is put aside, and every line that can be read and is not after the
-    checkpoint is kept.
+    If the log does not match the checkpoint, a copy is kept. The readable lines up to the checkpoint are kept in the
+    log.
+
+    Args:
+        done: step of the checkpoint.
+        mark: length and digest of the log at the checkpoint.
     """
     content = path.read_bytes() if path.is_file() else b""
     if Mark.of(content[: mark.length]) == mark:
@@ -98,7 +105,7 @@ def rewind(path: Path, done: int, mark: Mark) -> list[str]:
 
 
 def row_of(line: bytes) -> dict[str, Any] | None:
-    """The row of a line of the log; None where it is none."""
+    """Parse a log line. The result is None for an invalid line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -118,7 +125,8 @@ def _put_aside(path: Path) -> Path:
 
 
 def _spans(steps: Sequence[int]) -> str:
-    """
+    """Format step numbers as ranges.
+
     >>> _spans([1, 2, 3, 7])
     '1 to 3, 7'
     """

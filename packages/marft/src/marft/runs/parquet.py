@@ -1,4 +1,4 @@
-"""Parquet files by their paths, whatever bytes those are of."""
+"""Parquet files with arbitrary bytes in their paths."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pyarrow as pa
 
 
 def opened(path: Path) -> pa.NativeFile:
-    """A file for Arrow to read, which takes paths as text in UTF-8 alone. Close it.
+    """Open a file for Arrow, which otherwise accepts UTF-8 paths only. Close it after use.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     return pa.OSFile(os.fsencode(path))

@@ -1,4 +1,4 @@
-"""A run's checkpoint with adapters from elsewhere in the place of its own: the run goes on from them."""
+"""Adapter replacement in a checkpoint, from which the run then resumes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from marft.runs.stated import STATE
 
 
 def receive(record: Record, adapters: Mapping[str, Path]) -> None:
-    """Put adapters into a checkpoint. Critic, optimizer and progress stay what they are; what the checkpoint was rated
-    is of other weights, and is forgotten. It is there whole at every moment, before or after.
+    """Replace adapters in a checkpoint, atomically.
+
+    Critic, optimizer and progress are kept. If the checkpoint is the best one, its score is reset, because it belongs
+    to the old weights.
 
     Args:
-        adapters: folders with the weights, by policy: of the layers and shapes of those that are there.
+        adapters: by policy, folders with weights of the same layers and shapes.
     """
     table = atomic.read_json(record.path / STATE)
     del table["digest"]
@@ -35,7 +37,7 @@ def receive(record: Record, adapters: Mapping[str, Path]) -> None:
 
 
 def make_whole(checkpoint: Path) -> None:
-    """Put back what a crash left of a checkpoint that was about to receive: what was there before."""
+    """Restore the old checkpoint after a crash during :func:`receive`."""
     for before in checkpoint.parent.glob(f"{atomic.UNFINISHED}*{atomic.BEFORE}"):
         if not checkpoint.exists():
             before.rename(checkpoint)

@@ -1,4 +1,4 @@
-"""Taking back what a run wrote, and nothing else."""
+"""Cleanup: delete files written by a run, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from marft.common.atomic import UNFINISHED, read_json
 
-LIST = "state.json"  # of a checkpoint, which names its files
+LIST = "state.json"  # file of a checkpoint that lists its files
 CHECKPOINT = re.compile(r"checkpoints/(step_\d{6,}|start_\d{1,9})(?=/|$)")
 IN_CHECKPOINTS = re.compile(
     r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors|(ahead|again)\.(json|parquet)|world_model\.json"
@@ -38,10 +38,10 @@ FOLDERS = re.compile(
 
 
 def written_by_a_run(folder: Path, below: Path | None = None) -> Iterator[Path]:
-    """Files in a run's folder that are called what a run calls its files, and folders that it did not finish.
+    """Yield the files in a run's folder with names that a run uses, and unfinished folders.
 
     Args:
-        below: look only there.
+        below: search only this folder.
     """
     for place, folders, files in os.walk(below or folder):
         where = Path(place)
@@ -62,12 +62,13 @@ def written_by_a_run(folder: Path, below: Path | None = None) -> Iterator[Path]:
 
 
 def remove_run(folder: Path, start: Path | None = None) -> list[Path]:
-    """Remove what a run wrote to its folder → what is left in it, and is somebody else's.
+    """Delete the files of a run and return the remaining files.
 
-    Its mark and its recipe stay: they are the next run's already, and what a crash leaves is a run's still.
+    The marker and the recipe stay: they already belong to the next run, and after a crash the remaining files still
+    belong to a run.
 
     Args:
-        start: a checkpoint that the next run is to begin with, which stays too.
+        start: checkpoint with the initial weights of the next run, which is kept.
     """
     kept = {folder / "run.json", folder / "config.toml", folder / "run.lock"}
     for path in _lists_last(written_by_a_run(folder)):
@@ -79,7 +80,7 @@ def remove_run(folder: Path, start: Path | None = None) -> list[Path]:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove what was written as a checkpoint; where somebody has put something beside it, that stays."""
+    """Delete a checkpoint's files. Files of other origin are kept."""
     run = path.parents[1]
     for file in _lists_last(written_by_a_run(run, path)):
         file.unlink()
@@ -87,7 +88,7 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def among_checkpoints(folder: Path) -> list[Path]:
-    """What somebody else has put where a run keeps its checkpoints, and a new one would put its own."""
+    """Return files from other origins in the places for checkpoints."""
     places = [path for path in (folder / "checkpoints").glob("*") if CHECKPOINT.fullmatch(f"checkpoints/{path.name}")]
     mine = set(written_by_a_run(folder))
     links = [path for path in places if path.is_symlink() or not path.is_dir()]
@@ -102,7 +103,7 @@ def among_checkpoints(folder: Path) -> list[Path]:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove those of a run's folders in its own that have become empty."""
+    """Delete empty folders that belong to a run."""
     for place, _, _ in os.walk(folder, topdown=False):
         path = Path(place)
         if path != folder and FOLDERS.fullmatch(path.relative_to(folder).as_posix()) and not any(path.iterdir()):
@@ -110,12 +111,15 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _lists_last(paths: Iterable[Path]) -> list[Path]:
-    """In the order in which to remove them: where that is cut short, what is left can still be known as the run's."""
+    """Sort paths for deletion with file lists last.
+
+    If a deletion is interrupted, the remaining files can still be identified as the run's.
+    """
     return sorted(paths, key=lambda path: path.name == LIST)
 
 
 def _listed(checkpoint: Path) -> frozenset[str]:
-    """The files that a checkpoint says it has."""
+    """Return the files listed by a checkpoint."""
     try:
         return frozenset(read_json(checkpoint / LIST)["files"])
     except (OSError, ValueError, KeyError, TypeError):

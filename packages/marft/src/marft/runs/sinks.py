@@ -1,4 +1,7 @@
-"""Where metrics go: to the run's log, which is the truth and is written at once, and to its sinks."""
+"""Metric outputs: the metrics log and the loggers.
+
+The log is authoritative and written immediately.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ from marft.runs.log import Log, Mark
 from marft.runs.loggers.feed import Feed
 from marft.runs.loggers.interface import Opening, Parameter
 
-OURS = ("sinks", "recipe_folder", "output")  # where things lie on this machine, and where metrics go
+OURS = ("sinks", "recipe_folder", "output")  # keys about locations on this machine, or about loggers
 
 
 class MetricSinks:
-    """Appends one object a step to the log, and tells the recipe's sinks of it.
+    """Writer for the metrics log and the recipe's loggers.
 
     Args:
-        done: training steps that the run has done already.
-        observer: told what the run has to say, and which sink does not take everything.
+        done: number of training steps that the run has completed before.
+        observer: receives messages about the run and about failing loggers.
 
     Raises:
-        OSError: something else is where a sink's folder in the run's own should be.
+        OSError: a file blocks a logger's folder in the run folder.
     """
 
     def __init__(self, run: RunSettings, folder: RunFolder, done: int, observer: Observer) -> None:
@@ -41,7 +44,7 @@ class MetricSinks:
         self._feeds = [(Feed(part, opening), part.close_seconds) for part in run.sinks]
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of training step ``step`` (counted from 1)."""
+        """Record the metrics for training step ``step`` (counted from 1)."""
         self._log.append({"step": step, **metrics})
         self._step = step
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
@@ -51,12 +54,12 @@ class MetricSinks:
                 self._observer.note(news)
 
     def note(self, text: str) -> None:
-        """Say something of the run, to whoever watches and to the sinks."""
+        """Report a message to the observer and the loggers."""
         self._observer.note(text)
         self._tell(self._step, text)
 
     def guard(self, step: int, name: str, sentence: str) -> None:
-        """Say what a guard has found, to whoever watches and to the sinks."""
+        """Report a guard's finding to the observer and the loggers."""
         self._observer.guard(step, name, sentence)
         self._tell(step, f"guard {name}: {sentence}")
 
@@ -65,11 +68,15 @@ class MetricSinks:
             feed.put(lambda sink: sink.note(step, text))
 
     def mark(self) -> Mark:
-        """How far the log goes."""
+        """Return the length and digest of the log."""
         return self._log.mark()
 
     def close(self, hurried: bool = False) -> None:
-        """Close the log, and wait for the sinks, each as long as it may take; not where the run is to end at once."""
+        """Close the log and wait for the loggers, each up to its ``close_seconds``.
+
+        Args:
+            hurried: the run has to end at once; the wait is short.
+        """
         self._log.close()
         began = time.monotonic()
         for feed, _ in self._feeds:
@@ -88,7 +95,7 @@ class MetricSinks:
 
 
 def parameters(run: RunSettings) -> Iterator[tuple[str, Parameter]]:
-    """The recipe by dotted keys, for programs that show it: without secrets, and what is of this machine alone."""
+    """Yield the recipe as dotted keys and values for loggers, without secrets and machine-specific keys."""
     secrets = list(options_in(run.model_dump(mode="json", exclude_none=True)))
     for key, value in flat(run):
         if key.partition(".")[0] not in OURS:

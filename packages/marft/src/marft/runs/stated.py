@@ -1,4 +1,4 @@
-"""What ``state.json`` of a checkpoint holds, type by type."""
+"""State schema: fields and types of a checkpoint's ``state.json``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ STATE = "state.json"
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a run stands: from draw ``begins[i]`` on ``hardest[i]`` is the hardest level that is asked; of ``tried``
-    episodes at the last of them, since it is that, ``solved`` were.
+    """Curriculum state over the draws of training tasks.
 
-    A draw is never moved to another level once it may have begun: what is drawn at a place of the pass is the same
-    whenever that is asked.
+    From draw ``begins[i]`` on, ``hardest[i]`` is the maximum difficulty level. Since the last change, ``tried``
+    episodes were played at this level, and ``solved`` of them were solved.
+
+    A draw keeps its level once it may have started. So the task at a position of the pass does not depend on when it is
+    requested.
 
     >>> Standing((0, 96), (0, 1)).at(95), Standing((0, 96), (0, 1)).at(96)
     (0, 1)
@@ -33,15 +35,17 @@ class Standing:
     tried: int = 0
 
     def stretch(self, draw: int) -> int:
-        """Which stretch of draws with one hardest level a draw is in."""
+        """Return the index for a draw's interval in ``begins``."""
         return max(bisect_right(self.begins, draw) - 1, 0)
 
     def at(self, draw: int) -> int:
-        """The hardest level that is asked at a draw."""
+        """Return the maximum level at a draw."""
         return self.hardest[self.stretch(draw)]
 
 
 class WrittenMark(BaseModel):
+    """Schema of a log mark."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     length: NonNegativeInt
@@ -49,6 +53,8 @@ class WrittenMark(BaseModel):
 
 
 class WrittenStanding(BaseModel):
+    """Schema of a curriculum state."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     begins: list[NonNegativeInt]
@@ -66,7 +72,7 @@ class WrittenStanding(BaseModel):
 
 
 class Written(BaseModel):
-    """What ``state.json`` holds, type by type: digests say that nothing was changed since, not who wrote it."""
+    """Schema of ``state.json``. Digests detect changes, but do not authenticate the author."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -80,9 +86,9 @@ class Written(BaseModel):
     returns: NonNegativeInt
     cooled: float
     parts: dict[str, float]
-    set_aside: dict[str, str] = {}  # absent where none is
+    set_aside: dict[str, str] = {}  # absent if empty
     curriculum: WrittenStanding | None = None
-    profiles: dict[str, Any] | None = None  # a lineage
+    profiles: dict[str, Any] | None = None  # prompt lineage
     files: dict[str, str]
     log: WrittenMark
     models: dict[str, str]
@@ -90,20 +96,21 @@ class Written(BaseModel):
     version: str
 
     def standing(self) -> Standing | None:
+        """Return the curriculum state, or None without a curriculum."""
         of = self.curriculum
         return Standing(tuple(of.begins), tuple(of.hardest), of.solved, of.tried) if of else None
 
     def lineage(self) -> Lineage | None:
-        """
+        """Return the prompt lineage, or None without learned prompts.
+
         Raises:
-            ValidationError: it is none.
+            ValidationError: the lineage is invalid.
         """
         return LINEAGE.validate_python(self.profiles) if self.profiles else None
 
 
 def told_at(checkpoint: Path | None) -> tuple[Version, ...]:
-    """What agents were told in a checkpoint that has been verified, where that was learned; nothing where there is no
-    checkpoint."""
+    """Return the learned prompts in a verified checkpoint; empty without a checkpoint or learned prompts."""
     if checkpoint is None or not (checkpoint / STATE).is_file():
         return ()
     table = atomic.read_json(checkpoint / STATE).get("profiles")

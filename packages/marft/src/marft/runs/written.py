@@ -1,4 +1,4 @@
-"""What is read of files that a run has written, without the parts that they name: recipe and evaluations."""
+"""Schemas for saved recipes and evaluations, readable without the named plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marft.config.load import first_problem
 
 
 class _Whole(BaseModel):
-    """A table of which some keys are looked at, and all are kept."""
+    """Base schema with some checked keys. Other keys are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -33,7 +33,7 @@ class _Length(_Whole):
 
 
 class WrittenRecipe(_Whole):
-    """What is read of a written recipe by those who need none of its parts."""
+    """Schema for saved recipes, for readers without their plugins."""
 
     algorithm: _Named
     agents: list[_Seat]
@@ -42,7 +42,7 @@ class WrittenRecipe(_Whole):
 
 
 class _Evaluated(_Whole):
-    """What is read of an evaluation. Earlier versions did not save all of it."""
+    """Schema for saved evaluations. Earlier versions did not save all fields."""
 
     checkpoint: str
     mode: str
@@ -67,10 +67,10 @@ class _Evaluated(_Whole):
 
 
 def read_recipe(path: Path) -> WrittenRecipe:
-    """The recipe of a run: what it names need not be there any more.
+    """Read the recipe of a run without importing its plugins.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the file is not a recipe.
     """
     try:
         return WrittenRecipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -82,10 +82,10 @@ def read_recipe(path: Path) -> WrittenRecipe:
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """A saved evaluation.
+    """Read a saved evaluation.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file cannot be read.
     """
     try:
         return _Evaluated.model_validate(atomic.read_json(path)).model_dump(exclude_unset=True)
@@ -97,8 +97,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 
 def read_headline(path: Path) -> str:
-    """What ``marft worth`` found, in a sentence, of its ``worth.json``; "" where that is not there, says none, or
-    cannot be read."""
+    """Return the headline in a ``worth.json`` of ``marft worth``; "" if missing or unreadable."""
     try:
         found = atomic.read_json(path)
     except (OSError, ValueError):

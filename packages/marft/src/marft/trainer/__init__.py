@@ -1,1 +1,1 @@
-"""Training: credit, objectives, schedules, the learner and the loop."""
+"""Training: credit assignment, objectives, schedules, the learner and the loop."""

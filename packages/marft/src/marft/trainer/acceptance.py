@@ -1,5 +1,4 @@
-"""Taking an update only as far as it is good for something (HATRPO's line search: Kuba et al. 2022), or as it is
-within a budget."""
+"""Line search on an update (HATRPO: Kuba et al. 2022), and scaling of an update to a KL budget."""
 
 from __future__ import annotations
 
@@ -8,19 +7,23 @@ from collections.abc import Callable, Mapping
 from marft.trainer.optimizers import PolicyOptimizer, Snapshot
 from marft.trainer.team_kl import closer
 
-BACKTRACKS = 5  # halvings of an update that is not good, before it is undone
+BACKTRACKS = 5  # maximum halvings of a rejected update before it is undone
 
 Optimizers = Mapping[str, PolicyOptimizer]
 
 
 def accept(optimizers: Optimizers, before: Mapping[str, Snapshot], is_good: Callable[[], bool]) -> float:
-    """Scale a change of policies back until it ``is_good``, else undo it, and what the optimizers have made of it.
+    """Scale back a change of policies until ``is_good`` returns True; else undo the change.
+
+    Undoing also restores the optimizer state.
 
     Args:
-        before: what the policies were before the change.
+        optimizers: optimizers of the changed policies.
+        before: snapshots before the change.
+        is_good: test of the current policies.
 
     Returns:
-        The fraction of the change that is kept.
+        The accepted fraction of the change; 0 if undone.
     """
     after = {name: optimizer.snapshot() for name, optimizer in optimizers.items()}
     fraction = 1.0
@@ -38,15 +41,19 @@ def accept(optimizers: Optimizers, before: Mapping[str, Snapshot], is_good: Call
 def hold(
     optimizers: Optimizers, before: Mapping[str, Snapshot], measure: Callable[[], float], budget: float
 ) -> tuple[float, float]:
-    """Scale a change of policies back, all by the same fraction, until it moves them by no more than ``budget``; else
-    undo it, and what the optimizers have made of it. Moments of a change that is kept stay.
+    """Scale back a change of policies, all by the same fraction, until its KL is within ``budget``; else undo the
+    change.
+
+    An accepted change keeps its optimizer moments. Undoing restores them.
 
     Args:
-        before: what the policies were before the change.
-        measure: how far they have moved, as they are, in nats.
+        optimizers: optimizers of the changed policies.
+        before: snapshots before the change.
+        measure: function that returns the KL of the current policies, in nats.
+        budget: maximum KL, in nats.
 
     Returns:
-        The fraction of the change that is kept, and how far it moves them.
+        The accepted fraction of the change, and its KL.
     """
     kl, fraction = measure(), 1.0
     if kl <= budget:

@@ -1,7 +1,7 @@
-"""From credited actions to minibatches and micro-batches, with weights from the global minibatch (formulas §6).
+"""Minibatches and micro-batches of credited actions, with weights from the global minibatch (formulas §6).
 
-What a unit of the surrogate (an action or a token) weighs in the loss is fixed here, before anything is split: loss
-functions return sums, so the gradient is the same for every split.
+The weight of each unit of the surrogate (an action or a token) is fixed here, before any split. Loss functions return
+sums, so the gradient is the same for every split.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from marft.trainer.teammate_text import TeammateText
 
 Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 EPSILON = 1e-8
-SIZE_STEP = 64  # tokens
+SIZE_STEP = 64  # tokens; micro-batch sizes are rounded up to a multiple
 
 
 def make_samples(
@@ -42,10 +42,18 @@ def make_samples(
     normalisation: Normalisation,
     normalise_advantages: bool,
 ) -> tuple[list[Sample], list[Floats]]:
-    """The actions that are trained, with advantages normalised over exactly their decisions, and the raw advantages.
+    """Return samples for the trained actions, and their raw advantages.
 
-    Actions of frozen policies, those that only served to judge others, and those in which a grammar left nothing to
-    decide, took part in credit and take no part in anything from here on.
+    Advantages are normalized over exactly the decisions of these actions. Three kinds of actions take part in credit
+    but are dropped here: actions of frozen policies, actions that only serve to judge others, and actions in which a
+    grammar left no choice.
+
+    Args:
+        episodes: episodes of the batch.
+        credits: credit of their actions.
+        trained: policies in training.
+        normalisation: definition of Z (eq. 6).
+        normalise_advantages: True to normalize advantages over the batch.
     """
     rows = [(episode, action) for episode in episodes for action in episode.actions]
     mine = [
@@ -62,7 +70,9 @@ def make_samples(
 
 
 def normalise(advantages: Sequence[Floats]) -> list[Floats]:
-    """Zero mean and unit standard deviation over all decisions given; an exact 0 is a decision like any other.
+    """Scale advantages to mean 0 and standard deviation 1 over all decisions.
+
+    Advantages of exactly 0 count like any other.
 
     >>> [a.tolist() for a in normalise([np.array([1.0, 0.0]), np.array([-1.0])])]
     [[0.999999990000..., 0.0], [-0.999999990000...]]
@@ -76,8 +86,10 @@ def normalise(advantages: Sequence[Floats]) -> list[Floats]:
 
 
 def normaliser(action: Action, normalisation: Normalisation) -> float:
-    """Z of eq. 6: 1, the number of sampled tokens, or the number of words of the agent's own text (at least 1)."""
-    if normalisation == "none" or action.choice:  # a choice has been normalised option by option
+    """Return Z of eq. 6: 1, the number of sampled tokens, or the number of words in the agent's own text (minimum 1).
+    6: 1, the number of sampled tokens, or the number of words in the agent's own text (at least 1).
+    """
+    if normalisation == "none" or action.choice:  # options of a choice are already normalized one by one
         return 1.0
     if normalisation == "tokens":
         return float(max(1, action.sampled.sum()))
@@ -85,7 +97,10 @@ def normaliser(action: Action, normalisation: Normalisation) -> float:
 
 
 def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epoch: int) -> list[list[Sample]]:
-    """Split each policy's samples evenly over ``count`` minibatches, in an order of their own for each epoch."""
+    """Split each policy's samples evenly into ``count`` minibatches, shuffled for each epoch.
+
+    Empty minibatches are dropped.
+    """
     parts: list[list[Sample]] = [[] for _ in range(count)]
     for policy in sorted({sample.action.policy for sample in samples}):
         mine = [sample for sample in samples if sample.action.policy == policy]
@@ -96,7 +111,10 @@ def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epo
 
 
 def of_all_lengths(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """At most ``count`` samples, and at most half of them: the longest, the shortest, and some evenly between."""
+    """Return samples with mixed lengths: the longest, the shortest, and some in between.
+
+    At most ``count`` samples, and at most half of all samples, are returned.
+    """
     ordered = sorted(samples, key=length, reverse=True)
     count = min(count, max(1, len(ordered) // 2))
     return [ordered[i] for i in np.linspace(0, len(ordered) - 1, count).round().astype(int)] if ordered else []
@@ -104,8 +122,14 @@ def of_all_lengths(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What the losses of one global minibatch are divided by: actions and sampled tokens of each policy, those of its
-    actions in successful episodes, and the tokens that teammates wrote in its turns."""
+    """Denominators for loss terms, from a global minibatch.
+
+    Args:
+        actions: number of actions of each policy.
+        tokens: number of sampled tokens of each policy.
+        successful_tokens: number of sampled tokens in successful episodes, of each policy.
+        teammate_tokens: number of teammate tokens in each policy's turns.
+    """
 
     actions: Mapping[str, int]
     tokens: Mapping[str, int]
@@ -114,7 +138,7 @@ class Denominators:
 
     @staticmethod
     def of(samples: Sequence[Sample], pooled: bool) -> Denominators:
-        """Count a minibatch. ``pooled`` counts all policies together (the paper's 1/(nT))."""
+        """Count a minibatch; ``pooled`` counts all policies together (the paper's 1/(nT))."""
         actions: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
         successful: Counter[str] = Counter()
@@ -129,7 +153,7 @@ class Denominators:
         return Denominators(*(dict.fromkeys(c, c.total()) for c in counts) if pooled else counts)
 
     def token_weight(self, sample: Sample, aggregation: Aggregation, constant_length: int) -> float:
-        """The weight of one sampled token of ``sample``."""
+        """Return the weight per sampled token in ``sample``."""
         policy = sample.action.policy
         if aggregation == "token-mean":
             return 1.0 / self.tokens[policy]
@@ -138,64 +162,67 @@ class Denominators:
         return 1.0 / (self.actions[policy] * length)
 
     def nll_weight(self, sample: Sample) -> float:
-        """The weight of one sampled token in the likelihood of successful actions; 0 for others."""
+        """Return the weight of a sampled token in the likelihood loss; 0 in unsuccessful episodes."""
         return 1.0 / self.successful_tokens[sample.action.policy] if sample.successful else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Packed rows of some samples of a minibatch on one backbone, and everything their loss needs.
+    """Packed rows for samples on a backbone, with the inputs to their loss.
 
-    T counts decisions: sampled tokens, and one for an action that was chosen from a list; R what is scored for them:
-    the sampled tokens, and those of every option. U counts units: actions at action level, decisions at token level.
+    T counts decisions: sampled tokens, plus one per action chosen from a list. R counts scored tokens: sampled tokens,
+    plus the tokens of every option. U counts units: actions at action level, decisions at token level.
     """
 
     samples: tuple[Sample, ...]  # [B]
     backbone: Backbone
     rows: PackedRows
-    predict_from: Tensor  # [R] packed positions whose logits predict what is scored
+    predict_from: Tensor  # [R] packed positions of the logits that predict the scored tokens
     targets: Tensor  # [R]
     temperatures: Tensor | None  # [R], None when all are 1
-    masks: PackedMasks | None  # [R], None where no grammar held
-    chosen: Chosen | None  # how scores become decisions, where any action was chosen from a list
+    masks: PackedMasks | None  # [R], None without a grammar
+    chosen: Chosen | None  # layout of choices from lists; None without choices
     engine_log_probs: Tensor  # [T]
-    base_log_probs: Tensor | None  # [T] under the untuned base, where the loss asks for them
+    base_log_probs: Tensor | None  # [T] under the untuned base; None if the loss does not use them
     action_of: Tensor  # [T] row of each token's action in the micro-batch
     normalisers: Tensor  # [B] Z of each action
     advantages: Tensor  # [U]
     unit_weights: Tensor  # [U]
-    log_factors: Tensor  # [U] what joins the ratio of each unit
+    log_factors: Tensor  # [U] log factor of each unit's ratio
     token_weights: Tensor  # [T] for entropy and KL
     nll_weights: Tensor  # [T]
-    teammate_text: TeammateText | None  # where it is trained and there is any
+    teammate_text: TeammateText | None  # None if not trained or absent
     agents: np.ndarray  # [T] agent of each token, as an index into agent_names
     agent_names: tuple[str, ...]
     level: Level
 
     def units(self, token_values_T: Tensor) -> Tensor:
-        """Log-probabilities of units: over Z and summed to actions at action level (eq. 6), as they are else."""
+        """Return log-probabilities of units, shape [U].
+
+        At action level they are sums over the action, divided by Z (eq. 6). At token level they stay unchanged.
+        """
         if self.level == "token":
             return token_values_T
         sums = torch.zeros(len(self.normalisers), dtype=token_values_T.dtype, device=token_values_T.device)
         return sums.index_add(0, self.action_of, token_values_T) / self.normalisers.to(token_values_T.dtype)
 
     def of_tokens(self, values: Mapping[ActionKey, Floats], dtype: torch.dtype = torch.float64) -> Tensor:
-        """Numbers of every decision by the action's key → [T]."""
+        """Collect values of every decision, given by the action's key → tensor [T]."""
         flat = np.concatenate([values[sample.action.key] for sample in self.samples])
         return sent(flat, self.engine_log_probs.device, dtype)
 
     def by_action(self, token_values_T: Floats) -> dict[ActionKey, Floats]:
-        """Undo :meth:`of_tokens`, for numbers that have been read."""
+        """Split values [T] on the host by the action's key; inverse of :meth:`of_tokens`."""
         rows = split_rows(token_values_T, [sample.action.decisions for sample in self.samples])
         return {sample.action.key: row for sample, row in zip(self.samples, rows, strict=True)}
 
     def first_tokens(self) -> Tensor:
-        """Index of the first sampled token of each action, [B]."""
+        """Return the index of each action's first sampled token, shape [B]."""
         counts = np.array([sample.action.decisions for sample in self.samples])
         return sent(counts.cumsum() - counts, self.action_of.device)
 
     def unit_agents(self) -> np.ndarray:
-        """Agent index of each unit, [U]."""
+        """Return the agent index of each unit, shape [U]."""
         if self.level == "token":
             return self.agents
         return np.array([self.agent_names.index(sample.action.agent) for sample in self.samples])
@@ -203,23 +230,28 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Idle:
-    """A micro-batch of nothing, for a rank that has fewer than others: all pass through the backbone equally often."""
+    """Empty micro-batch for a rank with fewer micro-batches than its peers.
+
+    All ranks must run the backbone equally often.
+    """
 
     backbone: Backbone
     adapter: str | None
 
     def forward(self) -> Tensor:
-        """A loss of 0, whose gradient is 0."""
+        """Run the backbone; return a loss of 0 with gradient 0."""
         rows = PackedRows.of([np.zeros(1, np.int32)], [self.adapter], self.backbone.device)
         return 0.0 * self.backbone.hidden_states(rows).sum()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedLogProbs:
-    """Log-probs of sampled tokens that were scored before anything moved, by the action's key.
+    """Log-probabilities scored before the first update, by the action's key.
 
-    ``old`` are the learner's own; ``base`` those of the untuned base. They are ``exact`` where another packing would
-    have scored them alike, to the bit.
+    Args:
+        old: log-probabilities under the learner's own policies.
+        base: log-probabilities under the untuned base.
+        exact: True if every other packing gives bitwise equal scores.
     """
 
     old: Mapping[ActionKey, Floats] = field(default_factory=dict)
@@ -229,15 +261,20 @@ class FixedLogProbs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
-    """How samples of a run are packed: which weights each policy runs on, and how its tokens count.
+    """Packing for a run's samples: weights per policy, and weights per token.
 
     Args:
-        temperatures: each agent's sampling temperature: log-probs are taken where they were sampled.
-        tokens_per_batch: of a micro-batch; one action is never cut, and one that is longer goes alone.
-        share: whether what rows begin with alike is computed once, where that is faster.
-        teammate_text: whether text that teammates wrote in an agent's turn is scored too.
-        sizes: of all micro-batches on a backbone, by its ``id``, where they must have one: see :meth:`in_one_size`.
-        bases: the base model of each policy, by which ranks are divided.
+        backbones: backbone of each policy.
+        adapters: adapter of each policy; None for the full model.
+        temperatures: sampling temperature of each agent; log-probabilities use the same temperature.
+        aggregation: weighting of tokens in the loss.
+        level: unit of the surrogate: action or token.
+        tokens_per_batch: maximum tokens per micro-batch. Actions are never cut; a longer action is packed alone.
+        constant_length: length for aggregation ``constant-length``, in tokens.
+        teammate_text: True to score teammate text in an agent's turn.
+        share: True to compute common prefixes of rows once, if that is faster.
+        sizes: fixed micro-batch size by ``id`` of the backbone, in tokens: see :meth:`in_one_size`.
+        bases: base model of each policy, for the assignment to ranks.
     """
 
     backbones: Mapping[str, Backbone]
@@ -253,19 +290,18 @@ class Packing:
     bases: Mapping[str, str] = field(default_factory=dict)
 
     def ranks_of(self, policy: str, ranks: Ranks) -> Ranks | None:
-        """Those that learn on a policy's base; None where this one does not."""
+        """Return the ranks that train a policy's base; None if this rank does not."""
         return ranks.on(self.bases.get(policy, ""))
 
     def share_of(self, samples: Sequence[Sample], ranks: Ranks) -> list[Sample]:
-        """A rank's share of a minibatch."""
+        """Return a rank's share of a minibatch."""
         return share_on(ranks, samples, length, lambda sample: self.bases.get(sample.action.policy, ""))
 
     def in_one_size(self, parts: Sequence[Sequence[Sample]]) -> Packing:
-        """A packing whose micro-batches all have the size of the largest that ``parts`` need.
+        """Return a packing with one micro-batch size per backbone: the largest that ``parts`` need.
 
-        Products of half-precision numbers, and those of a GPU, come out differently in batches of different sizes. In
-        batches of one size a token's score does not depend on what it is packed with, so scores of the same weights
-        are equal to the bit, and a ratio of them is 1.
+        Half-precision and GPU matrix products differ between batch sizes. With one size, the score of a token does not
+        depend on the other rows. Scores of the same weights are then bitwise equal, and their ratio is 1.
         """
         sizes: dict[int, int] = {}
         for part in parts:
@@ -284,10 +320,12 @@ class Packing:
     def micro_batches(
         self, samples: Sequence[Sample], denominators: Denominators, fixed: FixedLogProbs | None = None
     ) -> list[MicroBatch]:
-        """Cut a minibatch into packed batches.
+        """Split a minibatch into packed micro-batches.
 
         Args:
-            fixed: log-probs of the actions' tokens that were scored before.
+            samples: samples of the minibatch, or a rank's share.
+            denominators: denominators of the global minibatch.
+            fixed: log-probabilities scored before.
         """
         batches = []
         for backbone, mine in self._by_backbone(samples):
@@ -297,7 +335,7 @@ class Packing:
         return batches
 
     def is_exact(self, samples: Sequence[Sample]) -> bool:
-        """Whether samples are scored to the bit as in any other packing of this kind."""
+        """Return True if every other packing of this kind gives bitwise equal scores."""
         parts = self._by_backbone(samples) if self.share else []
         return not self.sizes and not any(cut.shared for part in parts for cut in self._cut(*part))
 
@@ -308,14 +346,16 @@ class Packing:
         return cut_by_tokens(samples, size) if size else cut_evenly(samples, self.tokens_per_batch)
 
     def in_step(self, batches: Sequence[MicroBatch], policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
-        """A rank's micro-batches, with idle ones where others that learn on a backbone have more on it.
+        """Pad a rank's micro-batches with idle micro-batches, so that every rank runs each backbone equally often.
 
         Args:
-            policies: all whose samples were shared out, on every rank.
+            batches: micro-batches of this rank.
+            policies: policies of all distributed samples, on every rank.
+            ranks: all ranks.
         """
         if ranks.count == 1:
             return list(batches)
-        backbones = {id(self.backbones[name]): name for name in reversed(policies)}  # each by its first policy
+        backbones = {id(self.backbones[name]): name for name in reversed(policies)}  # first policy of each backbone
         mine = {name: [b for b in batches if id(b.backbone) == key] for key, name in reversed(backbones.items())}
         most = np.max(ranks.gather([len(some) for some in mine.values()]), axis=0)
         in_step: list[MicroBatch | Idle] = []
@@ -394,6 +434,6 @@ def _pack(
 
 
 def _by_action(actions: Sequence[Action], rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What belongs to each action's tokens, of its rows one after the other."""
+    """Concatenate the rows of each action."""
     left = iter(rows)
     return [np.concatenate([*islice(left, len(scored_tokens(action)))]) for action in actions]

@@ -1,4 +1,4 @@
-"""What a run says once of the log-probs that it learns from, where they are not as exact as ratios would have them."""
+"""One-time warnings about inexact log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from marft.config.algorithm import AlgorithmSettings
 
-PACKING_TOLERANCE = 1e-4  # nats a token, between scores of the same weights
-ENGINE_TOLERANCE = 0.05  # nats a token, on average; bfloat16 alone makes about 0.01, and NeMo RL's own tests fail here
+PACKING_TOLERANCE = 1e-4  # nats per token, between scores of the same weights
+ENGINE_TOLERANCE = 0.05  # mean nats per token; bfloat16 alone gives about 0.01; NeMo RL's tests fail above this
 INEXACT = (
     "this device's kernels score a token differently in other company, by up to {:.1g} nats: ratios of later epochs, "
     "and of policies that step one after another, are off by as much; where clips are narrow set algorithm.epochs = 1 "
@@ -21,10 +21,11 @@ DIFFERS = (
 
 
 class Cautions:
-    """Looks at the metrics of every step, and says of each thing once what is wrong with it and what to change.
+    """Monitor of log-probability metrics; warns once per problem, with the fix.
 
     Args:
-        note: told what to say.
+        settings: settings of the algorithm.
+        note: callback for warnings.
     """
 
     def __init__(self, settings: AlgorithmSettings, note: Callable[[str], None]) -> None:
@@ -32,7 +33,7 @@ class Cautions:
         self._said: set[str] = set()
 
     def look(self, metrics: Mapping[str, float]) -> None:
-        """Take in the metrics of one step."""
+        """Check the metrics of a step."""
         off = metrics.get("packing_difference", 0.0)
         if off > PACKING_TOLERANCE:
             self._say("packing", INEXACT.format(off))
@@ -50,7 +51,9 @@ class Cautions:
 
 
 def _furthest(metrics: Mapping[str, float]) -> tuple[str, float]:
-    """The agent whose log-probs differ most from the engine's, and by how much on average."""
+    """Return the agent with the largest mean difference between learner and engine, and the difference in nats per
+    token.
+    """
     differences = {
         name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/log_prob_difference")
     }

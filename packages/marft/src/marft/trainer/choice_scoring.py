@@ -1,4 +1,7 @@
-"""From scored tokens to decisions, where actions were chosen from a list: all options are scored, with gradient."""
+"""Conversion from token scores to decisions, for actions chosen from a list.
+
+All options of a choice are scored, with gradient.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,14 @@ from marft.models.log_probs import TokenScores
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:
-    """A text to be scored after what it was sampled from, which of its tokens count, and the masks of those in the
-    action's table, -1 where there is none."""
+    """Text to score after its context.
+
+    Args:
+        context: tokens before the text, shape [C].
+        tokens: tokens of the text, shape [T].
+        scored: True for tokens that count, shape [T].
+        masks: index of each token's mask in the action's table, shape [T]; -1 without a mask.
+    """
 
     context: TokenIds  # [C]
     tokens: TokenIds  # [T]
@@ -28,7 +37,7 @@ class ScoredTokens:
 
 
 def scored_tokens(action: Action) -> list[ScoredTokens]:
-    """What has to be scored for an action: each of its segments, or every option that it was chosen from."""
+    """Return the texts to score for an action: each segment, or every option of a choice."""
     if action.choice is None:
         size = len(action.tokens)
         masks = action.masks.rows(size) if action.masks else np.full(size, -1, np.int32)
@@ -44,24 +53,24 @@ def scored_tokens(action: Action) -> list[ScoredTokens]:
 
 
 def tokens_read(action: Action) -> int:
-    """Tokens that are read to score an action, the contexts of all its segments or options included."""
+    """Return the number of input tokens for scoring an action, with the contexts of all segments or options."""
     return sum(len(said.context) + len(said.tokens) - 1 for said in scored_tokens(action))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """Where the choices of a micro-batch stand. R counts scored tokens, T decisions, C choices."""
+    """Layout of a micro-batch's choices: R counts scored tokens, T decisions, C choices."""
 
-    written: Tensor  # [T - C] scored tokens that are decisions themselves
+    written: Tensor  # [T - C] indices of scored tokens that are decisions
     written_at: Tensor  # [T - C] their indices among the decisions
-    of_options: Tensor  # [R - (T - C)] scored tokens that belong to options
+    of_options: Tensor  # [R - (T - C)] indices of scored tokens in options
     choice_sets: ChoiceSets
-    chosen: Tensor  # [C]
+    chosen: Tensor  # [C] index of the chosen option
     chosen_at: Tensor  # [C] indices among the decisions
 
     @staticmethod
     def of(actions: Sequence[Action], device: torch.device) -> Chosen | None:
-        """None where nothing was chosen."""
+        """Return the layout for actions; None without a choice."""
         choices = [action.choice for action in actions if action.choice]
         if not choices:
             return None
@@ -94,7 +103,7 @@ class Chosen:
         )  # fmt: skip
 
     def decide(self, scores: TokenScores) -> TokenScores:
-        """Log-probs and entropies of tokens [R] → of decisions [T]."""
+        """Convert log-probabilities and entropies of tokens [R] to decisions [T]."""
         table = self.choice_sets.log_softmax(scores.log_probs[self.of_options])
         mine = table.gather(1, self.chosen[:, None])[:, 0]
         return TokenScores(

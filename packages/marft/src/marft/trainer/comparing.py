@@ -1,12 +1,13 @@
-"""The loss of comparisons, which no action has by itself, as a coefficient of each action.
+"""Preference pair loss, expressed as coefficients for single actions.
 
-A comparison's loss ℓ needs the log-ratios of all actions on both sides, which may lie in different micro-batches, on
-different backbones, on different ranks. So there are two passes: all of them are scored without gradients, and
-``g_a = Σ ∂ℓ/∂ log π(a)`` is taken from that in float64; then each action's own loss is ``g_a · log π(a)``, whose
-gradient is that of the loss, by the chain rule exactly, however actions are packed. For DPO g is ∓β σ(−z), over Z.
+The loss ℓ of a pair needs the log-ratios of all actions on both sides. These actions may be in different micro-batches,
+on different backbones, and on different ranks. The computation therefore takes two passes. The first pass scores all
+actions without gradient and computes ``g_a = Σ ∂ℓ/∂ log π(a)`` in float64. In the second pass the loss of each action
+is ``g_a · log π(a)``. By the chain rule its gradient is exactly that of the pair loss, for any packing.
+For DPO, ``g = ∓β σ(−z)``, divided by Z.
 
-A policy's loss is the mean over the comparisons that hold an action of its own; with ``denominator = "pooled"`` over
-all.
+A policy's loss is the mean over the pairs with an action of the policy. With ``denominator = "pooled"`` it is the mean
+over all pairs.
 """
 
 from __future__ import annotations
@@ -29,36 +30,38 @@ from marft.trainer.reference import Scores
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared:
-    """Comparisons, and the samples of their actions: those of a step, or of a global minibatch.
+    """Preference pairs and their action samples, for a training step or a global minibatch.
 
     >>> Compared((), {}).flat()
     []
     """
 
     comparisons: tuple[Comparison, ...]
-    samples: Mapping[ActionKey, Sample]  # in the order of the step's
+    samples: Mapping[ActionKey, Sample]  # in the order of the step's samples
 
     @staticmethod
     def of(comparisons: Sequence[Comparison], samples: Sequence[Sample]) -> Compared:
-        """Those of ``comparisons`` that hold any of ``samples``."""
+        """Return the pairs with at least one of ``samples``, and the samples in these pairs."""
         by_key = {sample.action.key: sample for sample in samples}
         held = tuple(pair for pair in comparisons if not by_key.keys().isdisjoint((*pair.better, *pair.worse)))
         wanted = {key for pair in held for key in (*pair.better, *pair.worse)}
         return Compared(held, {key: sample for key, sample in by_key.items() if key in wanted})
 
     def flat(self, policies: Collection[str] | None = None) -> list[Sample]:
-        """The samples, of some policies or of all."""
+        """Return the samples, optionally for some policies only."""
         return [s for s in self.samples.values() if policies is None or s.action.policy in policies]
 
     def among(self, policies: Collection[str]) -> Compared:
-        """The comparisons that hold an action of these policies, whole."""
+        """Return the pairs with an action of the given policies, with both sides complete."""
         mine = {sample.action.key for sample in self.flat(policies)}
         kept = [pair for pair in self.comparisons if not mine.isdisjoint((*pair.better, *pair.worse))]
         return Compared.of(kept, self.flat())
 
     def split(self, count: int, seed: int, step: int, epoch: int) -> list[Compared]:
-        """``count`` minibatches at most, in an order of their own for each epoch. No comparison is cut, and those of
-        each agent are shared out evenly."""
+        """Split the pairs into at most ``count`` minibatches, shuffled for each epoch.
+
+        Pairs are never cut. Each agent's pairs are distributed evenly.
+        """
         parts: list[list[Comparison]] = [[] for _ in range(count)]
         for agent in sorted({pair.agent for pair in self.comparisons}):
             mine = [pair for pair in self.comparisons if pair.agent == agent]
@@ -71,11 +74,15 @@ class Compared:
         self, objective: PairObjective, now: Scores, reference: Scores, policies: Collection[str], pooled: bool,
         meter: Meter,
     ) -> list[Sample]:  # fmt: skip
-        """The samples of some policies, with what makes ``−A log π / Z``, averaged as the learner averages, the loss.
+        """Return samples with coefficients as advantages, so that ``−A log π / Z`` averages to the pair loss gradient.
 
         Args:
-            now: log-probs of all samples' decisions under the policies as they are.
-            reference: those under the reference.
+            objective: objective on pairs.
+            now: log-probabilities of all samples' decisions under the current policies.
+            reference: log-probabilities under the reference.
+            policies: policies to return samples of.
+            pooled: True to average over all pairs, instead of each policy's pairs.
+            meter: receives the metrics of the pairs.
         """
         sides = _Sides.of(self, now, reference)
         losses = objective.pair_losses(sides.inputs())
@@ -96,18 +103,22 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sides:
-    """What comparisons are made of, in float64. A counts actions, P comparisons, M places of actions in them."""
+    """Tensors of the pairs, in float64.
+
+    A counts actions, P pairs, and M occurrences of actions in pairs.
+    """
 
     log_probs: Tensor  # [A] log π of each action, with gradient
     reference: Tensor  # [A]
     normalisers: Tensor  # [A]
     lengths: Tensor  # [A] decisions
-    better: tuple[Tensor, Tensor]  # [M] comparison and action of each place on a better side
+    better: tuple[Tensor, Tensor]  # [M] pair and action of each occurrence on a better side
     worse: tuple[Tensor, Tensor]
     weights: Tensor  # [P]
 
     @staticmethod
     def of(compared: Compared, now: Scores, reference: Scores) -> _Sides:
+        """Build the tensors from log-probabilities."""
         keys = list(compared.samples)
         row = {key: number for number, key in enumerate(keys)}
 
@@ -130,14 +141,15 @@ class _Sides:
         )
 
     def ratios(self) -> Tensor:
-        """Log-ratios of actions, over Z, [A]."""
+        """Return each action's log-ratio, divided by Z, shape [A]."""
         return (self.log_probs - self.reference) / self.normalisers
 
     def sums(self, of_actions: Tensor, side: tuple[Tensor, Tensor]) -> Tensor:
-        """Numbers of actions, summed over a side, [P]."""
+        """Sum values of actions over a side of each pair, shape [P]."""
         return of_actions.new_zeros(len(self.weights)).index_add(0, side[0], of_actions[side[1]])
 
     def inputs(self) -> PairInputs:
+        """Return the inputs of the pair loss."""
         ratios = self.ratios()
         length = self.sums(self.lengths, self.better)
         return PairInputs(
@@ -150,8 +162,7 @@ class _Sides:
 
 
 def _measure(meter: Meter, compared: Compared, sides: _Sides, losses: Tensor) -> None:
-    """Means over comparisons, before the step: the loss, which side is likelier by its log-ratio, by how much; and what
-    of that is each agent's."""
+    """Add means over pairs before the update: loss, accuracy, margin, log-ratios, and the margin by agent."""
     ratios, count = sides.ratios().detach(), len(compared.comparisons)
     better, worse = sides.sums(ratios, sides.better), sides.sums(ratios, sides.worse)
     right = (better > worse).double() + 0.5 * (better == worse).double()

@@ -1,4 +1,7 @@
-"""Learning V_φ: features of the frozen base once per batch of episodes, the head as often as wanted."""
+"""Critic: learn V_φ from features of the base model.
+
+With a frozen body, features are computed once per batch of episodes and reused for every update of the head.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,14 @@ LORA_TARGETS = ("q_proj", "v_proj")
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None) -> Tensor:
-    """The loss of each value, [K]: the larger of clipped and unclipped error (formulas §8).
+    """Return the loss of each value, shape [K]: the larger of clipped and unclipped error (formulas §8).
 
     Args:
-        clip: how far a value counts as moved from ``old_values``; 0 is off.
-        huber_delta: where the Huber loss turns linear, on both sides; None squares.
+        values: predicted values, shape [K], with gradient.
+        old_values: values before the update, shape [K].
+        returns: targets, shape [K].
+        clip: maximum distance from ``old_values`` in the clipped error; 0 is off.
+        huber_delta: error at which the Huber loss becomes linear; None uses the squared error.
     """
     errors = [values - returns]
     if clip:
@@ -46,14 +52,14 @@ def _huber(error: Tensor, delta: float) -> Tensor:
 
 
 def explained_variance(values: Floats, returns: Floats) -> float:
-    """``1 − Var(returns − values) / Var(returns)``; NaN when the returns are all equal."""
+    """Return ``1 − Var(returns − values) / Var(returns)``; NaN for constant returns."""
     variance = float(np.var(returns)) if len(returns) else 0.0
     return 1.0 - float(np.var(returns - values)) / variance if variance > 1e-12 else math.nan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What the critic reads for a segment of an action, and the positions at which its decisions' values stand."""
+    """Critic input for a segment, and the positions for its decisions' values."""
 
     ids: TokenIds  # [T]
     positions: npt.NDArray[np.int64]  # [U]
@@ -61,26 +67,31 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Decisions:
-    """The decisions that one head values: their rows in the batch, and what they are read from: this rank's share."""
+    """Decisions under a value head on this rank: rows in the batch, and inputs."""
 
     head: str
     base: str
-    of_all_ranks: npt.NDArray[np.int64]  # flat indices of all decisions of the head
+    of_all_ranks: npt.NDArray[np.int64]  # flat indices of the head's decisions on all ranks
     rows: npt.NDArray[np.int64]  # [K] flat indices of decisions
     readings: Sequence[Reading]  # Σ positions = K
-    features: Tensor | None  # [K, D] where the body is frozen
+    features: Tensor | None  # [K, D] with a frozen body, else None
 
 
 class Critic:
-    """V_φ: for each base model a body, one value head or one for each agent, and their optimizer.
+    """V_φ: a body per base model, value heads (per base or per agent), and the optimizer.
 
-    A frozen body is read once for each batch of episodes; a body with an adapter of its own is read again in every
-    update, with gradient.
+    A frozen body runs once per batch of episodes. A body with its own adapter runs again in every update, with
+    gradient.
 
     Args:
-        bases: the base that each policy reads with, by policy name.
-        base_names: the model name of each policy: policies of one base share a body.
-        ranks: those that learn together. Each is given all episodes, and reads a share of them.
+        settings: settings of the critic.
+        level: level of decisions: action or token.
+        bases: base model that computes the features for each policy.
+        base_names: model name of each policy; policies with the same base share a body.
+        agents: role and policy of each agent.
+        seed: seed of the run.
+        tokens_per_batch: maximum tokens per forward pass.
+        ranks: ranks that train together. Each gets all episodes and reads its share.
     """
 
     def __init__(
@@ -100,7 +111,7 @@ class Critic:
         self.seed, self.tokens_per_batch = seed, tokens_per_batch
         self.bases = {base_names[policy]: base for policy, base in bases.items()}
         self.heads: dict[str, ValueHead] = {}
-        self.base_of: dict[str, str] = {}  # the model that each head reads
+        self.base_of: dict[str, str] = {}  # model of each head
         for agent, policy in agents:
             name = self._head_of(agent, policy)
             if name not in self.heads:
@@ -121,7 +132,10 @@ class Critic:
         self._decisions: list[_Decisions] = []
 
     def evaluate(self, episodes: Sequence[Episode]) -> Values:
-        """V at every decision of ``episodes`` and at the end of truncated ones. Keeps what updates will read."""
+        """Return V at every decision of ``episodes`` and at the end of truncated episodes.
+
+        Inputs for :meth:`update` are stored.
+        """
         actions = all_actions(episodes)
         reads = [readings(action, self.level, self.settings.kind) for action in actions]
         sizes = [sum(len(read.positions) for read in of_action) for of_action in reads]
@@ -137,7 +151,7 @@ class Critic:
         self._decisions = []
         for name, head in self.heads.items():
             mine = [i for i, owner in enumerate(owners) if owner == name]
-            if not mine:  # who meets the end of an episode has acted in it
+            if not mine:  # agents at the end of an episode have also acted in it
                 continue
             mine_ends = [(i, agent, read) for i, agent, owner, read in ends if owner == name]
             of_all_ranks = _rows_of(mine, firsts)
@@ -164,7 +178,13 @@ class Critic:
         return Values(split_rows(flat, sizes), of_ends)
 
     def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
-        """Fit the critic to the targets, on what :meth:`evaluate` kept → metrics."""
+        """Fit the critic to the targets, on the inputs from :meth:`evaluate` → metrics.
+
+        Args:
+            values: values from :meth:`evaluate`.
+            targets: target return of each decision, one array per action.
+            step: index of the training step.
+        """
         flat_values, returns = np.concatenate(values.actions), np.concatenate(targets)
         old, goals = self._as_said(flat_values, returns)
         losses, norms, skipped = [], [], 0.0
@@ -189,19 +209,22 @@ class Critic:
         }
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Heads, running statistics of what they learn, adapters."""
+        """Return the parameters of heads, value normalizers and adapters, by name."""
         parts: list[tuple[str, torch.nn.Module]] = [*self.heads.items(), *self.normalisers.items()]
         return {f"{name}.{key}": p for name, part in parts for key, p in part.named_parameters()} | (
             self._adapter_parameters()
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of it, besides its optimizer."""
+        """Return the tensors for a checkpoint, without the optimizer state."""
         return {name: parameter.detach() for name, parameter in self.parameters().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> bool:
-        """Undo :meth:`state_dict` → whether it was the state of such a critic; nothing has changed where it was not."""
+        """Load the tensors of :meth:`state_dict` → success.
+
+        If names or shapes differ, return False and change nothing.
+        """
         own = self.parameters()
         if {name: tensor.shape for name, tensor in state.items()} != {name: p.shape for name, p in own.items()}:
             return False
@@ -210,7 +233,10 @@ class Critic:
         return True
 
     def _as_said(self, values: Floats, targets: Floats) -> tuple[Floats, Floats]:
-        """Old values and targets as the heads say them. The targets of a batch are in the statistics by then."""
+        """Convert old values and targets to the normalized units of the heads.
+
+        The statistics already include this batch's targets for the conversion of targets.
+        """
         values, targets = values.copy(), targets.copy()
         for mine in self._decisions:
             if normaliser := self.normalisers.get(mine.head):
@@ -246,13 +272,13 @@ class Critic:
         return [part for part in np.array_split(order, self.settings.minibatches) if len(part)]
 
     def _backward(self, part: np.ndarray, old_values: Floats, returns: Floats) -> list[Tensor]:
-        """Add the gradient of the mean loss over the decisions of ``part`` → what adds up to the loss."""
+        """Add the mean loss gradient over the decisions in ``part`` → loss terms."""
         chosen = np.zeros(len(returns), bool)
         chosen[part] = True
         delta = self.settings.huber_delta if self.settings.loss == "huber" else None
         losses = []
         for head, rows, features in self._pieces(chosen):
-            if not len(rows):  # a pass for company, whose gradient is 0
+            if not len(rows):  # idle pass with gradient 0
                 (0.0 * features.sum()).backward()
                 continue
             predicted = self.heads[head](features)
@@ -263,8 +289,10 @@ class Critic:
         return losses
 
     def _pieces(self, chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray, Tensor]]:
-        """Head, flat rows and features of the chosen decisions, in pieces that fit in memory. Where other ranks pass
-        through a body more often there are pieces without rows, with features for company."""
+        """Yield head, flat rows and features for the chosen decisions, in pieces that fit in memory.
+
+        If other ranks run a body more often, extra pieces follow: no rows, and features of an idle pass.
+        """
         for mine in self._decisions:
             if mine.features is not None:
                 wanted = np.flatnonzero(chosen[mine.rows])
@@ -280,7 +308,7 @@ class Critic:
                 yield mine.head, np.empty(0, np.int64), idle_pass(base, body)
 
     def _groups(self, mine: _Decisions, chosen: np.ndarray) -> Iterator[tuple[list[Reading], np.ndarray, np.ndarray]]:
-        """Readings that are read together and hold chosen decisions: these by flat row, and by place in the group."""
+        """Yield batches of inputs with chosen decisions: inputs, flat rows, and positions within the batch."""
         first = 0
         for group in in_batches(mine.readings, lambda read: len(read.ids), self.tokens_per_batch):
             count = sum(len(read.positions) for read in group)
@@ -291,14 +319,14 @@ class Critic:
 
 
 def _rows_of(actions: Sequence[int], firsts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Flat indices of the decisions of some actions."""
+    """Return the flat decision indices for some actions."""
     return np.concatenate([np.empty(0, np.int64), *(np.arange(firsts[i], firsts[i + 1]) for i in actions)])
 
 
 def _ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
-    """The agents that the end of a truncated episode is rendered for, in their order: agent, policy, what it would see.
+    """Yield agent, policy and final observation for each agent at the end of a truncated episode, in order.
 
-    Each reads its own, with a head of its own or a shared one: agents may be paid for different things.
+    Each agent has its own value, because rewards may differ by agent.
     """
     policies = {action.agent: action.policy for action in episode.actions}
     for agent, ids in episode.bootstrap.items():
@@ -306,9 +334,10 @@ def _ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
 
 
 def readings(action: Action, level: Level, kind: str = "centralised") -> list[Reading]:
-    """What is read for the decisions of an action, in their order: one reading for each segment that holds any.
+    """Return the critic's inputs for an action, in order: one per segment with a decision.
 
-    What a chat that was rendered anew shows is what the agent itself saw, for a centralised critic too.
+    A later segment starts with a prompt reset (a newly rendered chat). There, a centralized critic also sees only the
+    agent's own view.
     """
     later = action.segments[1:] if level == "token" else ()
     return [
@@ -318,17 +347,18 @@ def readings(action: Action, level: Level, kind: str = "centralised") -> list[Re
 
 
 def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:
-    """What is read for the decisions of an action's first segment, which at action level is all.
+    """Return the critic's input for the decisions in an action's first segment.
 
-    The value of a decision is read at the token before it: a baseline must not see what it judges.
+    At action level the first segment covers all decisions. The value of a decision is read at the token before it,
+    because a baseline must not depend on the decision.
 
-    At action level that is the last token of the state; at token level, for each sampled token, the position whose
-    logits predict it. An independent critic reads the agent's own rollout observation, a centralised one also the
-    step's earlier actions that the agent did not see.
+    At action level that is the last token of the state. At token level it is, for each sampled token, the position of
+    the logits that predict the token. An independent critic reads the agent's own rollout observation. A centralized
+    critic also reads the step's earlier actions that the agent did not see.
     """
     state = action.prompt if action.state is None or kind == "independent" else action.state
     if level == "action":
-        begun = action.tokens[: int(np.argmax(action.sampled))]  # what others wrote before the agent's first token
+        begun = action.tokens[: int(np.argmax(action.sampled))]  # text by others before the agent's first token
         return Reading(np.concatenate([state, begun]), np.array([len(state) + len(begun) - 1]))
     if action.choice:
         return Reading(state, np.array([len(state) - 1]))
@@ -342,19 +372,23 @@ def _of_tokens(context: TokenIds, action: Action, start: int, stop: int) -> Read
 
 
 def idle_pass(base: Backbone, adapter: str | None) -> Tensor:
-    """Hidden states [1, D] of a row of no meaning, for a rank that has less to read than others."""
+    """Return hidden states [1, D] of a dummy row, for a rank with less to read than its peers."""
     return base.hidden_states(PackedRows.of([np.zeros(1, np.int32)], [adapter], base.device)).float()
 
 
 def read_features(
     base: Backbone, readings: Sequence[Reading], tokens_per_batch: int, adapter: str | None, ranks: Ranks = ALONE
 ) -> Tensor:
-    """Hidden states of the base, under one adapter or none, at the positions wanted → [Σ U, D], float32.
+    """Return the base model's hidden states at the given positions, shape [Σ U, D], float32.
 
-    Readings of the same ids are computed once.
+    Inputs with the same ids are computed once.
 
     Args:
-        ranks: who reads on this base at the same time, each something else; all pass through it equally often.
+        base: base model.
+        readings: inputs and positions.
+        tokens_per_batch: maximum tokens per forward pass.
+        adapter: adapter of the body; None without one.
+        ranks: ranks that read different inputs with this base at the same time; all run the base equally often.
     """
     wanted: dict[bytes, npt.NDArray[np.int64]] = {}
     for read in readings:

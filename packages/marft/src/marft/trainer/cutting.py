@@ -1,4 +1,4 @@
-"""Cutting a minibatch into micro-batches of at most so many tokens; what a sample adds is never cut."""
+"""Bin packing: samples into micro-batches with a token limit, never splitting a sample."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from marft.models.batches import in_batches
 from marft.models.forest import Forest, common
 from marft.trainer.choice_scoring import scored_tokens, tokens_read
 
-LONGER = 1.25  # what a micro-batch may have of its first sample's tokens, where those alone are more than allowed
+LONGER = 1.25  # maximum size relative to the first sample, if that sample alone exceeds the limit
 
 
 class Cut(NamedTuple):
-    """The samples of a micro-batch, and how many tokens it has at most."""
+    """Micro-batch samples, and an upper bound on their tokens."""
 
     samples: list[Sample]
     tokens: int
-    shared: bool = False  # whether what they begin with alike is there once
+    shared: bool = False  # True if common prefixes are stored once
 
 
 def length(sample: Sample) -> int:
-    """Tokens that are read to score a sample."""
+    """Return the number of input tokens for scoring a sample."""
     return tokens_read(sample.action)
 
 
 def cut_by_tokens(samples: Sequence[Sample], limit: int) -> list[Cut]:
-    """Runs of at most ``limit`` tokens; a sample that is longer goes alone."""
+    """Split samples into runs of at most ``limit`` tokens; a longer sample forms its own run."""
     return [Cut(some, sum(map(length, some))) for some in in_batches(samples, length, limit)]
 
 
 def cut_evenly(samples: Sequence[Sample], limit: int) -> list[Cut]:
-    """Runs of at most ``limit`` tokens, about equally large."""
+    """Split samples into runs with similar size, at most ``limit`` tokens each."""
     total = sum(length(sample) for sample in samples)
     even = math.ceil(total / math.ceil(total / limit)) + max(map(length, samples)) // 2
     return cut_by_tokens(samples, min(limit, even))
@@ -45,11 +45,16 @@ def cut_evenly(samples: Sequence[Sample], limit: int) -> list[Cut]:
 def cut_sharing(
     backbone: Backbone, samples: Sequence[Sample], adapters: Mapping[str, str | None], limit: int
 ) -> list[Cut]:
-    """Runs of samples that begin alike, each of at most ``limit`` tokens of which none is there twice. A sample that is
-    longer takes along those that add no more than a quarter to it. Empty where sharing gains nothing.
+    """Split samples into runs with common prefixes, counted once, at most ``limit`` tokens each.
+
+    A sample above the limit also takes samples that add at most a quarter of its tokens. The result is empty if prefix
+    sharing has no benefit.
 
     Args:
-        adapters: of each policy. Rows of different ones share nothing.
+        backbone: backbone of the samples.
+        samples: samples to split.
+        adapters: adapter of each policy; rows of different adapters share no prefix.
+        limit: maximum tokens of a run.
     """
     rows = [_rows(sample) for sample in samples]
     owners = [adapters[sample.action.policy] for sample in samples]
@@ -79,7 +84,7 @@ def _rows(sample: Sample) -> list[TokenIds]:
 
 
 def _added(rows: Sequence[TokenIds], others: Sequence[TokenIds]) -> int:
-    """How many tokens rows add at most where others are already."""
+    """Return an upper bound on the tokens that ``rows`` add to ``others``."""
     return sum(
         len(row) - max((common(row, other) for other in (*others, *rows[:place])), default=0)
         for place, row in enumerate(rows)

@@ -1,4 +1,4 @@
-"""What a training step takes of the device: the most memory of it, and how much of its rate. A CPU has neither."""
+"""Device metrics: peak memory, and model FLOPs utilization; neither exists for a CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMORY, MFU = "device/peak_memory", "learner/mfu"
 
 
 class Row(NamedTuple):
-    """A text that was learned from: its policy, the tokens of it that were read, and those of them that were scored."""
+    """Token counts of a trained text: policy, tokens read, and tokens scored."""
 
     policy: str
     read: int
@@ -30,18 +30,19 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A policy that learns, on cards of one kind."""
+    """Trained policy on a known GPU kind."""
 
     shape: Shape
-    adapter: int  # parameters; 0 where it has none
-    whole: bool  # the model's own weights learn
-    rate: float  # operations a second, by the card's sheet
+    adapter: int  # parameters of the adapter; 0 without one
+    whole: bool  # True if the full model is trained
+    rate: float  # peak operations per second, from the data sheet
 
     @staticmethod
     def of(run: RunSettings, name: str, card: Card) -> Trained:
-        """
+        """Look up the sizes of a policy.
+
         Raises:
-            ValueError: sizes of the model, or of adapters on such layers, are not known.
+            ValueError: sizes of the model or of its adapters are unknown.
         """
         policy = run.policies[name]
         model = local_model(run.models, policy.model)
@@ -51,26 +52,28 @@ class Trained:
         return Trained(shape, adapter, policy.train == "full", Precision.of(run.models[model], card).rate(card))
 
     def seconds(self, row: Row) -> float:
-        """Return the least seconds that learning from a row takes."""
+        """Return the minimum seconds for training on a row, at the peak rate."""
         share = row.scored / row.read
         return row.read * training_flops(self.shape, row.read, share, self.adapter, whole=self.whole) / self.rate
 
 
 @dataclass(frozen=True, slots=True)
 class Utilization:
-    """How much of its cards' rate learning reaches, where the cards and the sizes of all its models are known."""
+    """Learner's model FLOPs utilization, for known GPUs and models."""
 
     run: RunSettings
     policies: Mapping[str, Trained]
 
     @staticmethod
     def of(run: RunSettings, device: str) -> Utilization | None:
-        """
+        """Look up the GPU and the sizes of all trained policies.
+
         Args:
-            device: what its driver calls it; "" where there is none.
+            run: recipe of the run.
+            device: device name as reported by the driver; "" without a GPU.
 
         Returns:
-            None where the card is not known, or a model's sizes are not.
+            None if the GPU or the sizes of a model are unknown.
         """
         name = REPORTED.get(device)
         if name is None:
@@ -78,22 +81,29 @@ class Utilization:
         trained = [name for name, policy in run.policies.items() if policy.train != "frozen"]
         try:
             return Utilization(run, {policy: Trained.of(run, policy, CARDS[name]) for policy in trained})
-        except ValueError:  # of a family, or with adapters on layers, whose parameters are not counted here
+        except ValueError:  # unsupported model family or adapter targets
             return None
 
     def share(self, rows: Iterable[Row], seconds: float) -> float:
-        """The operations of the updates' forward and backward passes over those of the cards' sheets in ``seconds``:
-        model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B). What is computed again counts once.
+        """Return the model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B).
+
+        The utilization is the operations of forward and backward passes over the GPUs' peak operations in ``seconds``.
+        Recomputation counts once.
+
+        Args:
+            rows: token counts of the trained texts.
+            seconds: duration of learning.
         """
         at_best = sum(self.policies[row.policy].seconds(row) for row in rows if row.policy in self.policies)
         return self.run.algorithm.epochs * at_best / (seconds * self.run.training.ranks)
 
 
 class Gauge:
-    """Looks at a device, step by step.
+    """GPU monitor: peak memory and utilization per step.
 
     Args:
-        device: of the learner; of several ranks, the first one's.
+        run: recipe of the run.
+        device: device of the learner; with several ranks, of the first rank.
     """
 
     def __init__(self, run: RunSettings, device: torch.device) -> None:
@@ -101,15 +111,15 @@ class Gauge:
         self.utilization = Utilization.of(run, reported_name(device))
 
     def begin(self) -> None:
-        """A step begins."""
+        """Reset the peak memory at the start of a step."""
         forget_peak_memory(self.device)
 
     def metrics(self, episodes: Sequence[Episode], seconds: float) -> dict[str, float]:
-        """What can be said of the step, now that it is over.
+        """Return the available metrics at the end of a step.
 
         Args:
-            episodes: that were learned from.
-            seconds: of learning.
+            episodes: episodes used for training.
+            seconds: duration of learning.
         """
         found: dict[str, float] = {}
         memory = peak_memory(self.device)

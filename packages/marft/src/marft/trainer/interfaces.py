@@ -1,4 +1,4 @@
-"""The seams of learning: what a credit, an objective and a schedule take and give."""
+"""Interfaces of training: inputs and outputs of credit, objectives and schedules."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 
 Level = Literal["action", "token"]
 Floats = npt.NDArray[np.float64]
-KL_TOKENS = 1024  # of each agent, on which the KL of a whole update is measured: whole actions that hold as many,
-KL_ACTIONS = 4  # and at least so many
-LOG_RATIO_LIMIT = 20.0  # nats: log-ratios are clamped before they are exponentiated
+KL_TOKENS = 1024  # minimum decisions per agent for the KL of an update
+KL_ACTIONS = 4  # minimum actions per agent for the same measurement
+LOG_RATIO_LIMIT = 20.0  # nats; log-ratios are clamped before exponentiation
 
 
 def split_rows(flat: Floats, sizes: Sequence[int] | npt.NDArray[np.int64]) -> list[Floats]:
-    """Cut ``flat`` into rows of ``sizes``: as many rows as sizes, also when there are none."""
+    """Split ``flat`` into rows of the given sizes; no sizes give no rows."""
     return np.split(flat, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
 
 def all_actions(episodes: Sequence[Episode]) -> list[Action]:
-    """The actions of ``episodes``, flat, in order: the row order of values, credits and features."""
+    """Return the actions in ``episodes``, flat and in order.
+
+    Values, credits and features have the same row order.
+    """
     return [action for episode in episodes for action in episode.actions]
 
 
@@ -42,18 +45,20 @@ class Values:
     """
 
     actions: Sequence[Floats]  # each [1] at action level, [sampled tokens] at token level
-    bootstrap: Sequence[Mapping[str, float]] = ()  # [E] of the final observation by agent; empty unless truncated
+    bootstrap: Sequence[Mapping[str, float]] = ()  # [E] final value by agent; empty unless truncated
 
     def final(self, episode: int, agent: str = "") -> float:
-        """V at the end of an episode for one agent, or for the one that decided first in the last step; 0 where the
-        episode was not truncated."""
+        """Return V at the end of an episode for an agent; 0 unless truncated.
+
+        The default agent is the first agent that decided in the last step.
+        """
         of = self.bootstrap[episode] if self.bootstrap else {}
         return (of[agent] if agent else next(iter(of.values()))) if of else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CreditInputs:
-    """What credit is judged by. Actions are in the row order of :func:`all_actions`.
+    """Credit assignment inputs, with actions in the row order from :func:`all_actions`.
 
     >>> inputs = CreditInputs(episodes=(), level="action")
     >>> inputs.actions, inputs.values is None
@@ -62,37 +67,48 @@ class CreditInputs:
 
     episodes: Sequence[Episode]
     level: Level
-    values: Values | None = None  # of the critic, where the algorithm has one
-    costs: Sequence[Floats] = ()  # taken off the reward of each decision: KL in the reward; none when empty
-    traces: Floats | None = None  # [actions] in [0, 1]: how far a trace reaches back through a later step (A2PO)
-    trained: Collection[str] | None = None  # policies that learn from it; None where all do
+    values: Values | None = None  # values from the critic; None without a critic
+    costs: Sequence[Floats] = ()  # KL cost of each decision, subtracted from its reward; empty without KL in the reward
+    traces: Floats | None = None  # [actions] ratio product of the policies updated before (A2PO)
+    trained: Collection[str] | None = None  # policies in training; None for all
 
     @property
     def actions(self) -> list[Action]:
+        """Actions in the episodes, flat and in order."""
         return all_actions(self.episodes)
 
     def sizes(self) -> list[int]:
-        """Decisions of each action: 1 at action level; at token level the sampled tokens, or one choice."""
+        """Return each action's number of decisions.
+
+        The number is 1 at action level. At token level it is the number of sampled tokens, or 1 for a choice.
+        """
         if self.level == "action":
             return [1] * len(self.actions)
         return [action.decisions for action in self.actions]
 
     def spread(self, of_actions: Floats) -> list[Floats]:
-        """One number an action → one a decision."""
+        """Broadcast one number per action to its decisions."""
         return [np.full(size, x) for size, x in zip(self.sizes(), of_actions, strict=True)]
 
     def trains(self, action: Action) -> bool:
-        """Whether the action's policy learns: credit that scales over the batch leaves the others out."""
+        """Return True if the action's policy is in training.
+
+        Credit that scales over the batch ignores other actions.
+        """
         return self.trained is None or action.policy in self.trained
 
     def cost_of(self, index: int) -> float:
-        """What is taken off the reward of one action, in all."""
+        """Return the total cost of an action.
+
+        Args:
+            index: row of the action.
+        """
         return float(self.costs[index].sum()) if self.costs else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """What is to become likelier against what is to become less likely: trained actions of two sides, by their keys.
+    """Preference pair: keys of the trained actions on the better and the worse side.
 
     >>> Comparison(better=(), worse=(), agent="coder").weight
     1.0
@@ -100,51 +116,63 @@ class Comparison:
 
     better: tuple[ActionKey, ...]
     worse: tuple[ActionKey, ...]
-    agent: str = ""  # whose actions they are; "": of all agents together
-    weight: float = 1.0  # of its loss
+    agent: str = ""  # agent of the actions; "" for the whole team
+    weight: float = 1.0  # weight of the pair's loss
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Credits:
-    """What each decision is worth (advantages) and, with a critic, what that should have said (returns).
+    """Advantages of every decision and, with a critic, returns as the critic's targets.
 
-    ``monte_carlo`` are the returns with λ = 1, which a critic is fitted to before the first policy step. Actions that
-    only serve to judge others are not ``trained``; by default all are. ``groups`` names the group in which each action
-    was compared, "" where in none: it is what is written down, and nothing is computed from it. ``comparisons`` are
-    what an objective that compares is given; what is trained is in one of them.
+    Args:
+        advantages: advantage of each decision, one array per action.
+        returns: targets of the critic, one array per action; empty without a critic.
+        monte_carlo: returns with λ = 1, used to fit the critic before the first policy step.
+        trained: False for actions that only serve to judge others; empty means that all actions are trained.
+        groups: name of each action's comparison group, "" without a group. Recorded only; no computation uses it.
+        comparisons: pairs for an objective on pairs. Each trained action is then in a pair.
+        metrics: metrics of the batch.
     """
 
     advantages: Sequence[Floats]
     returns: Sequence[Floats] = ()
     monte_carlo: Sequence[Floats] = ()
     trained: Sequence[bool] = ()
-    groups: Sequence[str] = ()  # [actions]; empty where nothing is compared
+    groups: Sequence[str] = ()  # [actions]; empty without groups
     comparisons: Sequence[Comparison] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Credit(Protocol):
-    """Credit assignment: inputs → advantages and returns for every decision. What it asks of a recipe is in its class
-    (:class:`marft.config.parts.CreditPart`)."""
+    """Credit assignment: inputs → advantages and returns of every decision.
 
-    def assign(self, inputs: CreditInputs) -> Credits: ...
+    Requirements on a recipe are class attributes (:class:`marft.config.parts.CreditPart`).
+    """
+
+    def assign(self, inputs: CreditInputs) -> Credits:
+        """Return the advantages of the batch."""
+        ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A credit or schedule that carries numbers from step to step. They are checkpointed."""
+    """Credit or schedule with numbers that persist between steps, saved in checkpoints."""
 
-    def state_dict(self) -> dict[str, float]: ...
+    def state_dict(self) -> dict[str, float]:
+        """Return the numbers to save."""
+        ...
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore the numbers from :meth:`state_dict`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossInputs:
-    """One row a unit of the surrogate: an action at action level, a sampled token at token level.
+    """Objective inputs: a row per unit, an action at action level or a sampled token at token level.
 
-    ``log_probs`` are over Z (eq. 6), under the policy now; ``old_log_probs`` under the policy that the step began
-    with. ``advantages`` are already normalised over the batch.
+    ``log_probs`` are divided by Z (eq. 6), under the current policy. ``old_log_probs`` are under the policy at the
+    start of the step. ``advantages`` are already normalized over the batch.
     """
 
     log_probs: Tensor  # [U], with gradient
@@ -154,10 +182,10 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossOutput:
-    """The loss of each unit, to be minimised, and a number for each unit of each metric.
+    """Loss of each unit, to be minimized, and metrics for each unit.
 
-    Terms stay unsummed: the learner weighs them with denominators of the global minibatch, so that no split into
-    micro-batches changes the gradient, and counts metrics by agent.
+    Terms are not summed. The learner weights them with denominators of the global minibatch, so no split into
+    micro-batches changes the gradient. Metrics are counted by agent.
     """
 
     terms: Tensor  # [U]
@@ -165,19 +193,28 @@ class LossOutput:
 
 
 class Objective(Protocol):
-    """A loss. Pure."""
+    """Objective: a pure function from log-probabilities and advantages to losses."""
 
     @property
-    def clip_width(self) -> float: ...
+    def clip_width(self) -> float:
+        """Clip width below 1; 0 without a clip."""
+        ...
 
-    def scaled(self, scale: float) -> Self: ...
+    def scaled(self, scale: float) -> Self:
+        """Return a copy with clip widths multiplied by ``scale``."""
+        ...
 
-    def __call__(self, inputs: LossInputs) -> LossOutput: ...
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Return the loss of each unit."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairInputs:
-    """One row a comparison. The log-ratio of a side is Σ (log π − log π_ref) / Z over its actions, with a gradient."""
+    """Pair loss inputs: one row per pair.
+
+    The log-ratio of a side is Σ (log π − log π_ref) / Z over its actions, with gradient.
+    """
 
     better: Tensor  # [P] log-ratio of the better side
     worse: Tensor  # [P]
@@ -187,22 +224,27 @@ class PairInputs:
 
 
 class TeammateWeight(Protocol):
-    """How much text that somebody else wrote in an agent's turn weighs in the agent's loss. Pure."""
+    """Weight for text by other authors in an agent's turn, for the agent's loss; a pure function."""
 
     def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
-        """The weight of each such token, [T], without gradient.
+        """Return the weight of each teammate token, shape [T], without gradient.
 
         Args:
-            log_probs: of the agent whose turn it is, [T].
-            author: of who wrote it, when that was, [T]; 0 where nobody knows them.
-            advantages: of the agent's own decision that each token led to, [T].
+            log_probs: log-probabilities under the policy of the turn's agent, shape [T].
+            author: log-probabilities under the author's policy at sampling, shape [T]; 0 if unknown.
+            advantages: advantage of the agent's own decision that follows each token, shape [T].
         """
         ...
 
 
 class Progress(NamedTuple):
-    """What a schedule plans by: training steps, environment steps of all episodes before this one, and the mean size of
-    the advantages of each policy's decisions, before they were normalised."""
+    """Training progress, the input to a schedule.
+
+    Args:
+        step: index of the training step.
+        environment_steps: environment steps of all earlier episodes.
+        advantages: mean absolute advantage of each policy's decisions, before normalization.
+    """
 
     step: int
     environment_steps: int
@@ -211,28 +253,38 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UpdatePhase:
-    """Policies that step together. Others get no rows and no optimizer call.
+    """Policies for a joint update; other policies get no rows and no optimizer step.
 
-    ``clip_scale`` narrows or widens the objective's clip for this phase. With ``kl_limit`` the phase's whole change is
-    accepted only if the policies moved no further; else it is scaled back, and at last undone.
+    ``clip_scale`` multiplies the objective's clip width in this phase. With ``kl_limit``, the change of the whole phase
+    is accepted only up to this KL. A larger change is scaled back, and finally undone.
     """
 
     policies: tuple[str, ...]
     clip_scale: float = 1.0
-    kl_limit: float = 0.0  # nats a token; 0 accepts everything
+    kl_limit: float = 0.0  # nats per token; 0 accepts every change
 
 
 class UpdateSchedule(Protocol):
-    """Which policies step, in which order, and how those that step later take account of those before.
+    """Order of policy updates in a training step, and corrections for earlier updates.
 
-    ``correction`` is what earlier phases of the same update do to later ones: ``"product"`` weighs an action with the
-    new/old ratios of the policies updated before, ``"preceding"`` shifts its ratio by them (A2PO). Their product is cut
-    to ``[1/ratio_limit, ratio_limit]``.
+    ``correction`` defines the effect of earlier phases on later phases of the same step. ``"product"`` weights an
+    action with the new/old ratios of the policies updated before. ``"preceding"`` multiplies its ratio by them (A2PO).
+    The product of ratios is clipped to ``[1/ratio_limit, ratio_limit]``.
     """
 
     correction: ClassVar[Literal["", "product", "preceding"]]
 
     @property
-    def ratio_limit(self) -> float: ...
+    def ratio_limit(self) -> float:
+        """Maximum product of ratios."""
+        ...
 
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> Iterable[UpdatePhase]: ...
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> Iterable[UpdatePhase]:
+        """Yield the phases of a training step.
+
+        Args:
+            progress: progress of training.
+            policies: policies in training.
+            seed: seed of the run.
+        """
+        ...

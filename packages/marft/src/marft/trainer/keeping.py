@@ -1,4 +1,4 @@
-"""State of a learner: all that a checkpoint holds, and that a step that went wrong puts back."""
+"""Learner state: the data for checkpoints and for the non-finite guard."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ CRITIC = "critic"
 
 
 class Kept(TrainState, Protocol):
-    """A learner by rewards, or one by imitation."""
+    """Learner state: policy optimizers and the critic, for reward training or imitation."""
 
     @property
     def optimizers(self) -> Mapping[str, PolicyOptimizer]:
-        """Of the trained policies, by name."""
+        """Optimizer of each trained policy, by name."""
 
     @property
     def critic(self) -> Critic | None:
-        """What judges, where anything does."""
+        """Critic; None without a critic."""
 
 
 def not_finite(learner: Kept) -> list[str]:
-    """Return the parts that hold a number that is not finite: ``policies.<name>`` or ``critic``.
+    """Return the parts with a non-finite number: ``policies.<name>`` or ``critic``.
 
-    Costs one look at every parameter and moment, and one number a policy back from the device.
+    The cost is one pass over all parameters and moments, and one number per policy transferred from the device.
     """
     return [name for name, parameters, optimizer in learning_parts(learner) if not _finite(parameters, optimizer)]
 
 
 def learning_parts(learner: Kept) -> Iterator[tuple[str, dict[str, nn.Parameter], torch.optim.Optimizer]]:
-    """Yield the name, the parameters and the optimizer of each part that learns."""
+    """Yield name, parameters and optimizer for each trained part."""
     for name, optimizer in learner.optimizers.items():
         yield f"policies.{name}", optimizer.parameters, optimizer.optimizer
     if learner.critic:

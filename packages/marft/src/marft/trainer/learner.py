@@ -1,4 +1,4 @@
-"""The learner: applies a credit, an objective and a schedule to a batch of episodes."""
+"""Learner: applies a credit, an objective and a schedule to a batch of episodes."""
 
 from __future__ import annotations
 
@@ -59,37 +59,39 @@ from marft.trainer.update import PACKING_CHECKS, Update
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CreditedEpisodes:
-    """What an algorithm makes of a batch before anything moves: the credit of every decision, and what is trained."""
+    """Credited batch before any update: credit for every decision, and the samples to train on."""
 
-    episodes: Sequence[Episode]  # as they were played
-    inputs: CreditInputs  # with the rewards that credit is assigned from
+    episodes: Sequence[Episode]  # as played
+    inputs: CreditInputs  # episodes with the rewards for credit assignment
     credits: Credits
     samples: Sequence[Sample]
-    raw: Sequence[Floats]  # advantages of the samples before normalisation
+    raw: Sequence[Floats]  # advantages of the samples before normalization
 
 
 class Learner:
-    """The optimizers of all trained policies, and the critic.
+    """Reward learner: an optimizer per trained policy, and the critic.
 
     Args:
-        ranks: the processes that learn together. Each is given the same episodes.
+        run: recipe of the run.
+        models: models of the run.
+        ranks: ranks that train together; each gets the same episodes.
 
     Raises:
-        ValueError: the recipe trains no policy.
+        ValueError: the recipe trains no policy, or a pair objective has no ``pair_losses``.
     """
 
     def __init__(self, run: RunSettings, models: Models, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
         refuse_nothing_to_train(run)
         self.settings, self.seed = run.algorithm, run.seed
-        self.credit = cast("Credit", run.algorithm.credit.model_copy(deep=True))  # what they remember is the learner's
+        self.credit = cast("Credit", run.algorithm.credit.model_copy(deep=True))  # own copy of their state
         self.objective = cast("Objective", run.algorithm.objective)
         self.schedule = cast("UpdateSchedule", run.algorithm.schedule.model_copy(deep=True))
         self._fresh = self.state_dict()
         self.roles = [agent.role for agent in run.agents]
         self.longest = priced_lengths(run)
         self.warmup = run.algorithm.critic.warmup_steps if run.algorithm.critic.kind != "none" else 0
-        steps = run.training.steps - self.warmup  # those in which policies learn: a recipe has one at least
+        steps = run.training.steps - self.warmup  # steps with policy updates, at least one
         self.trained = run.trained_policies
         offload = run.training.offload_optimizer
         self.optimizers = {
@@ -140,13 +142,16 @@ class Learner:
         progress: Progress,
         told: Told = lambda _: None,
     ) -> dict[str, float]:
-        """One training step on scored episodes → metrics, team-wide and under ``agents/<role>/``.
+        """Run one training step on scored episodes → metrics, for the team and under ``agents/<role>/``.
 
         Args:
-            told: told what was made of each action.
+            episodes: scored episodes.
+            progress: progress of training.
+            told: callback for the credit of each action.
 
         Raises:
-            ValueError: the episodes were told from traces.
+            ValueError: the episodes come from traces.
+            RunError: the credit returned a non-finite advantage.
         """
         refuse_traces(episodes)
         if self.reference:
@@ -172,7 +177,15 @@ class Learner:
         return metrics
 
     def assign_credit(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> CreditedEpisodes:
-        """Assign credit to scored episodes."""
+        """Assign credit to scored episodes.
+
+        Args:
+            episodes: scored episodes.
+            fixed: log-probabilities from :meth:`score_before_update`.
+
+        Raises:
+            RunError: the credit returned a non-finite advantage.
+        """
         values = self.critic.evaluate(episodes) if self.critic else None
         rewarded = rewards_for_credit(episodes, self.settings.reward, self.longest)
         inputs = CreditInputs(
@@ -186,8 +199,10 @@ class Learner:
         return CreditedEpisodes(episodes, inputs, credits, *self._samples(episodes, credits))
 
     def _assigned(self, inputs: CreditInputs) -> Credits:
-        """The credit's advantages, or 0 where every episode earned the same and the recipe wants none of that. What a
-        critic learns is not changed."""
+        """Return the credit; with ``equal_rewards = "zero"``, advantages are 0 for equal rewards.
+
+        The critic's targets stay unchanged.
+        """
         own = replace(inputs, episodes=[with_own_task(episode) for episode in inputs.episodes])
         credits = self.credit.assign(own)
         if self.settings.equal_rewards == "zero" and earned_alike(inputs.episodes):
@@ -195,31 +210,36 @@ class Learner:
         return credits
 
     def join(self, ranks: Ranks) -> None:
-        """Learn with these from here on."""
+        """Replace the rank group."""
         self.ranks = self.probes.ranks = ranks
         if self.critic:
             self.critic.ranks = ranks
 
     def not_finite(self) -> list[str]:
-        """Return the parts that hold a number that is not finite, by name."""
+        """Return the names for parts with a non-finite number."""
         return not_finite(self)
 
     def state_dict(self) -> dict[str, float]:
-        """What credit and schedule carry from step to step."""
+        """Return the state of credit and schedule."""
         return {
             f"{part}/{name}": value for part, it in self._stateful().items() for name, value in it.state_dict().items()
         }
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Undo :meth:`state_dict`. What says nothing is again as it began: it carried nothing yet."""
+        """Restore the state of credit and schedule from :meth:`state_dict`.
+
+        A part without entries is reset to its initial state.
+        """
         for part, it in self._stateful().items():
             it.load_state_dict(under(state, part) or under(self._fresh, part))
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …; and
-        what comparisons take log-ratios to, ``reference/<policy>/<parameter>``.
+        """Return the optimizer state and the reference parameters, unsharded.
 
-        Where ranks hold parts of it, all of them make this call together.
+        Names are ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …, and
+        ``reference/<policy>/<parameter>``.
+
+        With sharded ranks, all ranks must call this method together.
         """
         critic = optimizer_tensors(self.critic.optimizer, self.critic.parameters()) if self.critic else {}
         parts = {"critic": critic, **{f"policies/{name}": it.state() for name, it in self.optimizers.items()}}
@@ -228,7 +248,7 @@ class Learner:
         return {f"{part}/{name}": whole(tensor) for part, state in parts.items() for name, tensor in state.items()}
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`optimizer_state`."""
+        """Restore the state from :meth:`optimizer_state`."""
         if self.critic:
             restore_optimizer(self.critic.optimizer, self.critic.parameters(), under(state, "critic"))
         for name, it in self.optimizers.items():
@@ -241,10 +261,11 @@ class Learner:
         return {part: it for part, it in parts.items() if isinstance(it, Stateful)}
 
     def score_before_update(self, episodes: Sequence[Episode], for_credit_alone: bool = False) -> FixedLogProbs:
-        """Log-probs of the trained policies' actions before anything moves, as far as the algorithm asks for them.
+        """Return the log-probabilities of trained policies' actions before the update, if the algorithm uses them.
 
         Args:
-            for_credit_alone: leave out what only a policy's update would read.
+            episodes: scored episodes.
+            for_credit_alone: True to skip scores that only a policy update needs.
         """
         kl = self.settings.kl
         if not kl.coefficient or (for_credit_alone and kl.place != "reward"):
@@ -262,7 +283,7 @@ class Learner:
         )
 
     def _costs(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> list[Floats]:
-        """KL in the reward: coefficient · (log π − log π_base) of each decision; a frozen teammate pays nothing."""
+        """Return the KL cost of each decision: coefficient · (log π − log π_base); 0 for frozen policies."""
         kl = self.settings.kl
         if not fixed.base or kl.place != "reward":
             return []
@@ -287,7 +308,7 @@ class Learner:
     def _improve(
         self, credited: CreditedEpisodes, fixed: FixedLogProbs, progress: Progress
     ) -> tuple[dict[str, float], Mapping[ActionKey, Floats], Ledger]:
-        """Move the policies → metrics, π_old's log-probs by the action's key, and what was found out on the way."""
+        """Update the policies → metrics, log-probabilities under π_old by the action's key, and the credit log."""
         samples = credited.samples
         rates = {
             f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
@@ -314,7 +335,7 @@ class Learner:
                 ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
         measure_kl(meter, samples, update.old, after)
         self._measure_base_kl(meter, samples, fixed, update)
-        sums = {"kl_stops": meter.total("kl_stops")}  # the same on every rank
+        sums = {"kl_stops": meter.total("kl_stops")}  # equal on every rank
         if self.settings.team_kl:
             sums["team_kl"] = meter.total("team_kl")
         meter = meter.of_all(self.ranks)
@@ -324,13 +345,15 @@ class Learner:
     def _scores_after(
         self, phase: UpdatePhase, samples: Sequence[Sample], update: Update, step: int
     ) -> Mapping[ActionKey, Floats]:
-        """Log-probs of some actions of a phase's policies after it, packed as those before it were."""
+        """Return log-probabilities after a phase for some trained actions, packed like before the phase."""
         mine = [s for s in samples if s.action.policy in phase.policies and s.action.key in update.old]
         return score_actions(update.packing, drawn_of_each_agent(mine, self.seed, step), self.ranks)
 
     def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], fixed: FixedLogProbs, update: Update) -> None:
-        """KL to the base before the step: over all actions where the base has scored them, else over a few of each
-        agent."""
+        """Measure the KL to the base before the step.
+
+        All actions are used if their base scores are known, else a few actions of each agent.
+        """
         chosen = samples if fixed.base else first_of_each_agent(samples, BASE_KL_ACTIONS)
         idle = [sample for sample in chosen if sample.action.key not in update.old]
         assert update.moved.isdisjoint(sample.action.policy for sample in idle), "what has moved was scored before"
@@ -338,7 +361,7 @@ class Learner:
         measure_base_kl(meter, chosen, old, fixed.base or score_actions(self.base_packing, chosen, self.ranks))
 
     def _corrected(self, credited: CreditedEpisodes, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
-        """The samples as a phase sees them, after what the phases before have moved."""
+        """Return a phase's samples, corrected for the updates in earlier phases."""
         if self.schedule.correction == "product":
             return ratios.weigh(credited.samples)
         if self.schedule.correction == "preceding":
@@ -361,8 +384,11 @@ def _reference(
 
 
 def _shares(run: RunSettings, schedule: UpdateSchedule, models: Models) -> bool:
-    """Whether rows may share what they begin with. A score then depends on what it is packed with, in its last bits; so
-    by themselves they do where all that a score is compared with was packed alike, and where products are exact."""
+    """Return True if rows may share common prefixes.
+
+    Sharing changes the last bits of a score, depending on the other rows. By default prefixes are therefore shared only
+    if products are exact and all compared scores use the same packing.
+    """
     if run.training.share_prefixes != "auto":
         return run.training.share_prefixes == "always"
     exact = not any(policy.backbone.wants_full_batches for policy in models.policies.values())

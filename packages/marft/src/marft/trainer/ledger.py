@@ -1,4 +1,7 @@
-"""What the learner knows of a batch, action by action: kept while it is learned from, so nothing is computed twice."""
+"""Per-action log during an update, for the credit record.
+
+Values are stored during training, so no forward pass is repeated.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,22 @@ from marft.trainer.rank_group import Ranks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ledger:
-    """What an update finds out on its way, by the action's key: entropies of decisions when they are first looked at,
-    and Σ |∂loss/∂log π| over an action's decisions and all minibatches that were stepped on."""
+    """Entropies and gradients in an update, by the action's key.
+
+    Args:
+        entropies: entropy of each decision when first scored, in nats.
+        gradients: Σ |∂loss/∂log π| over an action's decisions and all minibatches with an optimizer step.
+    """
 
     entropies: dict[ActionKey, Floats] = field(default_factory=dict)
     gradients: dict[ActionKey, float] = field(default_factory=dict)
 
     def looked_at(self, awaited: Awaited, batch: MicroBatch, entropies_T: Tensor) -> None:
-        """Entropies of a micro-batch, the first time that its actions are scored."""
+        """Store the entropies of a micro-batch at the first scoring of its actions."""
         awaited.add(entropies_T, lambda flat: self.entropies.update(batch.by_action(flat)))
 
     def pushed(self, awaited: Awaited, batch: MicroBatch, gradient_T: Tensor) -> None:
-        """The gradient that a micro-batch's log-probs get."""
+        """Add the absolute gradient of a micro-batch's log-probabilities."""
 
         def told(flat: Floats) -> None:
             for key, sizes in batch.by_action(flat).items():
@@ -37,13 +44,13 @@ class Ledger:
         awaited.add(gradient_T.abs(), told)
 
     def absorb(self, other: Ledger) -> None:
-        """Take in what another has added up."""
+        """Merge another log into this one."""
         self.entropies.update(other.entropies)
         for key, size in other.gradients.items():
             self.gradients[key] = self.gradients.get(key, 0.0) + size
 
     def of_all(self, ranks: Ranks) -> Ledger:
-        """What all ranks have found."""
+        """Merge the logs from every rank."""
         if ranks.count == 1:
             return self
         together = Ledger()
@@ -52,7 +59,7 @@ class Ledger:
         return together
 
 
-Told = Callable[[list[ActionCredit]], None]  # hears what was made of each action of a step
+Told = Callable[[list[ActionCredit]], None]  # callback for the credit of each action in a step
 
 
 def action_credits(
@@ -63,11 +70,15 @@ def action_credits(
     old: Mapping[ActionKey, Floats],
     ledger: Ledger,
 ) -> list[ActionCredit]:
-    """One row an action, in the order of the episodes.
+    """Return one credit record per action, in the order of the episodes.
 
     Args:
-        given: advantages as the objective was given them, by the action's ``id()``: forks hold actions of one key.
-        old: log-probs of the policies that the step began with, by the action's key.
+        episodes: episodes of the step.
+        credits: credit of their actions.
+        given: advantages passed to the objective, by the action's ``id()``, because forks may share an action's key.
+        values: critic's values of each action; None without a critic.
+        old: log-probabilities at the start of the step, by the action's key.
+        ledger: log of the update.
     """
     rows = [(episode, action) for episode in episodes for action in episode.actions]
     found = []

@@ -1,4 +1,4 @@
-"""The training loop: play, credit, learn, publish, record.
+"""Training loop: play, credit, learn, publish, record.
 
 ::
 
@@ -48,31 +48,34 @@ from marft.trainer.returning import Returning
 from marft.trainer.seams import PromptOptimizer, TrainingSection
 from marft.trainer.starting import Start
 
-MEASURES = ("validation_accuracy", "validation_reward", "reward")  # of the best checkpoint, by rank
+MEASURES = ("validation_accuracy", "validation_reward", "reward")  # metrics for the best checkpoint, by priority
 
 
 def train(
     run: RunSettings, folder: RunFolder, *, resume: bool = False, start_from: Path | None = None,
     overwrite: bool = False, observer: Observer | None = None,
 ) -> State:  # fmt: skip
-    """Train a run to its last step, or until the observer wants to stop → where it stands.
+    """Train a run to its last step, or until the observer requests a stop → final state.
 
     Args:
-        resume: go on from the folder's newest whole checkpoint, exactly as if it had never stopped.
-        start_from: a checkpoint folder of another run, whose weights this one starts with.
-        overwrite: take the place of a run that is in the folder, as soon as nothing can be refused any more.
+        run: recipe of the run.
+        folder: folder of the run.
+        resume: True to resume from the folder's newest intact checkpoint, exactly as if the run had never stopped.
+        start_from: checkpoint folder of another run, to take initial weights from.
+        overwrite: True to overwrite an existing run in the folder, after all checks have passed.
+        observer: observer of the run; by default none.
 
     Raises:
-        ValueError: something in the recipe, or in the folder, cannot be used. Then the folder is as it was before.
-        RunError: not one episode of a step could be scored, or nobody acted in any, or steps have to be undone again
-            and again, or ranks are lost again and again.
+        ValueError: the recipe or the folder is unusable. The folder is then unchanged.
+        RunError: no episode of a step could be scored, no agent acted in any episode, or steps or ranks fail
+            repeatedly.
     """
     observer = observer or Silent()
     with folder.held():
         start = Start.of(run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from)
         lost, reached = 0, -1
         while isinstance(found := _train(start, observer, lost), RanksLostError):
-            lost, before = found.times, reached  # what was counted before is in a step's row
+            lost, before = found.times, reached  # earlier losses are already in the metrics
             reached = len(folder.read_metrics())
             if reached <= before:
                 raise found
@@ -82,14 +85,16 @@ def train(
 
 
 def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostError:
-    """From where a run starts to its end, or until it wants to stop → where it stands. Where ranks were lost with what
-    they held parts of: that; what was saved is whole.
+    """Train from a start to the end or a stop → final state.
+
+    If ranks that hold shards are lost, return the error instead; saved checkpoints are intact.
 
     Args:
-        lost: how often that has happened before.
+        start: start of the run.
+        lost: number of earlier losses of ranks.
     """
     run, folder = start.run, start.folder
-    nothing_passes = run.training.shard and run.engine.apart  # through the models here, until they lie in parts
+    nothing_passes = run.training.shard and run.engine.apart  # no forward pass here before models are sharded
     with open_learners(run, lost) as learners, open_rollouts(run, for_parts=nothing_passes) as rollouts:
         learners.join(rollouts.models)
         said = (*rollouts.models.notes(), *idle_cluster(run), *idle_kl_stop(run), *unlearned_replies(run))
@@ -157,7 +162,7 @@ def _go_on(
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(rollouts, gathering)
             before, lost = lost, _lost(rollouts)
-            metrics |= {name: lost[name] - before[name] for name in lost}  # while others learn or are validated, too
+            metrics |= {name: lost[name] - before[name] for name in lost}  # also during learning and validation
             cautions.look(metrics)
             raised = watch.look({"step": state.step, **metrics})
             metrics |= raised.metrics()
@@ -168,7 +173,7 @@ def _go_on(
             observer.step(state.step, metrics)
             stop = observer.wants_stop()
             due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
-            if not target:  # what is saved where it goes back are not the weights that were measured
+            if not target:  # after a rollback the saved weights are not the measured weights
                 state = _rate(state, metrics, MEASURES[:2] if run.evaluation.every else MEASURES[2:] if due else ())
                 due = due or state.best_step == state.step
             if target:
@@ -184,7 +189,7 @@ def _go_on(
 
 
 def _lost(rollouts: Rollouts) -> dict[str, float]:
-    """What was lost so far, of what can be lost at any time."""
+    """Return failure counts so far, by metric name."""
     return {name: count for name, count in rollouts.usage().items() if name in LOST}
 
 
@@ -258,24 +263,24 @@ def _step(
 
 
 def _metrics_of_play(rollouts: Rollouts, collection: Collection) -> dict[str, float]:
-    """What a step's episodes come to before anything is learned from them."""
+    """Return metrics for a step's episodes, before training on them."""
     roles, episodes = [agent.role for agent in rollouts.run.agents], collection.played
     metrics = episode_metrics(episodes, roles, rollouts.version)
     metrics |= format_rates([episode for episode in episodes if episode.scored], rollouts.run.guards.formats)
     metrics |= collection.metrics | remote_metrics([*collection.recorded, *collection.imagined], roles)
     sampled_actions = {action.key for episode in collection.recorded for action in episode.actions}
-    metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, what they replay counted once
+    metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, replayed actions counted once
     return metrics
 
 
 def _of(recorded: Sequence[Episode], credits: Sequence[ActionCredit], run: RunSettings) -> list[ActionCredit]:
-    """What is recorded of the credit: that of the step's own episodes, without those that are learned from again."""
+    """Return the credit to record: the step's own episodes, without reused episodes."""
     names = {episode.name for episode in recorded} if run.training.record_credit else set()
     return [credit for credit in credits if credit.episode.name in names]
 
 
 def _record_imagined(path: Path, imagined: Sequence[Episode]) -> None:
-    """Write what was imagined where nobody takes it for what was lived; of a step that was undone nothing is left."""
+    """Write world-model episodes to a separate folder; delete the file after a reverted step."""
     if imagined:
         write_episodes(path, imagined)
     else:
@@ -283,7 +288,7 @@ def _record_imagined(path: Path, imagined: Sequence[Episode]) -> None:
 
 
 def _record_credit(path: Path, credits: Sequence[ActionCredit]) -> dict[str, float]:
-    """Write what the learner knew of a step's actions → its size; of a step that was undone nothing is left."""
+    """Write the credit for a step's actions → file size in bytes; delete the file after a reverted step."""
     if not credits:
         path.unlink(missing_ok=True)
         return {}
@@ -291,7 +296,7 @@ def _record_credit(path: Path, credits: Sequence[ActionCredit]) -> dict[str, flo
 
 
 def _validate(rollouts: Rollouts, gathering: Gathering) -> dict[str, float]:
-    """Accuracy and reward on the validation split, each where it is known."""
+    """Return accuracy and reward on the validation tasks; unknown metrics are omitted."""
     tasks = tasks_of(rollouts.run.environment, "validation")[: rollouts.run.evaluation.validation_tasks]
     evaluation, episodes = evaluate(rollouts, "now", "sampled", tasks, split="validation")
     gathering.validated(episodes)
@@ -300,11 +305,14 @@ def _validate(rollouts: Rollouts, gathering: Gathering) -> dict[str, float]:
 
 
 def _rate(state: State, metrics: Mapping[str, float], measures: Sequence[str]) -> State:
-    """Return the state with the best checkpoint. An earlier one of ``MEASURES`` replaces later ones,
-    whatever they are.
+    """Return the state with the best checkpoint updated.
+
+    A metric with higher priority in ``MEASURES`` replaces metrics with lower priority, regardless of their values.
 
     Args:
-        measures: those of ``MEASURES`` that count at this step.
+        state: state after the step.
+        metrics: metrics of the step.
+        measures: metrics in ``MEASURES`` that count at this step.
     """
     name = next((name for name in measures if not math.isnan(metrics.get(name, math.nan))), "")
     known = MEASURES.index(state.best_by) if state.best_step else len(MEASURES)
@@ -316,7 +324,7 @@ def _rate(state: State, metrics: Mapping[str, float], measures: Sequence[str]) -
 
 
 class _Watch:
-    """Seconds by phase."""
+    """Timer with seconds by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What a training step reports, for the team and for each agent (the metrics every run logs)."""
+"""Metrics for a training step, by team and agent."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from marft.trainer.metering import Meter
 from marft.trainer.scoring import k3
 
 ESS = ("ess/weights", "ess/squares", "ess/units")  # sums of w, w², 1
-BASE_KL_ACTIONS = 4  # of each agent, on which KL to the untuned base is measured
+BASE_KL_ACTIONS = 4  # actions per agent for the KL to the untuned base
 
 
 def measure_tokens(awaited: Awaited, meter: Meter, batch: MicroBatch, **values_T: Tensor) -> None:
-    """Add means over sampled tokens, team-wide and by agent, once they are read."""
+    """Add means over decisions, for the team and by agent, after the values are read."""
     for metric, tensor in values_T.items():
         awaited.add(tensor, partial(_add_means, meter, metric, batch.agents, batch.agent_names))
 
 
 def measure_units(awaited: Awaited, meter: Meter, batch: MicroBatch, **values_U: Tensor) -> None:
-    """Add means over units (actions or tokens), team-wide and by agent, once they are read."""
+    """Add means over units (actions or tokens), for the team and by agent, after the values are read."""
     for metric, tensor in values_U.items():
         awaited.add(tensor, partial(_add_means, meter, metric, batch.unit_agents(), batch.agent_names))
 
 
 def measure_difference(awaited: Awaited, meter: Meter, batch: MicroBatch, old_T: Tensor) -> None:
-    """How far the learner's log-probs are from the engine's, for the same weights: mean and largest."""
+    """Add the mean and maximum difference between the learner's and the engine's log-probabilities.
+
+    Both use the same weights; the unit is nats.
+    """
 
     def told(sizes: Floats) -> None:
         _add_means(meter, "log_prob_difference", batch.agents, batch.agent_names, sizes)
@@ -48,7 +51,7 @@ def measure_difference(awaited: Awaited, meter: Meter, batch: MicroBatch, old_T:
 
 
 def measure_gradient_share(awaited: Awaited, meter: Meter, batch: MicroBatch, gradient_T: Tensor) -> None:
-    """Add up |∂loss/∂log π| by agent; :func:`gradient_shares` turns the sums into shares."""
+    """Add |∂loss/∂log π| by agent; :func:`gradient_shares` computes shares from the sums."""
 
     def told(sizes: Floats) -> None:
         by_agent = np.bincount(batch.agents, sizes, len(batch.agent_names))
@@ -59,13 +62,14 @@ def measure_gradient_share(awaited: Awaited, meter: Meter, batch: MicroBatch, gr
 
 
 def gradient_shares(meter: Meter, agents: Sequence[str]) -> dict[str, float]:
+    """Return each agent's share of the total |∂loss/∂log π|; NaN without gradient."""
     sizes = {name: meter.total(f"agents/{name}/gradient_share") for name in agents}
     total = sum(sizes.values())
     return {f"agents/{name}/gradient_share": size / total if total else math.nan for name, size in sizes.items()}
 
 
 def measure_weights(awaited: Awaited, meter: Meter, batch: MicroBatch, weights_U: Tensor) -> None:
-    """Add up the weights of the sampler correction; :func:`effective_sizes` turns the sums into shares."""
+    """Add sampler correction weights; :func:`effective_sizes` computes effective sample sizes."""
 
     def told(weights: Floats) -> None:
         agents = batch.unit_agents()
@@ -78,15 +82,20 @@ def measure_weights(awaited: Awaited, meter: Meter, batch: MicroBatch, weights_U
 
 
 def effective_sizes(meter: Meter, agents: Sequence[str]) -> dict[str, float]:
-    """The effective sample size over the number of units, (Σw)² / (N Σw²), for the team and each agent; of those that
-    have any weight."""
+    """Return the relative effective sample size (Σw)² / (N Σw²), for the team and each agent.
+
+    Agents without any weight are omitted.
+    """
     of_agents = {name: np.array([meter.total(f"agents/{name}/{part}") for part in ESS]) for name in agents}
     sums = {f"agents/{name}/": mine for name, mine in of_agents.items()} | {"": sum(of_agents.values(), np.zeros(3))}
     return {f"{scope}ess": float(w * w / (n * squares)) for scope, (w, squares, n) in sums.items() if squares}
 
 
 def advantage_metrics(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> dict[str, float]:
-    """The fraction of trained decisions whose advantage was exactly 0 before normalisation: they teach nothing."""
+    """Return the fraction of trained decisions with advantage exactly 0 before normalization.
+
+    Such decisions do not contribute to learning.
+    """
     flat = np.concatenate(raw) if raw else np.empty(0)
     metrics = {"zero_advantage_fraction": float(np.mean(flat == 0.0)) if len(flat) else math.nan}
     for name in sorted({sample.action.agent for sample in samples}):
@@ -96,7 +105,7 @@ def advantage_metrics(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> d
 
 
 def advantage_sizes(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> dict[str, float]:
-    """Mean |advantage| of each policy's decisions before normalisation."""
+    """Return each policy's mean absolute advantage, before normalization."""
     mine: dict[str, list[np.ndarray]] = {}
     for sample, advantages in zip(samples, raw, strict=True):
         mine.setdefault(sample.action.policy, []).append(np.abs(advantages))
@@ -104,7 +113,7 @@ def advantage_sizes(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> dic
 
 
 def first_of_each_agent(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """At most ``count`` samples of every agent."""
+    """Return every agent's first ``count`` samples."""
     counts: Counter[str] = Counter()
     chosen = []
     for sample in samples:
@@ -115,8 +124,11 @@ def first_of_each_agent(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def drawn_of_each_agent(samples: Sequence[Sample], seed: int, step: int) -> list[Sample]:
-    """Some samples of every agent, drawn at random by the run's seed and the step: as many as hold ``KL_TOKENS``
-    decisions, and at least ``KL_ACTIONS``; all of an agent that has no more."""
+    """Return random samples for every agent, fixed by seed and step.
+
+    Each agent gets samples with at least ``KL_TOKENS`` decisions and at least ``KL_ACTIONS`` actions, or all its
+    samples.
+    """
     chosen: list[Sample] = []
     for agent in sorted({sample.action.agent for sample in samples}):
         mine = [sample for sample in samples if sample.action.agent == agent]
@@ -132,13 +144,15 @@ def drawn_of_each_agent(samples: Sequence[Sample], seed: int, step: int) -> list
 def measure_kl(
     meter: Meter, samples: Sequence[Sample], old: Mapping[ActionKey, Floats], after: Mapping[ActionKey, Floats]
 ) -> None:
-    """KL(π_old ‖ π) of a whole update: k3, mean over the measured tokens of each agent. The team's mean weighs agents
-    by all of their tokens.
+    """Add an update's KL(π_old ‖ π): k3, mean over each agent's measured tokens, in nats.
+
+    The team's mean weights agents by their total number of tokens.
 
     Args:
-        samples: of the step, measured or not.
-        old: log-probs before the update, by the action's key.
-        after: log-probs of the measured actions after it.
+        meter: receives the metrics.
+        samples: all samples of the step, measured or not.
+        old: log-probabilities before the update, by the action's key.
+        after: log-probabilities of the measured actions after the update, by the action's key.
     """
     tokens = Counter[str]()
     terms: dict[str, list[Floats]] = {}
@@ -156,11 +170,13 @@ def measure_kl(
 def measure_base_kl(
     meter: Meter, samples: Sequence[Sample], old: Mapping[ActionKey, Floats], base: Mapping[ActionKey, Floats]
 ) -> None:
-    """KL(policy ‖ untuned base) before the step, over ``samples``, and −log π_base of their tokens.
+    """Add KL(policy ‖ untuned base) before the step, and −log π_base of the tokens, in nats.
 
     Args:
-        old: the policies' log-probs by the action's key.
-        base: those of their bases.
+        meter: receives the metrics.
+        samples: samples to measure on.
+        old: log-probabilities under the policies, by the action's key.
+        base: log-probabilities under their bases, by the action's key.
     """
     for sample in samples:
         difference = torch.from_numpy(base[sample.action.key] - old[sample.action.key])

@@ -1,4 +1,4 @@
-"""The global minibatches of a phase: of single actions, or of comparisons, none of which is cut."""
+"""Global minibatches for an update phase: single actions, or uncut preference pairs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from marft.trainer.interfaces import UpdatePhase
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Minibatch:
-    """What is stepped on together, and what of it is compared, where an objective compares."""
+    """Samples for an update, and their preference pairs if the objective uses pairs."""
 
     samples: Sequence[Sample]
     compared: Compared | None = None
 
     @property
     def scored(self) -> Sequence[Sample]:
-        """All that is scored for it: of what it is compared with too, whoever steps."""
+        """Samples to score, including both sides in pairs from policies without an update."""
         return self.samples if self.compared is None else self.compared.flat()
 
     @property
     def policies(self) -> set[str]:
-        """Those that step on it."""
+        """Policies to update."""
         return {sample.action.policy for sample in self.samples}
 
 
@@ -34,14 +34,19 @@ def minibatches_of(
     mine: Sequence[Sample], compared: Compared | None, phase: UpdatePhase, settings: AlgorithmSettings, seed: int,
     step: int, epoch: int,
 ) -> list[Minibatch]:  # fmt: skip
-    """The minibatches of an epoch of a phase.
+    """Return a phase's minibatches for an epoch.
 
     Args:
         mine: samples of the phase's policies.
-        compared: all that is compared in the training step.
+        compared: pairs of the training step; None for objectives on single actions.
+        phase: update phase.
+        settings: settings of the algorithm.
+        seed: seed of the run.
+        step: index of the training step.
+        epoch: index of the epoch.
 
     Raises:
-        ValueError: the phase wants to be accepted by what a surrogate gains, and comparisons have none.
+        ValueError: the phase has a KL limit, which needs a surrogate; pairs have none.
     """
     if compared is None:
         return [Minibatch(part) for part in minibatches(mine, settings.minibatches, seed, step, epoch)]

@@ -1,4 +1,4 @@
-"""One optimizer a policy: AdamW, its learning-rate schedule, gradient clipping, and its state as flat tensors."""
+"""Policy optimizers: AdamW, learning-rate schedule, gradient clipping, and state as flat tensors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ MASTER = "master"
 
 
 def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
-    """The fraction of the learning rate at training step ``step`` of ``steps``: linear warm-up, then the schedule.
+    """Return the learning-rate factor at a training step: linear warm-up, then the schedule.
 
     >>> [round(rate_at(OptimizerSettings(schedule="linear", warmup_steps=2), step, 6), 2) for step in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+
+    Args:
+        settings: settings of the optimizer.
+        step: index of the training step.
+        steps: total number of training steps.
     """
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
@@ -41,18 +46,23 @@ def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A policy and its optimizer at one moment."""
+    """Snapshot of a policy's parameters and optimizer moments."""
 
     parameters: Sequence[Tensor]
     moments: Mapping[str, Tensor]
 
 
 class PolicyOptimizer:
-    """Steps one policy. Parameters and moments are float32, whatever the base's dtype.
+    """Optimizer for a single policy, with float32 parameters and moments for any base dtype.
 
     Args:
-        masters: those that the parameters are, which are remembered: what is saved of the policy is their rounding.
-        offload: keep the moments in the host's memory, and bring them to the parameters for a step alone.
+        parameters: trained parameters by name, float32.
+        settings: settings of the optimizer.
+        learning_rate: peak learning rate.
+        steps: total number of training steps, for the schedule.
+        masters: master weights, if the parameters are float32 masters. They are part of the optimizer state, because
+            the saved policy contains rounded weights.
+        offload: keep the moments in host memory, except during an optimizer step.
     """
 
     def __init__(
@@ -77,19 +87,19 @@ class PolicyOptimizer:
     def of(
         cls, policy: Policy, settings: OptimizerSettings, learning_rate: float, steps: int, offload: bool = False
     ) -> PolicyOptimizer:
-        """Of all that a policy learns."""
+        """Return an optimizer for a policy's trained parameters."""
         parameters = policy.parameters()
         return cls(parameters, settings, learning_rate, steps, policy.masters, offload)
 
     def begin_step(self, step: int) -> float:
-        """Set the learning rate of training step ``step`` → the rate."""
+        """Set the learning rate for a training step → learning rate."""
         rate = self.learning_rate * rate_at(self.settings, step, self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
 
     def snapshot(self) -> Snapshot:
-        """A copy of the parameters, in their order, and of the optimizer's moments; of each what is held here."""
+        """Copy the parameters and the optimizer moments, as far as held on this rank."""
         moments = optimizer_tensors(self.optimizer, self.parameters)
         return Snapshot(
             [local(parameter.detach()).clone() for parameter in self.parameters.values()],
@@ -98,27 +108,36 @@ class PolicyOptimizer:
 
     @torch.no_grad()
     def place_between(self, before: Snapshot, after: Snapshot, fraction: float) -> None:
-        """Parameters ``fraction`` of the way from one snapshot to another; moments stay."""
+        """Set the parameters to an interpolation between two snapshots; moments stay unchanged.
+
+        Args:
+            before: snapshot at fraction 0.
+            after: snapshot at fraction 1.
+            fraction: position between the snapshots.
+        """
         for parameter, a, b in zip(self.parameters.values(), before.parameters, after.parameters, strict=True):
             local(parameter).copy_(torch.lerp(a, b, fraction))
         self.settle()
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
-        """Parameters and moments as they were."""
+        """Restore parameters and moments from a snapshot."""
         for parameter, value in zip(self.parameters.values(), snapshot.parameters, strict=True):
             local(parameter).copy_(value)
         self.settle()
         put_back(self.optimizer, self.parameters, snapshot.moments)
 
     def state(self) -> dict[str, Tensor]:
-        """What is remembered, flat: Adam's state, and ``<parameter>.master``; in parts where the parameters are."""
+        """Return Adam's state and ``<parameter>.master`` as flat tensors, sharded like the parameters."""
         masters = {f"{name}.{MASTER}": parameter.detach() for name, parameter in self.parameters.items()}
         return optimizer_tensors(self.optimizer, self.parameters) | (masters if self.masters else {})
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`state`, from tensors that are whole. Masters are taken by parameters that are none, too."""
+        """Restore the state from unsharded tensors.
+
+        Saved masters are also loaded into parameters that are not masters.
+        """
         restore_optimizer(self.optimizer, self.parameters, tensors)
         self.put_away()
         for name, parameter in self.parameters.items():
@@ -127,32 +146,36 @@ class PolicyOptimizer:
         self.settle()
 
     def settle(self) -> None:
-        """Have the policy compute with what was written to its parameters."""
+        """Update the policy's weights after a write to its parameters."""
         if self.masters:
             self.masters.round()
 
     def zero_grad(self) -> None:
+        """Clear the gradients."""
         self.optimizer.zero_grad()
 
     def step(self) -> float:
-        """Clip, step → the gradient norm before clipping. A gradient that is not finite moves nothing."""
+        """Clip the gradient and take an optimizer step → gradient norm before clipping.
+
+        A non-finite gradient leaves the parameters unchanged.
+        """
         return step_all([self])[0]
 
     def clip(self) -> Tensor:
-        """Clip the gradient → its norm before, of all ranks' parts."""
+        """Clip the gradient → norm before clipping, over the shards from every rank."""
         return whole(
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_gradient_norm, foreach=True)
         )
 
     def move_on(self) -> None:
-        """Step, on gradients that are clipped."""
+        """Take an optimizer step with clipped gradients."""
         with self._moments_at_hand():
             self.optimizer.step()
         self.settle()
 
     @contextmanager
     def _moments_at_hand(self) -> Iterator[None]:
-        """The moments are where the parameters are, and after that in the host's memory where they are to be there."""
+        """Keep offloaded moments on the parameters' device inside the context."""
         if not self.offload:
             yield
             return
@@ -164,13 +187,13 @@ class PolicyOptimizer:
             self.put_away()
 
     def put_away(self) -> None:
-        """Keep the moments in the host's memory, where they are to be there."""
+        """Move the moments to host memory if offloading is on."""
         for state in self.optimizer.state.values() if self.offload else ():
             move(state, HOST)
 
 
 def step_all(optimizers: Sequence[PolicyOptimizer]) -> list[float]:
-    """As :meth:`PolicyOptimizer.step`, one after the other; their norms are read at once."""
+    """Take a :meth:`PolicyOptimizer.step` with each optimizer; read the norms together."""
     norms = [float(norm[0]) for norm in read_all([optimizer.clip() for optimizer in optimizers])]
     for optimizer, norm in zip(optimizers, norms, strict=True):
         if math.isfinite(norm):
@@ -179,14 +202,14 @@ def step_all(optimizers: Sequence[PolicyOptimizer]) -> list[float]:
 
 
 def move(state: dict[str, Tensor], device: torch.device) -> None:
-    """Move Adam's moments of a parameter; its count of steps is in the host's memory anyway."""
+    """Move a parameter's Adam moments to a device; the step count is always in host memory."""
     for key in ("exp_avg", "exp_avg_sq"):
         if key in state:
             state[key] = state[key].to(device)
 
 
 def under(state: Mapping[str, T], part: str) -> dict[str, T]:
-    """What is kept under a part's name, by names without it.
+    """Select entries with a prefix, and remove the prefix from their names.
 
     >>> under({"a/b/step": 1, "a/c/step": 2}, "a/b")
     {'step': 1}
@@ -195,7 +218,7 @@ def under(state: Mapping[str, T], part: str) -> dict[str, T]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """An Adam optimizer's state, flat: ``<parameter>.exp_avg``, ``.exp_avg_sq``, ``.step``."""
+    """Return an Adam optimizer's state as flat tensors: ``<parameter>.exp_avg``, ``.exp_avg_sq``, ``.step``."""
     return {
         f"{name}.{key}": value
         for name, parameter in parameters.items()
@@ -206,8 +229,10 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str,
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Undo :func:`optimizer_tensors`, from tensors that are whole. A parameter without entries had not been stepped
-    yet, and is so again."""
+    """Restore an Adam optimizer from unsharded tensors of :func:`optimizer_tensors`.
+
+    A parameter without entries returns to its state before the first step.
+    """
     for name, parameter in parameters.items():
         prefix = f"{name}."
         state = {
@@ -227,7 +252,9 @@ def restore_optimizer(
 def put_back(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
 ) -> None:
-    """Make an optimizer's moments what they were, from copies of what was held here; see :func:`restore_optimizer`."""
+    """Restore an optimizer's moments from local copies, unlike :func:`restore_optimizer`, which takes unsharded
+    tensors.
+    """
     for name, parameter in parameters.items():
         state = optimizer.state.get(parameter, {})
         if not any(f"{name}.{key}" in moments for key in state):

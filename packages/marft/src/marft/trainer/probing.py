@@ -1,4 +1,4 @@
-"""What a policy says of texts that it did not write there: held-out text, and its own actions after other inputs."""
+"""Diagnostics on foreign text: log-probabilities for held-out text, and for actions after swapped inputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ from marft.trainer.rank_group import Ranks
 from marft.trainer.scoring import score_actions
 from marft.trainer.supervised import as_sample
 
-ROW = 256  # tokens of the held-out text that are read together
-CHARACTERS = 64  # of the held-out text that are read for each of its tokens: a file may be of any size
+ROW = 256  # tokens of held-out text per row
+CHARACTERS = 64  # characters read from the file per requested token, so that the file size does not matter
 
 
 class Probes:
-    """Measures what guards need scored, before a step moves anything.
+    """Diagnostics for guards, measured before a step's update.
+
+    Args:
+        run: recipe of the run.
+        models: models of the run.
+        packing: packing of the samples.
+        ranks: ranks that share the work.
 
     Raises:
         ValueError: the held-out text cannot be read, or is too short.
@@ -40,10 +46,11 @@ class Probes:
         self._text = [action for name in trained for action in self._held_out(name)]
 
     def measure(self, episodes: Sequence[Episode], step: int) -> dict[str, float]:
-        """Metrics of the policies as they are.
+        """Return metrics of the current policies.
 
         Args:
-            step: training steps done.
+            episodes: episodes of the step.
+            step: number of finished training steps.
         """
         metrics = self._text_loss() if step % self._settings.held_out_text.every == 0 else {}
         if self._settings.probes and self._settings.dependence:
@@ -62,7 +69,7 @@ class Probes:
         return {f"policies/{name}/held_out_loss": float(np.concatenate(of).mean()) for name, of in losses.items()}
 
     def _held_out(self, policy: str) -> Iterator[Action]:
-        """The held-out text as actions of a policy, each the rest of a row after its first token."""
+        """Yield the held-out text in the form of actions: for each row, the tokens after the first."""
         settings = self._settings.held_out_text
         if not settings.path or not self._settings.capability:
             return
@@ -82,9 +89,12 @@ class Probes:
                 yield _text_action(policy, number, row)
 
     def _dependence(self, pairs: Sequence[_Pair]) -> dict[str, float]:
-        """(log π(a | inputs) − log π(a | those of another task)) / tokens, median over pairs: of the whole prompt, and
-        of the messages in it alone. Its mean bounds what the text tells of its inputs from above (CLUB, Cheng et al.
-        2020); a single text that others' inputs rule out would be most of it.
+        """Return the dependence on inputs in nats per token: the median over action pairs.
+
+        The measure is (log π(a | inputs) − log π(a | inputs of another task)) / tokens. It is computed for the whole
+        prompt, and for the messages in the prompt alone. The mean is an upper bound on the information about the inputs
+        (CLUB, Cheng et al. 2020). The median is used because a single text that contradicts the other inputs would
+        dominate a mean.
         """
         changed: dict[str, list[Action]] = {
             "inputs": [replace(pair.action, prompt=pair.other.prompt) for pair in pairs],
@@ -110,16 +120,19 @@ class Probes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pair:
-    """An action, and another of the same agent in an episode of another task."""
+    """Action, paired with the same agent's action at another task."""
 
     action: Action
     other: Action
-    messages: Mapping[str, str]  # that the action sees, by id
+    messages: Mapping[str, str]  # messages visible to the action, by id
     other_messages: Mapping[str, str]
 
     def with_other_messages(self, tokenizer: PreTrainedTokenizerBase) -> TokenIds | None:
-        """The action's prompt with the other one's messages; None where they do not stand in it as they were written,
-        or its text does not give its ids."""
+        """Return the action's prompt with the other action's messages.
+
+        The result is None if a message is not in the prompt verbatim, or if the prompt's text does not encode to its
+        ids.
+        """
         swaps = [(self.messages.get(i, ""), self.other_messages.get(i, "")) for i in self.action.sees]
         text = str(tokenizer.decode(self.action.prompt))
         if not swaps or tokenizer.encode(text, add_special_tokens=False) != self.action.prompt.tolist():
@@ -133,7 +146,10 @@ class _Pair:
 
 
 def _first_actions(episodes: Sequence[Episode], role: str, count: int) -> list[_Pair]:
-    """An action of ``count`` tasks at most, each with that of the next one; none of a single task."""
+    """Return one action per task, for at most ``count`` tasks, each paired with the next task's action.
+
+    A single task gives no pair.
+    """
     found: dict[str, tuple[Action, Mapping[str, str]]] = {}
     for episode in episodes:
         mine = [action for action in episode.actions if action.agent == role and _can_be_moved(action)]
@@ -149,7 +165,7 @@ def _first_actions(episodes: Sequence[Episode], role: str, count: int) -> list[_
 
 
 def _can_be_moved(action: Action) -> bool:
-    """Whether what it was sampled after is one prompt, and its decisions are tokens."""
+    """Return True if the action has a single prompt and its decisions are tokens."""
     return action.choice is None and not action.restarts and not action.settled and len(action.log_probs) > 0
 
 

@@ -1,8 +1,8 @@
-"""The processes that learn from one batch together.
+"""Rank group for training on a shared batch.
 
-Each holds all episodes of the batch, so advantages, minibatches and denominators are the whole batch's everywhere. What
-is divided between them are forward and backward passes: a rank has a share of the actions. Gradients are summed before
-a step, and what is decided (the KL stop) is decided on sums, by all or none.
+Each rank holds all episodes of the batch. Advantages, minibatches and denominators therefore cover the whole batch on
+every rank. Only forward and backward passes are divided: each rank processes a share of the actions. Gradients are
+summed before an optimizer step. Decisions (the KL stop) use sums, so all ranks decide alike.
 """
 
 from __future__ import annotations
@@ -22,44 +22,49 @@ V = TypeVar("V")
 
 
 class Ranks(Protocol):
-    """This process among those that learn together. All of them make the same calls in the same order."""
+    """Rank group from this process's view; every rank makes the same calls in the same order."""
 
     @property
     def rank(self) -> int:
-        """0 … count − 1."""
+        """Index of this rank, from 0 to ``count − 1``."""
         ...
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """Number of ranks."""
+        ...
 
     def gather(self, mine: T) -> list[T]:
-        """What every rank gives, by rank."""
+        """Gather a value from every rank, in rank order."""
         ...
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Each gradient becomes its sum over ranks; a rank without one gives 0."""
+        """Replace each gradient by its sum over ranks; a missing gradient counts as 0."""
         ...
 
     def on(self, base: str) -> Ranks | None:
-        """Those that learn on a base model, the same object for the same ones; None where this one does not."""
+        """Return the ranks that train a base model; None if this rank does not.
+
+        Equal sets of ranks give the same object.
+        """
         ...
 
 
 class Alone:
-    """One process learns."""
+    """Rank group with a single process."""
 
     rank = 0
     count = 1
 
     def gather(self, mine: T) -> list[T]:
-        """Only this one's."""
+        """Return this rank's value in a list."""
         return [mine]
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """They are the sums."""
+        """No-op: the gradients are already complete."""
 
     def on(self, base: str) -> Alone:  # noqa: ARG002
-        """This one learns on all."""
+        """Return this group for every base model."""
         return self
 
 
@@ -67,9 +72,15 @@ ALONE = Alone()
 
 
 def share(ranks: Ranks, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """This rank's items, in their order: about as much as any other rank's.
+    """Return this rank's share of the items, in their original order, balanced by size.
 
-    From the largest on, each goes to who has least so far (Graham 1969), so loads differ by no more than the largest.
+    Items are assigned from the largest on, each to the rank with the smallest load (Graham 1969). Loads differ by at
+    most the largest item.
+
+    Args:
+        ranks: ranks that share the items.
+        items: items to divide; equal on all ranks.
+        size: function that returns the size of an item.
     """
     loads, mine = [0] * ranks.count, []
     for index in sorted(range(len(items)), key=lambda index: -size(items[index])):
@@ -81,7 +92,7 @@ def share(ranks: Ranks, items: Sequence[T], size: Callable[[T], int]) -> list[T]
 
 
 def share_on(ranks: Ranks, items: Sequence[T], size: Callable[[T], int], base_of: Callable[[T], str]) -> list[T]:
-    """As :func:`share`, each item among those ranks that learn on its base model."""
+    """Return this rank's share as in :func:`share`, with each item among the ranks of its base model."""
     together: dict[int, tuple[Ranks, list[int]]] = {}
     for index, item in enumerate(items):
         here = ranks.on(base_of(item))
@@ -92,10 +103,10 @@ def share_on(ranks: Ranks, items: Sequence[T], size: Callable[[T], int], base_of
 
 
 def total(ranks: Ranks, mine: Floats) -> Floats:
-    """Elementwise sum over ranks, in their order: the same bits on each."""
+    """Return the elementwise sum over ranks, in rank order: bitwise equal on each rank."""
     return reduce(np.add, ranks.gather(mine))
 
 
 def merged(ranks: Ranks, mine: Mapping[K, V]) -> dict[K, V]:
-    """The entries of all ranks."""
+    """Merge the entries from every rank."""
     return {key: value for part in ranks.gather(mine) for key, value in part.items()}

@@ -1,7 +1,8 @@
-"""What comparisons take log-ratios to: the policies as they were at one moment, or their untuned base.
+"""Reference policy for preference pairs: a snapshot of the trained policies, or their untuned base.
 
-A policy's reference is a copy of what it learns, float32, beside its optimizer: it is saved with the moments, so a
-resumed run has the same one. To score with it, the copy takes the policy's place and gives it back.
+The reference of a policy is a float32 copy of its trained parameters, next to its optimizer. It is saved with the
+optimizer state, so a resumed run has the same reference. For scoring, the copy temporarily replaces the current
+parameters.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ Kept = dict[str, dict[str, Tensor]]
 
 
 class Reference:
-    """Of the trained policies that learn here.
+    """Reference for the policies trained on this rank.
 
     Args:
         source: ``start``, ``base``, ``none``, or the folder of a checkpoint.
-        refresh: training steps after which the policies of then are kept in place of those before; 0: never.
-        base_packing: how actions are packed for the untuned base.
+        refresh: training steps between updates of the reference to the current policies; 0 is never.
+        optimizers: optimizer of each policy.
+        models: models of the run.
+        base_packing: packing for the untuned base.
 
     Raises:
-        ValueError: the folder holds no such policies, or a policy lies in parts, which cannot be read into.
+        ValueError: the folder lacks a policy, or a policy is sharded and cannot load a checkpoint.
     """
 
     def __init__(
@@ -50,15 +53,15 @@ class Reference:
     ) -> None:
         self.source, self.refresh, self.optimizers, self.base_packing = source, refresh, optimizers, base_packing
         self._kept: Kept = {}
-        self._first: Kept = {}  # what a checkpoint's folder holds
+        self._first: Kept = {}  # parameters from the folder of a checkpoint
         if source not in (START, BASE, NONE):
             self._first = self._kept = self._read(Path(source), models)
 
     def begin_step(self, step: int) -> None:
-        """Keep the policies as they are, where their time has come.
+        """Copy the current policies at the start, and then every ``refresh`` steps.
 
         Args:
-            step: training steps done.
+            step: number of finished training steps.
         """
         if self.source in (BASE, NONE):
             return
@@ -68,10 +71,12 @@ class Reference:
     def scores(
         self, samples: Sequence[Sample], score: Callable[[Sequence[Sample]], Scores], ranks: Ranks
     ) -> Scores:  # fmt: skip
-        """Log-probs of the actions' decisions, by key; 0 without a reference.
+        """Return reference log-probabilities per decision, by action key; 0 without a reference.
 
         Args:
-            score: scores them under the policies as they are.
+            samples: samples of the actions.
+            score: function that scores samples under the current parameters.
+            ranks: ranks that share the work.
         """
         if self.source == NONE:
             return {sample.action.key: np.zeros(sample.action.decisions) for sample in samples}
@@ -81,11 +86,11 @@ class Reference:
             return score(samples)
 
     def state(self) -> dict[str, Tensor]:
-        """What is kept: ``<policy>/<parameter>``, in parts where the parameters are."""
+        """Return the copies as ``<policy>/<parameter>``, sharded like the parameters."""
         return {f"{policy}/{name}": tensor for policy, of in self._kept.items() for name, tensor in of.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`state`, from tensors that are whole. Of nothing it is as it began."""
+        """Restore the copies from unsharded tensors; an empty state resets the reference."""
         self._kept = self._first if not state else {
             policy: {
                 name: part_of(state[f"{policy}/{name}"], parameter).to(parameter.device).clone()

@@ -1,9 +1,8 @@
-"""Replay on the same ground: which advantage would each algorithm give to which action of a run's recorded episodes?
+"""Credit audit: recompute the advantages in recorded episodes with several algorithms.
 
-The recorded episodes are credited anew by every algorithm asked for; nothing is played and nothing is trained. Credits
-that read values take the run's own critic of an earlier checkpoint where it reads the same way, else one that is fitted
-to Monte-Carlo returns of other recorded episodes of the run, as a run does before its first policy step. Credits that
-remember are led through the earlier recorded steps first.
+No episode is played and no policy is trained. A credit that needs values uses the run's own critic from an earlier
+checkpoint, if that critic has the same settings. Otherwise a new critic is fitted to Monte-Carlo returns of other
+recorded episodes, as at the start of a run. A stateful credit first processes the earlier recorded steps.
 """
 
 from __future__ import annotations
@@ -33,41 +32,41 @@ from marft.trainer.learner import CreditedEpisodes, Learner
 from marft.trainer.measuring import advantage_metrics, gradient_shares, measure_gradient_share
 from marft.trainer.metering import Meter
 
-FITTING_FILES = 8  # recorded steps that a critic is fitted on
-FITTING_PASSES = 25
-ANEW = "\n[the chat was rendered anew]\n"  # before the first word of a later segment
+FITTING_FILES = 8  # maximum recorded steps to fit a critic on
+FITTING_PASSES = 25  # epochs of the fit
+ANEW = "\n[the chat was rendered anew]\n"  # inserted before the first word of a later segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opinion:
-    """What one algorithm makes of the episodes: advantages of every decision, as its update would use them."""
+    """Credit by an algorithm: advantages per decision, in the form that its update uses."""
 
     algorithm: str
-    advantages: Sequence[Floats | None]  # of each action of all episodes; None where it is not trained
+    advantages: Sequence[Floats | None]  # one array per action, over all episodes; None for untrained actions
     metrics: Mapping[str, float]  # group sizes, zero-variance groups, zero advantages
-    gradient_share: Mapping[str, float]  # of each agent, in the first gradient
-    critic: str = ""  # where its values are from
-    explained_variance: float = math.nan  # of the critic on these episodes
+    gradient_share: Mapping[str, float]  # share of each agent in the first gradient
+    critic: str = ""  # source of the critic; "" without a critic
+    explained_variance: float = math.nan  # explained variance of the critic on these episodes
     notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Audit:
-    """The opinions of several algorithms on the same episodes.
+    """Credit by several algorithms on the same episodes.
 
-    ``rank_agreement`` is Spearman's correlation of the actions' mean advantages; ``sign_agreement`` how often two
-    algorithms push an action the same way, where both push it at all.
+    ``rank_agreement`` is Spearman's correlation between the mean advantages of actions. ``sign_agreement`` is the
+    fraction of actions with the same sign of the mean advantage, among actions with nonzero values in both.
     """
 
     step: int
     episodes: Sequence[Episode]
-    words: Sequence[Sequence[str]]  # of each action of all episodes, the text of every sampled token
+    words: Sequence[Sequence[str]]  # text of every sampled token, one list per action over all episodes
     opinions: Sequence[Opinion]
     rank_agreement: Mapping[tuple[str, str], float]
     sign_agreement: Mapping[tuple[str, str], float]
 
     def as_json(self) -> dict[str, object]:
-        """Everything but the episodes' texts, for other programs."""
+        """Return the audit without the episodes' texts, for JSON output."""
         actions = [f"{episode.name} {action.id}" for episode in self.episodes for action in episode.actions]
         opinions = []
         for opinion in self.opinions:
@@ -88,14 +87,16 @@ def replay(
     folder: RunFolder, algorithms: Sequence[AlgorithmSettings], step: int = 0,
     on_done: Callable[[], None] = lambda: None,
 ) -> Audit:  # fmt: skip
-    """Credit the episodes of one recorded step by several algorithms.
+    """Compute credit for a recorded step's episodes with several algorithms.
 
     Args:
-        step: training step, counted from 1; 0 takes the last recorded one.
-        on_done: called after every algorithm.
+        folder: folder of the run.
+        algorithms: settings of the algorithms.
+        step: training step, counted from 1; 0 selects the last recorded step.
+        on_done: callback after each algorithm.
 
     Raises:
-        ValueError: nothing was recorded, or not at that step.
+        ValueError: nothing was recorded, the step was not recorded, or no full episode of the step has a reward.
     """
     path, files = folder.recorded(step), folder.recorded_steps()
     number = step_of(path)
@@ -113,7 +114,7 @@ def replay(
 
 
 class _Judge:
-    """One algorithm, made ready to credit the episodes of one step of a run."""
+    """Algorithm, prepared to credit a recorded step."""
 
     def __init__(
         self, folder: RunFolder, run: RunSettings, settings: AlgorithmSettings, models: Models, files: Sequence[Path],
@@ -129,6 +130,12 @@ class _Judge:
                     self.learner.assign_credit(as_played(_scored(path)), FixedLogProbs())
 
     def opinion(self, own: Sequence[Episode], with_forks: Sequence[Episode]) -> Opinion:
+        """Compute the algorithm's credit.
+
+        Args:
+            own: scored on-policy episodes.
+            with_forks: all scored episodes.
+        """
         forking = forking_of(self.settings)
         if forking and not any(episode.fork for episode in with_forks):
             self.notes.append(
@@ -139,7 +146,7 @@ class _Judge:
             self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
         batch = list(with_forks if forking else own)
         recorded = {action.key: action.log_probs.astype(np.float64) for action in all_actions(batch)}
-        fixed = replace(self.learner.score_before_update(batch), old=recorded)  # the policies of that step are gone
+        fixed = replace(self.learner.score_before_update(batch), old=recorded)  # that step's weights are gone
         credited = self.learner.assign_credit(batch, fixed)
         found = {s.action.key: s.advantages for s in credited.samples}
         metrics = {**credited.credits.metrics, **advantage_metrics(credited.samples, credited.raw)}
@@ -158,8 +165,10 @@ class _Judge:
         )
 
     def _prepare_critic(self, files: Sequence[Path]) -> str:
-        """Values from the run's own critic, as it was before it saw these episodes, else from one that is fitted to
-        other recorded episodes → which."""
+        """Prepare the critic → description of its source.
+
+        Prefer the run's own critic from before the step, else fit a new critic to other recorded episodes.
+        """
         alike = _what_values_mean(self.settings) == _what_values_mean(self.run.algorithm)
         before = [p for p in Checkpoints(self.folder, self.run.checkpoints).steps() if step_of(p) < self.step]
         if alike and before:
@@ -181,7 +190,7 @@ class _Judge:
         return f"fitted to {len(batch)} recorded episodes"
 
     def _gradient_shares(self, credited: CreditedEpisodes) -> dict[str, float]:
-        """Each agent's part of |∂loss/∂log π| before anything has moved."""
+        """Return each agent's share of |∂loss/∂log π| in the first gradient."""
         meter, awaited, samples = Meter(), Awaited(), credited.samples
         pooled = self.settings.denominator == "pooled"
         for batch in self.learner.packing.micro_batches(samples, Denominators.of(samples, pooled)) if samples else []:
@@ -218,13 +227,12 @@ def _scored(path: Path) -> list[Episode]:
 
 
 def _unclipped(algorithm: AlgorithmSettings) -> AlgorithmSettings:
-    """Let the passes that fit a critic move its values as far as the returns are. A clip would hold the values of all
-    passes near those before the first."""
+    """Disable the value clip for the fit of a critic; the clip would keep all epochs near the initial values."""
     return algorithm.model_copy(update={"critic": algorithm.critic.model_copy(update={"value_clip": 0.0})})
 
 
 def _what_values_mean(algorithm: AlgorithmSettings) -> list[object]:
-    """What two algorithms must have in common for one's critic to be of use to the other."""
+    """Return the settings that two algorithms must share to exchange a critic."""
     credit = [getattr(algorithm.credit, key, None) for key in ("successor", "gamma_token", "gamma_agent", "gamma_step")]
     critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden", "normalise_values")]
     return [algorithm.level, algorithm.reward, *credit, *critic]
@@ -239,14 +247,16 @@ def _words(episodes: Sequence[Episode], models: Models) -> list[list[str]]:
             words = _of_decisions(words, action.sampled[action.own].tolist())
             for restart in action.restarts:
                 first = int(action.sampled[: restart.at].sum())
-                if first < len(words):  # all that came after it may have been forced
+                if first < len(words):  # false if all later tokens were forced
                     words[first] = ANEW + words[first]
             found.append(words)
     return found
 
 
 def _of_decisions(words: Sequence[str], sampled: Sequence[bool]) -> list[str]:
-    """The words of sampled tokens, each with those that were forced before it; the last with those after it, too.
+    """Return the words for sampled tokens, with forced tokens attached.
+
+    Each word includes the forced tokens before it; the last word also includes those after it.
 
     >>> _of_decisions(["a", "b", "c", "d"], [False, True, True, False])
     ['ab', 'cd']
@@ -263,8 +273,10 @@ def _of_decisions(words: Sequence[str], sampled: Sequence[bool]) -> list[str]:
 
 
 def _word_by_word(texts: Sequence[str]) -> list[str]:
-    """What each token adds, from the texts up to each; a character of several tokens belongs to its last one. Where a
-    text takes back what was there, nothing is added until there is more again.
+    r"""Return the text added by each token, given the decoded text up to each token.
+
+    A character of several tokens belongs to its last token. If a longer prefix decodes to less text, the token adds
+    nothing, until the text grows again.
 
     >>> _word_by_word(["a", "a\ufffd", "aπ", "aπ!"])
     ['a', '', 'π', '!']

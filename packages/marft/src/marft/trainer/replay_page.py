@@ -1,4 +1,4 @@
-"""What a replay found, for people: tables for the terminal, and a page with a picture for each episode."""
+"""Report of a credit audit: tables for the terminal, and an HTML page with a heatmap per episode."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from marft.trainer.interfaces import Floats
 from marft.trainer.replay import Audit, Opinion
 
 AUDIT = ("groups", "group size", "groups of one", "groups all equal", "zero advantages")
-SHOWN = 160  # characters of a text in the terminal
-SHADED = 90  # percentile of an algorithm's |advantages| that is shown in full colour
+SHOWN = 160  # maximum characters of a text in the terminal
+SHADED = 90  # percentile of an algorithm's |advantages| shown in full color
 
 
 @dataclass(frozen=True, slots=True)
 class Tint:
-    """A piece of text and how strongly it is pushed: colour for the page, number for whoever points at it."""
+    """Text with its advantage: color for the page, number for the tooltip."""
 
     text: str
     advantage: float
@@ -35,15 +35,15 @@ class Tint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """One episode: who said what, and for each algorithm how every word of it is pushed."""
+    """Episode heatmap: messages, and per algorithm the advantage for every word."""
 
     episode: Episode
     actions: Sequence[Action]
-    rows: Sequence[tuple[str, Sequence[tuple[float | None, Sequence[Tint]]]]]  # algorithm → (mean, words) an action
+    rows: Sequence[tuple[str, Sequence[tuple[float | None, Sequence[Tint]]]]]  # algorithm → (mean, words) per action
 
 
 def audit_table(audit: Audit) -> Table:
-    """One algorithm a row: groups, what teaches nothing, and whose gradient it is."""
+    """Return a table with one row per algorithm: groups, zero advantages, and gradient shares."""
     table = Table(box=None, pad_edge=False)
     roles = list(audit.opinions[0].gradient_share)
     _numbers(table, "algorithm", left=True)
@@ -55,7 +55,7 @@ def audit_table(audit: Audit) -> Table:
 
 
 def audit_rows(audit: Audit) -> list[list[str]]:
-    """The cells of :func:`audit_table`."""
+    """Return the cells of :func:`audit_table`."""
     return [
         [
             opinion.algorithm,
@@ -71,7 +71,7 @@ def audit_rows(audit: Audit) -> list[list[str]]:
 
 
 def agreement_table(audit: Audit) -> Table:
-    """Rank correlation of advantages, and in brackets how often two algorithms push an action the same way."""
+    """Return a table with rank correlations between advantages, and sign agreement in brackets."""
     table = Table(box=None, pad_edge=False)
     names = [opinion.algorithm for opinion in audit.opinions]
     _numbers(table, "agreement", left=True)
@@ -82,7 +82,7 @@ def agreement_table(audit: Audit) -> Table:
 
 
 def agreement_rows(audit: Audit) -> list[list[str]]:
-    """A square of cells, filled above its diagonal."""
+    """Return a square of cells, filled above the diagonal."""
     names = [opinion.algorithm for opinion in audit.opinions]
     rows = []
     for a in names:
@@ -95,8 +95,10 @@ def agreement_rows(audit: Audit) -> list[list[str]]:
 
 
 def action_table(audit: Audit, pictures: Sequence[Picture]) -> Table:
-    """The mean advantage of every action of the pictured episodes, by algorithm. In a narrow terminal texts alone
-    give way: numbers are whole."""
+    """Return a table with mean advantages by action and algorithm, for the given heatmaps.
+
+    In a narrow terminal only the texts are shortened, never the numbers.
+    """
     table = Table(box=None, pad_edge=False)
     _numbers(table, "action", left=True)
     _numbers(table, *(opinion.algorithm for opinion in audit.opinions))
@@ -114,8 +116,14 @@ def action_table(audit: Audit, pictures: Sequence[Picture]) -> Table:
 
 
 def pictures_of(audit: Audit, count: int) -> list[Picture]:
-    """The episodes that the algorithms disagree most about, each in units of its own advantages: of different tasks as
-    long as there are any."""
+    """Return heatmaps for the episodes with the largest disagreement between algorithms.
+
+    Disagreement is measured in units of each algorithm's own advantages. The selection prefers different tasks.
+
+    Args:
+        audit: audit of the step.
+        count: maximum number of heatmaps.
+    """
     scales = {opinion.algorithm: _percentile(opinion) for opinion in audit.opinions}
     pictures, disagreements, first = [], [], 0
     for episode in audit.episodes:
@@ -139,7 +147,7 @@ def pictures_of(audit: Audit, count: int) -> list[Picture]:
 
 
 def write_replay(path: Path, title: str, audit: Audit, pictures: Sequence[Picture]) -> None:
-    """Write ``<path>.html`` and, for other programs, ``<path>.json``."""
+    """Write the report to ``<path>.html`` and ``<path>.json``."""
     written = page(
         "marft.trainer",
         "replay.html.jinja",
@@ -158,6 +166,7 @@ def write_replay(path: Path, title: str, audit: Audit, pictures: Sequence[Pictur
 
 
 def notes_of(audit: Audit) -> list[str]:
+    """Return every algorithm's notes, each prefixed with its algorithm."""
     return [f"{opinion.algorithm}: {note}" for opinion in audit.opinions for note in opinion.notes]
 
 
@@ -190,7 +199,7 @@ def _outcome(episode: Episode) -> str:
 
 
 def _numbers(table: Table, *titles: str, left: bool = False) -> None:
-    """Columns that never give way to text."""
+    """Add columns of fixed width, which never shrink in favor of text."""
     for title in map(one_line, titles):
         table.add_column(Text(title), justify="left" if left else "right", no_wrap=True, min_width=len(title))
 

@@ -1,7 +1,7 @@
-"""After a collapse a run goes back to its last stable checkpoint, and on from there with lower learning rates.
+"""Rollback after a collapse: restore the last stable checkpoint and continue with lower learning rates.
 
-It is a step like any other: steps, tasks and random streams go on, so that what comes is not what collapsed, and the
-log keeps what was. Weights, optimizers, critic and what credit and schedule carry are those of the checkpoint.
+Step numbers, tasks and random streams continue, so the run does not repeat the collapse. The log keeps the collapsed
+steps. Weights, optimizers, critic, and the state of credit and schedule come from the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from marft.trainer.keeping import Kept
 
 
 class Returning:
-    """Goes back, as often as the recipe lets it; where it does not, nothing here does anything.
+    """Rollback after a collapse, up to the maximum number in the recipe.
+
+    With ``guards.on_collapse`` other than "return" all methods are no-ops, except that learning rates are set.
 
     Args:
-        restore: puts everything that learns back to a checkpoint.
-        note: told where it would go back and may not.
+        run: recipe of the run.
+        checkpoints: checkpoints of the run.
+        models: models of the run.
+        learner: state to restore.
+        restore: function that restores a checkpoint in all ranks.
+        note: callback for messages, for example about an impossible rollback.
     """
 
     def __init__(
@@ -38,16 +44,20 @@ class Returning:
         self._on = run.guards.on_collapse == "return"
 
     def begin(self, state: State) -> None:
-        """Take up where the run stands; one that has not begun keeps what it begins with, to go back to."""
+        """Set the learning rates, and save an initial checkpoint in a new run as a rollback target."""
         self._set_rates(state)
         if self._on and not self._checkpoints.steps():
             self._checkpoints.save(state, self._run, self._models, self._learner, Mark.of(b""))
 
     def target(self, state: State, well: int | None) -> Record | None:
-        """The checkpoint to go back to: the newest whole one of step ``well`` or before.
+        """Return the rollback target: the newest intact checkpoint at step ``well`` or before.
+
+        The target is None without a collapse, with rollback disabled, after the maximum number of rollbacks, or without
+        such a checkpoint.
 
         Args:
-            well: the last step before a collapse; None where there is none.
+            state: current state of the run.
+            well: last step before a collapse; None without a collapse.
         """
         if well is None or not self._on:
             return None
@@ -61,11 +71,15 @@ class Returning:
         return found
 
     def go_back(self, state: State, record: Record, cooled: float) -> State:
-        """Put everything that learns back → where the run stands. Checkpoints in between go, and none of them stays the
-        best one: what a collapse earned, such as a gamed reward, is no measure for what comes.
+        """Restore a checkpoint in all learning parts → new state of the run.
+
+        Later checkpoints are deleted and cannot remain the best checkpoint. Scores from a collapse, for example from a
+        hacked reward, are not comparable.
 
         Args:
-            cooled: what learning rates are multiplied by.
+            state: current state of the run.
+            record: checkpoint to restore.
+            cooled: factor for the learning rates.
         """
         for path in self._checkpoints.steps():
             if record.state.step < step_of(path) <= state.step:
@@ -83,7 +97,7 @@ class Returning:
         return state
 
     def _best_of(self, record: Record) -> dict[str, Any]:
-        """The best checkpoint as it was known then; none, where it has made way for one of those that are gone."""
+        """Return the best checkpoint known at ``record``; none if deleted since."""
         there = {step_of(path) for path in self._checkpoints.steps()}
         best = record.state if record.state.best_step in there else State()
         return {"best_step": best.best_step, "best_score": best.best_score, "best_by": best.best_by}

@@ -1,5 +1,7 @@
-"""Update schedules: which policies step, in which order (formulas §7). The unit is the policy: agents that share
-weights are one unit."""
+"""Update schedules: order of policy updates within a training step (formulas §7).
+
+The unit is the policy: agents with shared weights are one unit.
+"""
 
 from __future__ import annotations
 
@@ -18,73 +20,84 @@ RatioLimit = Annotated[float, Field(ge=1, le=1e9)]
 
 
 class Simultaneous(SchedulePart):
-    """Every policy steps on every minibatch."""
+    """Joint update: every policy, on every minibatch."""
 
     correction: ClassVar[Correction] = ""
     ratio_limit: ClassVar[float] = 1.0
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002
+        """Return a single phase with all policies."""
         return [UpdatePhase(tuple(policies))]
 
 
 class AgentByAgent(SchedulePart):
-    """One policy at a time; the turn goes to the next one when ``interval`` environment steps have passed since it last
-    changed (the paper's cycling scheme). Counting from the last change, no interval can pass a policy over."""
+    """Update by turns, a single policy per turn (the paper's cycling scheme).
+
+    The next policy's turn starts after ``interval`` environment steps since the last change. Intervals count from the
+    last change, so no policy is skipped.
+    """
 
     correction: ClassVar[Correction] = ""
     ratio_limit: ClassVar[float] = 1.0
 
-    interval: Count = 256  # environment steps of a turn
+    interval: Count = 256  # environment steps per turn
 
     _turn: int = PrivateAttr(default=0)
-    _since: int = PrivateAttr(default=0)  # environment steps when the turn last changed
+    _since: int = PrivateAttr(default=0)  # environment steps at the last change of turn
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002
+        """Return a single phase with the policy in turn."""
         if progress.environment_steps - self._since >= self.interval:
             self._turn, self._since = self._turn + 1, progress.environment_steps
         return [UpdatePhase((policies[self._turn % len(policies)],))]
 
     def state_dict(self) -> dict[str, float]:
-        """Whose turn it is; see :class:`marft.trainer.interfaces.Stateful`."""
+        """Return the current turn; see :class:`marft.trainer.interfaces.Stateful`."""
         return {"turn": self._turn, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take up the turn again."""
+        """Restore the turn from :meth:`state_dict`."""
         self._turn, self._since = int(state["turn"]), int(state["since"])
 
 
 class Sequential(SchedulePart):
-    """HAPPO (Kuba et al. 2022): one policy after another in an order drawn anew each update. Each weighs its actions
-    with the new/old ratios of the policies updated before it, in the same episode and step.
+    """Sequential updates in a new random order each step (HAPPO: Kuba et al. 2022).
 
-    With ``kl_limit`` a policy's update is accepted as HATRPO would: scaled back until its KL is within the limit, else
-    undone.
+    Each policy weights its actions with the new/old ratios of the policies updated before, in the same episode and
+    environment step. With ``kl_limit`` each policy's update is accepted as in HATRPO: it is scaled back until its KL is
+    within the limit, or undone.
     """
 
     correction: ClassVar[Correction] = "product"
 
-    ratio_limit: RatioLimit = 2.0  # the product of the ratios of those before is cut to [1/limit, limit]
-    kl_limit: Annotated[NotNegative, Felt] = 0.0  # nats a token that an update may go; 0 accepts everything
+    ratio_limit: RatioLimit = 2.0  # the product of earlier policies' ratios is clipped to [1/limit, limit]
+    kl_limit: Annotated[NotNegative, Felt] = 0.0  # maximum KL of an update, in nats per token; 0 accepts every update
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        """Return a phase per policy, in random order."""
         return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in drawn_order(policies, progress, seed)]
 
 
 class A2PO(SchedulePart):
-    """A2PO (Wang et al. 2023): as sequential, but each ratio is taken together with the clipped product of those of
-    the policies updated before, the advantages are traced through them again before each policy's turn, and the clip
-    widens from ``first_clip`` of its width for the first policy towards all of it.
+    """Sequential updates with preceding-policy correction (A2PO: Wang et al. 2023).
 
-    The order is semi-greedy: by turns the policy whose advantages are largest, and one that is drawn, so that nobody
-    is always last.
+    The differences to :class:`Sequential` are:
+
+    - Each ratio is multiplied by the clipped product of the ratios of the policies updated before.
+    - Advantages are traced again through these ratios before each policy's turn.
+    - The clip of policy k of n is scaled by ``first_clip + (1 − first_clip) · k / n``.
+
+    The order is semi-greedy. It alternates between the policy with the largest advantages and a random policy, so no
+    policy is always last.
     """
 
     correction: ClassVar[Correction] = "preceding"
 
-    ratio_limit: RatioLimit = 2.0  # the product of the ratios of those before is cut to [1/limit, limit]
-    first_clip: Annotated[float, Field(gt=0, le=1)] = 0.5  # share of the clip that the first policy has
+    ratio_limit: RatioLimit = 2.0  # the product of earlier policies' ratios is clipped to [1/limit, limit]
+    first_clip: Annotated[float, Field(gt=0, le=1)] = 0.5  # minimum fraction of the clip width; see the class
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        """Return a phase per policy, in semi-greedy order."""
         count = len(policies)
         return [
             UpdatePhase((name,), clip_scale=self.first_clip + (1.0 - self.first_clip) * turn / count)
@@ -93,14 +106,15 @@ class A2PO(SchedulePart):
 
 
 def drawn_order(policies: Sequence[str], progress: Progress, seed: int) -> list[str]:
-    """The order in which policies take their turns at one training step."""
+    """Return a random order of policies, fixed by seed and training step."""
     order = seeds.generator(seed, "update order", progress.step).permutation(len(policies))
     return [policies[index] for index in order]
 
 
 def semi_greedy_order(policies: Sequence[str], progress: Progress, seed: int) -> list[str]:
-    """A2PO's order: of those left, the policy with the largest mean |advantage|, then a drawn one, and so on. The draw
-    decides between equals.
+    """Return A2PO's order: alternate between the largest mean absolute advantage and a random policy.
+
+    Ties are broken at random.
 
     >>> semi_greedy_order(["a", "b", "c"], Progress(0, 0, {"a": 0.1, "b": 0.9, "c": 0.5}), seed=0)[0]
     'b'

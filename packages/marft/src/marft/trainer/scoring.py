@@ -1,4 +1,4 @@
-"""Log-probs of recorded actions under the weights as they are."""
+"""Log-probabilities for recorded actions under the current weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,32 @@ from marft.trainer.rank_group import ALONE, Ranks, merged
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(p ‖ q) at samples of p, from ``log q − log p`` (clamped to ±20 nats)."""
+    """Return Schulman's k3 estimate of KL(p ‖ q) at samples from p, in nats.
+
+    Args:
+        log_ratio: ``log q − log p``; clamped to ±20 nats.
+    """
     d = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return d.expm1() - d
 
 
 def score(batch: MicroBatch) -> TokenScores:
-    """Log-probs and entropies of a micro-batch's sampled tokens: one forward for all agents on its backbone."""
+    """Return a micro-batch's log-probabilities and entropies per decision, shape [T].
+
+    One forward pass covers all agents on the backbone.
+    """
     return score_all(batch)[0]
 
 
 def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenScores, Tensor | None]:
-    """As :func:`score`, and from the same forward the log-probs of what teammates wrote, where that is trained."""
+    """Return the scores from :func:`score`, plus log-probabilities for trained teammate text.
+
+    Both come from the same forward pass. The second is None without trained teammate text.
+
+    Args:
+        batch: micro-batch to score.
+        entropy_gradient: True to compute entropies with gradient.
+    """
     hidden, head, shape = batch.backbone.hidden_states(batch.rows), batch.backbone.head, batch.backbone.logit_shape
     own = token_scores(
         picked(hidden, batch.predict_from), head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
@@ -46,9 +60,9 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
 
 
 def picked(hidden_ND: Tensor, index_T: Tensor) -> Tensor:
-    """Rows of a tensor [T, D], of which several may be the same one: rows that begin alike share their prompt's last.
+    """Select rows from a tensor [N, D]; indices may repeat, because rows with a common prefix share positions.
 
-    The gradient adds up in one order, whatever the threads do: on a CPU that of ``x[index]`` does not.
+    The gradient is summed in a fixed order, independent of threads. On a CPU the gradient of ``x[index]`` is not.
     """
     return hidden_ND.index_select(0, index_T) if on_host(hidden_ND) else hidden_ND[index_T]
 
@@ -59,7 +73,10 @@ def _note(scored: dict[ActionKey, Floats], batch: MicroBatch, flat: Floats) -> N
 
 @torch.no_grad()
 def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = ALONE) -> dict[ActionKey, Floats]:
-    """Log-probs of every sampled token under the policies as they are, by key of the action; each rank has a share."""
+    """Return log-probabilities of every decision under the current policies, by the action's key.
+
+    Each rank scores its share.
+    """
     if not samples:
         return {}
     policies = sorted({sample.action.policy for sample in samples})

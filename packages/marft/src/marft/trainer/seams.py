@@ -1,7 +1,7 @@
-"""How a recipe section takes part in training.
+"""Hooks for recipe sections in training.
 
-The training loop asks each section of a recipe that derives from :class:`TrainingSection`, in the recipe's order.
-Importing this module imports no torch, because sections are read with the recipe.
+The training loop calls each section of a recipe that derives from :class:`TrainingSection`, in the recipe's order. This
+module does not import torch, because sections are loaded with the recipe.
 """
 
 from __future__ import annotations
@@ -26,32 +26,36 @@ if TYPE_CHECKING:
 
 
 class PromptOptimizer(ABC):
-    """Changes the instructions of agents between training steps. Its state is ``State.profiles``."""
+    """Optimizer for agents' instructions between training steps; its state is ``State.profiles``."""
 
     @abstractmethod
     def restore(self, state: State, folder: RunFolder) -> State:
-        """Give agents the instructions of a state, or the first ones, and return the state with them.
+        """Restore instructions from a state, or the initial instructions, and return the updated state.
 
-        The loop calls it when a run starts, and after a rollback.
+        The loop calls this method at the start of a run and after a rollback.
         """
 
     @abstractmethod
     def step(self, state: State, episodes: Sequence[Episode], folder: RunFolder) -> tuple[State, dict[str, float]]:
-        """Change instructions after a training step where it is time to → the state after it, and metrics.
+        """Update instructions after a training step if due → new state, metrics.
 
         Args:
-            episodes: those that the step played.
+            state: state after the training step.
+            episodes: episodes of the step.
+            folder: folder of the run.
         """
 
 
 class TrainingSection(Section):
-    """Base of recipe sections that take part in training. Each method is optional."""
+    """Base for recipe sections in training; every method is optional."""
 
     def wrap_source(self, source: Gathering, rollouts: Rollouts, folder: Path | None) -> Gathering:  # noqa: ARG002
-        """Return the source of a step's episodes with the section's own part around it.
+        """Return the rollout source, optionally wrapped by the section.
 
         Args:
-            folder: the checkpoint that the run resumes from.
+            source: rollout source of the run.
+            rollouts: runner for the episodes.
+            folder: checkpoint to resume from; None for a new run.
 
         Raises:
             ValueError: the section's part of the checkpoint cannot be read.
@@ -59,10 +63,14 @@ class TrainingSection(Section):
         return source
 
     def prompt_optimizer(self, rollouts: Rollouts, note: Callable[[str], None]) -> PromptOptimizer | None:  # noqa: ARG002
-        """Return what changes instructions between steps; None where the section does not.
+        """Return the section's prompt optimizer; None by default.
+
+        Args:
+            rollouts: runner for the episodes.
+            note: callback for messages to the user.
 
         Raises:
-            ValueError: there are no tasks to judge instructions on.
+            ValueError: no tasks are available to evaluate instructions.
         """
         return None
 
@@ -72,5 +80,8 @@ class TrainingSection(Section):
         run: RunSettings,  # noqa: ARG002
         folder: RunFolder,  # noqa: ARG002
     ) -> AbstractContextManager[Observer]:
-        """Return a context in which the run's observer is replaced by one that also reports to the section."""
+        """Return a context manager for an observer that also reports to the section.
+
+        The new observer replaces ``observer`` inside the context.
+        """
         return nullcontext(observer)

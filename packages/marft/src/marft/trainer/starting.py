@@ -1,4 +1,7 @@
-"""How a run starts: anew, with weights of another one, or where it stopped. What is refused leaves nothing behind."""
+"""Run start: new, from another run's weights, or resumed.
+
+A refused start leaves no traces on disk.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,18 @@ from marft.runs.folder import MARK, RunFolder
 from marft.runs.log import Mark, rewind
 
 Note = Callable[[str], None]
-IMITATED = "imitated "  # what the digest of a warm start's turns begins with, in the place of that of tasks
+IMITATED = "imitated "  # prefix of a warm start's digest of turns, stored in place of the task digest
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run starts from, once everything that can be refused without its models has been."""
+    """Start of a run, after the checks that work without models."""
 
     run: RunSettings
     folder: RunFolder
     resume: bool
     overwrite: bool
-    record: Record | None  # the checkpoint to go on from, of this run or, at its beginning, of another one
+    record: Record | None  # checkpoint to resume from or, for a new run, to take weights from
     note: Note
 
     @staticmethod
@@ -47,13 +50,19 @@ class Start:
         run: RunSettings, folder: RunFolder, note: Note, *, resume: bool, overwrite: bool, start_from: Path | None,
         imitates: bool = False,
     ) -> Start:  # fmt: skip
-        """Look at what is there.
+        """Check the folder and the options.
 
         Args:
-            imitates: it is a warm start by imitation, and no training by rewards.
+            run: recipe of the run.
+            folder: folder of the run.
+            note: callback for messages to the user.
+            resume: True to resume the run in the folder.
+            overwrite: True to overwrite the run in the folder.
+            start_from: checkpoint of another run to take weights from.
+            imitates: True for a warm start by imitation, False for training by rewards.
 
         Raises:
-            ValueError: the run, or the checkpoint it is to start from, is not as it must be.
+            ValueError: options conflict, or the run or checkpoint is unusable.
         """
         option = "--start-from" if imitates else "--from"
         if resume and (overwrite or start_from):
@@ -69,10 +78,10 @@ class Start:
         return Start(run, folder, resume, overwrite, _last(run, folder, note, imitates), note)
 
     def load(self, models: Models, learner: TrainState) -> State:
-        """Put the weights in place → where the run stands.
+        """Load the weights → run state.
 
         Raises:
-            ValueError: they do not fit.
+            ValueError: the weights do not fit the models.
         """
         if self.record is None:
             return State()
@@ -91,18 +100,23 @@ class Start:
         return State()
 
     def with_tasks(self, state: State, tasks: Sequence[Task]) -> State:
-        """Note which tasks the run learns from.
+        """Record the training tasks in the state.
 
         Raises:
-            ValueError: up to here it learned from others.
+            ValueError: the run was trained on other tasks before.
         """
         return self.with_digest(state, digest_of(tasks), "training tasks")
 
     def with_digest(self, state: State, digest: str, what: str) -> State:
-        """Note by a digest what the run learns from.
+        """Record the digest of the training data in the state.
+
+        Args:
+            state: state of the run.
+            digest: digest of the training data.
+            what: description of the data for the error message.
 
         Raises:
-            ValueError: up to here it learned from something else.
+            ValueError: the run was trained on other data before.
         """
         if state.tasks not in ("", digest):
             raise ValueError(
@@ -112,14 +126,14 @@ class Start:
         return replace(state, tasks=digest)
 
     def commit(self, state: State, models: Models, learner: TrainState) -> None:
-        """Nothing was refused: make the folder this run's, and its log what it was at ``state``.
+        """Claim the folder after all checks, and rewind its log to ``state``.
 
-        A run that starts with the weights of another one has a checkpoint of them: were it stopped before its first
-        own, they would be lost. Where it takes a run's place, that is written before anything goes: the weights may be
-        that run's own.
+        A run that starts from other weights saves them in a checkpoint first. Otherwise the weights would be lost if
+        the run stopped before its first checkpoint. When a run is overwritten, this checkpoint is written before
+        anything is deleted, because the weights may belong to the overwritten run.
 
         Raises:
-            ValueError: somebody else has begun a run there.
+            ValueError: another process has started a run in the folder.
         """
         if self.resume:
             if not self.folder.is_run():
@@ -156,7 +170,7 @@ class Start:
 
 
 def _no_checkpoint(start_from: Path, imitates: bool) -> ValueError:
-    """What is to be said where weights are to come from a file."""
+    """Return the error for a file in place of a checkpoint folder."""
     if imitates:
         return ValueError(
             f"--start-from {start_from}: weights lie in the folder of a checkpoint, and this is a file. Traces to "
@@ -171,10 +185,10 @@ def _no_checkpoint(start_from: Path, imitates: bool) -> ValueError:
 
 
 def _last(run: RunSettings, folder: RunFolder, note: Note, imitates: bool) -> Record | None:
-    """The checkpoint that a run goes on from; None where it has not written one yet.
+    """Return the checkpoint to resume from; None before the first checkpoint.
 
     Raises:
-        ValueError: the run cannot go on with these settings, or with what is left of it.
+        ValueError: the run cannot resume with these settings or files.
     """
     option = "--start-from" if imitates else "--from"
     if start := folder.start_cut_short():

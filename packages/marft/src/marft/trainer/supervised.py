@@ -1,9 +1,9 @@
-"""Learning by imitation: the mean negative log-likelihood of recorded turns, for each policy (SFT).
+"""Supervised fine-tuning (SFT): mean negative log-likelihood of recorded turns, for each policy.
 
     L_π = − (1 / N_π) Σ_t log π(y_t | x, y_<t)
 
-over the N_π trained tokens of a policy in a step, at temperature 1. Its weights are fixed before anything is cut into
-micro-batches, so no split changes a gradient.
+The sum covers the N_π trained tokens of a policy in a step, at temperature 1. Token weights are fixed before the split
+into micro-batches, so no split changes a gradient.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from marft.trainer.keeping import not_finite
 from marft.trainer.optimizers import PolicyOptimizer, step_all, under
 from marft.trainer.scoring import score
 
-TRACES = "traces"  # the stream of episodes whose tokens nobody sampled
+TRACES = "traces"  # stream of episodes imported from traces, without sampled tokens
 
 
 def refuse_traces(episodes: Sequence[Episode]) -> None:
-    """
+    """Reject episodes from traces, because policy ratios need log-probabilities at sampling.
+
     Raises:
-        ValueError: an episode was told from traces: ratios need what its tokens were sampled with.
+        ValueError: an episode comes from traces.
     """
     if any(episode.stream == TRACES for episode in episodes):
         raise ValueError(
@@ -45,35 +46,37 @@ def refuse_traces(episodes: Sequence[Episode]) -> None:
 
 
 def as_sample(action: Action) -> Sample:
-    """An action to be imitated: it has no advantage."""
+    """Return a sample for imitation, without an advantage."""
     return Sample(action, 1.0, np.zeros(1))
 
 
 class Imitation(NamedTuple):
-    """What was trained or measured: negative log-likelihoods summed, and how many decisions, of each agent."""
+    """Sums of negative log-likelihood in nats, and numbers of decisions, by agent."""
 
     losses: Mapping[str, float]
     tokens: Mapping[str, int]
 
     def mean(self, agent: str = "") -> float:
-        """Nats a token, of an agent or of all; NaN where there is none."""
+        """Return the mean loss in nats per token, for an agent or for all; NaN without tokens."""
         agents = [agent] if agent else list(self.tokens)
         count = sum(self.tokens.get(one, 0) for one in agents)
         return math.fsum(self.losses.get(one, 0.0) for one in agents) / count if count else math.nan
 
 
 class Supervisor:
-    """The optimizers of all trained policies, and the loss that moves them.
+    """SFT learner with an optimizer per trained policy, and the imitation loss.
 
     Args:
-        steps: of the whole warm start, over which the learning rate goes down.
+        run: recipe of the run.
+        models: models of the run.
+        steps: total steps of the warm start, for the learning-rate schedule.
         settings: optimizer and learning rate of every policy.
 
     Raises:
         ValueError: the recipe trains no policy.
     """
 
-    critic = None  # it judges nothing
+    critic = None  # imitation has no critic
 
     def __init__(self, run: RunSettings, models: Models, steps: int, settings: OptimizerSettings) -> None:
         refuse_nothing_to_train(run)
@@ -94,7 +97,10 @@ class Supervisor:
         )
 
     def learn(self, samples: Sequence[Sample], step: int) -> tuple[Imitation, dict[str, float]]:
-        """One step on recorded turns → their loss before it, and metrics. A policy without a turn among them stays."""
+        """Run one step on recorded turns → loss before the step, metrics.
+
+        A policy without a turn in ``samples`` stays unchanged.
+        """
         policies = sorted({sample.action.policy for sample in samples})
         rates = {f"policies/{name}/learning_rate": self.optimizers[name].begin_step(step) for name in policies}
         for name in policies:
@@ -115,7 +121,7 @@ class Supervisor:
 
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> Imitation:
-        """The loss of turns under the policies as they are."""
+        """Return the loss of turns under the current policies."""
         losses: dict[str, float] = {}
         awaited = Awaited()
         for batch in self.packing.micro_batches(samples, Denominators.of(samples, pooled=False)) if samples else ():
@@ -124,11 +130,11 @@ class Supervisor:
         return Imitation(losses, _tokens(samples))
 
     def not_finite(self) -> list[str]:
-        """Return the parts that hold a number that is not finite, by name."""
+        """Return the names of parts with a non-finite number."""
         return not_finite(self)
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """What the optimizers remember: ``policies/<name>/<parameter>.step``, …"""
+        """Return the optimizer state as ``policies/<name>/<parameter>.step``, …"""
         return {
             f"policies/{name}/{key}": tensor
             for name, it in self.optimizers.items()
@@ -136,21 +142,21 @@ class Supervisor:
         }
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`optimizer_state`."""
+        """Restore the state from :meth:`optimizer_state`."""
         for name, it in self.optimizers.items():
             it.load_state(under(state, f"policies/{name}"))
 
     def state_dict(self) -> dict[str, float]:
-        """Nothing more is remembered from step to step."""
+        """Return an empty dictionary, because imitation has no other state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Undo :meth:`state_dict`."""
+        """Check for an empty state."""
         assert not state, "nothing is remembered"
 
 
 def _tokens(samples: Sequence[Sample]) -> dict[str, int]:
-    """Trained decisions of each agent."""
+    """Count the trained decisions of each agent."""
     counts: dict[str, int] = {}
     for sample in samples:
         counts[sample.action.agent] = counts.get(sample.action.agent, 0) + sample.action.decisions
@@ -158,6 +164,6 @@ def _tokens(samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def _add(losses: dict[str, float], batch: MicroBatch, values: Floats) -> None:
-    """Add a micro-batch's negative log-likelihoods [T] to those of its agents, in float64."""
+    """Add a micro-batch's negative log-likelihoods [T] to the sums of its agents, in float64."""
     for number, agent in enumerate(batch.agent_names):
         losses[agent] = losses.get(agent, 0.0) - float(values[batch.agents == number].sum())

@@ -1,4 +1,4 @@
-"""Text that a teammate wrote inside an agent's own turn, as the learner sees it (LlamaRL, 2025)."""
+"""Text that a teammate wrote inside an agent's own turn, prepared for the loss (LlamaRL, 2025)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from marft.models.devices import sent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TeammateText:
-    """The tokens that teammates wrote in the turns of a micro-batch; M counts them."""
+    """Teammate tokens in the turns of a micro-batch; M is their number."""
 
-    predict_from: Tensor  # [M] packed positions whose logits predict them
+    predict_from: Tensor  # [M] packed positions of the logits that predict the tokens
     targets: Tensor  # [M]
     temperatures: Tensor  # [M]
     author_log_probs: Tensor  # [M]
-    advantages: Tensor  # [M] of the agent's own decision that comes next
-    weights: Tensor  # [M]
+    advantages: Tensor  # [M] advantage of the agent's next own decision
+    weights: Tensor  # [M] 1 / number of teammate tokens of the policy in the global minibatch
 
     @staticmethod
     def of(
@@ -32,13 +32,14 @@ class TeammateText:
         tokens_of_policy: Mapping[str, int],
         device: torch.device,
     ) -> TeammateText | None:
-        """Collect them; None where there are none.
+        """Collect teammate tokens from samples; None without teammate tokens.
 
         Args:
-            predicting: for each sample, where in the packed batch each of its action's tokens is predicted, whichever
-                segment it stands in.
-            temperatures: of each sample's agent.
-            tokens_of_policy: such tokens of each policy in the whole global minibatch.
+            samples: samples of the micro-batch.
+            predicting: for each sample, the packed position that predicts each token of its action, over all segments.
+            temperatures: sampling temperature of each sample's agent.
+            tokens_of_policy: number of teammate tokens of each policy in the global minibatch.
+            device: device of the tensors.
         """
         found: dict[str, list[np.ndarray]] = {name: [] for name in TeammateText.__slots__}
         for sample, place, temperature in zip(samples, predicting, temperatures, strict=True):

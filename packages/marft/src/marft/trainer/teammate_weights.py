@@ -1,8 +1,8 @@
-"""How much text that somebody else wrote in an agent's turn weighs in the agent's own loss: pure functions of one row a
-token, with π the agent's probability of it and μ its author's.
+"""Weights for text by other authors in an agent's turn: pure functions with one row per token.
 
-The agent did not sample such text, so what it teaches is off-policy. π/μ alone makes up for that, and where the agent
-would hardly write it, which is where there is most to learn, lets nothing through. These are ways between the two.
+π is the agent's probability of the token, and μ the author's. The agent did not sample such text, so training on it is
+off-policy. The importance weight π/μ corrects for that. It vanishes for tokens that are unlikely under π, although
+these tokens have the most to teach. The weights here are compromises between the two.
 """
 
 from __future__ import annotations
@@ -22,54 +22,55 @@ if TYPE_CHECKING:
 class Truncated(TeammateWeightPart):
     """``min(π/μ, cap)``: truncated importance sampling (LlamaRL, 2025)."""
 
-    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # the largest weight
+    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # maximum weight
 
     def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
-        """The weight of each token, [T]."""
+        """Return the weight of each token, shape [T]."""
         return _ratio(log_probs, author).clamp(max=self.cap)
 
 
 class Bounded(TeammateWeightPart):
-    """``min(max(π/μ, floor), cap)`` where the advantage is positive; elsewhere ``min(π/μ, cap)``, and 0 where π/μ is
-    below ``1 − clip``.
+    """``min(max(π/μ, floor), cap)`` for positive advantages; else ``min(π/μ, cap)``, or 0 if π/μ < ``1 − clip``.
 
-    Our reading of AIPO (arXiv 2605.08401), whose abstract names a tailored importance weight and a clip against the
-    bias of off-policy text and against gradients that vanish: what was good is learned however unlikely it was, and
-    what was bad is pushed down while the agent is about as likely to write it as its author, as PPO's clip has it with
-    the author in the place of the old policy.
+    This is our reading of AIPO (arXiv 2605.08401). Its abstract names a tailored importance weight and a clip, against
+    the bias of off-policy text and against vanishing gradients. Text with a positive advantage is learned even if it
+    was unlikely. Text with a negative advantage is made less likely only while π/μ is at least ``1 − clip``. That is
+    PPO's clip with the author in place of the old policy.
     """
 
-    floor: NotNegative = 0.5  # the least weight of what was good; 0: none
-    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # the largest weight
-    clip: Fraction = 0.2  # how far below 1 the ratio of what was bad may be; 1: as far as it likes
+    floor: NotNegative = 0.5  # minimum weight of tokens with a positive advantage; 0 is off
+    cap: Annotated[float, Field(gt=0, le=LARGEST)] = 2.0  # maximum weight
+    clip: Fraction = 0.2  # clip width below 1 for tokens without a positive advantage; 1 is off
 
     def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
-        """The weight of each token, [T]."""
+        """Return the weight of each token, shape [T]."""
         ratio = _ratio(log_probs, author)
         bad = ratio * (ratio >= 1 - self.clip)
         return ratio.clamp(min=self.floor).where(advantages > 0, bad).clamp(max=self.cap)
 
 
 class Shaped(TeammateWeightPart):
-    """``γπ/(π + γ)²``, the derivative of ``π/(π + γ)`` by log π: LUFFY's policy shaping (Yan et al. 2025), in which the
-    author counts as sure (μ = 1)."""
+    """``γπ/(π + γ)²``, the derivative of ``π/(π + γ)`` with respect to log π.
 
-    gamma: Positive = 0.1  # the probability that weighs most
+    This is LUFFY's policy shaping (Yan et al. 2025), in which the author's probability counts as 1.
+    """
+
+    gamma: Positive = 0.1  # γ, the probability with the largest weight
 
     def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
-        """The weight of each token, [T]."""
+        """Return the weight of each token, shape [T]."""
         likely = log_probs.detach().exp()
         return self.gamma * likely / (likely + self.gamma).square()
 
 
 class Unweighted(TeammateWeightPart):
-    """1: every token counts alike, whoever sampled it."""
+    """1: equal weight for every token."""
 
     def weigh(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG002
-        """The weight of each token, [T]."""
+        """Return the weight of each token, shape [T]."""
         return log_probs.new_ones(log_probs.shape)
 
 
 def _ratio(log_probs: Tensor, author: Tensor) -> Tensor:
-    """π/μ, without a gradient."""
+    """Return π/μ without gradient, with the log-ratio clamped."""
     return (log_probs - author).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

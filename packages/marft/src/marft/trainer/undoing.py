@@ -1,7 +1,7 @@
-"""A training step that leaves something that is not finite is undone: policies, optimizers and critic are as before it.
+"""Guard against non-finite numbers: revert a training step that produces them.
 
-Adam divides by what it remembers, so an overflow anywhere would stay for ever; and a checkpoint with NaN in it would be
-the newest whole one.
+Policies, optimizers and critic return to their state before the step. Adam's moments would otherwise keep an overflow
+forever, and a checkpoint with NaN would become the newest intact checkpoint.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from marft.trainer.learner import Learner
 from marft.trainer.optimizers import optimizer_tensors, put_back
 from marft.trainer.rank_group import ALONE, Ranks
 
-MOST_IN_A_ROW = 5  # steps that are undone before a run stops, for nothing would be learned any more
+MOST_IN_A_ROW = 5  # consecutive reverted steps before the run stops
 
 
 class Before:
-    """All that a training step may move, as it was before; kept in the host's memory.
+    """Snapshot in host memory: the trained state before a training step.
 
-    A step copies each parameter that learns and Adam's two moments of it, 12 bytes a parameter: 44 MB for a LoRA of 3.7
-    million, 37 GB for a whole model of 3.1 billion. The memory is taken once and every step writes over it: fresh pages
-    cost several times the copy. It is not pinned: that rounds each tensor up to a power of two.
+    A step copies each trained parameter and Adam's two moments: 12 bytes per parameter. That is 44 MB for a LoRA with
+    3.7 million parameters, and 37 GB for a full model with 3.1 billion. The memory is allocated once and overwritten in
+    every step, because new pages cost several times as much as the copy. The memory is not pinned: pinning rounds each
+    tensor up to a power of two.
     """
 
     def __init__(self, learner: Kept) -> None:
@@ -38,7 +39,7 @@ class Before:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy everything as it is now."""
+        """Copy the current state."""
         self._kept = [
             (self._copies(who, parameters), self._copies(who, optimizer_tensors(optimizer, parameters)))
             for who, parameters, optimizer in learning_parts(self._learner)
@@ -46,7 +47,7 @@ class Before:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Undo whatever has been done to the learner since."""
+        """Restore the state from the last :meth:`take`."""
         parts = learning_parts(self._learner)
         for (_, parameters, optimizer), (values, moments) in zip(parts, self._kept, strict=True):
             for name, parameter in parameters.items():
@@ -56,7 +57,9 @@ class Before:
             policy.settle()
 
     def _copies(self, who: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``tensors`` in buffers of their own; Adam's are ``<parameter>.exp_avg`` and so on, and no parameter's."""
+        """Copy ``tensors`` into their buffers; the names of Adam's tensors (``<parameter>.exp_avg``, …) match no
+        parameter.
+        """
         for name, tensor in ((name, local(tensor.detach())) for name, tensor in tensors.items()):
             if (who, name) not in self._buffers:
                 self._buffers[who, name] = torch.empty_like(tensor, device="cpu")
@@ -65,17 +68,18 @@ class Before:
 
 
 class Careful:
-    """A learner whose steps are undone where they leave something that is not finite.
+    """Learner wrapper that reverts steps with non-finite results.
 
     Args:
-        note: told what happened, and what to change.
-        ranks: those that learn together: a step is undone by all of them or none.
+        learner: learner to wrap.
+        note: callback for warnings, with suggested changes.
+        ranks: ranks that train together; all of them revert a step, or none.
     """
 
     def __init__(self, learner: Learner, note: Callable[[str], None], ranks: Ranks = ALONE) -> None:
         self._learner, self._note, self._before = learner, note, Before(learner)
         self.ranks = ranks
-        self._taken = -1  # the step before which everything was kept
+        self._taken = -1  # step of the latest snapshot
         self._in_a_row = 0
 
     def learn(
@@ -84,13 +88,15 @@ class Careful:
         progress: Progress,
         told: Callable[[list[ActionCredit]], None] = lambda _: None,
     ) -> dict[str, float]:
-        """One training step → its metrics; ``undone_steps`` counts what was undone.
+        """Run one training step → metrics; ``undone_steps`` counts reverted steps.
 
         Args:
-            told: told what was made of each action, unless the step was undone.
+            episodes: scored episodes.
+            progress: progress of training.
+            told: callback for the credit of each action; not called for a reverted step.
 
         Raises:
-            RunError: several steps in a row had to be undone.
+            RunError: several steps in a row were reverted.
         """
         self._before.take()
         self._taken = progress.step
@@ -111,17 +117,20 @@ class Careful:
         return metrics | {"undone_steps": float(bool(broken))}
 
     def undo(self, step: int) -> None:
-        """Make everything what it was when a step began, whatever of it was done; nothing where it had not begun.
+        """Restore the snapshot taken at the start of a step; no-op if the step had not started.
 
         Args:
-            step: training steps done before it.
+            step: number of training steps before it.
         """
         if self._taken == step:
             self._before.restore()
 
 
 def remedy(learner: Learner, name: str) -> str:
-    """What to change where ``name`` did not stay finite; "" of a policy that other ranks hold, which say it."""
+    """Return a suggested change of settings for the non-finite part ``name``.
+
+    The result is "" for a policy on other ranks, which report it themselves.
+    """
     if name == CRITIC:
         return f"lower algorithm.critic.learning_rate (now {learner.settings.critic.learning_rate:g})"
     optimizer = learner.optimizers.get(name.removeprefix("policies."))

@@ -1,4 +1,4 @@
-"""Policy updates of one training step: phases, epochs, global minibatches, the KL stop, the team's trust region."""
+"""Policy updates in a training step: phases, epochs, global minibatches, KL stop and team trust region."""
 
 from __future__ import annotations
 
@@ -53,32 +53,38 @@ from marft.trainer.scoring import k3, score_actions, score_all
 from marft.trainer.team_kl import environment_steps, joint_kl
 from marft.trainer.teammate_text import TeammateText
 
-PACKING_CHECKS = 17  # steps from one to the next: a prime, so that policies that take turns each have theirs checked
-PACKING_CHECKED = 4  # actions that are looked at, in one more forward of a micro-batch
+PACKING_CHECKS = 17  # steps between packing checks; a prime, so that policies updated in turn are all checked
+PACKING_CHECKED = 4  # actions per check, scored in one extra forward pass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
-    """What a forward pass of a micro-batch gave."""
+    """Result from a micro-batch's forward pass."""
 
     scores: TokenScores
-    old: Tensor  # [T] π_old's log-probs
+    old: Tensor  # [T] log-probabilities under π_old
     teammate_log_probs: Tensor | None
 
 
 class Update:
-    """Moves policies, one phase at a time.
+    """Policy updater, for a phase at a time.
 
-    A ratio's denominator is π_old: the policy itself, as the step found it. Until a policy first steps that is what it
-    says now, so its ratios are 1, whatever an engine has rounded. What it steps on later is scored before that, once,
-    packed as the first epoch will pack it.
+    The denominator of a ratio is π_old, the policy at the start of the step. Before a policy's first update, π_old is
+    the current policy, so its ratios are exactly 1, independent of the engine's rounding. Samples for later updates are
+    scored once before, with the packing of the first epoch.
 
     Args:
-        fixed: log-probs that were scored before the step.
-        check_packing: measure whether scores depend on how they are packed, where any will be compared.
-        ranks: those that learn together. Each is given all samples, and steps on a share.
-        compared: the comparisons of the step, where an objective compares.
-        reference: what these take log-ratios to.
+        settings: settings of the algorithm.
+        objective: objective of the update.
+        optimizers: optimizer of each policy on this rank.
+        packing: packing of the samples.
+        fixed: log-probabilities scored before the step.
+        meter: receives the metrics.
+        seed: seed of the run.
+        check_packing: True to measure whether scores depend on packing, if scores will be compared.
+        ranks: ranks that train together. Each gets all samples and processes its share.
+        compared: preference pairs of the step; None for objectives on single actions.
+        reference: reference policy of the pairs.
     """
 
     def __init__(
@@ -99,15 +105,18 @@ class Update:
         self.compared, self.reference = compared, reference
         self.fixed, self.meter, self.seed, self.check_packing = fixed, meter, seed, check_packing
         self.ranks = ranks
-        self.old: dict[ActionKey, Floats] = dict(fixed.old)  # π_old's log-probs so far, by the action's key
+        self.old: dict[ActionKey, Floats] = dict(fixed.old)  # log-probabilities under π_old so far, by the action's key
         self.ledger = Ledger()
-        self.moved: set[str] = set()  # policies that have stepped since the episodes were sampled
+        self.moved: set[str] = set()  # policies updated since the start of the step
 
     def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int, budget: float = 0.0) -> None:
-        """Epochs of minibatches over the phase's policies, until the KL stop ends the phase.
+        """Run the epochs of a phase, until the end or the KL stop.
 
         Args:
-            budget: nats an environment step that the phase may move its policies by, all together; 0 is no limit.
+            phase: policies to update, and limits.
+            samples: samples of all policies.
+            step: index of the training step.
+            budget: maximum joint KL of the phase, in nats per environment step; 0 is no limit.
         """
         mine = [sample for sample in samples if sample.action.policy in phase.policies]
         self.meter.add("idle_phases", float(not mine))
@@ -132,7 +141,7 @@ class Update:
             fraction = accept(mine_optimizers, before, lambda: self._is_good(mine, objective, phase.kl_limit))
             self.meter.add("accepted_fraction", fraction)
             self.meter.add("rollbacks", float(fraction == 0.0))
-        elif phase.kl_limit:  # no surrogate to improve: what momentum and regularisers did is no update
+        elif phase.kl_limit:  # all advantages are 0: undo changes by momentum and regularizers
             for name, optimizer in mine_optimizers.items():
                 optimizer.restore(before[name])
         if budget:
@@ -144,7 +153,7 @@ class Update:
             self.meter.add("accepted_fraction", fraction)
 
     def _weighed(self, part: Minibatch, objective: Objective, reference: Scores) -> Sequence[Sample]:
-        """The samples of a minibatch with what each is worth to its loss, as policies are now."""
+        """Return a minibatch's samples; for pairs, with coefficients under the current policies."""
         if part.compared is None:
             return part.samples
         return part.compared.weigh(
@@ -153,29 +162,31 @@ class Update:
         )  # fmt: skip
 
     def _reference_scores(self, plan: Sequence[Minibatch]) -> Scores:
-        """Log-probs under the reference of all that is compared."""
+        """Return the reference log-probabilities for every action in a pair."""
         if self.compared is None or self.reference is None:
             return {}
         wanted = {sample.action.key: sample for part in plan for sample in part.scored}
         return self.reference.scores(list(wanted.values()), self.score_now, self.ranks)
 
     def score_now(self, samples: Sequence[Sample]) -> dict[ActionKey, Floats]:
-        """Log-probs under the policies as they are, packed so that they can be compared with :attr:`old`."""
+        """Return log-probabilities under the current policies, packed to be comparable with :attr:`old`."""
         return score_actions(self.packing, samples, self.ranks)
 
     def _score_old(self, samples: Sequence[Sample]) -> None:
-        """π_old of samples whose policies will have moved when they are stepped on.
+        """Score samples under π_old before their policies are updated.
 
-        What was scored before is taken over only where no packing makes a difference.
+        Earlier scores are reused only if packing makes no difference.
         """
         scored = self.old if self.fixed.exact and self.packing.is_exact(samples) else {}
         wanted = [s for s in samples if s.action.policy not in self.moved and s.action.key not in scored]
         self.old |= score_actions(self.packing, wanted, self.ranks)
 
     def _to_check(self, phase: UpdatePhase, samples: Sequence[Sample]) -> list[Sample]:
-        """Some of a phase's actions, of all lengths, where scores of one packing will be compared with another's: in
-        later epochs, in what later policies are told of this one, and where an update has to be accepted. The first
-        epoch meets what was scored as it was scored."""
+        """Return some actions from a phase, with mixed lengths, for a packing check.
+
+        The check matters only if scores of different packings are compared: in later epochs, in corrections for later
+        policies, and in acceptance tests. The first epoch uses the packing of the stored scores.
+        """
         schedule = cast("UpdateSchedule", self.settings.schedule)
         compared = (
             self.settings.epochs > 1 or phase.kl_limit > 0 or self.settings.team_kl > 0 or schedule.correction != ""
@@ -197,15 +208,17 @@ class Update:
                     return
 
     def _is_good(self, samples: Sequence[Sample], objective: Objective, limit: float) -> bool:
-        """Whether the policies are within ``limit`` of π_old (KL: k3, mean over sampled tokens), and their surrogate is
-        better than π_old's (Kuba et al. 2022)."""
+        """Return True if the policies are within the KL limit and the surrogate has improved (Kuba et al. 2022).
+
+        The KL to π_old is k3, the mean over sampled tokens, in nats.
+        """
         now = self.score_now(samples)
         moved = np.concatenate([now[sample.action.key] - self.old[sample.action.key] for sample in samples])
         return float(k3(torch.from_numpy(moved)).mean()) <= limit and self._gain(samples, objective, now) > 0.0
 
     @torch.no_grad()
     def _gain(self, samples: Sequence[Sample], objective: Objective, now: Mapping[ActionKey, Floats]) -> float:
-        """How much less the objective's loss is than at π_old, in float64."""
+        """Return the decrease of the objective's loss relative to π_old, in float64."""
         gain = 0.0
         for batch in self.packing.micro_batches(samples, self._denominators(samples), self.fixed):
             old = batch.of_tokens(self.old)
@@ -224,28 +237,32 @@ class Update:
     def _minibatch(
         self, samples: Sequence[Sample], objective: Objective, first_look: bool, check: Sequence[Sample]
     ) -> bool:
-        """One global minibatch: accumulate its gradient over micro-batches, then step its policies.
+        """Process one global minibatch: accumulate its gradient over micro-batches, then update its policies.
 
-        False when the KL is above the limit; then no optimizer has stepped. The KL is that of the whole minibatch
-        and is known before the step; with one micro-batch it is known before the backward pass, which is skipped.
+        Return False if the KL exceeds the limit; then no optimizer step is taken. The KL covers the whole minibatch and
+        is known before the optimizer step. With a single micro-batch it is known before the backward pass, which is
+        then skipped.
 
         Args:
-            check: actions whose scores are compared with those in other company, before anything steps.
+            samples: samples of the minibatch.
+            objective: objective of the update.
+            first_look: True in the first epoch.
+            check: actions for the packing check, scored before the optimizer step.
         """
         policies = sorted({sample.action.policy for sample in samples})
         mine = self.packing.share_of(samples, self.ranks)
         batches = self.packing.micro_batches(mine, self._denominators(samples), self.fixed) if mine else []
         for policy in policies:
-            if policy in self.optimizers:  # it is held here
+            if policy in self.optimizers:  # trained on this rank
                 self.optimizers[policy].zero_grad()
-        kl, loss = np.zeros(2), np.zeros(1)  # its sum over tokens, and how many those are
-        stepped_on, pushed = Meter(), Ledger()  # count only where a step follows, however the minibatch is cut
+        kl, loss = np.zeros(2), np.zeros(1)  # KL: sum over tokens, number of tokens; sum of losses
+        stepped_on, pushed = Meter(), Ledger()  # merged only if an optimizer step follows
         awaited = Awaited()
         in_step = self.packing.in_step(batches, policies, self.ranks)
         once = max(self.ranks.gather(len(in_step))) <= 1
         passes: list[MicroBatch | Idle | None] = [*in_step] or [None] * once
         for batch in passes:
-            idle = batch.forward() if isinstance(batch, Idle) else None  # before what is asked of all, as others do
+            idle = batch.forward() if isinstance(batch, Idle) else None  # before any collective, as on other ranks
             forward = self._forward(batch, first_look, kl, awaited) if isinstance(batch, MicroBatch) else None
             if once and self.settings.kl_stop:
                 awaited.read()
@@ -271,7 +288,7 @@ class Update:
         return True
 
     def _forward(self, batch: MicroBatch, first_look: bool, kl: Floats, awaited: Awaited) -> _Forward:
-        """Score a micro-batch; its KL to π_old, once it is read, and the count of its tokens are added to ``kl``."""
+        """Score a micro-batch, and add its KL to π_old and its token count to ``kl``."""
         scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
         old = self._old(batch, scores, awaited)
         of_tokens = k3(scores.log_probs.detach() - old)
@@ -283,26 +300,26 @@ class Update:
         return _Forward(scores, old, teammate_log_probs)
 
     def _tell_old(self, samples: Sequence[Sample]) -> None:
-        """Later minibatches share the same samples out in other ways."""
+        """Exchange scores under π_old between ranks, because later minibatches divide the samples differently."""
         if self.ranks.count > 1:
             self.old |= merged(self.ranks, {sample.action.key: self.old[sample.action.key] for sample in samples})
 
     def _old(self, batch: MicroBatch, scores: TokenScores, awaited: Awaited) -> Tensor:
-        """π_old's log-probs of a batch, [T]: those of its policies themselves until they first move."""
+        """Return log-probabilities under π_old, shape [T]; before a policy's first update, the current scores."""
         if self.moved.isdisjoint(sample.action.policy for sample in batch.samples):
             awaited.add(scores.log_probs, lambda flat: self.old.update(batch.by_action(flat)))
             return scores.log_probs.detach()
         return batch.of_tokens(self.old, scores.log_probs.dtype)
 
     def _measure_packing(self, samples: Sequence[Sample]) -> None:
-        """How far scores in other company are from those that ratios are taken from: what such a ratio is off by."""
+        """Measure the difference to scores from another packing, which equals the error in a ratio between them."""
         again = self.score_now(samples)
         for sample in samples:
             off = np.abs(again[sample.action.key] - self.old[sample.action.key]).max()
             self.meter.peak("packing_difference", float(off))
 
     def _over_limit(self, kl: Floats) -> bool:
-        """Whether the mean over tokens is, on all ranks."""
+        """Return True if the mean KL over tokens of all ranks exceeds the limit."""
         if not self.settings.kl_stop:
             return False
         of_tokens, tokens = total(self.ranks, kl)
@@ -343,13 +360,13 @@ class Update:
         return sampler_weights(correction, old, batch.engine_log_probs, batch.action_of)
 
     def _unit_weights(self, batch: MicroBatch, correction: Tensor | None) -> Tensor:
-        """Weights of the objective's terms, with the sampler's correction."""
+        """Return the weights of the objective's terms, including the sampler correction."""
         if correction is None:
             return batch.unit_weights
         return batch.unit_weights * _of_units(batch, correction)
 
     def _extras(self, batch: MicroBatch, scores: TokenScores, old: Tensor) -> Tensor:
-        """Entropy bonus, KL to the base, likelihood of successful actions: each a sum over tokens."""
+        """Return the extra loss terms: entropy bonus, KL to the base, likelihood in successful episodes."""
         extra = scores.log_probs.new_zeros(())
         if self.settings.entropy:
             extra = extra - self.settings.entropy * (scores.entropies * batch.token_weights).sum()
@@ -363,7 +380,7 @@ class Update:
         return extra
 
     def _teammate_loss(self, text: TeammateText, log_probs: Tensor, meter: Meter, awaited: Awaited) -> Tensor:
-        """−c · w · A · log π, summed over what others wrote in the agents' turns."""
+        """Return −c · w · A · log π, summed over teammate text in the agents' turns."""
         settings = self.settings.teammate_text
         weigh = cast("TeammateWeight", settings.weight).weigh
         weights = weigh(log_probs.detach(), text.author_log_probs, text.advantages)
@@ -378,14 +395,14 @@ class Update:
             ranks.sum_gradients(self.optimizers[policy].parameters.values())
         norms = step_all([self.optimizers[policy] for policy in here])
         for (policy, ranks), norm in zip(here.items(), norms, strict=True):
-            part = 1.0 / ranks.count  # of a step: each of them says the same
+            part = 1.0 / ranks.count  # every rank reports the same norm
             for scope in ("", f"policies/{policy}/"):
                 self.meter.add(f"{scope}gradient_norm", norm * part, part)
                 self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)) * part, part)
 
 
 def _of_units(batch: MicroBatch, of_tokens: Tensor) -> Tensor:
-    """One number a token, which those of an action share at action level → one a unit."""
+    """Convert values per token to values per unit; at action level all tokens of an action have the same value."""
     return of_tokens[batch.first_tokens()] if batch.level == "action" else of_tokens
 
 

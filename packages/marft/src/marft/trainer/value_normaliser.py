@@ -1,4 +1,4 @@
-"""Values in units of their own targets, as MAPPO learns them (Yu et al. 2022): running mean and deviation."""
+"""Value normalization by running mean and standard deviation of the targets (MAPPO: Yu et al. 2022)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from torch import nn
 
 from marft.trainer.interfaces import Floats
 
-LEAST_VARIANCE = 1e-2  # as in Yu et al.'s code
+LEAST_VARIANCE = 1e-2  # minimum variance, as in Yu et al.'s code
 
 
 class ValueNormaliser(nn.Module):
-    """A head says ``(V − mean) / std``. The statistics are exponential means of the targets and their squares, with the
-    bias of their start taken out, so that the first batch counts whole. Before it V is what the head says.
+    """Normalizer for value heads: a head predicts ``(V − mean) / std``.
 
-    They are parameters without gradient, in float64: they travel with the head into checkpoints and back, bit for bit.
+    The statistics are exponential means of the targets and their squares. They are bias-corrected, so the first batch
+    counts in full. Before the first batch, V equals the output of the head.
+
+    The statistics are float64 parameters without gradient. They are saved in checkpoints with the head, bit for bit.
 
     Args:
-        decay: how much of the old statistics a batch keeps.
+        decay: weight of the old statistics per batch.
 
     >>> normaliser = ValueNormaliser(decay=0.9)
     >>> normaliser.update(np.array([9.0, 11.0]))
@@ -29,20 +31,22 @@ class ValueNormaliser(nn.Module):
     def __init__(self, decay: float) -> None:
         super().__init__()
         self.decay = decay
-        self.sums = nn.Parameter(torch.zeros(3, dtype=torch.float64), requires_grad=False)  # of x, of x², of weights
+        self.sums = nn.Parameter(torch.zeros(3, dtype=torch.float64), requires_grad=False)  # sums of x, x², weights
 
     def update(self, targets: Floats) -> None:
-        """Take in a batch of targets."""
+        """Update the statistics with a batch of targets, shape [N]."""
         if not len(targets):
             return
         new = torch.tensor([targets.mean(), np.square(targets).mean(), 1.0], dtype=torch.float64)
         self.sums.mul_(self.decay).add_(new.to(self.sums.device), alpha=1.0 - self.decay)
 
     def normalise(self, values: Floats) -> Floats:
+        """Return values in normalized units."""
         mean, std = self._moments()
         return (values - mean) / std
 
     def denormalise(self, values: Floats) -> Floats:
+        """Return values in units of the targets."""
         mean, std = self._moments()
         return values * std + mean
 

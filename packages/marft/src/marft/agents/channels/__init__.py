@@ -1,1 +1,1 @@
-"""What agents pass on to each other, one channel a file (entry-point group ``marft.channels``)."""
+"""Communication channels between agents, one per file (entry-point group ``marft.channels``)."""

@@ -1,4 +1,4 @@
-"""Only the newest message."""
+"""Channel for the newest message only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from marft.config.plugins import Plugin
 
 
 class Last(Plugin):
-    """The last of the messages; what came before is not seen, and not recorded as seen."""
+    """Channel that passes the last message only. Readers do not see earlier messages, and the record does not list
+    those as seen.
+    """
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """None for all but the last message."""
+        """Return None for every message except the last."""
         return [*[None] * (len(messages) - 1), *messages[-1:]]

@@ -1,4 +1,4 @@
-"""Messages as they were written."""
+"""Channel for unchanged messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from marft.config.plugins import Plugin
 
 
 class Raw(Plugin):
-    """The whole text of every action that is seen."""
+    """Channel that passes each visible action's whole text."""
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """Every message as it is."""
+        """Return every message unchanged."""
         return messages

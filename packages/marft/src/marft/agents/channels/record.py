@@ -1,4 +1,4 @@
-"""An action-state record in place of prose (PACT, arXiv:2606.05304): what was done, and how things stand."""
+"""Action-state records in place of prose (PACT, arXiv:2606.05304): the action taken and the resulting state."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from marft.config.settings import did_you_mean
 
 
 class Record(Plugin):
-    r"""Every message becomes a record, before anybody else reads it: ``field: value`` pairs, or words of your own.
+    r"""Channel that turns every message into a record: ``field: value`` pairs, or a template's text.
 
-    ``fields`` is the record's schema: for each field a regular expression, whose first group (or whole match) is the
-    value; the last match in the text counts. A field that is not found is left out; a text in which nothing is found is
-    passed on as it is, or with ``otherwise = "nothing"`` not at all.
+    ``fields`` is the record's schema. Each field has a regular expression, whose first group (or whole match) is
+    the value. The last match in the text counts. A field without a match is left out. A text without any match is
+    passed unchanged, or with ``otherwise = "nothing"`` not at all.
 
     >>> record = Record(fields={"result": r"= (-?\d+)", "state": r"leaving (.+)\."})
     >>> record.carry([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
     'result: 68; state: 68 - 12'
 
-    ``template`` says how a record reads, for a model that was made with sentences; ``{{`` and ``}}`` are braces. A text
-    that lacks one of its fields counts as one in which nothing is found.
+    ``template`` sets the wording of a record, for models trained on sentences. ``{{`` and ``}}`` are literal
+    braces. With a template, a text that lacks any field counts as a text without a match.
 
     >>> record = Record(fields={"state": r"leaving (.+)\."}, template="The problem is {state}.")
     >>> record.carry([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
     'The problem is 68 - 12.'
     """
 
-    fields: dict[str, Pattern]  # a regular expression for each field: its first group is the value
-    template: str = ""  # how it reads, such as "= {result}."; "": field: value
-    otherwise: Literal["raw", "nothing"] = "raw"  # what of a text in which nothing is found
+    fields: dict[str, Pattern]  # regular expression for each field; its first group is the value
+    template: str = ""  # wording of a record, such as "= {result}."; "" writes field: value pairs
+    otherwise: Literal["raw", "nothing"] = "raw"  # text passed on without a match: the raw message, or nothing
 
     @field_validator("fields")
     @classmethod
@@ -74,10 +74,10 @@ class Record(Plugin):
         return self
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """A record for each message; None where there is nothing to record and nothing else is passed on.
+        """Return a record for each message; None for a message without a match if ``otherwise`` is ``"nothing"``.
 
         Raises:
-            EpisodeFailedError: a field's expression cannot be searched for in time.
+            EpisodeFailedError: the search for a field's regular expression exceeded its timeout.
         """
         return [self._record(message) for message in messages]
 

@@ -1,4 +1,4 @@
-"""Messages cut to a length."""
+"""Channel for messages truncated to a maximum length."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CUT = "…"
 
 
 class Truncated(Plugin):
-    """At most ``words`` words of every message, its start or its end; where something is missing stands an ellipsis."""
+    """Channel that passes at most ``words`` words of every message, with an ellipsis in place of omitted text."""
 
-    words: Count = 100  # of every message, at most
-    keep: Literal["start", "end"] = "end"  # the end that stays
+    words: Count = 100  # maximum words per message
+    keep: Literal["start", "end"] = "end"  # part of a long message that remains
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """Every message, shortened where it is too long."""
+        """Return every message, truncated if too long."""
         return [replace(message, text=self._cut(message.text)) for message in messages]
 
     def _cut(self, text: str) -> str:

@@ -1,1 +1,1 @@
-"""Memory systems: what is written is kept in some form, and read back under a budget."""
+"""Memory systems: storage of texts in various forms, with reads under a token budget."""

@@ -1,4 +1,4 @@
-"""Summaries: what of many texts is kept, and whose it is."""
+"""Summaries: selection or rewriting of many texts, with the keys of their sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marft.common.texts import storable
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a summary, and the keys of all that it was made of."""
+    """Summary line with its source entries' keys."""
 
     text: str
     keys: Keys
@@ -23,15 +23,15 @@ class Line:
 
     @classmethod
     def of(cls, entry: Entry) -> Line:
-        """An entry as it stands."""
+        """Return an entry as a line."""
         return cls(entry.text, frozenset([entry.key]), entry.kind)
 
     def made_of(self, key: str) -> bool:
-        """Whether something of that key went into it."""
+        """Return true if an entry with this key contributed to the line."""
         return made_of(self.keys, key)
 
     def made_old_by(self, entry: Entry) -> bool:
-        """Whether it is an earlier entry whose place a new one takes, and nothing else."""
+        """Return true if the line is a single earlier entry that ``entry`` replaces."""
         return self.keys == {entry.key} and entry.replaces(Entry("", entry.key, self.kind))
 
 
@@ -39,15 +39,16 @@ Condense = Callable[[Sequence[Line], int, Counter], Awaitable[list[Line]]]
 
 
 async def by_choice(lines: Sequence[Line], size: int, count: Counter) -> list[Line]:
-    """The lines that say most, in their order, of at most so many tokens.
+    """Return the most informative lines, in order, within ``size`` tokens.
 
-    A line with a key says more than one without; of two of a kind, the one whose words are rarer here, by the mean
-    over its words of 1 / the number of lines that have the word; of equals the newer one. OUR READING of an extractive
-    summary.
+    A line with a key ranks above a line without. Lines of equal rank compare by the rarity of their words: the mean
+    over a line's words of 1 / (number of lines that contain the word). Ties go to the newer line. OUR READING of an
+    extractive summary.
     """
     tally = Tally(word for line in lines for word in words_of(line.text))
 
     def worth(place: int) -> tuple[bool, float, int]:
+        """Return the sort key of a line."""
         words = words_of(lines[place].text)
         rarity = sum(1 / tally[word] for word in sorted(words)) / len(words) if words else 0.0
         return bool(lines[place].keys - {""}), rarity, place
@@ -63,9 +64,16 @@ async def by_choice(lines: Sequence[Line], size: int, count: Counter) -> list[Li
 
 
 def by_function(function: Callable[[Sequence[str], int], object], name: str) -> Condense:
-    """Condenses by a function of texts and a number of tokens that gives fewer texts, or a coroutine of them."""
+    """Return a summarizer that calls a user function.
+
+    The function receives the texts and a token budget. It returns fewer texts, or a coroutine that does.
+
+    Raises:
+        ValueError: at the call, if the function does not return a list of texts.
+    """
 
     async def condense(lines: Sequence[Line], size: int, count: Counter) -> list[Line]:  # noqa: ARG001
+        """Summarize the lines with the function."""
         given = function([line.text for line in lines], size)
         texts = await given if isawaitable(given) else given
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
@@ -76,8 +84,10 @@ def by_function(function: Callable[[Sequence[str], int], object], name: str) -> 
 
 
 def whose(lines: Sequence[Line], texts: Sequence[str]) -> list[Line]:
-    """Lines of what somebody made of others: one that stood there before keeps its keys, and those of lines that say
-    the same; any other may be of all.
+    """Return summary lines with source keys, given the source lines and the new texts.
+
+    A text that equals a source line keeps its keys, including those of equal lines. Any other text may come from
+    all lines, so it gets every key.
 
     >>> ann = Line("Ann's cat is red.", frozenset(["ann"]), "factual")
     >>> bea = Line("Bea left.", frozenset(["bea"]), "factual")

@@ -1,4 +1,4 @@
-"""What a memory costs, by path: writing, which forgetting belongs to, and reading."""
+"""Memory costs by path: writing (including forgetting) and reading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Path = Literal["write", "read"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Whole numbers, so that sums are exact in any order."""
+    """Costs in integers, so that sums are exact in any order."""
 
     calls: int = 0
     tokens: int = 0
@@ -21,12 +21,12 @@ class Cost:
 
     @classmethod
     def of(cls, work: Work, nanoseconds: int) -> Cost:
-        """What one call took, and how long."""
+        """Return one call's cost."""
         return cls(1, work.tokens, work.bytes, nanoseconds)
 
     @property
     def ms(self) -> float:
-        """Milliseconds."""
+        """Time in milliseconds."""
         return self.nanoseconds / 1e6
 
     def __add__(self, other: Cost) -> Cost:
@@ -37,13 +37,16 @@ class Cost:
 
 
 class Ledger:
-    """Costs by path, each booked where somebody waits for it: what is built in by a read is a cost of reading."""
+    """Costs by path.
+
+    A cost belongs to the call that waits for the work: entries built in by a read count as a cost of reading.
+    """
 
     def __init__(self) -> None:
         self.write = self.read = self.total = Cost()
 
     def book(self, path: Path, cost: Cost) -> None:
-        """Add a call."""
+        """Add the cost of a call."""
         self.total += cost
         if path == "write":
             self.write += cost

@@ -1,4 +1,4 @@
-"""When what is written is built in: at once, many entries together, or when somebody reads."""
+"""Deferred construction: entries are built into a memory at once, in batches, or at the next read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from marft.agents.memories.shelf import size_of
 
 
 class Deferred:
-    """A memory whose entries wait before they are built into another one.
+    """Memory whose entries wait in a buffer before construction.
 
-    Where many are built in together, those that wait are not found: a read is as old as the last batch. Where the first
-    read builds, it finds all, and has all the work. What fails to be built in goes on waiting.
+    With batches, a read does not find waiting entries: it sees the state after the last batch. Without batches, a
+    read builds in all waiting entries first and takes the time for that. Entries whose construction fails stay in
+    the buffer.
 
     Args:
-        batch: entries that are built in together; 0: a read builds in what there is.
-        room: bytes of what waits; before there are more it is built in.
+        batch: number of entries per batch; 0 builds at each read.
+        room: size limit of the buffer in bytes. A write that would exceed it builds in the waiting entries first.
     """
 
     def __init__(self, inner: Memory, batch: int, room: int) -> None:
@@ -25,9 +26,11 @@ class Deferred:
 
     @property
     def size(self) -> int:
+        """Size of the memory and the buffer in bytes."""
         return self.inner.size + self._bytes
 
     async def write(self, entries: Sequence[Entry]) -> Work:
+        """Add entries to the buffer, and build in full batches."""
         work = Work()
         for entry in entries:
             if self._bytes + size_of(entry) > self.room:
@@ -39,11 +42,13 @@ class Deferred:
         return work
 
     async def read(self, query: str, budget: int) -> Recall:
+        """Read from the memory; without batches, build in waiting entries first."""
         work = Work() if self.batch else await self._build()
         recall = await self.inner.read(query, budget)
         return Recall(recall.texts, work + recall.work)
 
     async def forget(self, key: str) -> Forgotten:
+        """Forget a key in the buffer and the memory."""
         kept = [entry for entry in self.waiting if entry.key != key]
         waited, self.waiting = len(self.waiting) - len(kept), kept
         self._bytes = sum(map(size_of, kept))

@@ -1,4 +1,4 @@
-"""Texts as vectors: hashed pieces of words, or what somebody's own function says."""
+"""Text embeddings: hashed character n-grams, or a user function."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-Vectors = NDArray[np.float32]  # [n, d], each of length 1, or of zeros
+Vectors = NDArray[np.float32]  # [n, d], each of length 1 or all zeros
 Embedder = Callable[[Sequence[str]], Awaitable[Vectors]]
-PIECES = (3, 4)  # characters of a piece
+PIECES = (3, 4)  # characters per n-gram
 
 
 def hashed(text: str, dimensions: int) -> NDArray[np.float32]:  # [d]
-    """A text by the pieces of its words (feature hashing, Weinberger et al. 2009, on the pieces that fastText takes):
-    each piece of 3 or 4 characters of ``<word>`` adds 1 or −1, as one bit of its hash says, to the place that the rest
-    of the hash names; the sum is scaled to length 1.
+    """Return a text's embedding by hashed character n-grams, shape [d], scaled to length 1.
+
+    This is feature hashing (Weinberger et al. 2009) on the n-grams of fastText. Each n-gram of 3 or 4 characters of
+    ``<word>`` adds 1 or −1 to one dimension. One bit of its hash gives the sign, the rest the dimension.
     """
     found = np.zeros(dimensions, np.float32)
     for word in text.casefold().split():
@@ -31,18 +32,23 @@ def hashed(text: str, dimensions: int) -> NDArray[np.float32]:  # [d]
 
 
 def by_hashes(dimensions: int) -> Embedder:
-    """Embeds by :func:`hashed`."""
+    """Return an embedder that uses :func:`hashed`."""
 
     async def embed(texts: Sequence[str]) -> Vectors:
+        """Return the embeddings, [n, d]."""
         return np.array([hashed(text, dimensions) for text in texts], np.float32).reshape(len(texts), dimensions)
 
     return embed
 
 
 def by_function(function: Callable[[Sequence[str]], object], dimensions: int, name: str) -> Embedder:
-    """Embeds by a function of texts that gives a vector each, or a coroutine of them."""
+    """Return an embedder that calls a user function.
+
+    The function receives texts and returns one vector for each, or a coroutine that does.
+    """
 
     async def embed(texts: Sequence[str]) -> Vectors:
+        """Return the embeddings, [n, d]."""
         given = function(texts)
         return checked(await given if isawaitable(given) else given, len(texts), dimensions, name)
 
@@ -50,10 +56,10 @@ def by_function(function: Callable[[Sequence[str]], object], dimensions: int, na
 
 
 def checked(given: object, count: int, dimensions: int, name: str) -> Vectors:
-    """Vectors of somebody else's, scaled to length 1.
+    """Return a user function's vectors, scaled to length 1, [n, d].
 
     Raises:
-        ValueError: they are not one vector of so many finite numbers for each text.
+        ValueError: the result is not one vector of ``dimensions`` finite numbers for each text.
     """
     try:
         found = np.asarray(given, np.float64)
@@ -69,7 +75,7 @@ def checked(given: object, count: int, dimensions: int, name: str) -> Vectors:
 
 
 class Table:
-    """Vectors by number, in one matrix: ``[rows, d]``, of which the first ``len`` are used."""
+    """Vector table by number in one matrix ``[rows, d]``, with the first ``len`` rows in use."""
 
     def __init__(self, dimensions: int) -> None:
         self._rows: Vectors = np.zeros((4, dimensions), np.float32)
@@ -80,7 +86,7 @@ class Table:
         return len(self._numbers)
 
     def put(self, number: int, vector: NDArray[np.float32]) -> None:
-        """Add one."""
+        """Add a vector, [d]."""
         place = len(self._numbers)
         if place == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)[: max(place // 2, 1)]])
@@ -89,7 +95,7 @@ class Table:
         self._place[number] = place
 
     def drop(self, number: int) -> None:
-        """Take one out; the last takes its place, and nothing of it stays."""
+        """Remove a vector. The last row moves to its place, and the freed row is zeroed."""
         place, last = self._place.pop(number), self._numbers.pop()
         if last != number:
             self._rows[place] = self._rows[len(self._numbers)]
@@ -97,6 +103,9 @@ class Table:
         self._rows[len(self._numbers)] = 0.0
 
     def scores(self, vector: NDArray[np.float32]) -> list[tuple[float, int]]:
-        """Cosines with numbers, to six places, so that no order of sums decides between equals."""
+        """Return (cosine similarity, number) of each vector.
+
+        Cosines are rounded to six decimal places, so that summation order does not break ties.
+        """
         cosines = self._rows[: len(self._numbers)].astype(np.float64) @ vector.astype(np.float64)
         return list(zip(np.round(cosines, 6).tolist(), self._numbers, strict=True))

@@ -1,4 +1,4 @@
-"""A hierarchy: what was written last as it is, and below it an archive to search and a summary of what went there."""
+"""Hierarchical memory: recent entries verbatim, then a searchable archive, then a summary of the archive."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from marft.agents.memories.shelf import Shelf, bytes_of, size_of
 from marft.agents.memories.summary import SummaryMemory
 from marft.config.settings import Count
 
-RECENT_SHARE, GIST_SHARE = 4, 8  # what part of the bytes the first and the last level have: the archive has the rest
+RECENT_SHARE, GIST_SHARE = 4, 8  # the recent level has 1/4 of the bytes, the summary 1/8; the archive has the rest
 
 
-Found = tuple[int, int, str]  # level, number there, text
+Found = tuple[int, int, str]  # (level, number in the level, text)
 
 
 class Hierarchical(Searched):
-    """Three levels, after MemGPT: the last entries word for word; an archive of those before
-    them, where the nearest are found; and a summary of what went into the archive. In a read the recent and the
-    found take turns, and the summary has what is left. OUR READING: in MemGPT the model itself moves what goes down."""
+    """Memory with three levels, after MemGPT. The last entries stay verbatim. Earlier entries move to an archive
+    with nearest-neighbor search, and a summary covers the archive. A read alternates between recent and found
+    entries; the summary gets the rest of the budget. OUR READING: in MemGPT, the model itself decides which entries
+    move down.
+    """
 
-    recent: Annotated[int, Field(ge=1, le=1000)] = 4  # entries of the first level
-    summary_tokens: Count = 40  # of the last level
+    recent: Annotated[int, Field(ge=1, le=1000)] = 4  # maximum entries in the recent level
+    summary_tokens: Count = 40  # maximum tokens of the summary
 
     def begin(self, count: Counter) -> HierarchicalMemory:
-        """An empty one."""
+        """Return an empty memory."""
         first, last = self.room // RECENT_SHARE, self.room // GIST_SHARE
         archive = Shelf(self.room - first - last, self.working, self.replaces, each=self.vector_bytes)
         return HierarchicalMemory(
@@ -42,20 +44,22 @@ class Hierarchical(Searched):
 
 
 class HierarchicalMemory:
-    """What goes down is in the archive and in the summary, and no longer among the recent."""
+    """Memory with three levels: an entry that moves down leaves the recent level for the archive and the summary."""
 
     def __init__(self, recent: Shelf, archive: IndexMemory, gist: SummaryMemory, count: Counter, most: int) -> None:
         self.recent, self.archive, self.gist, self.count, self.most = recent, archive, gist, count, most
 
     @property
     def size(self) -> int:
+        """Total size in bytes."""
         return self.recent.size + self.archive.size + self.gist.size
 
     async def write(self, entries: Sequence[Entry]) -> Work:
+        """Add entries to the recent level and move the oldest down."""
         before = self.recent.copy()
         try:
             return await self._written(entries)
-        except BaseException:  # what could not go down stays, and what was to come may be written again
+        except BaseException:  # entries that could not move down stay recent, and the new entries can be written again
             self.recent = before
             raise
 
@@ -75,8 +79,10 @@ class HierarchicalMemory:
         return work
 
     def _room_for(self, entry: Entry) -> list[Entry]:
-        """Take out the oldest that have no place among the recent any more; work under way has places of its own, and
-        what the entry makes old goes nowhere."""
+        """Remove and return the oldest recent entries, to make room for a new one.
+
+        Working entries have places of their own. An entry that the new one replaces is dropped and not returned.
+        """
         for number in self.recent.outdated(entry):
             self.recent.take(number)
         old = [number for number, one in self.recent.held.items() if one.kind != "working"]
@@ -87,6 +93,7 @@ class HierarchicalMemory:
         return down
 
     async def read(self, query: str, budget: int) -> Recall:
+        """Return texts from all levels within a token budget, the oldest first."""
         found, looked_at = await self.archive.ranked(query)
         held, below = self.recent.held, self.archive.shelf.held
         recent = [(2, number, held[number].text) for number in self.recent.newest_first()]
@@ -102,10 +109,11 @@ class HierarchicalMemory:
         return Recall(texts, Work(self.count("\n".join(texts)), looked_at))
 
     async def forget(self, key: str) -> Forgotten:
+        """Remove a key from all levels."""
         below = await self.archive.forget(key), await self.gist.forget(key)
         return Forgotten(len(self.recent.drop(key)) + sum(one.count for one in below))
 
 
 def _in_turns(first: Sequence[Found], second: Sequence[Found]) -> Iterator[Found]:
-    """One of each after the other."""
+    """Alternate between two sequences."""
     return (one for pair in zip_longest(first, second) for one in pair if one is not None)

@@ -1,4 +1,4 @@
-"""An index of embeddings."""
+"""Vector index memory: entries with embeddings and nearest-neighbor search."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from marft.config.parts import LONGEST_SHARE, MemoryPart
 from marft.config.plugins import import_path
 from marft.config.settings import Few
 
-NUMBER_BYTES = 4  # of a number of a vector
+NUMBER_BYTES = 4  # bytes per vector component
 
 
 class Searched(MemoryPart):
-    """Base of systems that look for what is nearest to a question."""
+    """Base for memory systems with nearest-neighbor search."""
 
-    dimensions: Annotated[int, Field(ge=8, le=8192)] = 256  # of a vector
-    picks: Few = 8  # texts that a read gives, at most
-    replaces: bool = True  # a fact takes the place of the earlier one of its key
-    # import path of a function of texts that gives a vector each, awaited if need be; "": by hashed pieces of words
+    dimensions: Annotated[int, Field(ge=8, le=8192)] = 256  # vector length
+    picks: Few = 8  # maximum texts per read
+    replaces: bool = True  # whether a fact replaces an earlier fact with the same key
+    # import path of a function that returns one vector per text, optionally async; "" hashes character n-grams of words
     embed: ImportPath = ""
 
     @field_validator("embed")
@@ -47,27 +47,27 @@ class Searched(MemoryPart):
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of a vector."""
+        """Size of a vector in bytes."""
         return self.dimensions * NUMBER_BYTES
 
     def embedder(self) -> Embedder:
-        """What makes vectors."""
+        """Return the embedder for this configuration."""
         if not self.embed:
             return by_hashes(self.dimensions)
         return by_function(import_path(self.embed), self.dimensions, self.embed)
 
 
 class Index(Searched):
-    """Texts with a vector each; those are read that are nearest to the question, by cosine."""
+    """Memory with one vector per text. A read returns the texts nearest to the query by cosine similarity."""
 
     def begin(self, count: Counter) -> IndexMemory:
-        """An empty one."""
+        """Return an empty memory."""
         shelf = Shelf(self.room, self.working, self.replaces, each=self.vector_bytes)
         return IndexMemory(shelf, count, self.embedder(), self.dimensions, self.picks)
 
 
 class IndexMemory(Shelved):
-    """What is nearest."""
+    """Vector index memory."""
 
     def __init__(self, shelf: Shelf, count: Counter, embed: Embedder, dimensions: int, picks: int) -> None:
         super().__init__(shelf, count)
@@ -75,7 +75,9 @@ class IndexMemory(Shelved):
         self.table = Table(dimensions)
 
     async def write(self, entries: Sequence[Entry]) -> Work:
-        vectors = await self.embed([entry.text for entry in entries])  # all at once; what it raises changes nothing
+        """Embed and add entries."""
+        # one call for all entries: an error changes nothing
+        vectors = await self.embed([entry.text for entry in entries])
         for entry, vector in zip(entries, vectors, strict=True):
             number, gone = self.shelf.put(entry)
             self.table.put(number, vector)
@@ -85,7 +87,10 @@ class IndexMemory(Shelved):
         return self.taken_in(entries)
 
     async def ranked(self, query: str) -> tuple[Sequence[int], int]:
-        """Entries by how near they are; of equals the newest first."""
+        """Return entry numbers by similarity to the query, and the number of bytes searched.
+
+        Working entries come first; ties go to the newer entry. An empty query returns the newest first.
+        """
         if not query.strip():
             return self.shelf.newest_first(), 0
         (vector,) = await self.embed([query])
@@ -96,12 +101,13 @@ class IndexMemory(Shelved):
         return [*working, *rest], len(self.table) * self.shelf.each
 
     def outdate(self, entry: Entry) -> None:
-        """Drop what a new entry makes old."""
+        """Remove the entries that a new entry replaces."""
         for number in self.shelf.outdated(entry):
             self.shelf.take(number)
             self.table.drop(number)
 
     async def forget(self, key: str) -> Forgotten:
+        """Remove all entries with a key."""
         numbers = self.shelf.drop(key)
         for number in numbers:
             self.table.drop(number)

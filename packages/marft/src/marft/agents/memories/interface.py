@@ -1,4 +1,4 @@
-"""The seam of memory systems: write, read, forget."""
+"""Memory system interface: write, read, forget."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Literal, Protocol, get_args
 
 Kind = Literal["factual", "experiential", "working"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Counter = Callable[[str], int]  # the tokens of a text
+Counter = Callable[[str], int]  # returns the number of tokens in a text
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is written.
+    """Memory entry.
 
-    ``Entry("Ann's cat is red.", key="ann cat")`` takes the place of what was written under that key before;
-    ``Entry("Ann bought a hat, Day 2.", key="ann hat", kind="experiential")`` happened, and takes nothing's place;
-    ``Entry("Next: ask Bea.", kind="working")`` is read first, and goes when newer ones come.
+    ``Entry("Ann's cat is red.", key="ann cat")`` replaces an earlier entry with this key; ``Entry("Ann bought a
+    hat, Day 2.", key="ann hat", kind="experiential")`` is an event and replaces nothing; ``Entry("Next: ask Bea.",
+    kind="working")`` is read first and is dropped when newer working entries come.
 
     Args:
-        key: what it is about, and what it is forgotten by; "" is a key like any other, but replaces nothing.
+        key: subject of the entry, and the key for forgetting it. "" is a key like any other, but replaces nothing.
     """
 
     text: str
@@ -28,18 +28,18 @@ class Entry:
     kind: Kind = "factual"
 
     def replaces(self, other: Entry) -> bool:
-        """Whether it makes an earlier one old: both say what is so, or what is being done, of the same key."""
+        """Return true if this entry replaces an earlier one: same nonempty key and same kind, factual or working."""
         return bool(self.key) and self.key == other.key and self.kind == other.kind != "experiential"
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a call took.
+    """Work of one call.
 
     Args:
-        tokens: that were taken in, said again in a shorter form, or given.
-        bytes: that were put down, or looked at.
-        said: what could not be done, in words for who wrote.
+        tokens: tokens written, summarized or returned.
+        bytes: bytes stored or searched.
+        said: message for the writer about text that could not be stored.
     """
 
     tokens: int = 0
@@ -53,50 +53,53 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """What was read: texts that have at most ``budget`` tokens together, older ones first."""
+    """Result of a read: texts with at most ``budget`` tokens together, older texts first."""
 
     texts: tuple[str, ...]
     work: Work = Work()
 
     @property
     def text(self) -> str:
-        """One below the other."""
+        """All texts, one per line."""
         return "\n".join(self.texts)
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """How many things went: entries, and what was made of several."""
+    """Number of removed entries and removed derived texts."""
 
     count: int
     work: Work = Work()
 
 
 class System(Protocol):
-    """What a memory system's part (:class:`marft.config.parts.MemoryPart`) has beside its keys."""
+    """Methods of a memory system's settings (:class:`marft.config.parts.MemoryPart`), in addition to its keys."""
 
     def begin(self, count: Counter) -> Memory:
-        """An empty memory."""
+        """Return an empty memory."""
         ...
 
 
 class Memory(Protocol):
-    """One memory. Its entries come with texts that files take, and keys of at most 200 characters in lower case
-    (:mod:`marft.agents.memories.store` sees to that), and no call is made before the last one is over."""
+    """Memory.
+
+    Calls do not overlap. :mod:`marft.agents.memories.store` normalizes the entries: texts can be stored in files,
+    and keys are lower case with at most 200 characters.
+    """
 
     @property
     def size(self) -> int:
-        """Bytes that it holds."""
+        """Size in bytes."""
         ...
 
     async def write(self, entries: Sequence[Entry]) -> Work:
-        """Take entries in, in their order."""
+        """Add entries in order."""
         ...
 
     async def read(self, query: str, budget: int) -> Recall:
-        """What helps with a question, in at most so many tokens; "" asks for whatever there is, the newest first."""
+        """Return texts relevant to a query, within ``budget`` tokens; an empty query returns the newest entries."""
         ...
 
     async def forget(self, key: str) -> Forgotten:
-        """Forget all that was written under a key, and what was made of it: nothing that is read later holds it."""
+        """Remove all entries with a key and all texts derived from them; no later read returns their content."""
         ...

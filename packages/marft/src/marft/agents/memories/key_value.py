@@ -1,4 +1,4 @@
-"""Facts by key."""
+"""Key-value memory for facts."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from marft.config.settings import Fraction
 
 
 class KeyValue(MemoryPart):
-    """Texts by key: a fact takes the place of the earlier one of its key. Those are read whose keys' words stand in the
-    question; an entry without a key is found by its text."""
+    """Memory of texts by key: a fact replaces an earlier fact with the same key. A read returns entries whose key
+    words occur in the query. An entry without a key is found by the words of its text.
+    """
 
-    least: Fraction = 0.5  # share of a key's words that must stand in the question
+    least: Fraction = 0.5  # minimum share of a key's words that must occur in the query
 
     def begin(self, count: Counter) -> KeyValueMemory:
-        """An empty one."""
+        """Return an empty memory."""
         return KeyValueMemory(Shelf(self.room, self.working, replaces=True), count, self.least)
 
 
 class KeyValueMemory(Shelved):
-    """What words of a key find."""
+    """Memory with lookup by the words of keys."""
 
     def __init__(self, shelf: Shelf, count: Counter, least: float) -> None:
         super().__init__(shelf, count)
         self.least = least
 
     async def ranked(self, query: str) -> tuple[Sequence[int], int]:
-        """Entries by how much of their key is asked for; all of them where nothing is."""
+        """Return entry numbers by the matched share of their key words, and the number of bytes searched.
+
+        Working entries come first. An empty query returns all entries, the newest first.
+        """
         if not query.strip():
             return self.shelf.newest_first(), 0
         asked, looked_at = words_of(query), 0

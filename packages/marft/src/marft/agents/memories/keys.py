@@ -1,16 +1,16 @@
-"""Whose a text is that was made of several: the keys of all that went into it."""
+"""Entry keys for derived texts: the keys from every source."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 Keys = frozenset[str]
-MOST_KEYS = 64  # that a text remembers; one that was made of more goes with any of them
-ANY = "\0any"  # in place of so many
+MOST_KEYS = 64  # maximum keys per text; a text with more sources matches every key
+ANY = "\0any"  # placeholder for more than MOST_KEYS keys
 
 
 def merged(keys: Iterable[Keys]) -> Keys:
-    """The keys of a text that was made of several.
+    """Return the keys of a text derived from several texts.
 
     >>> sorted(merged([frozenset(["ann"]), frozenset(["bea"])]))
     ['ann', 'bea']
@@ -20,5 +20,5 @@ def merged(keys: Iterable[Keys]) -> Keys:
 
 
 def made_of(keys: Keys, key: str) -> bool:
-    """Whether something of a key may have gone into a text."""
+    """Return true if an entry with this key may be a source."""
     return key in keys or ANY in keys

@@ -1,4 +1,4 @@
-"""Notes that an agent keeps: what is written down, changed and dropped is what it says."""
+"""Notes memory: the agent adds, changes and drops notes itself."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from marft.config.parts import MemoryPart
 
 
 class Learned(MemoryPart):
-    """Notes under a budget, for an agent that learns what is worth its place: each line that is written is a note,
-    ``2: words`` takes the place of note 2, ``drop 2`` takes it out. Nothing falls out by itself: what has no room is
-    cut, and the writer told so. An empty question shows the notes by number; another one those that share words with it
-    first.
+    """Notes within a size limit, for an agent learning to take useful notes. Each written line is a note. ``2:
+    words`` replaces note 2, and ``drop 2`` removes it. No note is evicted automatically: text beyond the limit is
+    cut, and the writer gets a message. An empty query shows the notes with numbers. Any other query ranks notes by
+    the number of shared words.
     """
 
     edits: ClassVar[bool] = True
 
-    characters: Annotated[int, Field(ge=1, le=2**20)] = 800  # of all notes together
+    characters: Annotated[int, Field(ge=1, le=2**20)] = 800  # maximum characters of all notes together
 
     def begin(self, count: Counter) -> LearnedMemory:
-        """An empty one."""
+        """Return an empty memory."""
         return LearnedMemory(Notebook(self.characters), count, self.room)
 
 
 class LearnedMemory:
-    """A notebook behind the seam."""
+    """Memory interface for a notebook."""
 
     def __init__(self, notebook: Notebook, count: Counter, capacity: int) -> None:
         self.notebook, self.count, self.capacity = notebook, count, capacity
 
     @property
     def size(self) -> int:
+        """Size in bytes."""
         texts = (*self.notebook.notes, *(key for keys in self.notebook.keys for key in keys))
         return sum(map(bytes_of, texts)) + ENTRY_BYTES * len(self.notebook.notes)
 
     async def write(self, entries: Sequence[Entry]) -> Work:
+        """Apply the edits in each entry."""
         work = Work()
         for entry in entries:
             problem = self.notebook.write(entry.text, entry.key)
@@ -52,6 +54,7 @@ class LearnedMemory:
         return work
 
     async def read(self, query: str, budget: int) -> Recall:
+        """Return notes within a token budget."""
         notes, asked = self.notebook.notes, words_of(query)
         if asked:
             shared = [len(asked & words_of(note)) for note in notes]
@@ -63,4 +66,5 @@ class LearnedMemory:
         return Recall(texts, Work(self.count("\n".join(texts)), sum(map(bytes_of, notes))))
 
     async def forget(self, key: str) -> Forgotten:
+        """Remove all notes derived from a key's entries."""
         return Forgotten(self.notebook.forget(key))

@@ -1,4 +1,4 @@
-"""A raw log."""
+"""Raw log memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from marft.config.parts import MemoryPart
 
 
 class Log(MemoryPart):
-    """All that was written, word for word; the newest that fits is read, whatever is asked. Nothing is replaced: old
-    facts stand before new ones."""
+    """Verbatim log. A read returns the newest entries that fit, whatever the query. Nothing is replaced: old facts
+    stay before new ones.
+    """
 
     def begin(self, count: Counter) -> LogMemory:
-        """An empty one."""
+        """Return an empty memory."""
         return LogMemory(Shelf(self.room, self.working, replaces=False), count)
 
 
 class LogMemory(Shelved):
-    """The newest."""
+    """Log memory."""
 
-    async def ranked(self, query: str) -> tuple[Sequence[int], int]:  # noqa: ARG002  it looks for nothing
-        """Its entries from the newest on."""
+    async def ranked(self, query: str) -> tuple[Sequence[int], int]:  # noqa: ARG002  the query is irrelevant
+        """Return entry numbers, the newest first."""
         return self.shelf.newest_first(), 0

@@ -1,4 +1,4 @@
-"""Notes under a budget, that somebody writes, changes and drops by number."""
+"""Numbered notes within a size limit, with edits by number."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ FULL = "The notes are full: the rest was cut."
 
 
 class Notebook:
-    """Numbered notes that have at most ``budget`` characters together, line breaks between them included.
+    """Numbered notes with at most ``budget`` characters together, including line breaks between them.
 
-    A line of what is written is a new note; ``2: words`` puts others in the place of note 2, ``drop 2`` takes it out,
-    ``nothing`` is no note. What exceeds the budget is cut: the end of the note that does, and notes after it. A note
-    knows the keys that were given with all that has been written to it.
+    Each written line is a new note. ``2: words`` replaces note 2, ``drop 2`` removes it, and ``nothing`` is
+    ignored. Text beyond the budget is cut: the end of the note that exceeds it, and later notes. A note keeps the
+    keys of all writes that contributed to it.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget, self.notes, self.written = budget, list[str](), 0
-        self.keys = list[Keys]()  # of each note
-        self._letters = 0  # of all notes, without the breaks between them
+        self.keys = list[Keys]()  # keys of each note
+        self._letters = 0  # characters of all notes, without the line breaks between them
 
     @property
     def size(self) -> int:
-        """Characters that it holds."""
+        """Number of characters."""
         return self._letters + max(len(self.notes) - 1, 0)
 
     def write(self, text: str, key: str = "") -> str:
-        """Write down what is said → what could not be done, in words."""
+        """Apply the edits in a text, and return messages about edits that failed, or ""."""
         self.written += len(text)
-        before = list(self.notes)  # what numbers mean while one text is read
+        before = list(self.notes)  # numbers refer to the notes before the text
         dropped, problems = set[int](), list[str]()
         for line in text.splitlines():
             words = " ".join(line.split())
@@ -57,13 +57,13 @@ class Notebook:
         return " ".join(dict.fromkeys(problems))
 
     def forget(self, key: str) -> int:
-        """Drop all notes that something of a key went into → how many those were."""
+        """Remove all notes that a key contributed to, and return their number."""
         places = {place for place, keys in enumerate(self.keys) if made_of(keys, key)}
         self._drop(places)
         return len(places)
 
     def drop_last(self) -> None:
-        """Drop the newest note."""
+        """Remove the newest note."""
         self._drop([len(self.notes) - 1])
 
     def _drop(self, places: Container[int]) -> None:
@@ -72,9 +72,9 @@ class Notebook:
         self._letters = sum(map(len, self.notes))
 
     def _put(self, place: int, note: str, key: str) -> list[str]:
-        """Put a note there, as much of it as there is room for → what was cut."""
+        """Store a note up to the free space, and return a message about cut text."""
         before = self.notes[place : place + 1]
-        others = len(self.notes) - len(before)  # each of which a break parts from the next
+        others = len(self.notes) - len(before)  # one line break for each
         letters = self._letters - sum(map(len, before))
         kept = note[: max(self.budget - letters - others, 0)].rstrip()
         if kept:
@@ -84,12 +84,12 @@ class Notebook:
         return [] if kept == note else [FULL]
 
     def shown(self) -> str:
-        """The notes by number."""
+        """Return the notes with their numbers, one per line."""
         return "\n".join(f"{number}: {note}" for number, note in enumerate(self.notes, 1))
 
 
 def notes_in(text: str) -> list[str]:
-    """The notes of a text, one a line.
+    """Return the notes in a text, one per line of the text.
 
     >>> notes_in("- Ann likes rice.\\nnothing")
     ['Ann likes rice.']

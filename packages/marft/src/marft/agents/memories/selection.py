@@ -1,4 +1,4 @@
-"""Which texts fit into a budget. Pure functions."""
+"""Text selection within a token budget. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WORDS = re.compile(r"\w+")
 
 
 class Placed(NamedTuple):
-    """A text, and its number in the order of writing."""
+    """Text with its number in the order of writing."""
 
     number: int
     text: str
 
 
 def words_and_marks(text: str) -> int:
-    """How many words and marks a text has: tokens, where nobody's tokenizer is asked.
+    """Return the number of words and punctuation marks in a text, a token count without a tokenizer.
 
     >>> words_and_marks("Ann's cat is red.")
     7
@@ -29,7 +29,7 @@ def words_and_marks(text: str) -> int:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """The words of a text, without case.
+    """Return the words in a text, case-folded.
 
     >>> sorted(words_of("Ann's cat"))
     ['ann', 'cat', 's']
@@ -38,12 +38,15 @@ def words_of(text: str) -> frozenset[str]:
 
 
 def fitting(ranked: Sequence[Placed], budget: int, count: Counter, most: int = 0) -> tuple[str, ...]:
-    """Of texts from the best to the worst those that fit one after the other, in the order of writing. What does not
-    fit is left out whole; where nothing fits, the best one is cut.
+    """Return the best texts that fit within a token budget, in the order of writing.
+
+    Texts are tried from best to worst. A text that does not fit is skipped. If none fits, the best text is
+    truncated.
 
     Args:
-        budget: tokens of all of them, one below the other.
-        most: texts; 0: however many.
+        ranked: texts, the best first.
+        budget: maximum tokens of all texts together, one per line.
+        most: maximum number of texts; 0 means no limit.
 
     >>> texts = [Placed(2, "Bea is a cook."), Placed(1, "Ann lives in Rome, near the river."), Placed(0, "Ann laughs.")]
     >>> fitting(texts, 9, words_and_marks)
@@ -57,7 +60,7 @@ def fitting(ranked: Sequence[Placed], budget: int, count: Counter, most: int = 0
         if needed <= left:
             chosen.append(one)
             left -= needed
-    while chosen and count(_joined(chosen)) > budget:  # a tokenizer may part texts otherwise where they meet
+    while chosen and count(_joined(chosen)) > budget:  # a tokenizer may split texts differently where they meet
         chosen.pop()
     if not chosen and ranked:
         shortened = cut(ranked[0].text, budget, count)
@@ -66,7 +69,7 @@ def fitting(ranked: Sequence[Placed], budget: int, count: Counter, most: int = 0
 
 
 def cut(text: str, budget: int, count: Counter) -> str:
-    """The beginning of a text that has at most so many tokens.
+    """Truncate a text to a token budget, keeping its beginning.
 
     >>> cut("Ann lives in Rome.", 3, words_and_marks)
     'Ann lives in'
@@ -75,7 +78,7 @@ def cut(text: str, budget: int, count: Counter) -> str:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if count(text[:middle]) <= budget else (low, middle - 1)
-    while low and count(text[:low].rstrip()) > budget:  # where more text had fewer tokens
+    while low and count(text[:low].rstrip()) > budget:  # a longer text can have fewer tokens
         low -= 1
     return text[:low].rstrip()
 

@@ -1,4 +1,4 @@
-"""Entries in the order in which they came, in bounded memory; and the systems that keep them as they are."""
+"""Buffer for entries in the order of writing, with a size limit, and a base class for memories of unchanged entries."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import NamedTuple
 from marft.agents.memories.interface import Counter, Entry, Forgotten, Recall, Work
 from marft.agents.memories.selection import Placed, fitting
 
-ENTRY_BYTES = 400  # of an entry beside its texts: objects, and its places in tables
+ENTRY_BYTES = 400  # overhead of an entry beside its texts: Python objects and table rows
 
 
 def size_of(entry: Entry) -> int:
-    """Bytes that an entry takes."""
+    """Return the size of an entry in bytes."""
     return ENTRY_BYTES + bytes_of(entry.text) + bytes_of(entry.key)
 
 
 def bytes_of(text: str) -> int:
-    """Bytes of a text in UTF-8."""
+    """Return a text's size in UTF-8 bytes."""
     return len(text.encode())
 
 
 class Gone(NamedTuple):
-    """Numbers of entries whose place a new one took, and of those for which there is no room any more."""
+    """Numbers of entries replaced by a new entry, and of entries evicted to make room."""
 
     replaced: tuple[int, ...]
     fallen: tuple[int, ...]
@@ -34,10 +34,10 @@ class Shelf:
     """Entries by number.
 
     Args:
-        capacity: bytes; the oldest fall out.
-        working: entries of that kind, of which the newest stay.
-        replaces: whether a fact takes the place of an earlier one of its key.
-        each: bytes that an entry takes elsewhere.
+        capacity: size limit in bytes; the oldest entries are evicted.
+        working: maximum number of working entries; the newest stay.
+        replaces: whether a fact replaces an earlier fact with the same key.
+        each: additional bytes that an entry occupies elsewhere.
     """
 
     def __init__(self, capacity: int, working: int, replaces: bool, each: int = 0) -> None:
@@ -48,7 +48,7 @@ class Shelf:
         self._working: deque[int] = deque()
 
     def copy(self) -> Shelf:
-        """Another one of the same entries."""
+        """Return a copy with the same entries."""
         other = Shelf(self.capacity, self.working, self.replaces, self.each)
         other.size, other._next = self.size, self._next
         other._held, other._working = dict(self._held), self._working.copy()
@@ -61,7 +61,7 @@ class Shelf:
         return self._held
 
     def put(self, entry: Entry) -> tuple[int, Gone]:
-        """Take one in → its number, and what went for it."""
+        """Add an entry, and return its number and the removed entries."""
         replaced = self.outdated(entry)
         for number in replaced:
             self.take(number)
@@ -82,12 +82,12 @@ class Shelf:
         return number, Gone(replaced, tuple(fallen))
 
     def outdated(self, entry: Entry) -> tuple[int, ...]:
-        """Numbers of the entries that a new one makes old, where that counts here."""
+        """Return the numbers of entries replaced by a new entry, if replacement is enabled."""
         numbers = self._by_key.get(entry.key, ()) if self.replaces else ()
         return tuple(number for number in numbers if entry.replaces(self._held[number]))
 
     def take(self, number: int) -> Entry:
-        """Take one out."""
+        """Remove and return an entry."""
         entry = self._held.pop(number)
         self.size -= size_of(entry) + self.each
         numbers = self._by_key[entry.key]
@@ -99,41 +99,44 @@ class Shelf:
         return entry
 
     def drop(self, key: str) -> tuple[int, ...]:
-        """Take out all of a key → their numbers."""
+        """Remove all entries with a key, and return their numbers."""
         numbers = tuple(self._by_key.get(key, ()))
         for number in numbers:
             self.take(number)
         return numbers
 
     def newest_first(self) -> list[int]:
-        """Numbers of all, those of the kind "working" before the others."""
+        """Return all numbers, the newest first, with working entries before the others."""
         rest = [number for number in reversed(self._held) if self._held[number].kind != "working"]
         return [*reversed(self._working), *rest]
 
 
 class Shelved(ABC):
-    """Base of systems that keep entries as they are, and differ in how they look for them."""
+    """Base for memories with unchanged entries; subclasses define the search."""
 
-    most = 0  # texts of a read; 0: however many
+    most = 0  # maximum texts per read; 0 means no limit
 
     def __init__(self, shelf: Shelf, count: Counter) -> None:
         self.shelf, self.count = shelf, count
 
     @property
     def size(self) -> int:
+        """Size in bytes."""
         return self.shelf.size
 
     async def write(self, entries: Sequence[Entry]) -> Work:
+        """Add entries in order."""
         for entry in entries:
             self.shelf.put(entry)
         return self.taken_in(entries)
 
     def taken_in(self, entries: Sequence[Entry]) -> Work:
-        """What it takes to put entries down."""
+        """Return the work for storing entries."""
         size = sum(bytes_of(entry.text) + bytes_of(entry.key) + self.shelf.each for entry in entries)
         return Work(sum(self.count(entry.text) for entry in entries), size)
 
     async def read(self, query: str, budget: int) -> Recall:
+        """Return the best-ranked texts within a token budget."""
         ranked, looked_at = await self.ranked(query)
         held = self.shelf.held
         placed = [Placed(number, held[number].text) for number in ranked]
@@ -143,7 +146,8 @@ class Shelved(ABC):
 
     @abstractmethod
     async def ranked(self, query: str) -> tuple[Sequence[int], int]:
-        """Numbers of the entries, the best for a question first, and the bytes that were looked at to find them."""
+        """Return entry numbers, the best for the query first, and the number of bytes searched."""
 
     async def forget(self, key: str) -> Forgotten:
+        """Remove all entries with a key."""
         return Forgotten(len(self.shelf.drop(key)))

@@ -1,4 +1,4 @@
-"""A memory as agents use it: whatever they write is taken, and what it costs is counted."""
+"""Memory store for agents: accepts any text, and records the cost of each call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KEY_CHARACTERS = 200
 
 
 class Store:
-    """A memory whose calls wait for each other and are booked.
+    """Memory store with serialized calls and recorded costs.
 
     Args:
-        longest: bytes of a text; more is cut, and said.
-        clock: nanoseconds.
+        longest: maximum bytes per text. Longer text is cut, and the result says so.
+        clock: returns the time in nanoseconds.
     """
 
     def __init__(self, memory: Memory, longest: int, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -32,11 +32,11 @@ class Store:
 
     @property
     def size(self) -> int:
-        """Bytes that it holds."""
+        """Size in bytes."""
         return self.memory.size
 
     async def write(self, entries: Sequence[Entry]) -> Work:
-        """Take entries in; those without a word are none."""
+        """Add entries; an entry without text is ignored."""
         async with self._turn:
             began = self.clock()
             taken = [Entry(self._short(entry.text), plain_key(entry.key), entry.kind) for entry in entries]
@@ -47,7 +47,7 @@ class Store:
             return work
 
     async def read(self, query: str, budget: int) -> Recall:
-        """What helps with a question, in at most so many tokens."""
+        """Return texts relevant to a query, within ``budget`` tokens."""
         async with self._turn:
             began = self.clock()
             recall = await self.memory.read(self._short(query), max(budget, 0))
@@ -55,7 +55,7 @@ class Store:
             return recall
 
     async def forget(self, key: str) -> Forgotten:
-        """Forget all that was written under a key: it belongs to the path of writing."""
+        """Remove all entries with a key; the cost counts as writing."""
         async with self._turn:
             began = self.clock()
             found = await self.memory.forget(plain_key(key))
@@ -69,10 +69,10 @@ class Store:
 def open_store(
     part: MemoryPart, count: Counter = words_and_marks, clock: Callable[[], int] = time.perf_counter_ns
 ) -> Store:
-    """An empty memory of a system, with its construction.
+    """Return an empty memory of a system, with its construction mode.
 
     Args:
-        count: how many tokens a text has.
+        count: returns the number of tokens in a text.
     """
     memory = cast("System", part).begin(count)
     if part.construction != "eager":
@@ -81,7 +81,7 @@ def open_store(
 
 
 def plain_key(key: str) -> str:
-    """A key as it is kept: in lower case, its spaces single, at most 200 characters.
+    """Return a key in its stored form: lower case, single spaces, at most 200 characters.
 
     >>> plain_key("  Ann's\\nCAT ")
     "ann's cat"

@@ -1,4 +1,4 @@
-"""A running summary."""
+"""Running-summary memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from marft.config.settings import Count
 
 
 class Summary(MemoryPart):
-    """A text of at most ``tokens``, written anew with everything that is built in; it is read whatever is asked. A line
-    knows the keys of all that it was made of, and goes when one of them is forgotten."""
+    """Summary with at most ``tokens`` tokens, rewritten at each construction. A read returns the summary, whatever
+    the query. Each line keeps the keys of all its sources, and is removed when one of these keys is forgotten.
+    """
 
-    tokens: Count = 200  # of the summary
-    # import path of a function of texts and a number of tokens that gives fewer texts, awaited if need be; "": chooses
-    # lines whose words are rare
+    tokens: Count = 200  # maximum tokens of the summary
+    # import path of a function (texts, number of tokens) → fewer texts, optionally async; "" selects lines with rare
+    # words
     condense: ImportPath = ""
 
     @field_validator("condense")
@@ -34,13 +35,13 @@ class Summary(MemoryPart):
         return path
 
     def begin(self, count: Counter) -> SummaryMemory:
-        """An empty one."""
+        """Return an empty memory."""
         condense = by_function(import_path(self.condense), self.condense) if self.condense else by_choice
         return SummaryMemory(condense, count, self.tokens, self.room, self.working)
 
 
 class SummaryMemory:
-    """Lines, the oldest first."""
+    """Summary lines, the oldest first."""
 
     def __init__(self, condense: Condense, count: Counter, tokens: int, capacity: int, working: int) -> None:
         self.condense, self.count, self.tokens, self.capacity, self.working = condense, count, tokens, capacity, working
@@ -48,13 +49,16 @@ class SummaryMemory:
 
     @property
     def size(self) -> int:
+        """Size in bytes."""
         return sum(map(_size, self.lines))
 
     @property
     def text(self) -> str:
+        """The summary, one line per source or derived text."""
         return "\n".join(line.text for line in self.lines)
 
     async def write(self, entries: Sequence[Entry]) -> Work:
+        """Add entries and rewrite the summary."""
         lines = list(self.lines)
         for entry in entries:
             lines = [line for line in lines if not line.made_old_by(entry)]
@@ -66,10 +70,11 @@ class SummaryMemory:
         return Work(read + self.count(said), bytes_of(said))
 
     def outdate(self, entry: Entry) -> None:
-        """Drop what a new fact makes old."""
+        """Remove the lines that a new entry replaces."""
         self.lines = [line for line in self.lines if not line.made_old_by(entry)]
 
-    async def read(self, query: str, budget: int) -> Recall:  # noqa: ARG002  it is one text for all questions
+    async def read(self, query: str, budget: int) -> Recall:  # noqa: ARG002  one text for all queries
+        """Return the newest summary lines within a token budget."""
         placed = [Placed(number, line.text) for number, line in enumerate(self.lines)]
         working = [one for one in placed if self.lines[one.number].kind == "working"]
         rest = [one for one in placed if self.lines[one.number].kind != "working"]
@@ -77,6 +82,7 @@ class SummaryMemory:
         return Recall(texts, Work(self.count("\n".join(texts)), bytes_of(self.text)))
 
     async def forget(self, key: str) -> Forgotten:
+        """Remove all lines derived from a key's entries."""
         before, self.lines = self.lines, [line for line in self.lines if not line.made_of(key)]
         return Forgotten(len(before) - len(self.lines))
 
@@ -86,7 +92,7 @@ class SummaryMemory:
         return [line for place, line in enumerate(lines) if place not in old]
 
     def _bounded(self, lines: Sequence[Line]) -> list[Line]:
-        """The last lines that are short enough, whatever made them."""
+        """Return the longest suffix of the lines within the token and byte limits."""
         kept, room = list(lines), self.capacity - sum(map(_size, lines))
         while kept and (room < 0 or self.count("\n".join(line.text for line in kept)) > self.tokens):
             room += _size(kept.pop(0))

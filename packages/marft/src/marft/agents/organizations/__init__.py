@@ -1,1 +1,1 @@
-"""Organizations: who acts, when, and seeing what. Each is a few lines of ``asyncio`` on callable seats."""
+"""Organizations: the order of actions and the visibility between agents, each a few lines of ``asyncio``."""

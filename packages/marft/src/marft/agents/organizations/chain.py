@@ -1,4 +1,4 @@
-"""One agent after another, in the recipe's order."""
+"""Chain organization: one agent after another, in the recipe's order."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from marft.config.parts import OrganizationPart
 
 
 class Chain(OrganizationPart):
-    """Every agent acts once, seeing the actions before its own.
+    """Every agent acts once and sees the actions before its own.
 
     ::
 
         observation ──▶ planner ──▶ coder ──▶ tester ──▶ answer
               └────────────┴──────────┴─────────┘
 
-    With ``sees = "previous"`` an agent sees its predecessor alone. A chain of one is a single agent.
+    With ``sees = "previous"``, an agent sees only its predecessor. A chain of one is a single agent.
     """
 
-    each_once: ClassVar[bool] = True  # every agent acts once a step
-    sees: Literal["all", "previous"] = "all"  # all actions before its own, or that of the one before
+    each_once: ClassVar[bool] = True  # every agent acts once per step
+    sees: Literal["all", "previous"] = "all"  # visible actions: all before the agent's own, or only the previous one
 
     def answering_role(self, answering: Sequence[str]) -> str:
-        """The only one that answers."""
+        """Return the only answering role, or "" with several."""
         return answering[0] if len(answering) == 1 else ""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run one step."""
         done: list[Action] = []
         for agent in agents:
             done.append(await agent(observation, sees=done if self.sees == "all" else done[-1:]))

@@ -1,4 +1,4 @@
-"""Rounds of talk, in which everybody hears everybody or its neighbours."""
+"""Debate organization: rounds with messages between neighbors or between all agents."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Neighbours = dict[str, Annotated[tuple[str, ...], Strict(False)]]
 
 
 class Debate(OrganizationPart):
-    """All speak at the same time, ``rounds`` times; from the second round on, each sees what it said itself and what
-    those that it hears said in the round before.
+    """All agents act concurrently, ``rounds`` times. From the second round on, each agent sees its own action and
+    its neighbors' actions from the previous round.
 
     ::
 
@@ -26,15 +26,16 @@ class Debate(OrganizationPart):
                     ╲ ╱ ╲ ╱ ╲ ╱
         round 2    a     b     c ──▶ vote, or the judge, who sees the last round
 
-    ``hears`` is ``"all"``, ``"ring"`` (the one before and the one after), or a table of neighbours.
+    ``hears`` is ``"all"``, ``"ring"`` (the previous and the next agent), or a table of neighbors.
     """
 
-    rounds: Few = 2  # of speaking
-    hears: Literal["all", "ring"] | Neighbours = "all"  # whom each hears: all, its two neighbours, or those of a table
-    judge: str = ""  # the role that answers; "": the most frequent answer of the last round
+    rounds: Few = 2  # number of rounds
+    # visible agents: all, the two neighbors in a ring, or a table of neighbors
+    hears: Literal["all", "ring"] | Neighbours = "all"
+    judge: str = ""  # role that answers; "" selects the most frequent answer of the last round
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Names that are no agents, and a judge without a debate."""
+        """Yield a message for each unknown role, and for a judge without debaters."""
         table = self.hears if isinstance(self.hears, dict) else {}
         named = [self.judge] * bool(self.judge) + [role for agent, heard in table.items() for role in (agent, *heard)]
         for role in dict.fromkeys(named):
@@ -44,15 +45,19 @@ class Debate(OrganizationPart):
             yield "team: a judge alone has nobody to listen to; add agents who debate"
 
     def answering_role(self, answering: Sequence[str]) -> str:  # noqa: ARG002
-        """The judge."""
+        """Return the judge's role, or "" without a judge."""
         return self.judge
 
     def without(self, roles: Sequence[str]) -> Debate:
-        """Who heard one that is gone hears whom that one heard; without a judge they vote."""
+        """Return the organization without some roles.
+
+        Readers of a removed agent inherit its neighbors. Without the judge, the agents vote.
+        """
         hears = closed_up(self.hears, roles) if isinstance(self.hears, dict) else self.hears
         return self.model_copy(update={"hears": hears, "judge": "" if self.judge in roles else self.judge})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run one step."""
         speakers = [seat for seat in agents if seat.role != self.judge]
         said: dict[str, Action] = {}
         for _ in range(self.rounds):
@@ -64,7 +69,7 @@ class Debate(OrganizationPart):
         return JointAction(answer=majority(list(said.values())))
 
     def _heard(self, role: str, speakers: Sequence[str]) -> list[str]:
-        """Whom ``role`` hears, itself first."""
+        """Return the roles visible to ``role``, itself first."""
         if isinstance(self.hears, dict):
             others: Sequence[str] = self.hears.get(role, ())
         elif self.hears == "all":

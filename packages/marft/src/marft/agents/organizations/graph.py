@@ -1,4 +1,4 @@
-"""Any directed acyclic graph of agents."""
+"""Graph organization: any directed acyclic graph over agents."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from marft.config.settings import did_you_mean
 
 
 class Graph(OrganizationPart):
-    """Every agent acts once, as soon as those that it sees have acted; agents without a path between them overlap.
+    """Every agent acts once, after the agents visible to it; agents without a path between them run concurrently.
 
     ::
 
         observation ─┬─▶ planner ──┬─▶ coder ──┬─▶ reviewer ──▶ answer
                      └─▶ librarian ┴─▶ tester ─┘
 
-    ``sees`` says whom each agent sees: ``{ coder = ["planner", "librarian"], reviewer = ["coder", "tester"] }``. An
-    agent that is not named there sees the observation alone.
+    ``sees`` lists the agents visible to each agent: ``{ coder = ["planner", "librarian"], reviewer = ["coder",
+    "tester"] }``. An agent without an entry sees only the observation.
     """
 
-    each_once: ClassVar[bool] = True  # every agent acts once a step
-    sees: dict[str, Annotated[tuple[str, ...], Strict(False)]]  # whom each agent sees, by role
+    each_once: ClassVar[bool] = True  # every agent acts once per step
+    sees: dict[str, Annotated[tuple[str, ...], Strict(False)]]  # visible roles, by role
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Names that are no agents, and circles."""
+        """Yield a message for each unknown role, and for a cycle."""
         for agent, seen in self.sees.items():
             for role in (agent, *seen):
                 if role not in roles:
@@ -43,17 +43,19 @@ class Graph(OrganizationPart):
             yield f"team.sees: {' → '.join(reversed(error.args[1]))} is a circle, so nobody could begin"
 
     def answering_role(self, answering: Sequence[str]) -> str:
-        """The only one that answers."""
+        """Return the only answering role, or "" with several."""
         return answering[0] if len(answering) == 1 else ""
 
     def without(self, roles: Sequence[str]) -> Graph:
-        """Who saw one that is gone sees whom that one saw."""
+        """Return the organization without some roles; readers of a removed agent inherit its sources."""
         return self.model_copy(update={"sees": closed_up(self.sees, roles)})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run one step."""
         acting: dict[str, asyncio.Task[Action]] = {}
 
         async def one(seat: Seat) -> Action:
+            """Request one agent's action after its sources' actions."""
             seen = [await acting[role] for role in self.sees.get(seat.role, ())]
             return await seat(observation, sees=seen)
 

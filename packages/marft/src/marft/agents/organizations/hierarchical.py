@@ -1,4 +1,4 @@
-"""A planner that decides how many sub-tasks there are, workers, and somebody who puts the pieces together."""
+"""Hierarchical organization: a planner with a list of subtasks, workers, and an agent that combines results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _ITEM = re.compile(r"^\s*(?:\d+[.):]|[-*•])\s+(.+)$", re.MULTILINE)
 
 
 class Hierarchical(OrganizationPart):
-    """The planner's list has one item a sub-task. Each goes to a worker, who sees that item alone; the workers act at
-    the same time, in turns if there are more items than workers. The agent that answers sees the plan and all results.
+    """A planner's list has one item per subtask, and each item goes to a worker. A worker sees only its item. The
+    workers act concurrently; with more items than workers, the items are distributed in turn. The answering agent
+    sees the plan and all results.
 
     ::
 
@@ -27,28 +28,30 @@ class Hierarchical(OrganizationPart):
                                  ├─ 2. … ─▶ worker ─┼─▶ writer ──▶ answer
                                  └─ 3. … ─▶ worker ─┘
 
-    A plan without a list is one sub-task. Items beyond ``most`` are dropped, which the planner's credit will show it.
+    A plan without a list is one subtask. Items beyond ``most`` are dropped; the planner learns this through its
+    credit.
     """
 
-    planner: str = "planner"  # the role that makes the list
-    workers: Annotated[Names, Field(min_length=1)] = ("worker",)  # the roles that do its items
-    most: Few = 4  # items of the list that are done
+    planner: str = "planner"  # role that writes the list
+    workers: Annotated[Names, Field(min_length=1)] = ("worker",)  # roles that work on the items
+    most: Few = 4  # maximum items from the list
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Seats that nobody has."""
+        """Yield a message for each unknown role."""
         for role in (self.planner, *self.workers):
             if role not in roles:
                 yield f"team: no agent is called {role!r}{did_you_mean(role, roles)}"
 
     def answering_role(self, answering: Sequence[str]) -> str:
-        """The one that puts the pieces together, where it does nothing else."""
+        """Return the role for combining the results, or "" if this role also plans or works."""
         return "" if answering[-1] in (self.planner, *self.workers) else answering[-1]
 
     def without(self, roles: Sequence[str]) -> Hierarchical:
-        """The workers that are left do all items."""
+        """Return the organization without some roles; the remaining workers take all items."""
         return self.model_copy(update={"workers": tuple(role for role in self.workers if role not in roles)})
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run one step."""
         plan = await agents[self.planner](observation)
         parts = sub_tasks(plan.message)[: self.most]
         results = await together(
@@ -61,7 +64,7 @@ class Hierarchical(OrganizationPart):
 
 
 def sub_tasks(text: str) -> list[str]:
-    """The items of a list, or the whole text.
+    """Return the items of a list, or the whole text.
 
     >>> sub_tasks("Plan:\\n1. add\\n2) check")
     ['add', 'check']

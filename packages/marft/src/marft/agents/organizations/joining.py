@@ -1,4 +1,4 @@
-"""What organizations share: acting at the same time, and choosing between answers."""
+"""Helpers for organizations: concurrent actions and the choice between answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marft.common.types import Action
 
 
 async def together(*calls: Awaitable[Action]) -> list[Action]:
-    """Act at the same time → the actions, in the order of the calls. When one fails, the others are cancelled."""
+    """Run requests concurrently and return the actions in request order; if one fails, cancel the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
@@ -22,7 +22,7 @@ async def together(*calls: Awaitable[Action]) -> list[Action]:
 
 
 def closed_up(sees: Mapping[str, Sequence[str]], gone: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Whom each sees once agents are gone: in the place of one of them, whom that one saw.
+    """Return the visible roles after the removal of some; a removed role's sources take its place.
 
     >>> closed_up({"b": ("a",), "c": ("b",)}, ["b"])
     {'c': ('a',)}
@@ -37,12 +37,12 @@ def closed_up(sees: Mapping[str, Sequence[str]], gone: Sequence[str]) -> dict[st
 
 
 def majority(actions: Sequence[Action]) -> Action:
-    """The first action that gives the most frequent answer; an answer that was found beats none."""
+    """Return the first action with the most frequent answer. Actions without an answer do not vote."""
     answers = [find_answer(text_said(action)) for action in actions]
     votes = Counter(filter(None, answers))
     return actions[answers.index(votes.most_common(1)[0][0])] if votes else actions[0]
 
 
 def answering(agents: Agents) -> Seat:
-    """The last seat whose profile says that it answers."""
+    """Return the last agent with an answering profile."""
     return next(seat for seat in reversed(list(agents)) if seat.agent.profile.answers)

@@ -12,30 +12,31 @@ from marft.config.settings import Few
 
 
 class MixtureOfAgents(OrganizationPart):
-    """Everybody but the aggregator proposes, ``layers`` times, each layer seeing all of the one before; the agent that
-    answers sees the last layer.
+    """All agents except the aggregator propose, ``layers`` times, and each layer sees the previous layer. The
+    answering agent sees the last layer.
 
     ::
 
         layer 1   a   b   c
-                  └─┬─┴─┬─┘      everybody sees all
+                  └─┬─┴─┬─┘      each sees all
         layer 2   a   b   c
                   └───┼───┘
                   aggregator ──▶ answer
     """
 
-    layers: Few = 2  # of proposals
+    layers: Few = 2  # number of proposal layers
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """An aggregator alone."""
+        """Yield a message for an aggregator without proposers."""
         if len(roles) < 2:
             yield "team: a mixture of agents needs proposers beside the agent that answers"
 
     def answering_role(self, answering: Sequence[str]) -> str:
-        """The aggregator."""
+        """Return the aggregator's role."""
         return answering[-1]
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run one step."""
         aggregator = answering(agents)
         layer: list[Action] = []
         for _ in range(self.layers):

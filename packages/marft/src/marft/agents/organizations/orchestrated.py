@@ -1,4 +1,4 @@
-"""A router that chooses who acts next, what it sees, and when to stop."""
+"""Orchestrated organization: a router chooses the next agent, its visible messages, and the end of the step."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ STOP = "stop"
 
 
 class Orchestrated(OrganizationPart):
-    """The router chooses one of the others by name, who acts and comes back to it, until the router says stop. Its
-    choices are enumerated actions: trained, like any other action, by what the team earns.
+    """A router repeatedly chooses another agent by name, until it chooses stop. Its choices are enumerated actions,
+    trained by the team's return like any other action.
 
     ::
 
         observation ──▶ router ─┬─▶ solver ──┐
                           ▲     ├─▶ checker ─┤
-                          │     └─▶ stop ──▶ the last one's text is the answer
+                          │     └─▶ stop ──▶ the last agent's text is the answer
                           └──────────────────┘
 
-    ``views`` is what a called agent may be shown of what the others said; with several the router chooses that too.
-    After ``most`` calls the game is over whatever it says; it can only stop once somebody has acted.
+    ``views`` lists the possible views of earlier actions for a called agent. With several views, the router chooses
+    one as well. After ``most`` calls the step ends in any case. The router can stop only after the first call.
     """
 
-    router: str = "router"  # the role that chooses
-    # what a called agent may be shown of the others
+    router: str = "router"  # role that chooses
+    # views of earlier actions that a called agent may get
     views: Annotated[tuple[View, ...], Strict(False), Field(min_length=1)] = ("all",)
-    most: Few = 3  # calls in a step
-    stops: bool = True  # whether the router may stop before
+    most: Few = 3  # maximum calls in a step
+    stops: bool = True  # whether the router may stop earlier
 
     @field_validator("views")
     @classmethod
@@ -46,7 +46,7 @@ class Orchestrated(OrganizationPart):
         return views
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """A router that is not there, or alone."""
+        """Yield a message for a missing router, a router without other agents, or a role named stop."""
         if self.router not in roles:
             yield f"team.router: no agent is called {self.router!r}{did_you_mean(self.router, roles)}"
         elif len(roles) < 2:
@@ -55,6 +55,7 @@ class Orchestrated(OrganizationPart):
             yield f"agents.{STOP}: that is what the router says to end the step; choose another role"
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run one step."""
         calls = {
             role if len(self.views) == 1 else f"{role}, seeing {view}": (role, view)
             for role in (seat.role for seat in agents if seat.role != self.router)
@@ -63,7 +64,7 @@ class Orchestrated(OrganizationPart):
         done: list[Action] = []
         while len(done) < self.most:
             options = [*calls, *([STOP] if done and self.stops else [])]
-            chosen = options[0]  # where there is nothing to choose, nobody is asked
+            chosen = options[0]  # with a single option, no request is needed
             if len(options) > 1:
                 chosen = (await agents[self.router].choose(observation, options, sees=done)).text
             if chosen == STOP:

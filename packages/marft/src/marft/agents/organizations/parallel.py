@@ -1,4 +1,4 @@
-"""Everybody at once, seeing nobody."""
+"""Parallel organization: concurrent agents without messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marft.config.parts import OrganizationPart
 
 
 class Parallel(OrganizationPart):
-    """Every agent acts at the same time on the observation alone: D = 0, the DEC-POMDP.
+    """Every agent acts concurrently on the observation alone: D = 0, the DEC-POMDP.
 
     ::
 
@@ -20,16 +20,17 @@ class Parallel(OrganizationPart):
                      ├─▶ solver_2 ─┼─▶ answer
                      └─▶ solver_3 ─┘
 
-    ``answer = "last"`` is that of the last agent who answers, ``"vote"`` the most frequent one.
+    ``answer = "last"`` uses the last answering agent's answer, ``"vote"`` the most frequent answer.
     """
 
-    each_once: ClassVar[bool] = True  # every agent acts once a step
-    answer: Literal["last", "vote"] = "last"  # that of the last agent who answers, or the most frequent one
+    each_once: ClassVar[bool] = True  # every agent acts once per step
+    answer: Literal["last", "vote"] = "last"  # the last answering agent's answer, or the most frequent answer
 
     def answering_role(self, answering: Sequence[str]) -> str:
-        """The only one that answers, where they do not vote."""
+        """Return the only answering role, or "" with several or with a vote."""
         return answering[0] if len(answering) == 1 and self.answer == "last" else ""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run one step."""
         actions = await together(*(seat(observation) for seat in agents))
         return JointAction(answer=majority(actions) if self.answer == "vote" else None)

@@ -1,4 +1,4 @@
-"""An actor, a critic and a reviser."""
+"""Reflective organization: an actor, a critic and a reviser."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ class Reflective(OrganizationPart):
     ``reviser`` may be the actor itself.
     """
 
-    actor: str = "actor"  # the role that drafts
-    critic: str = "critic"  # the role that criticises
-    reviser: str = "reviser"  # the role that revises; may be the actor
-    rounds: Few = 1  # of criticism and revision
+    actor: str = "actor"  # role that drafts
+    critic: str = "critic"  # role that criticizes
+    reviser: str = "reviser"  # role that revises; may be the actor
+    rounds: Few = 1  # rounds of criticism and revision
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Seats that nobody has."""
+        """Yield a message for each unknown role."""
         for seat in ("actor", "critic", "reviser"):
             role = getattr(self, seat)
             if role not in roles:
                 yield f"team.{seat}: no agent is called {role!r}{did_you_mean(role, roles)}"
 
     def answering_role(self, answering: Sequence[str]) -> str:  # noqa: ARG002
-        """The reviser, where it acts once."""
+        """Return the reviser's role for a single revision, or ""."""
         return self.reviser if self.rounds == 1 and self.reviser not in (self.actor, self.critic) else ""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Run one step."""
         draft = await agents[self.actor](observation)
         for _ in range(self.rounds):
             criticism = await agents[self.critic](observation, sees=[draft])

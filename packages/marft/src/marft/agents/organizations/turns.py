@@ -1,4 +1,4 @@
-"""Those whose turn it is, as the environment says."""
+"""Turn-based organization: the environment decides which agents act."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from marft.config.parts import OrganizationPart
 
 
 class Turns(OrganizationPart):
-    """The environment says whose turn it is (``Observation.turn``), and what they may choose from
-    (``Observation.options``); without a turn everybody acts, and without options agents write.
+    """The environment names the agents to act (``Observation.turn``) and their options (``Observation.options``).
+    Without a turn, all agents act. Without options, agents write.
 
     ::
 
@@ -23,26 +23,29 @@ class Turns(OrganizationPart):
         step 1   observation ─┬▶ south
                               └▶ west
 
-    What an agent sees of the others is what they did in the last step, or all that they did since it acted itself, or
-    nothing: then the environment alone tells. Those who act in a step one after another also see those before them.
+    ``sees`` selects the visible actions of other agents: the actions in the last step, all actions since the
+    agent's own last action, or none. With none, only the environment informs the agents. Agents that act one after
+    another in a step also see the earlier actions of that step.
     """
 
-    order: Literal["together", "one after another"] = "together"  # of those whose turn it is in a step
-    sees: Literal["nothing", "last", "since"] = "nothing"  # what others did in the last step, or since it acted itself
+    order: Literal["together", "one after another"] = "together"  # order of the agents in a step
+    # visible actions of others: none, the last step's, or all since the agent's own last action
+    sees: Literal["nothing", "last", "since"] = "nothing"
 
-    _done: list[Action] = PrivateAttr(default_factory=list)  # in this episode, in the order asked
-    _last: list[Action] = PrivateAttr(default_factory=list)  # in the step before
-    _known: dict[str, int] = PrivateAttr(default_factory=dict)  # by role: how much was done when it acted last
+    _done: list[Action] = PrivateAttr(default_factory=list)  # actions of this episode, in request order
+    _last: list[Action] = PrivateAttr(default_factory=list)  # actions of the previous step
+    # by role: number of actions before and in the step of its last action
+    _known: dict[str, int] = PrivateAttr(default_factory=dict)
 
-    def opened(self, task: Task, seed: int) -> Turns:  # noqa: ARG002  nothing here is random
-        """One that remembers what is done in an episode."""
+    def opened(self, task: Task, seed: int) -> Turns:  # noqa: ARG002  no randomness
+        """Return a copy with an empty record for one episode."""
         return Turns(order=self.order, sees=self.sees)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are open."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        """One step of those whose turn it is."""
+        """Request actions from the agents named by the environment."""
         seats = [agents[role] for role in observation.turn] or list(agents)
         given = [self._given(seat.role) for seat in seats]
         if self.order == "together":
@@ -57,13 +60,13 @@ class Turns(OrganizationPart):
         return JointAction()
 
     def _given(self, role: str) -> list[Action]:
-        """What an agent sees of earlier steps."""
+        """Return the visible actions of earlier steps."""
         since = self._done[self._known.get(role, 0) :]
         given = {"nothing": [], "last": self._last, "since": since}[self.sees]
         return [action for action in given if action.agent != role]
 
 
 async def asked(seat: Seat, observation: Observation, sees: Sequence[Action]) -> Action:
-    """An agent's action: a choice, where the environment gives it options."""
+    """Return an agent's action: a choice if the environment gives it options, else text."""
     options = observation.options.get(seat.role)
     return await (seat.choose(observation, options, sees) if options else seat(observation, sees))

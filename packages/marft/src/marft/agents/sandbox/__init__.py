@@ -1,1 +1,1 @@
-"""Running code that a model wrote, where it can do no harm."""
+"""Sandbox for code written by a model."""

@@ -1,9 +1,10 @@
-"""The calls of the kernel that code in the sandbox may make, and their numbers.
+"""Allowed system calls for code in the sandbox, with their numbers.
 
-Each row is a name and its number on x86_64 and on aarch64 (``-`` where there is none), as in the kernel's
-``arch/x86/entry/syscalls/syscall_64.tbl`` and ``include/uapi/asm-generic/unistd.h``. What Python's standard library
-needs is in here, and nothing that reaches beyond the jail: no ptrace, mounts or namespaces, no keys, bpf, perf,
-io_uring or userfaultfd, and no memory that belongs to no process and no file (memfd, System V).
+Each row holds a name and its numbers on x86_64 and on aarch64 (``-`` if missing), as in the kernel's
+``arch/x86/entry/syscalls/syscall_64.tbl`` and ``include/uapi/asm-generic/unistd.h``. The list contains the calls
+that Python's standard library needs and none that reaches beyond the jail. It excludes ptrace, mounts, namespaces,
+keys, bpf, perf, io_uring and userfaultfd. It also excludes memory that belongs to no process and no file (memfd,
+System V).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexat
 
 
 def numbers(table: str, machine: str) -> dict[str, int]:
-    """Name → number, of what the machine has.
+    """Return the call numbers by name for a machine.
 
     >>> numbers("read 0 63, fork 57 -", "aarch64")
     {'read': 63}

@@ -1,4 +1,4 @@
-"""Become the program: lay out its files, take on the limits, give up all rights. Standard library alone."""
+"""Start of the sandboxed program: write its files, set the limits, drop all privileges. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 NOBODY = 65534
-INSIDE = 1000  # nobody's number in the jail, where the parent is root
-FEW = 64  # signals and timers that wait
-MOST_FILES = 1 << 20  # no process has a file of a higher number, unless its limit says so
-NO_CORE = 1  # byte: less than any core; with 0 a handler of the machine would still be started
+INSIDE = 1000  # uid of nobody in the jail, where the parent is root
+FEW = 64  # maximum pending signals and timers
+MOST_FILES = 1 << 20  # file descriptors stay below this number unless the process's limit is higher
+NO_CORE = 1  # 1 byte, less than any core dump; with 0, the machine's core handler would still start
 
 
 def execute(order: dict[str, Any], folder: str) -> None:
     """Run the code in place of this process.
 
     Raises:
-        OSError: something could not be done; the code has not been started.
+        OSError: a step failed; the code has not started.
     """
     lay_out(order, folder)
     isolated = order["limits"]["isolation"] != "none"
-    most_files = max(MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # a new limit closes nothing
+    # a lower limit does not close open files
+    most_files = max(MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     for what, amount in limits_of(order["limits"]).items():
         resource.setrlimit(what, (amount, amount))
     if isolated:
@@ -44,7 +45,7 @@ def execute(order: dict[str, Any], folder: str) -> None:
 
 
 def lay_out(order: dict[str, Any], folder: str) -> None:
-    """The program, the files that come with it, and standard input."""
+    """Write the program, its input files and standard input."""
     os.chdir(folder)
     with open(".stdin", "w+", encoding="utf-8") as file:
         file.write(order["stdin"])
@@ -61,7 +62,7 @@ def lay_out(order: dict[str, Any], folder: str) -> None:
 
 
 def limits_of(limits: dict[str, Any]) -> dict[int, int]:
-    """What the kernel limits for each process."""
+    """Return the kernel's limits for each process, by resource."""
     megabyte = 1 << 20
     return {
         resource.RLIMIT_CPU: limits["cpu_seconds"],
@@ -76,13 +77,13 @@ def limits_of(limits: dict[str, Any]) -> dict[int, int]:
 
 
 def drop_rights(processes: int) -> None:
-    """No capabilities, now or after any ``exec``; nobody's user and group where they could be mapped."""
+    """Drop capabilities, including after any ``exec``, and become user and group nobody if mapped."""
     for capability in range(64):
         kernel.libc.prctl(kernel.DROP_BOUNDING, capability, 0, 0, 0)
     try:
         os.setgid(INSIDE)
         os.setuid(INSIDE)
-    except OSError:  # only our own user could be mapped, which was no root outside
+    except OSError:  # only our own unprivileged user could be mapped
         kernel.prctl(kernel.SECURE_BITS, kernel.ROOT_IS_NOBODY)
-        processes += 2  # the keeper and the first process are that user's too
+        processes += 2  # the keeper and the init process also belong to this user
     resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))

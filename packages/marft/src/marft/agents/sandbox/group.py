@@ -1,7 +1,10 @@
-"""A control group (cgroup v2) for a jail, where the system lets us make one: the kernel then holds all processes in it,
-with their shared memory, files in memory and buffers, to one limit of memory, and kills them together beyond it.
+"""Control group (cgroup v2) for a jail, if the system permits one.
 
-Standard library alone: the jail uses it too. See the kernel's ``Documentation/admin-guide/cgroup-v2.rst``.
+The kernel then applies one memory limit to all processes of the jail, including shared memory, files in memory and
+buffers. Beyond the limit, the kernel kills all of them together.
+
+Standard library only, since the jail uses this module too. See the kernel's
+``Documentation/admin-guide/cgroup-v2.rst``.
 """
 
 from __future__ import annotations
@@ -11,14 +14,14 @@ import time
 
 PROCESSES, SWAP_MAX = "cgroup.procs", "memory.swap.max"
 NAME = "marft-jail-"
-PATIENCE = 20  # hundredths of a second
+PATIENCE = 20  # attempts at removing a group, 10 ms apart
 
 
 def find(mounts: str = "/proc/self/mounts", own: str = "/proc/self/cgroup") -> str:
-    """The folder in which a group can be made whose memory is limited; empty where there is none.
+    """Return the folder for new groups with a memory limit, or "" if the system permits none.
 
-    It is the nearest to our own group that gives memory limits to its children and lets us write: our own group does
-    so only where nothing runs in it.
+    This is the nearest ancestor of our own group that delegates memory limits to its children and is writable. Our
+    own group qualifies only if no process runs in it.
     """
     tops = [words[1] for words in map(str.split, _lines(mounts)) if words[2:3] == ["cgroup2"]]
     paths = [line.removeprefix("0::").strip("/") for line in _lines(own) if line.startswith("0::")]
@@ -34,13 +37,13 @@ def find(mounts: str = "/proc/self/mounts", own: str = "/proc/self/cgroup") -> s
 
 
 def make(parent: str, memory_mb: int) -> str:
-    """Make a group of our process's name → its folder, or nothing where the system does not let us."""
+    """Create a group named after our process, and return its folder, or "" if the system refuses."""
     folder = path_of(parent, os.getpid())
     try:
         os.mkdir(folder)
         _write(folder, "memory.max", str(memory_mb << 20))
         _write(folder, "memory.oom.group", "1")
-        if os.path.exists(os.path.join(folder, SWAP_MAX)):  # not where the kernel does not count swap
+        if os.path.exists(os.path.join(folder, SWAP_MAX)):  # absent if the kernel does not account for swap
             _write(folder, SWAP_MAX, "0")
     except OSError:
         remove(folder)
@@ -49,7 +52,7 @@ def make(parent: str, memory_mb: int) -> str:
 
 
 def join(folder: str, pid: int) -> bool:
-    """Put a process, and all that come of it, into a group, if there is one → whether it is in there."""
+    """Add a process and its future descendants to a group; return true on success, false without a group."""
     if not folder:
         return False
     try:
@@ -60,18 +63,18 @@ def join(folder: str, pid: int) -> bool:
 
 
 def remove(folder: str) -> None:
-    """Remove a group, if there is one, as soon as nothing runs in it."""
+    """Remove a group after its last process; give up after ``PATIENCE`` attempts."""
     for _ in range(PATIENCE):
         try:
             os.rmdir(folder)
         except FileNotFoundError:
             return
-        except OSError:  # somebody in there is just dying
+        except OSError:  # a process in the group is still exiting
             time.sleep(0.01)
 
 
 def path_of(parent: str, pid: int) -> str:
-    """The folder of the jail that a process keeps; nothing where no group can be made."""
+    """Return the folder for the jail that a process keeps, or "" without groups."""
     return os.path.join(parent, f"{NAME}{pid}") if parent else ""
 
 

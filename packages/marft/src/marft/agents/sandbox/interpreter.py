@@ -1,4 +1,4 @@
-"""What the Python that runs us needs of the machine, found out once."""
+"""Our Python interpreter's requirements on this machine, determined once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ PROBE_SECONDS = 60.0
 
 @functools.cache
 def needs() -> dict[str, Any]:
-    """The interpreter and what it reads: ``python``; real paths of ``libraries``, ``files`` and ``folders`` by name.
+    """Return the interpreter's requirements.
 
-    Of a virtual environment, it is the interpreter behind it: its standard library is there.
+    The keys are ``python``, and the real paths of ``libraries``, ``files`` and ``folders`` by name. In a virtual
+    environment, this is the base interpreter, which has the standard library.
 
     Raises:
-        ValueError: the interpreter cannot be started in the way in which the jail starts it.
+        ValueError: the interpreter does not start under the jail's conditions.
     """
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     try:

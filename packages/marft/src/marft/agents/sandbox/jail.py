@@ -1,9 +1,10 @@
-"""The jail, from the inside: run as a program of its own, with nothing but the standard library.
+"""The jail's program, run as a process of its own with the standard library only.
 
-Three processes. The first keeps the jail: it makes namespaces (users, processes, network, IPC, names), watches, and
-ends everything when the code has ended, when it is told to (SIGTERM), and when the process that asked for it is gone.
-The second is the first one of the new process namespace, so that all others end with it: it moves to mounts and a root
-folder of its own. The third gives up every capability, takes on its limits and the filter, and runs the code.
+Three processes take part. The first, the keeper, creates namespaces (users, processes, network, IPC, names) and
+watches the others. It ends all processes when the code has ended, on SIGTERM, and when the requesting process is
+gone. The second is the init process of the new process namespace, so that all others end with it. It moves to
+mounts and a root folder of its own. The third drops every capability, sets its limits and the filter, and runs the
+code.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-sys.path.append(os.path.abspath(__file__).rpartition(f"{os.sep}marft{os.sep}")[0])  # where marft is
+# the folder that contains the marft package
+sys.path.append(os.path.abspath(__file__).rpartition(f"{os.sep}marft{os.sep}")[0])
 
 from marft.agents.sandbox import group, kernel, root, watch
 from marft.agents.sandbox.execute import INSIDE, NOBODY, execute
@@ -30,10 +32,11 @@ GO = b"g"
 
 
 def main() -> None:
-    for number in (signal.SIGTERM, signal.SIGCHLD):  # the parent may ignore them, which is inherited
+    """Read the order from standard input, run it, and exit with its status."""
+    for number in (signal.SIGTERM, signal.SIGCHLD):  # the parent may ignore these signals, and children inherit that
         signal.signal(number, signal.SIG_DFL)
     kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGTERM)
-    if os.getppid() != int(sys.argv[1]):  # it had gone before we asked
+    if os.getppid() != int(sys.argv[1]):  # the parent had exited before we asked for the signal
         return
     order = json.load(sys.stdin)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
@@ -47,8 +50,8 @@ def main() -> None:
 
 
 def keep_limited(order: Order) -> int:
-    """Run the code with its limits alone, in a folder of the machine → exit status."""
-    import shutil  # a tenth of a jail's start, and no other needs them
+    """Run the code with resource limits only, in a temporary folder, and return the exit status."""
+    import shutil  # these imports take a tenth of a jail's start, and only this mode needs them
     import tempfile
 
     kernel.prctl(kernel.ADOPT_ORPHANS, 1)
@@ -61,7 +64,7 @@ def keep_limited(order: Order) -> int:
 
 
 def keep_isolated(order: Order) -> int:
-    """Run the code in namespaces of its own → exit status."""
+    """Run the code in namespaces of its own, and return the exit status."""
     own = group.make(order["group"], order["limits"]["memory_mb"]) if order["group"] else ""
     try:
         enter_namespaces()
@@ -72,16 +75,17 @@ def keep_isolated(order: Order) -> int:
 
 
 def keep_first(order: Order, own: str) -> int:
-    """Start the first process, hold it to its limit of memory, and wait for it → exit status."""
-    tied, tie = os.pipe()  # nobody but us holds the writing end
+    """Start the init process, enforce its memory limit, wait for it, and return the exit status."""
+    tied, tie = os.pipe()  # only this process holds the writing end
     built, tell = os.pipe()
     folder = order["folder"]
 
     def become_first() -> None:
+        """Act as the init process."""
         kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
         for pipe in (tie, built):
             os.close(pipe)
-        if os.read(tied, 1) != GO:  # the keeper had gone before we asked
+        if os.read(tied, 1) != GO:  # the keeper had exited before we asked for the signal
             return
         write("/proc/sys/user/max_user_namespaces", "0")
         kernel.unshare(kernel.NEW_MOUNTS)
@@ -100,7 +104,7 @@ def keep_first(order: Order, own: str) -> int:
 
 
 def be_first(child: int) -> None:
-    """Be the parent of all that lose theirs; end with the code, and everything with us."""
+    """Act like init: reap orphans, and exit with the code's status to end the remaining processes."""
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -108,7 +112,7 @@ def be_first(child: int) -> None:
 
 
 def wait_for(child: int, limit_mb: int | None = None, space: int | None = None) -> int:
-    """Wait until it ends, we are told to end it, or all together use too much memory → exit status."""
+    """Wait until the child ends, SIGTERM arrives, or memory exceeds its limit, and return the exit status."""
     while True:
         told = signal.sigtimedwait({signal.SIGTERM, signal.SIGCHLD}, watch.SECONDS)
         if told and told.si_signo == signal.SIGTERM:
@@ -122,7 +126,7 @@ def wait_for(child: int, limit_mb: int | None = None, space: int | None = None) 
 
 
 def reap() -> tuple[int, int] | None:
-    """A child that has ended, and its status."""
+    """Return the process id and status of an ended child, or None."""
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -131,7 +135,7 @@ def reap() -> tuple[int, int] | None:
 
 
 def end_all() -> None:
-    """Kill what is left, until nothing is: the children of whatever dies become ours, or die with the first process."""
+    """Kill descendants until the last ends. Orphans become our children, or end with the init process."""
     while True:
         for pid in watch.below(os.getpid()):
             try:
@@ -145,7 +149,7 @@ def end_all() -> None:
 
 
 def fork(become: Callable[[], None]) -> int:
-    """A child that becomes something else, and never returns."""
+    """Fork a child that runs ``become`` and never returns; return its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -159,23 +163,24 @@ def fork(become: Callable[[], None]) -> int:
 
 
 def enter_namespaces() -> None:
-    """New namespaces; inside, uid 0 is who we are, and where we may, another one is nobody."""
+    """Enter new namespaces. Inside, uid 0 is our user; if permitted, a second uid maps to nobody."""
     user, group_of_user = os.getuid(), os.getgid()
     try:
         os.setgroups([])
-    except PermissionError:  # only root may, and in the namespace nobody may
+    except PermissionError:  # only root may do this, and in the namespace no process may
         pass
     told, tell = os.pipe()
     me = os.getpid()
 
-    def map_users() -> None:  # from outside, where one may map other users than oneself
+    def map_users() -> None:  # from outside, where other users can be mapped if permitted
+        """Write the user and group maps."""
         os.close(tell)
         os.read(told, 1)
         write(f"/proc/{me}/setgroups", "deny")
         for which, number in (("uid", user), ("gid", group_of_user)):
             try:
                 write(f"/proc/{me}/{which}_map", f"0 {number} 1\n{INSIDE} {NOBODY} 1\n")
-            except OSError:  # only oneself
+            except OSError:  # not permitted: map only our own user
                 write(f"/proc/{me}/{which}_map", f"0 {number} 1\n")
         os._exit(0)
 
@@ -189,18 +194,19 @@ def enter_namespaces() -> None:
 
 
 def write(path: str, text: str) -> None:
+    """Write a text to a file."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def failed(error: OSError) -> int:
-    """Say why there is no jail → exit status."""
+    """Print why the jail failed, and return its exit status."""
     print(f"{error.filename or 'jail'}: {error.strerror}", file=sys.stderr, flush=True)
     return ISOLATION_FAILED
 
 
 def status_of(status: int) -> int:
-    """As a shell has it: 128 + signal for what was killed."""
+    """Return the exit status as a shell reports it: 128 + signal for a killed process."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 

@@ -1,4 +1,4 @@
-"""Calls of the Linux kernel that Python does not offer, for the jail; standard library alone."""
+"""Linux kernel calls missing from Python, for the jail; standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NEW_MOUNTS, NEW_NAMES, NEW_IPC = 0x00020000, 0x04000000, 0x08000000
 NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 DIE_WITH_PARENT, SET_FILTER, DROP_BOUNDING, SECURE_BITS, ADOPT_ORPHANS, NO_NEW_PRIVILEGES = 1, 22, 24, 28, 36, 38
 FILTER = 2  # the second mode of seccomp
-ROOT_IS_NOBODY = 0b101111  # no capabilities for uid 0, none kept over setuid, all of it locked
+ROOT_IS_NOBODY = 0b101111  # no capabilities for uid 0, none kept after setuid, settings locked
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 JOIN_SESSION_KEYRING = 1
@@ -23,10 +23,10 @@ class _Program(ctypes.Structure):
 
 
 def check(result: int, name: str = "") -> None:
-    """Raise what the last call set.
+    """Raise the last call's errno if the call failed.
 
     Raises:
-        OSError: the call failed.
+        OSError: ``result`` is negative.
     """
     if result < 0:
         number = ctypes.get_errno()
@@ -39,12 +39,12 @@ def unshare(namespaces: int) -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Set something of this process."""
+    """Set an attribute of this process."""
     check(libc.prctl(option, value, 0, 0, 0), "prctl")
 
 
 def new_session_keyring() -> None:
-    """Leave the parent's keys behind, where the kernel has keys and lets us have any."""
+    """Replace the parent's session keyring, if the kernel has keyrings and permits it."""
     number = KEYCTL.get(os.uname().machine)
     joined = -1 if number is None else libc.syscall(number, JOIN_SESSION_KEYRING, None)
     if joined < 0 and ctypes.get_errno() not in (0, errno.ENOSYS, errno.EPERM, errno.EACCES):
@@ -52,6 +52,6 @@ def new_session_keyring() -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """Put every call of this process, and of all that come of it, through a filter from now on."""
+    """Filter further system calls by this process and its descendants."""
     steps = _Program(len(program) // 8, program)
     check(libc.prctl(SET_FILTER, FILTER, ctypes.byref(steps), 0, 0), "filter")

@@ -1,6 +1,7 @@
-"""Say what a Python needs of the machine. Run as a program by that Python, with nothing but the standard library.
+"""Print a Python interpreter's requirements on the machine; run by that interpreter with the standard library only.
 
-It loads every extension module of the standard library, and asks the dynamic loader what that took.
+The program loads every extension module of the standard library and asks the dynamic loader for the loaded
+libraries.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import struct
 import sys
 from collections.abc import Callable
 
-LEFT_OUT = ("_test", "_ctypes_test", "_tkinter", "xx")  # tests, and windows that nobody would see
-LOADED_BY_NAME = ("libgcc_s.so.1",)  # by the C library, when a thread is cancelled
-READ_BY_MODULES = ("/usr/share/zoneinfo", "/usr/lib/locale")  # zoneinfo, locale
-PROGRAM_INTERPRETER, SEGMENTS_AT, SEGMENT_SIZE_AT = 3, 32, 54  # of an ELF file of 64 bits
+LEFT_OUT = ("_test", "_ctypes_test", "_tkinter", "xx")  # tests, and windows that a jail could not show
+LOADED_BY_NAME = ("libgcc_s.so.1",)  # loaded by the C library when a thread is cancelled
+READ_BY_MODULES = ("/usr/share/zoneinfo", "/usr/lib/locale")  # read by zoneinfo and locale
+PROGRAM_INTERPRETER, SEGMENTS_AT, SEGMENT_SIZE_AT = 3, 32, 54  # offsets and constants in a 64-bit ELF file
 
 
 class Loaded(ctypes.Structure):
-    """The beginning of ``struct dl_phdr_info``."""
+    """Beginning of ``struct dl_phdr_info``."""
 
     _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p)]
 
 
 def main() -> None:
+    """Print the requirements as JSON."""
     folders = [path for path in sys.path if os.path.isdir(path)]
     for folder in folders:
         for name in os.listdir(folder):
@@ -46,17 +48,19 @@ def main() -> None:
 
 
 def load(library: str) -> None:
+    """Load a library into this process."""
     try:
         ctypes.CDLL(library, mode=os.RTLD_LAZY)
-    except OSError:  # the machine lacks something that this module needs: so will the jail
+    except OSError:  # a library of this module is missing on the machine, and thus in the jail
         pass
 
 
 def loaded() -> list[str]:
-    """Paths of all shared libraries of this process, under the names that they were asked for."""
+    """Return the paths of all shared libraries in this process, under their requested names."""
     found = []
 
     def note(entry: ctypes._Pointer[Loaded], _size: int, _data: int | None) -> int:
+        """Store a library's path."""
         name = os.fsdecode(entry.contents.name or b"")
         if name.startswith("/"):
             found.append(name)
@@ -68,7 +72,7 @@ def loaded() -> list[str]:
 
 
 def loader_of(program: str) -> str:
-    """The path at which a program expects its dynamic loader; empty for one that needs none."""
+    """Return the path to a program's expected dynamic loader, or "" for a static program."""
     with open(program, "rb") as file:
         header = file.read(64)
         (at,) = struct.unpack_from("=Q", header, SEGMENTS_AT)

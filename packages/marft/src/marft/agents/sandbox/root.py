@@ -1,7 +1,7 @@
-"""The root folder of a jail: what Python needs of the machine, to be read, and an empty space to write in.
+"""Root folder of a jail: Python's files read-only, and empty writable folders.
 
-All of it lies in memory and in a mount namespace of its own, and is gone with the last process in there; the machine's
-folders get nothing.
+All of it is in memory and in a mount namespace of its own, and disappears with the last process. The machine's
+folders stay unchanged.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from marft.agents.sandbox.kernel import PIVOT_ROOT, check, libc
 READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 DETACH = 2
 MOUNT_SETATTR, HERE, WHOLE_TREE = 442, -100, 0x8000  # Linux 5.12
-STAGE = "/tmp"  # is on every machine; hidden in the jail's mounts alone
+STAGE = "/tmp"  # exists on every machine; hidden in the jail's mounts only
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 NEVER_SHOWN = ("/", "/etc", "/home", "/root", "/var", "/tmp", "/usr")
 PACKAGES = ("site-packages", "dist-packages")
-LIBRARIES = "/lib"  # where every loader looks; those that look in /lib64 first are led here
+LIBRARIES = "/lib"  # every loader searches here; /lib64 is a link to it
 
 
 def build(folder: str, needs: dict[str, object], disk_mb: int, files: int) -> None:
-    """Build a root with an empty working folder and move there, for good."""
+    """Build a root with an empty working folder, and move there permanently."""
     os.umask(0o022)
     mount("none", "/", "", PRIVATE | RECURSIVE, "")
     mount("tmpfs", STAGE, "tmpfs", NO_SUID | NO_DEVICES, "size=1m,mode=755")
@@ -35,7 +35,7 @@ def build(folder: str, needs: dict[str, object], disk_mb: int, files: int) -> No
         make_file("/new" + device)
         mount("/old" + device, "/new" + device, "", BIND, "")
     make_space((folder, "/tmp", "/dev/shm"), disk_mb, files)
-    show_python(needs)  # which may live in /tmp
+    show_python(needs)  # Python may be installed below /tmp
     os.chdir("/new")
     pivot(".", ".")
     check(libc.umount2(b".", DETACH), "old root")
@@ -44,7 +44,11 @@ def build(folder: str, needs: dict[str, object], disk_mb: int, files: int) -> No
 
 
 def show_python(needs: dict[str, object]) -> None:
-    """The interpreter, its shared libraries by name, and the standard library without what was installed into it."""
+    """Mount the interpreter, its shared libraries by name, and the standard library without installed packages.
+
+    Raises:
+        OSError: Python is in a folder that must not be shown.
+    """
     os.mkdir("/new" + LIBRARIES)
     os.symlink(LIBRARIES[1:], "/new/lib64")
     for name, source in dict(needs["libraries"]).items():  # type: ignore[call-overload]
@@ -61,7 +65,7 @@ def show_python(needs: dict[str, object]) -> None:
 
 
 def show(source: str, name: str) -> None:
-    """A file or folder of the machine under a name, with all that is mounted in it, to be read and nothing else."""
+    """Mount a file or folder read-only under a name, including mounts inside it."""
     old, new = "/old" + source, "/new" + name
     if os.path.lexists(new):
         return
@@ -75,7 +79,7 @@ def show(source: str, name: str) -> None:
 
 
 def make_space(places: tuple[str, ...], disk_mb: int, files: int) -> None:
-    """The writable folders, which share one limit of bytes and one of files."""
+    """Mount the writable folders, with a common size limit and a common file limit."""
     os.mkdir("/new/space")
     limits = f"size={disk_mb}m,nr_inodes={files + len(places) + 1},mode=755"
     mount("tmpfs", "/new/space", "tmpfs", NO_SUID | NO_DEVICES, limits)
@@ -90,14 +94,17 @@ def make_space(places: tuple[str, ...], disk_mb: int, files: int) -> None:
 
 
 def make_file(path: str) -> None:
+    """Create an empty file with its parent folders."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8"):
         pass
 
 
 def pivot(new: str, old: str) -> None:
+    """Change the root mount."""
     check(libc.syscall(PIVOT_ROOT[os.uname().machine], new.encode(), old.encode()), new)
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
+    """Mount a file system."""
     check(libc.mount(source.encode(), target.encode(), kind.encode() or None, flags, options.encode() or None), target)

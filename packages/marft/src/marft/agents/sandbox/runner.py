@@ -1,4 +1,4 @@
-"""Run Python code in a jail: a separate process without network, files, environment or neighbours."""
+"""Runner for Python code in a jail: a separate process without network, files, environment or other processes."""
 
 from __future__ import annotations
 
@@ -25,33 +25,34 @@ from marft.agents.sandbox.settings import SandboxSettings
 Outcome = Literal["finished", "failed", "timed_out", "killed", "too_much_output"]
 JAIL = Path(__file__).with_name("jail.py")
 CHUNK = 65536
-END_SECONDS = 5.0  # for a jail that is told to end
+END_SECONDS = 5.0  # time for a jail to end after SIGTERM
 _live: set[subprocess.Popen[bytes]] = set()
-TRIES = 3  # to build a first jail: a machine that is out of something for a moment is not one without isolation
+TRIES = 3  # attempts at the first jail: a temporary shortage of resources is not missing isolation
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of running code.
+    """Result of a run.
 
-    ``failed`` code ended with an error of its own; ``killed`` code was ended by a signal (a limit, mostly); the others
-    ran past the clock or wrote too much. Output is cut to its limit.
+    ``finished`` code exited with status 0. ``failed`` code exited with another status. ``killed`` code was ended by
+    a signal, usually because of a limit. Other outcomes mean that the run exceeded its time or output limit. Output
+    is cut at its limit.
     """
 
     outcome: Outcome
-    written: bytes  # to standard output
-    complained: bytes  # to standard error
+    written: bytes  # standard output
+    complained: bytes  # standard error
     status: int
     seconds: float
 
     @property
     def output(self) -> str:
-        """The text of standard output."""
+        """Text of standard output."""
         return self.written.decode(errors="replace")
 
     @property
     def errors(self) -> str:
-        """The text of standard error."""
+        """Text of standard error."""
         return self.complained.decode(errors="replace")
 
 
@@ -61,10 +62,13 @@ def run_python(
     """Run a program and wait for it.
 
     Args:
-        files: what lies in the working folder, by relative path.
+        code: Python source.
+        settings: limits; the defaults if None.
+        stdin: text for standard input.
+        files: contents of the working folder, by relative path.
 
     Raises:
-        ValueError: the machine offers no isolation, and the settings require it.
+        ValueError: the settings require isolation, and the machine offers none.
     """
     settings = settings or SandboxSettings()
     require_isolation(settings)
@@ -72,10 +76,10 @@ def run_python(
 
 
 def require_isolation(settings: SandboxSettings) -> None:
-    """Refuse where code could not be run as the settings ask.
+    """Check the machine for isolation, if the settings require it.
 
     Raises:
-        ValueError: the machine offers no isolation, and the settings require it.
+        ValueError: the settings require isolation, and the machine offers none.
     """
     if settings.isolation == "required" and (problem := isolation_problem()):
         raise ValueError(
@@ -88,7 +92,7 @@ def require_isolation(settings: SandboxSettings) -> None:
 
 @functools.cache
 def isolation_problem() -> str:
-    """Why no jail can be built on this machine; empty when one can."""
+    """Return the reason why this machine cannot build a jail, or "" if it can."""
     if not sys.platform.startswith("linux"):
         return f"there are no namespaces on {sys.platform}"
     try:
@@ -106,20 +110,20 @@ def isolation_problem() -> str:
 
 
 def end_all() -> None:
-    """Kill all code that runs now, so that whoever waits for it waits no more."""
+    """Kill running code, to release waiting callers."""
     for process in list(_live):
         process.terminate()
 
 
 def _free_name(name: str, taken: Iterable[str]) -> str:
-    """The name, with underscores before it as long as it is taken."""
+    """Return a free name, with leading underscores if needed."""
     while name in taken:
         name = f"_{name}"
     return name
 
 
 def _order(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """What the jail is told."""
+    """Return the order for the jail."""
     isolated, machine = settings.isolation == "required", os.uname().machine
     python = needs() if isolated else {"python": sys.executable}
     shown = {path.split("/")[1] for kind in ("files", "folders") for path in python.get(kind, ())}
@@ -162,7 +166,7 @@ def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, b
 def _talk(
     process: subprocess.Popen[bytes], order: bytes, settings: SandboxSettings, deadline: float
 ) -> tuple[bytes, bytes, Outcome | None]:
-    """Hand over the order, and read until the program ends, runs out of time or says too much."""
+    """Send the order, then read until the program ends, exceeds its timeout or writes too much."""
     assert process.stdin
     assert process.stdout
     assert process.stderr
@@ -203,7 +207,7 @@ def _talk(
 
 
 def _feed(process: subprocess.Popen[bytes], order: bytes) -> bytes:
-    """Write what the pipe takes → what is left; nothing when nobody reads any more."""
+    """Write as much as the pipe accepts, and return the rest; empty if the reader is gone."""
     assert process.stdin
     try:
         return order[os.write(process.stdin.fileno(), order[:CHUNK]) :]
@@ -214,7 +218,7 @@ def _feed(process: subprocess.Popen[bytes], order: bytes) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End whatever of the jail still lives: its keeper does, and all die with a keeper that does not."""
+    """End all processes of the jail: the keeper does so on SIGTERM, and killing the keeper kills the rest."""
     process.terminate()
     try:
         process.wait(END_SECONDS)

@@ -1,4 +1,4 @@
-"""How much model-written code may use."""
+"""Resource limits for model-written code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ Amount = Annotated[int, Field(ge=1, le=10**8)]
 
 
 class SandboxSettings(Settings):
-    """Limits of one run of code. Everything beyond them ends the run, which is reported and harms nothing else."""
+    """Limits of one run. A run that exceeds a limit ends, and the result reports it; nothing else is affected."""
 
-    seconds: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # on the clock
-    cpu_seconds: Amount = 10  # for each process
-    memory_mb: Amount = 512  # of all processes and files together; also address space of each process
-    disk_mb: Amount = 64  # of all files together
-    files: Amount = 4096  # with folders and links
-    open_files: Amount = 64  # of each process
-    processes: Amount = 16  # and threads, together
-    output_kb: Amount = 256  # of standard output and error, each
-    isolation: Literal["required", "none"] = "required"  # none: limits and filter alone, where there are no namespaces
+    seconds: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # timeout in seconds of wall-clock time
+    cpu_seconds: Amount = 10  # CPU time of each process, in seconds
+    memory_mb: Amount = 512  # memory of all processes and files together, and address space of each process, in MiB
+    disk_mb: Amount = 64  # size of all files together, in MiB
+    files: Amount = 4096  # maximum files, including folders and links
+    open_files: Amount = 64  # maximum open files of each process
+    processes: Amount = 16  # maximum processes and threads together
+    output_kb: Amount = 256  # maximum size of standard output, and of standard error, in KiB
+    # whether to require a jail with namespaces; "none" applies only limits and the filter, on machines without
+    # namespaces
+    isolation: Literal["required", "none"] = "required"

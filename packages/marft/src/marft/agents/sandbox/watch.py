@@ -1,36 +1,39 @@
-"""How much memory a jail uses, all its processes and files together; for machines that give it no control group.
+"""Memory measurement of a jail, over all processes and files, for machines without a control group.
 
-Resident and swapped memory of every process below the keeper, the files in memory, and for every open file what the
-kernel may hold back in a pipe or a socket. Memory that processes share is counted in full for each, and only if that
-exceeds the limit, page by page (proportional set size). Standard library alone.
+The total includes resident and swapped memory of every process below the keeper, and files in memory. For every
+open file, it adds the maximum that the kernel may hold in a pipe or a socket. Memory shared between processes
+counts in full for each. Only if the total exceeds the limit, a second count uses the proportional set size.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import os
 
-SECONDS = 0.02  # between two looks
+SECONDS = 0.02  # interval between measurements
 COUNTED = ("VmRSS:", "VmSwap:", "VmPTE:")
 SHARED_OUT = ("Pss:", "SwapPss:")
-GONE = (FileNotFoundError, ProcessLookupError)  # it has just ended
+GONE = (FileNotFoundError, ProcessLookupError)  # the process has just ended
 BUFFER = 212_992  # bytes: net.core.wmem_default, and more than a pipe holds
 
 
 def require() -> None:
-    """Make sure that the kernel tells who a process's children are.
+    """Check for kernel support of child lists.
 
     Raises:
-        OSError: it does not.
+        OSError: the kernel does not report the children of a process.
     """
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         raise OSError(0, "the kernel does not tell a process's children (CONFIG_PROC_CHILDREN)", "/proc")
 
 
 def too_much(keeper: int, space: int | None, limit: int) -> int:
-    """Bytes in use where they are more than the limit, else 0.
+    """Return the memory in use in bytes if it exceeds the limit, else 0.
 
     Args:
-        space: an open folder of the jail's file system, if that is in memory.
+        keeper: process id of the keeper.
+        space: descriptor of an open folder on the jail's file system, if it is in memory.
+        limit: in bytes.
     """
     processes = list(below(keeper).values())
     fixed = in_files(space) if space is not None else 0
@@ -42,7 +45,7 @@ def too_much(keeper: int, space: int | None, limit: int) -> int:
 
 
 def below(pid: int) -> dict[int, list[str]]:
-    """Children, their children, and so on: process → folders of its threads."""
+    """Return all descendants: process id → folders of its threads in /proc."""
     found: dict[int, list[str]] = {}
     unseen = [pid]
     while unseen:
@@ -59,9 +62,10 @@ def below(pid: int) -> dict[int, list[str]]:
 
 
 def counted(threads: list[str], file: str, names: tuple[str, ...]) -> int:
-    """Bytes: the sum of some rows in kB of a file about a process.
+    """Return the sum of the rows with these names in a file about a process, in bytes.
 
-    The threads of a process share its memory, and one that has ended tells nothing any more, the first one included.
+    The file's rows are in kB. Threads of a process share its memory. An ended thread, even the first, reports
+    nothing, so the first thread with rows counts.
     """
     for thread in threads:
         try:
@@ -75,18 +79,18 @@ def counted(threads: list[str], file: str, names: tuple[str, ...]) -> int:
 
 
 def open_files(thread: str) -> int:
-    """What a thread holds open: they share that mostly, but need not."""
+    """Return a thread's number of open files; threads usually share them, but need not."""
     try:
         return len(os.listdir(f"{thread}/fd"))
     except GONE:
         return 0
-    except PermissionError:  # it is ending, and belongs to nobody any more
+    except PermissionError:  # the process is exiting and has no owner any more
         if counted([thread], "status", COUNTED):
             raise
         return 0
 
 
 def in_files(space: int) -> int:
-    """Bytes in the files of a file system."""
+    """Return the size in bytes of all files on a file system."""
     state = os.statvfs(space)
     return (state.f_blocks - state.f_bfree) * state.f_frsize

@@ -1,1 +1,1 @@
-"""Where tools come from: functions, MCP servers, the sandbox, skills."""
+"""Tool sources: functions, MCP servers, the sandbox, skills."""

@@ -1,4 +1,4 @@
-"""A connection to an MCP server: one client of the official package, on a thread of its own."""
+"""Connection to an MCP server: one client from the official package, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp_types import CallToolResult
 
-CLOSE_SECONDS = 15.0  # the client gives a server some time to end, then kills it
-PING_SECONDS = 5.0  # for a server to answer anything, after a call that did not end
+CLOSE_SECONDS = 15.0  # the client gives a server time to end, then kills it
+PING_SECONDS = 5.0  # timeout for a server to respond to anything after a call that did not end
 
 
 class ServerSettings(Protocol):
-    """How a server is reached: it is started, or it has a url."""
+    """Settings for reaching a server: a command that starts it, or a URL."""
 
     @property
     def command(self) -> tuple[str, ...]: ...
@@ -49,30 +49,37 @@ class ServerSettings(Protocol):
 
 
 class Connection:
-    """Talks to one server, on a thread of its own. It connects with the first call, and again with the next one after
-    the server was lost, or answered nothing after a call that came to no end. Close it."""
+    """Connection to one server, on a thread of its own; call :meth:`close` at the end.
+
+    The first call connects. The next call connects again if the server was lost, or did not respond to a probe
+    after a call without an end.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self._thread = LoopThread()
         self._link: _Link | None = None
-        self._links: list[_Link] = []  # all that have not come to their end, those that were given up included
+        self._links: list[_Link] = []  # all links not ended yet, including abandoned ones
         self._doubts: asyncio.Task[None] | None = None
         self._over: Future[None] | None = None
 
     def tools(self) -> list[Tool]:
-        """What the server offers.
+        """Return the server's tools.
 
         Raises:
-            ValueError: it cannot be reached.
+            ValueError: the server cannot be reached.
         """
         try:
             return asyncio.run_coroutine_threadsafe(self._list(), self._thread.loop).result()
-        except Exception as error:  # noqa: BLE001  somebody else's server
+        except Exception as error:  # noqa: BLE001  an external server can cause any error
             raise ValueError(f"cannot connect to {self.where}: {_reason(error, self.settings)}") from None
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Use a tool; from any event loop."""
+        """Call a tool; works from any event loop.
+
+        Raises:
+            RuntimeError: the connection is closed, or the call failed.
+        """
         if self._over is not None:
             raise RuntimeError("the connection is closed")
         return await asyncio.wrap_future(
@@ -80,19 +87,19 @@ class Connection:
         )
 
     def end(self) -> Future[None]:
-        """Leave, which is done once the future is: a server that we started has ended then, and so has the thread."""
+        """Start closing. Once the future is done, a started server and the thread have ended."""
         if self._over is None:
             self._over = asyncio.run_coroutine_threadsafe(self._part(), self._thread.loop)
             self._over.add_done_callback(lambda _: self._thread.stop())
         return self._over
 
     def close(self) -> None:
-        """Leave, and wait until that is done."""
+        """Close the connection and wait."""
         self.end().result()
 
     @property
     def where(self) -> str:
-        """The server's address, or what starts it."""
+        """The server's URL, or its command."""
         return self.settings.url or " ".join(self.settings.command)
 
     async def _call(self, tool: str, arguments: dict[str, object]) -> str:
@@ -141,11 +148,11 @@ class Connection:
         return self._link
 
     async def _make_sure(self, link: _Link, client: Client) -> None:
-        """Part from a server that does not even answer that it is there."""
+        """Drop a server that does not respond to a probe."""
         try:
             async with asyncio.timeout(PING_SECONDS):
                 await client.list_tools(cache_mode="refresh")
-        except Exception:  # noqa: BLE001  no answer, whatever the reason
+        except Exception:  # noqa: BLE001  no response, for any reason
             await self._drop(link)
 
     async def _drop(self, link: _Link) -> None:
@@ -160,7 +167,7 @@ class Connection:
 
 
 class _Link:
-    """One client, and the task in which it begins and ends."""
+    """One client, and the task that enters and exits it."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
@@ -171,28 +178,30 @@ class _Link:
 
     @property
     def failed(self) -> bool:
+        """True if connecting failed."""
         return self._client.done() and self._client.exception() is not None
 
     @property
     def over(self) -> bool:
+        """True after the end of the task."""
         return self._keeper.done()
 
     async def client(self) -> Client:
-        """The client, once it is connected; whoever is cancelled leaves it to the others that wait.
+        """Return the client once connected; a cancelled caller does not affect other callers.
 
         Raises:
-            ValueError: the server did not answer in time.
+            ValueError: the server did not respond in time.
         """
         return await asyncio.shield(self._client)
 
     def explained(self, error: BaseException) -> str:
-        """Return the error in a line, with what the server has sent that it should not have."""
+        """Return an error in one line, with notes on invalid data from the server."""
         told = _masked(self.intake.told(), self.settings)
         reason = _reason(error, self.settings)
         return told if self.intake.fault else "; ".join(part for part in (reason, told) if part)
 
     async def part(self) -> None:
-        """Leave, or give up connecting. Takes ``CLOSE_SECONDS`` at most."""
+        """Disconnect, or stop connecting; takes at most ``CLOSE_SECONDS``."""
         self._leave.set()
         if not self._client.done():
             self._keeper.cancel()
@@ -210,7 +219,7 @@ class _Link:
                     raise _late(self.settings) from None
                 self._client.set_result(client)
                 await self._leave.wait()
-        except Exception as error:  # noqa: BLE001  whoever waits must hear of it; after that the connection is over
+        except Exception as error:  # noqa: BLE001  passed on to all waiting callers
             self._fail(ValueError(self.explained(error)))
         finally:
             self._fail(RuntimeError("the connection is closed"))
@@ -218,12 +227,14 @@ class _Link:
     def _fail(self, error: Exception) -> None:
         if not self._client.done():
             self._client.set_exception(error)
-            self._client.exception()  # has been heard, also where nobody waits
+            self._client.exception()  # marks the error as retrieved, even if no caller waits
 
 
 async def _as_it_is(name: str, result: CallToolResult) -> None:
-    """Leave a result unchecked against its tool's output schema: agents read it either way, and a pattern of a
-    stranger's schema can search for ever."""
+    """Skip the validation of a result against its tool's output schema.
+
+    Agents read the result either way, and a pattern in an untrusted schema can make the search run forever.
+    """
 
 
 async def _made(settings: ServerSettings, stack: AsyncExitStack, intake: Intake) -> Client:
@@ -243,16 +254,16 @@ async def _made(settings: ServerSettings, stack: AsyncExitStack, intake: Intake)
 
 
 def secrets_of(settings: ServerSettings) -> list[str]:
-    """What a server is told in confidence: what its headers hold, and variables whose names sound like secrets."""
+    """Return the confidential values that a server receives: header values, and variables with secret-like names."""
     headers = [os.environ.get(variable, "").strip() for variable in settings.header_variables.values()]
     return [*headers, *secrets_in({name: os.environ.get(name, "") for name in settings.environment})]
 
 
 def text_of(result: CallToolResult, secrets: Collection[str] = ()) -> str:
-    """What an agent reads of a result, without secrets, should it echo them.
+    """Return a result as the text that an agent reads, with echoed secrets masked.
 
     Raises:
-        RuntimeError: the tool says that it failed.
+        RuntimeError: the tool reports a failure.
     """
     text = masked(secrets, read_result(result))
     if result.is_error:
@@ -278,7 +289,7 @@ def _late(settings: ServerSettings) -> ValueError:
 
 
 def _reason(error: BaseException, settings: ServerSettings) -> str:
-    """What is behind a group of errors, in one line, without what its headers hold."""
+    """Return the first cause in a group of errors, in one line, with header values masked."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return _masked(str(error).splitlines()[0] if str(error) else type(error).__name__, settings)

@@ -1,4 +1,4 @@
-"""The result of an MCP tool as the text that an agent reads, every type of content included."""
+"""Text form of an MCP tool result, for every content type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def read_result(result: CallToolResult) -> str:
-    """Return what a result says: its content in order, then structured content that no text repeats.
+    """Return a result as text: its content in order, then structured content that no text repeats.
 
     Images, audio and binary resources are described by name, address, type and size.
     """
@@ -48,7 +48,7 @@ def _told(description: str | None) -> str:
 
 
 def _size(data: str) -> str:
-    """The size of what base64 encodes.
+    """Return the size of base64-encoded data.
 
     >>> _size("aGVsbG8=")
     '5 bytes'
@@ -57,9 +57,10 @@ def _size(data: str) -> str:
 
 
 def _is_repeated(structured: object, content: Sequence[ContentBlock]) -> bool:
-    """Return whether the text says what the structured content does, as the protocol recommends.
+    """Return true if the text repeats the structured content, as the protocol recommends.
 
-    Servers wrap a result that is no object: ``{"result": 3}`` beside the text ``3``, or beside one text per item.
+    Servers wrap a result that is not an object: ``{"result": 3}`` beside the text ``3``, or beside one text per
+    item.
     """
     texts = [block.text for block in content if block.type == "text"]
     wrapped = isinstance(structured, dict) and list(structured) == ["result"]

@@ -1,4 +1,4 @@
-"""Python functions as tools: what an agent is told of them comes from their signature and docstring."""
+"""Python functions as tools, described to agents by their signature and docstring."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from marft.config.plugins import Plugin, import_path
 
 
 class Functions(Plugin):
-    """A function, or a class whose public methods are tools; ``call`` is its import path.
+    """Tool from a function, or tools from a class's public methods; ``call`` is its import path.
 
-    An object of the class is made for every episode, from its task and a seed: it may keep what one episode does.
+    Every episode creates an object of the class from its task and a seed, so the object may keep state within the
+    episode.
 
     ::
 
@@ -48,13 +49,13 @@ class Functions(Plugin):
         return call
 
     def connect(self) -> FunctionSource:
-        """What the run uses."""
+        """Return the tool source for the run."""
         return FunctionSource(import_path(self.call))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A function and the model that its arguments must fit."""
+    """Function with a model that validates its arguments."""
 
     tool: Tool
     arguments: type[BaseModel]
@@ -62,11 +63,11 @@ class Function:
 
     @staticmethod
     def of(function: Callable[..., object], method: bool = False) -> Function:
-        """Read the signature.
+        """Read a function's signature.
 
         Raises:
-            ValueError: an argument has no type hint, or one that has no JSON schema, or takes any number of values; or
-                what it returns is never JSON.
+            ValueError: an argument has no type hint, a type without a JSON schema, or takes any number of values; or
+                the return type never has a JSON form.
         """
         try:
             return Function._read(function, method)
@@ -85,7 +86,7 @@ class Function:
             if parameter.name not in hints:
                 raise ValueError(f"tool {name!r}: its argument {parameter.name!r} needs a type hint")
             default = ... if parameter.default is parameter.empty else parameter.default
-            # whatever an argument is called, it must shadow nothing of pydantic's
+            # an argument name must not shadow an attribute of pydantic models
             fields[f"argument_{parameter.name}"] = (hints[parameter.name], Field(default, alias=parameter.name))
         _refuse_return(name, hints.get("return", Any))
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
@@ -95,10 +96,10 @@ class Function:
         return Function(tool, model, tuple(fields))
 
     def bind(self, arguments: Mapping[str, object]) -> dict[str, object]:
-        """Arguments as the function takes them.
+        """Return validated arguments for the function.
 
         Raises:
-            ValueError: they do not fit, said in words for the agent.
+            ValueError: the arguments are invalid; the message is for the agent.
         """
         try:
             bound = self.arguments.model_validate(dict(arguments))
@@ -110,7 +111,7 @@ class Function:
 
 @dataclass(eq=False)
 class FunctionSource(ToolSource):
-    """A function, or a class, that was looked at."""
+    """Tool source for a function or a class."""
 
     found: Callable[..., object]
     functions: dict[str, Function] = field(init=False)
@@ -120,16 +121,16 @@ class FunctionSource(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """What the functions' signatures and docstrings say of them."""
+        """Tool descriptions from signatures and docstrings."""
         return [function.tool for function in self.functions.values()]
 
     @property
     def stateful(self) -> bool:
-        """Whether the functions are methods of an object made for each episode."""
+        """True for methods of an object created per episode."""
         return isinstance(self.found, type)
 
     def open(self, task: Task, seed: int) -> FunctionSession:
-        """Make the object that an episode's calls go to, where there is one."""
+        """Open a session; for a class, create the episode's object."""
         if not isinstance(self.found, type):
             return FunctionSession(self.functions, {self.found.__name__: self.found})
         made = self.found(task, seed)
@@ -138,18 +139,18 @@ class FunctionSource(ToolSource):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FunctionSession:
-    """Functions as one episode calls them."""
+    """Function tools in one episode."""
 
     functions: Mapping[str, Function]
     bodies: Mapping[str, Callable[..., object]]
     owner: object = None
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Call the function → its result as text (:mod:`.results`). The agent reads what it raises."""
+        """Call a function and return its result as text (:mod:`.results`); errors go to the agent."""
         return await text_of(self.bodies[tool](**self.functions[tool].bind(arguments)))
 
     async def end(self) -> None:
-        """End what the episode's object holds, if it has a ``close``."""
+        """Call the episode object's ``close`` method, if present."""
         close = getattr(self.owner, "close", None)
         done = close() if callable(close) else None
         if isinstance(done, Awaitable):
@@ -157,10 +158,10 @@ class FunctionSession:
 
 
 class SessionSource(ToolSource):
-    """The tools that the sessions of an environment bring: those of its methods that are marked as tools.
+    """Tool source for an environment session: its methods marked as tools.
 
     Raises:
-        ValueError: none is.
+        ValueError: no method is marked.
     """
 
     def __init__(self, session: type) -> None:
@@ -171,15 +172,15 @@ class SessionSource(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """What the session's class says of its methods."""
+        """Tool descriptions from the session class."""
         return [function.tool for function in self.functions.values()]
 
     def open(self, task: Task, seed: int) -> ToolSession:
-        """They come with the environment's session; see :meth:`joined`."""
+        """Raise an error: the environment opens the session; see :meth:`joined`."""
         raise AssertionError(f"the session of {task.id} (seed {seed}) has not begun")
 
     def joined(self, session: Session) -> ToolSession:
-        """The methods of the environment's own session, or of what it calls its toolbox."""
+        """Return a session for the methods of the environment's session, or of its ``toolbox``."""
         owner = getattr(session, "toolbox", session)
         return FunctionSession(self.functions, {name: getattr(owner, name) for name in self.functions})
 

@@ -1,4 +1,4 @@
-"""How much an MCP server may send, and what is kept of what it should not have sent."""
+"""Limits on an MCP server's traffic, and a short record of invalid data."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 from marft.common.texts import one_line, raised
 from marft.common.types import Tool
 
-MESSAGE_BYTES = 8 << 20  # of one message
-UNASKED_BYTES = 32 << 20  # of all that comes after the last request of ours
+MESSAGE_BYTES = 8 << 20  # maximum size of one message
+UNASKED_BYTES = 32 << 20  # maximum size of all data after our last request
 UNASKED_LINES = 10_000
-MOST_TOOLS = 1_000  # that a server lists
-MOST_PAGES = 100  # of that list
+MOST_TOOLS = 1_000  # maximum tools in a server's list
+MOST_PAGES = 100  # maximum pages of the list
 NAME_CHARACTERS = 200
 DESCRIPTION_CHARACTERS = 16_384
-SCHEMA_CHARACTERS = 65_536  # of the JSON of a tool's arguments
-LISTED_CHARACTERS = 1 << 20  # of all tools that agents get from a server
-QUOTED = 120  # characters
+SCHEMA_CHARACTERS = 65_536  # maximum JSON size of a tool's argument schema
+LISTED_CHARACTERS = 1 << 20  # maximum total size of all tools that agents get from a server
+QUOTED = 120  # characters quoted in messages
 
 
 class TooMuchError(ValueError):
-    """A server sends more than it may."""
+    """MCP server exceeded a limit."""
 
 
 class Intake:
-    """Counts what a server sends. ``fault`` says what was too much; after that, nothing is read from it."""
+    """Traffic counter for one server. ``fault`` describes the exceeded limit; afterwards, no more data is read."""
 
     def __init__(self) -> None:
         self.fault = ""
@@ -36,14 +36,14 @@ class Intake:
         self._logged = _of_library.count
 
     def asked(self) -> None:
-        """Note a request of ours: what comes now may be the answer."""
+        """Reset the counters at our request: the following data may be its response."""
         self._lines = self._bytes = 0
 
     def took(self, size: int, lines: int = 0) -> None:
-        """Count what was read.
+        """Count received data.
 
         Raises:
-            TooMuchError: nothing of it was asked for.
+            TooMuchError: the server sent too much after a single request.
         """
         self._bytes += size
         self._lines += lines
@@ -53,21 +53,21 @@ class Intake:
             )
 
     def noted(self, line: bytes) -> None:
-        """Remember a line that is no message."""
+        """Store a line outside the protocol."""
         self._noise += 1
         self._last = line[:QUOTED].decode("utf-8", "replace")
 
     def refused(self, fault: str) -> TooMuchError:
-        """Return the error for what is too much, which is kept as the fault."""
+        """Store the first fault, and return an error."""
         self.fault = self.fault or fault
         return TooMuchError(self.told())
 
     def too_long(self) -> TooMuchError:
-        """Return the error for a message of more than ``MESSAGE_BYTES``."""
+        """Return the error for a message larger than ``MESSAGE_BYTES``."""
         return self.refused(f"it sent a message of more than {MESSAGE_BYTES >> 20} MiB")
 
     def told(self) -> str:
-        """Return the fault, what else it wrote, and what the library has logged last; ``""`` where there is nothing."""
+        """Return the fault, invalid lines and the library's last log message, or ""."""
         parts = [self.fault] if self.fault else []
         if self._noise:
             parts.append(
@@ -80,13 +80,14 @@ class Intake:
 
 
 class _Heard(logging.Handler):
-    """Counts what the ``mcp`` package logs, and keeps the last of it, in the place of writing it to the terminal."""
+    """Log handler for the ``mcp`` package: counts messages and stores the last, instead of printing."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.count, self.last = 0, ""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Count and store a message."""
         error = record.exc_info[1] if record.exc_info else None
         said = f"{record.getMessage()[:QUOTED]}: {raised(error)[:QUOTED]}" if error else record.getMessage()[:QUOTED]
         self.count, self.last = self.count + 1, one_line(said)
@@ -96,12 +97,13 @@ _of_library = _Heard()
 
 
 def quiet_library() -> None:
-    """Keep the log of the ``mcp`` package off the terminal."""
+    """Redirect the ``mcp`` package's log away from the terminal."""
     import mcp
 
     logger, folder = logging.getLogger("mcp"), str(Path(mcp.__file__).parent)
 
     def others(record: logging.LogRecord) -> bool:
+        """Return false for messages from the package's files."""
         if not record.pathname.startswith(folder):
             return True
         _of_library.handle(record)
@@ -110,14 +112,15 @@ def quiet_library() -> None:
     if _of_library not in logger.handlers:
         logger.addHandler(_of_library)
         logger.propagate = False
-        logging.getLogger("client").addFilter(others)  # its sessions log under this name, as others may
+        # the package's sessions use this logger name, as other packages may
+        logging.getLogger("client").addFilter(others)
 
 
 def refuse_many(tools: int, pages: int) -> None:
-    """Check how far a server's list goes.
+    """Check the length of a server's tool list.
 
     Raises:
-        TooMuchError: further than it may.
+        TooMuchError: the list has too many tools or pages.
     """
     if tools > MOST_TOOLS or pages > MOST_PAGES:
         raise TooMuchError(
@@ -127,10 +130,10 @@ def refuse_many(tools: int, pages: int) -> None:
 
 
 def refuse_large(tools: Sequence[Tool], server: str) -> None:
-    """Check the tools that agents get.
+    """Check the sizes of an agent's tools.
 
     Raises:
-        ValueError: one of them is larger than a tool may be, or all are together; it says which, and what to do.
+        ValueError: a tool, or all tools together, exceed a size limit. The message names the tool and a remedy.
     """
     total = 0
     for tool in tools:

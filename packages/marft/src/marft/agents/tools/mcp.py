@@ -1,4 +1,4 @@
-"""Tools of MCP servers, over stdio or HTTP."""
+"""Tools from MCP servers, over stdio or HTTP."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from marft.config.plugins import Plugin
 from marft.config.settings import Positive
 
 HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.1
-SHOWN = 20  # names of tools in an error
+SHOWN = 20  # maximum tool names in an error message
 
 
 class MCP(Plugin):
-    """A server that is started (``command``) or talked to (``url``).
+    """MCP server, either started (``command``) or already running (``url``).
 
-    All episodes share one connection, unless ``per_episode``: then each has its own, and with ``command`` a server of
-    its own, for tools that keep a state.
+    All episodes share one connection by default. With ``per_episode``, each episode has a connection of its own,
+    and with ``command`` a server of its own, for tools that keep state.
 
     ::
 
@@ -45,15 +45,15 @@ class MCP(Plugin):
         header_variables = { Authorization = "SEARCH_KEY" }     # a header, and the variable that holds it
     """
 
-    command: Strings = ()  # starts a server: program and arguments
-    environment: Strings = ()  # variables of ours that the server may see
-    folder: Annotated[str, AtHome] = ""  # that a started server works in
-    log: Annotated[str, AtHome] = ""  # file for what it writes to standard error; else that is dropped
-    url: str = ""  # of a server that is running
-    header_variables: dict[str, str] = {}  # a header, and the environment variable that holds all of it
-    only: Strings = ()  # the names of some tools; all when empty
-    per_episode: bool = False  # a server, or a connection, for every episode: where it keeps a state
-    connect_seconds: Positive = 30.0  # for the server to answer for the first time
+    command: Strings = ()  # program and arguments that start the server
+    environment: Strings = ()  # names of our environment variables that the server may see
+    folder: Annotated[str, AtHome] = ""  # working folder of a started server
+    log: Annotated[str, AtHome] = ""  # file for the server's standard error; "" discards it
+    url: str = ""  # URL of a running server
+    header_variables: dict[str, str] = {}  # header name → name of the environment variable that holds its whole value
+    only: Strings = ()  # names of the tools to offer; empty offers all
+    per_episode: bool = False  # one server or connection for each episode, for servers that keep state
+    connect_seconds: Positive = 30.0  # timeout for the server's first response, in seconds
 
     @field_validator("url")
     @classmethod
@@ -94,10 +94,10 @@ class MCP(Plugin):
         return self
 
     def connect(self) -> ToolSource:
-        """What the run uses.
+        """Return the tool source for the run.
 
         Raises:
-            ValueError: there is no such server, or it lacks a tool.
+            ValueError: the server cannot be started or reached, or lacks a requested tool.
         """
         if self.command and shutil.which(self.command[0]) is None:
             raise ValueError(f"there is no program {self.command[0]!r}")
@@ -107,7 +107,7 @@ class MCP(Plugin):
         try:
             chosen = self._chosen(connection.tools())
             refuse_large(chosen, connection.where)
-        except BaseException:  # Ctrl-C included
+        except BaseException:  # including Ctrl-C
             connection.close()
             raise
         if not self.per_episode:
@@ -126,27 +126,27 @@ class MCP(Plugin):
 
 
 class SharedServer(StatelessSource):
-    """One connection for all episodes."""
+    """Tool source with one connection for the whole run."""
 
     def __init__(self, connection: Connection, tools: Sequence[Tool]) -> None:
         self.connection, self._tools = connection, tools
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """What the server lists."""
+        """Tools that the server lists."""
         return self._tools
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Ask the server → the text of its answer."""
+        """Call a tool on the server and return its text."""
         return await self.connection.call(tool, arguments)
 
     def close(self) -> None:
-        """End the connection, and the server where we started it."""
+        """Close the connection, and end the server if MARFT started it."""
         self.connection.close()
 
 
 class OwnServers(ToolSource):
-    """A connection for every episode."""
+    """Tool source with one connection per episode."""
 
     def __init__(self, settings: MCP, tools: Sequence[Tool]) -> None:
         self.settings, self._tools = settings, tools
@@ -154,37 +154,37 @@ class OwnServers(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """What the server lists, asked once."""
+        """Tools that the server listed at the start."""
         return self._tools
 
     def open(self, task: Task, seed: int) -> ToolSession:  # noqa: ARG002
-        """A connection of the episode's own."""
+        """Open a connection for one episode."""
         connection = Connection(self.settings)
         self._live.add(connection)
         return OwnServer(connection, self._live)
 
     def close(self) -> None:
-        """End the connections of all episodes that are not over."""
+        """Close the running episodes' connections."""
         for ending in [connection.end() for connection in list(self._live)]:
             ending.result()
 
 
 class OwnServer:
-    """The connection of one episode.
+    """Connection for one episode.
 
     Args:
-        live: the connections of all episodes that are not over.
+        live: connections of all running episodes.
     """
 
     def __init__(self, connection: Connection, live: set[Connection]) -> None:
         self._connection, self._live = connection, live
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Ask the episode's server → the text of its answer."""
+        """Call a tool on the episode's server and return its text."""
         return await self._connection.call(tool, arguments)
 
     async def end(self) -> None:
-        """End the episode's server. It goes on where nobody waits for it any more."""
+        """Close the connection; closing continues even if the caller stops waiting."""
         ending = self._connection.end()
         ending.add_done_callback(lambda _: self._live.discard(self._connection))
         await asyncio.shield(asyncio.wrap_future(ending))

@@ -1,4 +1,4 @@
-"""A memory as tools: agents remember, recall and forget, and what they write is theirs to learn."""
+"""Memory as tools: agents remember, recall and forget, and training shapes the content."""
 
 from __future__ import annotations
 
@@ -21,37 +21,38 @@ NOTHING = "(nothing)"
 
 
 class Remembering(Plugin):
-    """``remember(text, key, kind)``, ``recall(question)`` and ``forget(key)`` on a memory that all agents with this
-    source share, for one episode."""
+    """Tools ``remember(text, key, kind)``, ``recall(question)`` and ``forget(key)`` on a memory. All agents with
+    this tool source share one memory per episode.
+    """
 
-    store: MemoryPlugin = Field({"name": "key_value"}, validate_default=True)  # the memory system, with its keys
-    budget: Count = 200  # tokens (words and marks) that one recall gives, at most
+    store: MemoryPlugin = Field({"name": "key_value"}, validate_default=True)  # memory system with its keys
+    budget: Count = 200  # maximum tokens (words and punctuation marks) per recall
 
     def connect(self) -> MemorySource:
-        """What the run uses."""
+        """Return the tool source for the run."""
         return MemorySource(self.store, self.budget)
 
 
 @dataclass(frozen=True)
 class MemorySource(ToolSource):
-    """A new memory for every episode."""
+    """Tool source with a new memory for every episode."""
 
     store: Any
     budget: int
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """Three tools."""
+        """Descriptions of the three tools."""
         return [Function.of(getattr(MemoryTools, name), method=True).tool for name in NAMES]
 
-    def open(self, task: Task, seed: int) -> MemorySession:  # noqa: ARG002  it begins empty, and nothing is random
-        """An empty memory."""
+    def open(self, task: Task, seed: int) -> MemorySession:  # noqa: ARG002  starts empty and uses no randomness
+        """Open a session with an empty memory."""
         return MemorySession(open_store(self.store), self.budget)
 
 
 @dataclass(frozen=True)
 class MemoryTools:
-    """What agents are told, and what is done."""
+    """Implementation of the three tools. Agents read the docstrings of its methods as tool descriptions."""
 
     store: Store
     budget: int
@@ -76,16 +77,16 @@ NAMES = ("remember", "recall", "forget")
 
 
 class MemorySession:
-    """The tools of one episode."""
+    """Memory tools in one episode."""
 
     def __init__(self, store: Store, budget: int) -> None:
         self.store, self._tools = store, MemoryTools(store, budget)
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Use one; what a call says wrongly is the agent's to read."""
+        """Call a tool; an agent reads errors in its arguments."""
         method = getattr(self._tools, tool)
         bound = Function.of(getattr(MemoryTools, tool), method=True).bind(arguments)
         return str(await method(**bound))
 
     async def end(self) -> None:
-        """Nothing was opened: the memory goes with its episode."""
+        """Do nothing: the memory ends with its episode."""

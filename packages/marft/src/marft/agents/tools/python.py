@@ -1,4 +1,4 @@
-"""A tool that runs Python in the sandbox."""
+"""Tool that runs Python in the sandbox."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ ABOUT = (
 
 
 class Python(Plugin):
-    """``python(code)``; the fields are the sandbox's limits."""
+    """Tool ``python(code)``; the fields limit the sandbox."""
 
-    limits: SandboxSettings = SandboxSettings()  # of the sandbox, for each call
+    limits: SandboxSettings = SandboxSettings()  # sandbox limits for each call
 
     def connect(self) -> PythonSource:
-        """What the run uses.
+        """Return the tool source for the run.
 
         Raises:
-            ValueError: the machine offers no isolation.
+            ValueError: the limits require isolation, and the machine offers none.
         """
         require_isolation(self.limits)
         return PythonSource(self.limits)
 
 
 class Sandboxed(StatelessSource):
-    """Tools of which every call has a jail of its own."""
+    """Tool source with one jail per call."""
 
     limits: SandboxSettings
 
     @property
     def at_once(self) -> int:
-        """A jail for each core."""
+        """One jail per CPU core."""
         return os.cpu_count() or 1
 
     @property
     def longest(self) -> float:
-        """Seconds that the sandbox lets a call run."""
+        """Timeout of a sandbox run in seconds."""
         return self.limits.seconds
 
 
 @dataclass(frozen=True)
 class PythonSource(Sandboxed):
-    """The same for every episode."""
+    """Tool source for ``python``, shared by all episodes."""
 
     limits: SandboxSettings
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """One tool, which takes a program."""
+        """A single tool with a program argument."""
         code = {"type": "string", "description": "The whole program."}
         return [Tool("python", ABOUT, {"type": "object", "properties": {"code": code}, "required": ["code"]})]
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:  # noqa: ARG002
-        """Run the program in a jail → what it printed."""
+        """Run the program in a jail and return its output."""
         code = arguments.get("code")
         if not isinstance(code, str):
             raise ValueError('code must be a string, such as {"code": "print(2 + 3)"}')
@@ -70,7 +70,7 @@ class PythonSource(Sandboxed):
 
 
 def report(ran: Ran) -> str:
-    """What an agent is shown of a run of code: output, errors, and how it ended where that was not well."""
+    """Return a run's report for an agent: output, errors, and the reason if the run did not finish normally."""
     how = {
         "finished": "",
         "failed": f"[exit status {ran.status}]",

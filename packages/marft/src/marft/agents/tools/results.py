@@ -1,4 +1,4 @@
-"""The result of a Python tool as text: strings as they are, all else as JSON, in pydantic's form."""
+"""Text form for Python tool results: strings unchanged, other values in pydantic's JSON form."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-MOST_ITEMS = 100_000  # that are taken from a generator
+MOST_ITEMS = 100_000  # maximum items read from a generator
 WRAPPERS = (Awaitable, Coroutine, AsyncGenerator, AsyncIterable, AsyncIterator)
-WITHOUT_TEXT = (Callable, type)  # pydantic has a schema of them, and no JSON
+WITHOUT_TEXT = (Callable, type)  # pydantic has a schema for these types, but no JSON form
 GIVE = "return text, numbers, lists, dictionaries, a dataclass or a pydantic model"
 
 
 async def text_of(result: object) -> str:
-    """Return a result as text. Awaitables are awaited, generators collected.
+    """Return a result as text. Awaitables are awaited, generators are collected.
 
     Raises:
-        ValueError: it cannot be written as JSON.
+        ValueError: the result has no JSON form, or yields more than ``MOST_ITEMS`` items.
     """
     if isinstance(result, Awaitable):
         result = await result
@@ -42,7 +42,7 @@ async def text_of(result: object) -> str:
             found.append(_within(item, len(found)))
         result = found
     if isinstance(result, Iterator):
-        result = _plain(result)  # as many items as there may be
+        result = _plain(result)  # up to MOST_ITEMS items
     if isinstance(result, str):
         return result if type(result) is str else str(to_jsonable_python(result))
     try:
@@ -55,7 +55,7 @@ def refuse_return(annotation: Any) -> None:
     """Check the return annotation of a tool.
 
     Raises:
-        ValueError: no value of that type can be written as JSON.
+        ValueError: no value of that type has a JSON form.
     """
     if not _may_be_text(annotation):
         shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
@@ -83,18 +83,24 @@ def _may_be_text(annotation: Any) -> bool:
 
 
 def _can_be_listed(kind: Any) -> bool:
-    """Return whether values of a type become lists: arrays, and what is iterated over."""
+    """Return true if values of a type become lists: arrays and iterables."""
     return hasattr(kind, "tolist") or (isinstance(kind, type) and issubclass(kind, Iterable))
 
 
 def _is_open(kind: type) -> bool:
-    """Return whether a type only says what its values can do."""
+    """Return true if a type only describes an interface: abstract classes and protocols."""
     return inspect.isabstract(kind) or bool(getattr(kind, "_is_protocol", False))
 
 
 def _plain(value: Any) -> Any:
-    """Return what pydantic knows in the place of what it does not: NumPy's scalars and arrays, pandas' columns with
-    None for what is missing, and other iterables."""
+    """Convert a value unknown to pydantic.
+
+    NumPy scalars and arrays, pandas columns (missing values become None) and other iterables become Python values.
+
+    Raises:
+        TypeError: the value has no JSON form.
+        ValueError: an iterable yields more than ``MOST_ITEMS`` items.
+    """
     tolist, isna = getattr(value, "tolist", None), getattr(value, "isna", None)
     if callable(tolist) and not isinstance(value, type):
         if not callable(isna):

@@ -1,8 +1,8 @@
-"""Skills: folders with instructions and scripts, given to an agent's profile.
+"""Skills: folders with instructions and scripts, added to an agent's profile.
 
-``SKILL.md`` begins with a header that has a ``name`` and a ``description``; the rest are instructions, which become
-part of the agent's own. Its ``scripts/*.py`` run in the sandbox, with the whole folder at hand; its other files can be
-read.
+``SKILL.md`` begins with a header that has a ``name`` and a ``description``. The rest contains instructions, which
+become part of the agent's own. The scripts in ``scripts/*.py`` run in the sandbox with a copy of the whole folder.
+Agents can read its other files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START = (
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """One skill, read.
+    """Skill read from a folder.
 
     >>> Skill("unit-conversion", "Convert units.", "Always name the unit.", {}).prefix
     'unit_conversion'
@@ -45,20 +45,22 @@ class Skill:
 
     @property
     def prefix(self) -> str:
-        """What the names of its tools begin with."""
+        """Prefix for the names of the skill's tools."""
         return re.sub(r"\W", "_", self.name, flags=re.ASCII)
 
     @property
     def scripts(self) -> list[str]:
+        """Paths of the scripts, sorted."""
         return sorted(name for name in self.files if re.fullmatch(r"scripts/[^/]+\.py", name))
 
     @property
     def texts(self) -> list[str]:
+        """Paths to the remaining files, sorted."""
         return sorted(set(self.files) - set(self.scripts))
 
     @property
     def profile(self) -> str:
-        """What it adds to an agent's instructions."""
+        """Text to add to an agent's instructions."""
         return "\n".join(part for part in (f"# Skill: {self.name}", self.description, "", self.instructions) if part)
 
 
@@ -66,7 +68,8 @@ def read_skill(folder: str) -> Skill:
     """Read a skill's folder.
 
     Raises:
-        ValueError: it has no SKILL.md with a name and a description, is too large, or has links that lead out of it.
+        ValueError: the folder has no valid SKILL.md with a name and a description, is too large, or contains links
+            that lead out of it.
     """
     path = Path(folder)
     name, description, instructions = _about(path)
@@ -82,7 +85,7 @@ def read_skill(folder: str) -> Skill:
 
 
 def _about(path: Path) -> tuple[str, str, str]:
-    """Name, description and instructions of a skill."""
+    """Return name, description and instructions of a skill."""
     try:
         parts = HEADER.match(read_text(path / "SKILL.md"))
         about = yaml.safe_load(parts[1]) if parts else None
@@ -100,7 +103,7 @@ def _about(path: Path) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class SkillSource(Sandboxed):
-    """The tools that come with a skill: reading its files and running its scripts."""
+    """Tool source for a skill: reading its files and running its scripts."""
 
     skill: Skill
     limits: SandboxSettings = SandboxSettings()
@@ -111,7 +114,7 @@ class SkillSource(Sandboxed):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """What an agent may read and run of the skills."""
+        """Tools for the skill's files and scripts."""
         skill, offered = self.skill, []
         if skill.texts:
             file = {"type": "string", "enum": skill.texts}
@@ -128,7 +131,7 @@ class SkillSource(Sandboxed):
         return offered
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Read a skill's file, or run one of its scripts in the sandbox → text."""
+        """Read a file of the skill, or run a script in the sandbox, and return the text."""
         if tool == f"{self.skill.prefix}_read":
             return self.skill.files[_one_of(arguments, "file", self.skill.texts)].decode("utf-8", "replace")
         script = _one_of(arguments, "script", self.skill.scripts)

@@ -1,4 +1,4 @@
-"""What the agents of a run are equipped with: its tools, connected, and its skills, read."""
+"""Tools and skills for a run's agents: connected tool sources and loaded skills."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ from marft.config.run import RunSettings
 
 
 class ToolPlugin(Protocol):
-    """A table under ``[tools]``: it says where tools come from, and makes the connection."""
+    """Settings table under ``[tools]`` that creates a tool source."""
 
-    def connect(self) -> ToolSource: ...
+    def connect(self) -> ToolSource:
+        """Return the connected tool source.
+
+        Raises:
+            ValueError: the source is not available.
+        """
 
 
 class Toolkit:
-    """Connects what the recipe names. Close it, and whatever it started ends.
+    """Tool sources and skills of a recipe; call :meth:`close` at the end.
 
     Raises:
-        ValueError: a tool cannot be had, or an agent would have two of the same name.
+        ValueError: a tool source is not available, or an environment offers no tools.
     """
 
     def __init__(self, run: RunSettings) -> None:
@@ -52,7 +57,11 @@ class Toolkit:
         self._tools[name] = list(source.tools)
 
     def equip(self, agent: AgentSettings) -> tuple[Profile, ToolUse]:
-        """An agent's profile with its skills and tools, and how it may use them."""
+        """Return an agent's profile with skills and tools added, and its tool limits.
+
+        Raises:
+            ValueError: two tools have the same name, or a source's own time limit exceeds the agent's timeout.
+        """
         names = [*agent.tools, *map(_skill, agent.skills)]
         offered = [(tool, name) for name in names for tool in self._tools[name]]
         sources = {tool.name: name for tool, name in offered}
@@ -75,7 +84,7 @@ class Toolkit:
         return profile, ToolUse(sources, use.rounds, use.calls, use.timeout_seconds, use.output_tokens)
 
     def close(self) -> None:
-        """Let go of every source."""
+        """Close every tool source."""
         self._closing.close()
 
 

@@ -1,4 +1,4 @@
-"""The ways to an MCP server, read within limits: standard streams of one that we start, and HTTP."""
+"""Transports to an MCP server, with limits on received data: stdio for started servers, and HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
     from mcp.shared.message import SessionMessage
 
-GRACE_SECONDS = 1.0  # for a server to end when its input does, and again when it is told to
+GRACE_SECONDS = 1.0  # time for a server to end after its input ends, and again after SIGTERM
 TICK_SECONDS = 0.01
 CHUNK = 65536
 
@@ -27,9 +27,9 @@ CHUNK = 65536
 async def standard_streams(
     command: Sequence[str], environment: Mapping[str, str], folder: str | None, errors: IO[str], intake: Intake
 ) -> AsyncIterator[TransportStreams]:
-    """Start a server in a session of its own, and speak with it by lines; at the end it has ended.
+    """Start a server in a session of its own and exchange messages by lines; end the server on exit.
 
-    The package's own transport keeps a line of any length, and takes quadratic time for it.
+    The ``mcp`` package's own transport accepts lines of any length and needs quadratic time for long lines.
     """
     import anyio
     from mcp.shared.message import SessionMessage
@@ -58,7 +58,7 @@ async def standard_streams(
 async def _read(
     process: asyncio.subprocess.Process, arrived: MemoryObjectSendStream[SessionMessage | Exception], intake: Intake
 ) -> None:
-    """Pass on the server's messages, up to the first that is too much."""
+    """Forward the server's messages, up to the first that exceeds a limit."""
     import anyio
     from mcp.shared.message import SessionMessage
     from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
@@ -73,15 +73,15 @@ async def _read(
                 except ValueError:
                     intake.noted(line)
                 else:
-                    if not isinstance(message, JSONRPCNotification):  # nothing here depends on those
+                    if not isinstance(message, JSONRPCNotification):  # no code here depends on notifications
                         await arrived.send(SessionMessage(message))
 
 
 async def _line(output: asyncio.StreamReader, intake: Intake) -> bytes:
-    """Return the next line; ``b""`` at the end.
+    """Return the next line, or ``b""`` at the end.
 
     Raises:
-        TooMuchError: it is too long.
+        TooMuchError: the line is too long.
     """
     try:
         return await output.readline()
@@ -93,7 +93,7 @@ async def _write(
     process: asyncio.subprocess.Process, leaving: MemoryObjectReceiveStream[SessionMessage],
     arrived: MemoryObjectSendStream[SessionMessage | Exception], intake: Intake,
 ) -> None:  # fmt: skip
-    """Pass on our messages. Once the server takes none any more, nothing comes from it either."""
+    """Forward our messages. Once the server stops accepting input, close its output stream too."""
     from mcp_types import JSONRPCRequest
 
     assert process.stdin is not None
@@ -108,10 +108,10 @@ async def _write(
 
 
 async def _end(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Close the server's input, then tell it to end, then kill it, with all of its session."""
+    """Close the server's input, then send SIGTERM, then SIGKILL, to its whole session."""
     assert process.stdin is not None
     assert process.stdout is not None
-    await asyncio.wait(tasks, timeout=0.1)  # what was said before is written
+    await asyncio.wait(tasks, timeout=0.1)  # lets pending messages be written
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -130,17 +130,19 @@ async def _end(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task
 
 
 async def _drain(output: asyncio.StreamReader) -> None:
-    """Read to the end: a server that cannot write does not see that its input has ended."""
+    """Read the output to its end: a blocked server would not notice the end of its input."""
     with suppress(ConnectionError):
         while await output.read(CHUNK):
             pass
 
 
 def bounded_client(headers: Mapping[str, str], timeout: Timeout, intake: Intake) -> AsyncClient:
-    """Return an HTTP client that reads within limits."""
+    """Return an HTTP client with limits on received data."""
     from httpx2 import AsyncByteStream, AsyncClient, StreamError
 
     class Counted(AsyncByteStream):
+        """Response stream that counts its data."""
+
         def __init__(self, inner: AsyncByteStream, streamed: bool) -> None:
             self.inner, self.streamed = inner, streamed
 
@@ -149,7 +151,7 @@ def bounded_client(headers: Mapping[str, str], timeout: Timeout, intake: Intake)
             async for chunk in self.inner:
                 size += len(chunk)
                 try:
-                    if size > MESSAGE_BYTES and not self.streamed:  # of a stream, each event is bounded
+                    if size > MESSAGE_BYTES and not self.streamed:  # in an event stream, each event has its own limit
                         raise intake.too_long()
                     intake.took(len(chunk), chunk.count(b"\n") if self.streamed else 0)
                 except TooMuchError as error:
@@ -157,17 +159,20 @@ def bounded_client(headers: Mapping[str, str], timeout: Timeout, intake: Intake)
                 yield chunk
 
         async def aclose(self) -> None:
+            """Close the response stream."""
             await self.inner.aclose()
 
     async def asked(request: Request) -> None:
+        """Count a request; fail after a fault."""
         if intake.fault:
             raise StreamError(intake.fault)
         if request.method == "POST":
             intake.asked()
 
     async def answered(response: Response) -> None:
+        """Check a response's encoding and count its data."""
         encoding = response.headers.get("content-encoding", "identity")
-        if encoding != "identity":  # a little of it may be a lot
+        if encoding != "identity":  # compressed data can expand without limit
             raise StreamError(str(intake.refused(f"it compresses ({encoding[:20]}) what it was asked not to")))
         streamed = response.headers.get("content-type", "").startswith("text/event-stream")
         assert isinstance(response.stream, AsyncByteStream)

@@ -1,1 +1,1 @@
-"""What ``import marft`` offers."""
+"""Python API behind ``import marft``."""

@@ -1,4 +1,4 @@
-"""What is asked for in Python, held to what it must be: a wrong type is refused in words, before anything begins."""
+"""Argument checks for the Python API: a wrong type raises a clear error before any work begins."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ TABLES_OR_WORDS = 'changes are a table, {"training.steps": 5}, or a list of word
 
 
 def is_path(value: object) -> bool:
-    """Whether it names a place."""
+    """Return True for a non-empty path."""
     return isinstance(value, str | Path) and bool(str(value))
 
 
 def check_place(value: object, what: str) -> None:
-    """
+    """Check for a path.
+
     Args:
-        what: it is, for the message: ``a run``.
+        what: noun for the message: ``a run``.
 
     Raises:
-        ValueError: it names no place.
+        ValueError: the value is not a path.
     """
     if not is_path(value):
         raise ValueError(f"{what} is named by its folder, a text or a Path, and this is {_shown(value)}")
 
 
 def check_words(changes: object) -> None:
-    """
+    """Check for a list of command-line arguments.
+
     Raises:
-        ValueError: these are no words of a command line.
+        ValueError: the value is not a list of strings.
     """
     if isinstance(changes, str | bytes) or not isinstance(changes, Iterable):
         raise ValueError(f"{TABLES_OR_WORDS}; this is {_shown(changes)}")
@@ -41,10 +43,10 @@ def check_words(changes: object) -> None:
 
 
 def things_in(given: object) -> list[Any]:
-    """What is given again, as a list.
+    """Return given Python objects as a list.
 
     Raises:
-        ValueError: it is none, or holds something that no recipe could name.
+        ValueError: the value is not a list of objects.
     """
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise ValueError(f"given is a list of functions, classes and objects, given=[…]; this is {_shown(given)}")
@@ -52,9 +54,10 @@ def things_in(given: object) -> list[Any]:
 
 
 def check_observer(observer: object) -> None:
-    """
+    """Check for a callback or None.
+
     Raises:
-        ValueError: it is nobody who could watch a run.
+        ValueError: the value is not a callback.
     """
     if observer is not None and not isinstance(observer, Observer):
         raise ValueError(
@@ -63,10 +66,10 @@ def check_observer(observer: object) -> None:
 
 
 def names_in(names: object, what: str, example: str) -> list[str]:
-    """Names that are asked for, as a list: one that stands alone is a list of one.
+    """Return names as a list; a single name becomes a list with one entry.
 
     Raises:
-        ValueError: they are none.
+        ValueError: the value is not a list of strings.
     """
     if isinstance(names, str):
         return [names]
@@ -80,10 +83,10 @@ def names_in(names: object, what: str, example: str) -> list[str]:
 
 
 def places_in(places: object, what: str) -> list[Path]:
-    """Files that are asked for, as a list: one that stands alone is a list of one.
+    """Return files as a list of paths; a single path becomes a list with one entry.
 
     Raises:
-        ValueError: they are none.
+        ValueError: an entry is not a path.
     """
     found: list[Any] = (
         list(places) if isinstance(places, Iterable) and not isinstance(places, str | bytes | Mapping) else [places]
@@ -95,10 +98,10 @@ def places_in(places: object, what: str) -> list[Path]:
 
 
 def check_roles(roles: object) -> dict[str, str]:
-    """Roles by the names that traces have for them.
+    """Return a table from agent names in traces to roles.
 
     Raises:
-        ValueError: it is no such table.
+        ValueError: the value is not a table of strings.
     """
     table = {} if roles is None else roles
     if not isinstance(table, Mapping) or not all(isinstance(text, str) for pair in table.items() for text in pair):
@@ -107,25 +110,27 @@ def check_roles(roles: object) -> dict[str, str]:
 
 
 def check_count(count: object, what: str) -> None:
-    """
+    """Check for a non-negative integer.
+
     Raises:
-        ValueError: it is no whole number, or below 0.
+        ValueError: the value is not an integer, or is below 0.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"{what} is a whole number from 0 on, and this is {_shown(count)}")
 
 
 def check_text(text: object, what: str) -> None:
-    """
+    """Check for a string.
+
     Raises:
-        ValueError: it is no text.
+        ValueError: the value is not a string.
     """
     if not isinstance(text, str):
         raise ValueError(f"{what} is a text, and this is {_shown(text)}")
 
 
 def _shown(value: object) -> str:
-    """``a list``, or a plain value itself: ``-1``."""
+    """Return a description for a message: ``a list``, or a plain value such as ``-1``."""
     kind = type(value).__name__
     if isinstance(value, type):
         return f"the class {value.__name__}"

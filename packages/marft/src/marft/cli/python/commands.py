@@ -1,6 +1,6 @@
-"""MARFT from Python: what the commands do, with recipes as tables and functions in the place of import paths.
+"""Python API: the commands, with recipes as tables and Python objects in place of import paths.
 
-What a user can put right is a ``ValueError`` or a ``RunError`` in the words of the command.
+Errors that the user can fix are a ``ValueError`` or a ``RunError`` with the command's message.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ Changes = Mapping[str, Any] | Sequence[str]
 
 
 def load_recipe(recipe: Recipe, changes: Changes = (), /, *, given: Iterable[Any] = (), **more: Any) -> RunSettings:
-    """A recipe, complete and checked.
+    """Return a complete, validated recipe.
 
     Args:
-        recipe: a file, the name of a bundled recipe, or the tables of one.
-        changes: ``{"training.steps": 5}``; or the words of the command line, ``["--training.steps", "5"]``.
-        given: functions, classes and objects that a recorded recipe names as given in Python.
+        recipe: recipe file, name of a bundled recipe, or its tables.
+        changes: ``{"training.steps": 5}``, or command-line arguments, ``["--training.steps", "5"]``.
+        given: functions, classes and objects that a recorded recipe refers to by placeholder.
         more: changes by key: ``training={"steps": 5}``, ``algorithm="grpo"``.
 
-    Functions and classes may stand wherever a recipe in a file has import paths.
+    Functions and classes are allowed wherever a recipe file has import paths.
 
     Raises:
-        ValueError: a key or a value is wrong; the message says which and what to do.
+        ValueError: a key or value is wrong; the message names it and the remedy.
     """
     words, tables = _apart(changes, more)
     given = things_in(given)
@@ -71,14 +71,14 @@ def load_recipe(recipe: Recipe, changes: Changes = (), /, *, given: Iterable[Any
 
 
 def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
-    """A run that was recorded. To look at it takes neither its data, nor its rewards, nor its models.
+    """Return a recorded run. Reading it needs neither data, rewards nor models.
 
     Args:
-        path: its folder, ``runs/name``.
-        given: what its recipe names as given in Python, to evaluate it.
+        path: folder of the run, ``runs/name``.
+        given: Python objects that its recipe refers to by placeholder, for evaluation.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the folder is not a run.
     """
     check_place(path, "a run")
     return Run(RunFolder.open(path), tuple(things_in(given)))
@@ -89,20 +89,24 @@ def train(
     start_from: str | Path | None = None, overwrite: bool = False, observer: Observer | None = None,
     program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> Run:  # fmt: skip
-    """Train a team to its last step, or until the observer wants to stop → the run.
+    """Train a team until its last step or until the callback stops training, and return the run.
 
     Args:
-        recipe: as in :func:`load_recipe`; or the folder of a run, to go on with it.
-        resume: go on from the newest checkpoint, exactly as if the run had never stopped.
-        resume_or_start: the same where there is such a run, else start it.
-        start_from: a checkpoint folder whose weights a new run begins with.
-        overwrite: take the place of a run of that name.
-        observer: whoever watches. Without one, what a run has to say of itself is a warning.
-        program: the team is this function, ``solve(task, clients)``, which asks the agents over HTTP (docs: gateway).
+        recipe: as in :func:`load_recipe`; or the folder of a run, to resume it.
+        changes: as in :func:`load_recipe`.
+        resume: resume from the newest checkpoint, exactly as if the run had never stopped.
+        resume_or_start: resume the run if it exists, else start it.
+        start_from: checkpoint folder whose weights a new run starts with.
+        overwrite: replace an existing run of the same name.
+        observer: callback for progress. Without one, notes become warnings.
+        program: function ``solve(task, clients)`` that acts as the team and prompts the agents over HTTP (docs:
+            gateway).
+        given: as in :func:`load_recipe`.
+        more: as in :func:`load_recipe`.
 
     Raises:
-        ValueError: something in the recipe, or in the folder, cannot be used. Then the folder is as it was before.
-        RunError: nothing of a step could be scored, or nothing can be written.
+        ValueError: the recipe or the folder is invalid. The folder is then unchanged.
+        RunError: no episode of a step could be scored, or writing failed.
     """
     settings, folder = run_of(recipe, changes, given, _with(program, more))
     if resume_or_start:
@@ -128,11 +132,11 @@ def learned(
     run: RunSettings, folder: RunFolder | None, learn: Callable[..., None], *, resume: bool,
     start_from: str | Path | None, overwrite: bool, observer: Observer | None,
 ) -> Run:  # fmt: skip
-    """What a run has learned, by rewards or by imitation → the run, with its report.
+    """Train a run, by rewards or by imitation, and return it with its report.
 
     Args:
-        folder: of a run that is there already; None: as the recipe says.
-        learn: does it.
+        folder: folder of an existing run; None: the recipe's folder.
+        learn: function that trains the run.
     """
     check_observer(observer)
     if start_from is not None:
@@ -160,26 +164,29 @@ def evaluate(
     reorganized: str | Path | Mapping[str, Any] | None = None,
     program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> list[Evaluation]:  # fmt: skip
-    """Evaluate checkpoints of a run, and its untuned base, on held-out tasks. Of a recipe it is the base alone.
+    """Evaluate a run's checkpoints and its untuned base on held-out tasks. A recipe has only its base.
 
-    What is played of a run is kept in its folder: the same is not played twice, and what was stopped goes on.
+    Results for a run are saved in its folder. The same evaluation is not played twice, and an interrupted one resumes.
 
     Args:
-        recipe: a run, or its folder; or a recipe as in :func:`load_recipe`.
-        checkpoints: ``base``, ``last``, ``best``, ``step_000050``; one, or several.
-        modes: ``greedy``, ``sampled``, or both; as the recipe says where none is given.
-        tasks: how many; 0: as the recipe says.
-        shuffle_messages: also with every agent seeing messages of another task.
-        attempts: at each task, 0: as the recipe says; with several, pass@k.
-        scenarios: exactly those of this file, in the place of modes, tasks and attempts.
-        again: play anew what is kept from before.
-        reorganized: the trained agents in another team, a file or its tables (docs: reorganization), with a ``name``.
-        program: the team is this function, as in :func:`train`.
+        recipe: a run or its folder, or a recipe as in :func:`load_recipe`.
+        changes: as in :func:`load_recipe`.
+        checkpoints: ``base``, ``last``, ``best``, ``step_000050``; one or several.
+        modes: ``greedy``, ``sampled``, or both; default: the recipe's.
+        tasks: number of tasks; 0: the recipe's.
+        shuffle_messages: also evaluate with messages taken from other tasks.
+        attempts: attempts at each task; 0: the recipe's. Several attempts give pass@k.
+        scenarios: file with frozen scenarios, in place of modes, tasks and attempts.
+        again: ignore saved results and play again.
+        reorganized: another team for the trained agents: a file, or its tables with a ``name`` (docs: reorganization).
+        program: function that acts as the team, as in :func:`train`.
+        given: as in :func:`load_recipe`.
+        more: as in :func:`load_recipe`.
 
     Raises:
-        ValueError: a checkpoint is not there or damaged, there is no such mode, the recipe cannot be used, or its tasks
-            are not those of the scenarios.
-        RunError: nothing can be written.
+        ValueError: a checkpoint is missing or damaged, a mode is unknown, the recipe is invalid, or its tasks differ
+            from the scenarios.
+        RunError: writing failed.
     """
     names, wanted = names_in(checkpoints, "checkpoints", "last"), names_in(modes, "modes", "greedy")
     check_count(tasks, "tasks")
@@ -208,19 +215,19 @@ def compare(
     before: Run | str | Path | Sequence[Evaluation], after: Run | str | Path | Sequence[Evaluation], /, *,
     fail_if: str | Sequence[str] = (), by: str = "", other_tools: bool = False, after_as: str = "",
 ) -> Comparison:  # fmt: skip
-    """Hold one evaluated team against another, on the tasks that both were evaluated on.
+    """Compare two evaluated teams on their common tasks.
 
     Args:
-        before: a run that was evaluated, its folder, or what :func:`evaluate` gave.
-        after: the same; of each, the last checkpoint that was evaluated.
+        before: an evaluated run, its folder, or the results of :func:`evaluate`.
+        after: the same. Both sides use their last evaluated checkpoint.
         fail_if: gates: ``"accuracy < -1%"``, ``"accuracy after < 80%"``, ``"accuracy[level=3] < -2%"``.
-        by: a field of the tasks, by whose values changes are shown too.
-        other_tools: agents may have been told other things of their tools.
-        after_as: what the team after was reorganized as; the one before is as it was trained.
+        by: task field; changes are also shown for each of its values.
+        other_tools: allow different tool descriptions.
+        after_as: name of the changed team of the second side; the first side is the trained team.
 
     Raises:
-        ValueError: they were evaluated on nothing that both have, on other tasks of the same names, or with other
-            definitions of tools; or a gate or a field is none.
+        ValueError: the sides have no common evaluation, different tasks under the same names, or different tool
+            definitions; or a gate or field is invalid.
     """
     from marft.evaluation.comparison import compared
 
@@ -231,7 +238,7 @@ def compare(
 
 
 def _saved(side: Run | str | Path | Sequence[Evaluation], name: str) -> tuple[str, list[Mapping[str, Any]]]:
-    """What a side is called, and its evaluations."""
+    """Return the name and the evaluations for one side."""
     from marft.evaluation.comparison import saved_in
 
     if isinstance(side, Run | str | Path):
@@ -242,10 +249,10 @@ def _saved(side: Run | str | Path | Sequence[Evaluation], name: str) -> tuple[st
 
 
 def _with(program: Callable[..., Any] | None, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes by key, of which one puts a program in the place of the organization.
+    """Return changes by key, with a program in place of the organization.
 
     Raises:
-        ValueError: it cannot be called, or another organization is given as well.
+        ValueError: the program is not callable, or another organization is given as well.
     """
     if program is None:
         return dict(more)
@@ -257,16 +264,17 @@ def _with(program: Callable[..., Any] | None, more: Mapping[str, Any]) -> dict[s
 
 
 class Warned(Observer):
-    """Nobody watches, but what whoever trains should know is no secret."""
+    """Callback that turns notes into warnings."""
 
     def note(self, text: str) -> None:
+        """Issue a warning."""
         warnings.warn(text, stacklevel=2)
 
 
 def run_of(
     recipe: Recipe | Run, changes: Changes, given: Iterable[Any], more: Mapping[str, Any]
 ) -> tuple[RunSettings, RunFolder | None]:
-    """Settings from a recipe, or from a run or its folder, which then comes too."""
+    """Return settings from a recipe, a run or its folder, with the folder of a run."""
     given = things_in(given)
     if isinstance(recipe, Run):
         given = [*{**_by_words(recipe.given), **_by_words(given)}.values()]
@@ -279,7 +287,7 @@ def run_of(
 
 
 def _apart(changes: Changes, more: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
-    """Words of the command line, and tables."""
+    """Split changes into command-line arguments and tables."""
     if isinstance(changes, Mapping):
         return (), {**changes, **more}
     check_words(changes)
@@ -292,7 +300,7 @@ def _by_words(given: Iterable[Any]) -> dict[str, Any]:
 
 @contextmanager
 def in_words() -> Iterator[None]:
-    """What the system says about files, with what to do about it."""
+    """Convert file system errors to :class:`RunError` with a remedy."""
     from marft.cli.commands import quieten
     from marft.cli.errors import about_files
 

@@ -1,4 +1,4 @@
-"""The agents of a run in another team, as Python asks for it."""
+"""Team changes in the Python API."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from marft.runs.folder import RunFolder
 def in_another_team(
     run: RunSettings, folder: RunFolder | None, into: str | Path | Mapping[str, Any] | None
 ) -> tuple[RunSettings, dict[str, Any]]:
-    """A run in the team that is asked for → and what of it is another than it was trained as.
+    """Return the run in the requested team, and its differences to the trained team.
 
     Args:
-        run: with what was changed by settings.
-        folder: of a run that was trained; None: the recipe is all there is.
-        into: a file, or its tables and a ``name``.
+        run: settings with the changes applied.
+        folder: folder of a trained run; None for a recipe.
+        into: file of a team change, or its tables with a ``name``; None: no change.
 
     Raises:
-        ValueError: there is no such team, it cannot play, or is the one that there is.
+        ValueError: the team change is missing or invalid, or has no effect.
     """
     trained = folder.settings_in_place(given=run.given.values()) if folder else run
     plan = None

@@ -1,4 +1,4 @@
-"""A run that was recorded, for Python: recipe, metrics, episodes, checkpoints, adapters, evaluations."""
+"""Recorded run in the Python API: recipe, metrics, episodes, checkpoints, adapters and evaluations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """The folder of a run. What it says is read anew each time, so a run can be looked at while it trains."""
+    """Recorded run. Each access reads the files again, so a run can be inspected during training."""
 
     folder: RunFolder
-    given: Sequence[Any] = ()  # what its recipe names as given in Python
+    given: Sequence[Any] = ()  # Python objects that its recipe refers to by placeholder
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, step {self.step})"
 
     @property
     def path(self) -> Path:
+        """Folder of the run."""
         return self.folder.path
 
     @property
@@ -36,41 +37,42 @@ class Run:
         """The complete recipe, as tables.
 
         Raises:
-            ValueError: it cannot be read.
+            ValueError: the recipe cannot be read.
         """
         return self.folder.read_recipe().model_dump()
 
     @property
     def step(self) -> int:
-        """Training steps that were logged."""
+        """Number of logged training steps."""
         rows = self.metrics
         return int(rows[-1]["step"]) if rows else 0
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One table a step, with its number as ``step`` (docs: metrics)."""
+        """Metrics table for each step, with its number as ``step`` (docs: metrics)."""
         return self.folder.read_metrics()
 
     @property
     def steps(self) -> list[int]:
-        """Steps of which episodes were recorded."""
+        """Steps with recorded episodes."""
         return [step_of(path) for path in self.folder.recorded_steps()]
 
     def episodes(
         self, step: int = 0, *, agent: str = "", task: str = "", order: Literal["", "worst", "best", "failed"] = "",
         count: int = 0,
     ) -> list[Episode]:  # fmt: skip
-        """Recorded episodes of a step, without the data of their tasks.
+        """Return a step's recorded episodes, without task data.
 
         Args:
-            step: counted from 1; 0 is the last one recorded.
-            agent: a role: only its actions are left in each episode.
+            step: counted from 1; 0: the last recorded one.
+            agent: role; only its actions stay in each episode.
             task: ``id``, or ``id#sample``.
-            order: those that earned least, or most, first; or those that could not be scored. "": as they were played.
-            count: how many; 0: all.
+            order: ``worst`` or ``best`` sorts by reward; ``failed`` selects episodes without a score. "": in order of
+                play.
+            count: maximum number; 0: all.
 
         Raises:
-            ValueError: nothing was recorded at that step, nobody goes by that role, or there is no such order.
+            ValueError: the step has no recording, the role is unknown, or the order is invalid.
         """
         from marft.evaluation.transcripts import Order, attempts_at, ordered, read_of
 
@@ -91,45 +93,45 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Folders, oldest first."""
+        """Checkpoint folders, oldest first."""
         return self.folder.saved_steps()
 
     def checkpoint(self, name: str = "last") -> Path:
-        """A checkpoint's folder: ``last``, ``best`` or ``step_000050``.
+        """Return a checkpoint's folder: ``last``, ``best`` or ``step_000050``.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the checkpoint does not exist.
         """
         from marft.runs.checkpoints import Checkpoints
 
         return Checkpoints(self.folder, CheckpointSettings()).find(name)
 
     def adapters(self, checkpoint: str = "last") -> dict[str, Path]:
-        """Folders in peft's format, by policy.
+        """Return adapter folders in PEFT format, by policy.
 
         Raises:
-            ValueError: there is no such checkpoint.
+            ValueError: the checkpoint does not exist.
         """
         folders = sorted((self.checkpoint(checkpoint) / "policies").iterdir())
         return {folder.name: folder for folder in folders if (folder / "adapter_config.json").is_file()}
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """Every evaluation that was saved.
+        """All saved evaluations.
 
         Raises:
-            ValueError: one cannot be read.
+            ValueError: an evaluation cannot be read.
         """
         return self.folder.read_evaluations()
 
     def evaluate(self, changes: Mapping[str, Any] | Sequence[str] = (), /, **options: Any) -> list[Evaluation]:
-        """As :func:`marft.evaluate`. This takes data, rewards and models."""
+        """Evaluate the run as in :func:`marft.evaluate`. Needs data, rewards and models."""
         from marft.cli.python.commands import evaluate
 
         return evaluate(self, changes, **options)
 
     def report(self) -> Path:
-        """Write ``report.html`` anew → where it is."""
+        """Write ``report.html`` again and return its path."""
         from marft.evaluation.report import write_report
 
         write_report(self.folder)

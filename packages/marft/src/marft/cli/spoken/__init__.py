@@ -1,1 +1,1 @@
-"""The subcommands: their words and what they say of themselves. What they do is imported when one runs."""
+"""Definitions of the subcommands: options and help texts. The implementation is imported when a command runs."""

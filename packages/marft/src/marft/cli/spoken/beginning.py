@@ -1,4 +1,4 @@
-"""What is said to begin, and to learn what there is."""
+"""Commands to create a project and to list available components."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def init(
     team: Annotated[str, typer.Option(help="reasoner-actor, writer-critic, or single.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take what is not named by default.")] = False,
 ) -> None:
-    """Begin a team or an environment of your own.
+    """Create a team or an environment.
 
-    In a folder that trains at once. Of a team: a recipe, a reward function with its test, some data. Of an
-    environment: a package with its tests, and a recipe. It asks on a terminal alone, and overwrites nothing.
+    Writes a folder that can be trained at once. A team has a recipe, a reward function with its test, and some data. An
+    environment has a package with its tests, and a recipe. Asks questions only on a terminal, and overwrites nothing.
     """
     from marft.cli import init as begin
 
@@ -54,7 +54,7 @@ def recipes(
 ) -> None:
     """List the bundled recipes, or print one.
 
-    Each can be trained by its name; one of your own may begin with marft recipes demo > mine.toml
+    Train a recipe by its name, or copy one as a start: marft recipes demo > mine.toml
     """
     from marft.cli import listings
 
@@ -65,7 +65,7 @@ def recipes(
 def environments(
     name: Annotated[str, typer.Argument(help="An environment, to see its keys and what they take.")] = "",
 ) -> None:
-    """List the environments, or the keys of one."""
+    """List the environments, or print the keys of one."""
     from marft.cli import listings
 
     listings.environments(name)

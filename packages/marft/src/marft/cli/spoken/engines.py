@@ -1,4 +1,4 @@
-"""What is said of engines that want a Python environment of their own."""
+"""Commands for engines with a separate Python environment."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def install(
     engine: Annotated[str, typer.Argument(help="vllm.")],
     cpu: Annotated[bool, typer.Option("--cpu", help="The build for processors, instead of CUDA's.")] = False,
 ) -> None:
-    """Make the environment of an engine, anew where there is one.
+    """Create the Python environment of an engine.
 
-    In ~/.local/share/marft (or XDG_DATA_HOME): gigabytes, and minutes.
+    Replaces an existing one. Location: ~/.local/share/marft (or XDG_DATA_HOME). Needs gigabytes of space and some
+    minutes.
     """
     from marft.cli import engines as commands
 

@@ -1,4 +1,4 @@
-"""Commands that take a trained team elsewhere."""
+"""Commands to export and upload a trained team."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def export(
         Path | None, typer.Option("--as", help="The file of a team as which its agents go out, as in marft eval --as.")
     ] = None,
 ) -> None:
-    """Write a trained team as a folder that others can use.
+    """Export a trained team as a folder.
 
-    Adapters, a manifest, a recipe and a model card; peft, vLLM, marft eval and marft serve read it.
+    The folder holds adapters, a manifest, a recipe and a model card. peft, vLLM, marft eval and marft serve can load
+    it.
     """
     from marft.cli import exporting
 
@@ -39,7 +40,7 @@ def push(
 ) -> None:
     """Upload an export to the Hugging Face hub.
 
-    Its listed files, checked before; nothing else of the folder.
+    Uploads only the listed files, and verifies them first.
     """
     from marft.cli import exporting
 

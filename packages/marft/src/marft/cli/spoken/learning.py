@@ -1,4 +1,4 @@
-"""What is said to train a team."""
+"""Command to train a team."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(
 ) -> None:
     """Train the team of a recipe.
 
-    Any setting can be changed: --algorithm.level token --training.steps 50
+    Override any setting: --algorithm.level token --training.steps 50
     """
     from marft.cli import commands, options, output
 

@@ -1,4 +1,4 @@
-"""What is said to look at a run, and to play."""
+"""Commands to inspect, evaluate, compare and play."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def evaluate(
 ) -> None:
     """Evaluate checkpoints and their untuned base.
 
-    On held-out tasks, with 95 % intervals. What was played stays, and is not played again; what was stopped goes on.
-    Settings can be changed as in train. With a suite it ends with 1 where one of its gates fails.
+    On held-out tasks, with 95 % intervals. Saved results are not played again, and an interrupted evaluation resumes.
+    Settings can be overridden as in train. With a suite, the exit status is 1 if a gate fails.
     """
     from marft.cli import evaluating, options, output
 
@@ -78,9 +78,9 @@ def scenarios(
     mode: Annotated[str, typer.Option(help="greedy, sampled, or both with a comma.")] = "",
     attempts: Annotated[int, typer.Option(min=0, help="At each task; 0: as the recipe evaluates.")] = 0,
 ) -> None:
-    """Freeze a set of scenarios to evaluate on.
+    """Freeze a set of scenarios for evaluation.
 
-    Tasks with their digests, seed, modes and attempts, in a file that one keeps with one's code.
+    The file holds tasks with their digests, seed, modes and attempts. Keep it with your code.
     """
     from marft.cli import evaluating, options
 
@@ -101,7 +101,7 @@ def play(
 ) -> None:
     """Play one episode live, agent by agent.
 
-    With what each of them saw; take any seat yourself.
+    Shows the input of each agent. You can play any agent yourself.
     """
     from marft.cli import commands, options
 
@@ -141,7 +141,7 @@ def report(
 ) -> None:
     """Write the report.html of a run.
 
-    Training curves, before and after, sample episodes.
+    With training curves, results before and after, and sample episodes.
     """
     from marft.cli import commands
 
@@ -155,9 +155,9 @@ def replay(
     step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
     episodes: Annotated[int, typer.Option(min=0, help="How many episodes to show: those most disagreed about.")] = 4,
 ) -> None:
-    """Credit recorded episodes by several algorithms.
+    """Assign credit to recorded episodes with several algorithms.
 
-    Side by side: which would push what, and how far.
+    Shows side by side which actions each algorithm reinforces, and how much.
     """
     from marft.cli import commands
 
@@ -172,7 +172,7 @@ def graph(
 ) -> None:
     """Draw one recorded episode.
 
-    Who acted when, and who depended on whom.
+    Shows the order of actions and their dependencies.
     """
     from marft.cli import commands
 
@@ -195,7 +195,7 @@ def show(
         bool, typer.Option("--follow", help="Of each step as it is recorded, until the run ends or Ctrl-C.")
     ] = False,
 ) -> None:
-    """Read recorded episodes: what agents saw, said and earned."""
+    """Show recorded episodes: inputs, outputs and rewards of the agents."""
     from marft.cli.show import show as run_show
 
     orders = [name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted]

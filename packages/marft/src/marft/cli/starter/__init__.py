@@ -1,1 +1,1 @@
-"""What ``marft init`` writes: a recipe, a reward function with its test, some data, and the next commands."""
+"""Files written by ``marft init``: recipe, reward function with test, data, and next commands."""

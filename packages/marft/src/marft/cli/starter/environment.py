@@ -1,4 +1,4 @@
-"""The files of a first environment, as texts: a package with a name of its own, a test, and a recipe that trains."""
+"""Template files for a first environment: package, test, and trainable recipe."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ QUOTES = '"' * 3
 
 
 def package_of(folder: Path) -> str:
-    """The name of the package in a folder: the folder's, as Python can write it.
+    """Return the package name for a folder: its name as a valid Python identifier.
 
     >>> package_of(Path("games/my-env"))
     'my_env'
 
     Raises:
-        ValueError: Python cannot have a package of that name here.
+        ValueError: the name cannot be used for a package, or is already installed.
     """
     called = folder.resolve().name
     name = re.sub(r"\W|^(?=\d)", "_", called).lower()
     if not name.strip("_") or not name.isascii() or keyword.iskeyword(name) or name in TAKEN:
         raise ValueError(f"{called!r} cannot be the name of a package; name another folder, such as my_env")
     spec = importlib.util.find_spec(name)
-    if spec is not None and spec.origin is not None:  # else it is a folder of that name
+    if spec is not None and spec.origin is not None:  # a spec without origin is a folder of that name
         raise ValueError(f"a package {name} is installed already; name another folder, such as my_{name}")
     return name
 
 
 def files_of(package: str) -> dict[str, str]:
-    """The files by their paths in the folder."""
+    """Return file contents by relative path."""
     kind = "".join(word.capitalize() for word in package.split("_"))
     texts = {
         "pyproject.toml": PROJECT,
@@ -57,10 +57,10 @@ def files_of(package: str) -> dict[str, str]:
 
 
 def write_environment(folder: Path) -> list[str]:
-    """Write the files, and nothing in anybody's place → their names.
+    """Write the files without overwriting existing ones, and return their names.
 
     Raises:
-        ValueError: one of them is there already, or the folder's name cannot be a package's.
+        ValueError: a file already exists, or the folder's name is no package name.
     """
     files = files_of(package_of(folder))
     refuse_taken(folder, files)
@@ -71,7 +71,7 @@ def write_environment(folder: Path) -> list[str]:
 
 
 def commands() -> str:
-    """What can be typed next, in the folder."""
+    """Return the next commands to type in the folder."""
     rows = {
         "marft check-env recipe.toml": "what is wrong with it: at first nothing",
         "pytest": "the same, and your own tests (pip install pytest)",

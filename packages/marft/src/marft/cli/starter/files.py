@@ -1,4 +1,4 @@
-"""The files of a first team, as texts."""
+"""Template files for a first team."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from marft.common.texts import cut, one_line
 from marft.envs.rows import written
 
 RECIPE, REWARD, TEST, DATA, README = "recipe.toml", "reward.py", "test_reward.py", "data.csv", "README.md"
-FILES = (RECIPE, REWARD, TEST, README)  # of every team
+FILES = (RECIPE, REWARD, TEST, README)  # files of every team
 TINY = "tiny"
 RUN = "first"
-FURTHEST = 2  # folders up, beyond which a path is written in full
-SHOWN = 300  # characters of a cell in the test
+FURTHEST = 2  # maximum parent folders in a relative path; farther paths are absolute
+SHOWN = 300  # maximum length of a cell in the test, in characters
 QUOTES = '"' * 3
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a first team is to be.
+    """Plan for a first team.
 
     Args:
-        data: a table; None: ``data.csv`` with invented rows.
-        model: as a recipe names it.
-        team: one of the shapes.
+        folder: folder to create.
+        table: properties of the data.
+        data: table file; None: ``data.csv`` with generated rows.
+        model: model as it appears in the recipe.
+        team: name of a shape.
     """
 
     folder: Path
@@ -44,13 +46,13 @@ class Plan:
 
 
 def write(plan: Plan, rows: str = "") -> list[str]:
-    """Write the files, and nothing in anybody's place → their names.
+    """Write the files without overwriting existing ones, and return their names.
 
     Args:
-        rows: of ``data.csv``, where there is to be one.
+        rows: content of ``data.csv``, if the plan has no table file.
 
     Raises:
-        ValueError: one of them is there already.
+        ValueError: a file already exists.
     """
     files = {RECIPE: recipe(plan), REWARD: reward(plan.table), TEST: test(plan.table), README: readme(plan)}
     files |= {DATA: rows} if plan.data is None else {}
@@ -61,10 +63,10 @@ def write(plan: Plan, rows: str = "") -> list[str]:
 
 
 def refuse_taken(folder: Path, names: Iterable[str]) -> None:
-    """See that none of these files is in the folder.
+    """Check for existing files in the folder.
 
     Raises:
-        ValueError: one is.
+        ValueError: a file already exists.
     """
     there = [name for name in names if os.path.lexists(folder / name)]
     if there:
@@ -72,7 +74,7 @@ def refuse_taken(folder: Path, names: Iterable[str]) -> None:
 
 
 def recipe(plan: Plan) -> str:
-    """``recipe.toml``."""
+    """Return the content for ``recipe.toml``."""
     shape, table, tiny = SHAPES[plan.team], plan.table, plan.model == TINY
     about = "bundled: it knows sums alone; or a folder, or a Hugging Face id" if tiny else "or tiny, which is bundled"
     parts = [
@@ -103,7 +105,7 @@ def recipe(plan: Plan) -> str:
 
 
 def reward(table: Table) -> str:
-    """``reward.py``."""
+    """Return the content for ``reward.py``."""
     columns = ", ".join(ascii(column) for column in table.columns)
     imports, lines = _JUDGING[table.kind]
     body = "\n".join(f"    {line}" for line in lines).replace("ANSWER", ascii(table.answer))
@@ -158,7 +160,7 @@ _JUDGING: Mapping[Kind, tuple[str, list[str]]] = {
 
 
 def test(table: Table) -> str:
-    """``test_reward.py``."""
+    """Return the content for ``test_reward.py``."""
     row = {name: _literal(cell) for name, cell in table.first.items()}
     head = f"""{QUOTES}What the reward function is held to. Run it with:  pytest{QUOTES}
 
@@ -187,7 +189,7 @@ def test_a_wrong_answer_is_worth_nothing():
 
 
 def readme(plan: Plan) -> str:
-    """``README.md``."""
+    """Return the content for ``README.md``."""
     return f"""# A first team
 
 | file | what it is |
@@ -206,7 +208,7 @@ In this folder:
 
 
 def commands() -> str:
-    """What can be typed next, in the folder."""
+    """Return the next commands to type in the folder."""
     rows = {
         "pytest": "the reward function (pip install pytest)",
         f"marft train {RECIPE}": "Ctrl-C saves and says how to go on",
@@ -218,12 +220,12 @@ def commands() -> str:
 
 
 def _data(plan: Plan) -> str:
-    """The table's path as the recipe has it: relative where it lies near."""
+    """Return the table's path for the recipe, relative if nearby."""
     if plan.data is None:
         return DATA
     relative = os.path.relpath(plan.data.expanduser(), plan.folder)
     near = Path(relative).parts.count("..") <= FURTHEST
-    return relative if near else os.path.abspath(plan.data.expanduser())  # noqa: PTH100  without following links
+    return relative if near else os.path.abspath(plan.data.expanduser())  # noqa: PTH100  keeps symlinks
 
 
 def _line(key: str, value: Any) -> str:
@@ -235,7 +237,7 @@ def _table(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _literal(cell: Any) -> Any:
-    """A cell as Python writes it."""
+    """Return a cell as a Python literal."""
     try:
         plain = ast.literal_eval(repr(cell)) == cell
     except (ValueError, SyntaxError):

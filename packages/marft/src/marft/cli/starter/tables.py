@@ -1,4 +1,4 @@
-"""What a table of somebody's own holds, as far as a first recipe has to know; and invented rows for those with none."""
+"""Table inspection for a first recipe, and generated rows without a table."""
 
 from __future__ import annotations
 
@@ -21,45 +21,48 @@ from marft.envs.splits import share_of
 QUESTIONS = ("question", "problem", "prompt", "input", "task", "query", "instruction")
 ANSWERS = ("answer", "solution", "output", "target", "label", "response", "expected", "result")
 NUMBER = r"-?\d+(?:\.\d+)?"
-LONGEST_NUMBER = 300  # characters; Python's floats end at 309 digits
+LONGEST_NUMBER = 300  # maximum length of a number in characters; Python's floats end at 309 digits
 SUM = re.compile(r"\d+(?: [+-] \d+)+")
-SUM_PROMPT = "State the final answer to the following arithmetic problem: {question} ="  # as the tiny model knows it
-HELD_OUT = (0.2, 0.3, 0.4, 0.5)  # shares of the rows, the first that leaves some for training and some to be held out
+# prompt known to the tiny model
+SUM_PROMPT = "State the final answer to the following arithmetic problem: {question} ="
+# candidate shares of held-out rows; the first with both training and test tasks is used
+HELD_OUT = (0.2, 0.3, 0.4, 0.5)
 VALIDATION = 0.1
 INVENTED = 60
-Kind = Literal["number", "text", "list", "none"]  # text: anything that is written as one
+Kind = Literal["number", "text", "list", "none"]  # kind of the answers; text: all other values
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, looked at."""
+    """Properties of a user's table."""
 
     columns: Sequence[str]
     question: str
-    answer: str  # "" where none is right
-    kind: Kind  # of the answers
-    sums: bool  # whether every question is one
+    answer: str  # column with correct answers; "" for none
+    kind: Kind  # kind of the answers
+    sums: bool  # True if every question is a sum
     first: Mapping[str, Any]  # a row, with question and answer
     rows: int
-    leave_out: Sequence[str]  # what has to be, for the table to be used
-    held_out: float  # the share of the rows that is for tests
+    leave_out: Sequence[str]  # problems that the recipe must skip: duplicates, unanswered
+    held_out: float  # share of rows held out for tests
 
     @property
     def prompt(self) -> str:
+        """Prompt template; "" for the default."""
         return SUM_PROMPT if self.sums else ""
 
 
 def columns_of(path: Path) -> list[str]:
-    """The columns of a table's first row.
+    """Return the columns in a table's first row.
 
     Raises:
-        ValueError: it cannot be read, or holds no rows.
+        ValueError: the table cannot be read, or is empty.
     """
     return [str(name) for name in next(iter(read_table(_absolute(path), "", "train"))).cells]
 
 
 def guess(columns: Sequence[str]) -> tuple[str, str]:
-    """Which columns hold questions and answers, going by what they are called; ``""`` where there is one column.
+    """Return the question and answer columns, guessed by name; ``""`` for the answer with only one column.
 
     >>> guess(["id", "Problem", "solution"]), guess(["country", "region", "capital"]), guess(["prompt"])
     (('Problem', 'solution'), ('country', 'capital'), ('prompt', ''))
@@ -72,14 +75,14 @@ def guess(columns: Sequence[str]) -> tuple[str, str]:
 
 
 def look_at(path: Path, question: str = "", answer: str | None = None) -> Table:
-    """Read a whole table.
+    """Read and inspect a complete table.
 
     Args:
-        question: a column; "": the one that is called like it.
-        answer: a column; "": there are no right answers; None: the one that is called like it.
+        question: column with the questions; "": guessed by name.
+        answer: column with the answers; "": no correct answers; None: guessed by name.
 
     Raises:
-        ValueError: it cannot be read, has no such column, or no row that could be used.
+        ValueError: the table cannot be read, or has no such column or no usable row.
     """
     columns = columns_of(path)
     for option, column in (("--question", question), ("--answer", answer)):
@@ -103,7 +106,7 @@ def look_at(path: Path, question: str = "", answer: str | None = None) -> Table:
 
 
 def invented() -> str:
-    """A table of sums as CSV: always the same."""
+    """Return generated sums as CSV, always the same."""
     random, sums = Random(0), dict[str, int]()
     while len(sums) < INVENTED:
         first, second, third = (random.randint(10, 99) for _ in range(3))
@@ -116,7 +119,7 @@ def invented() -> str:
 
 
 def _absolute(path: Path) -> str:
-    return os.path.abspath(path.expanduser())  # noqa: PTH100  without following links
+    return os.path.abspath(path.expanduser())  # noqa: PTH100  abspath does not follow symlinks
 
 
 def _called(names: Sequence[str], columns: Sequence[str]) -> str:
@@ -140,7 +143,7 @@ def _kind(rows: Sequence[Row], answer: str) -> Kind:
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is written as the reward function looks for numbers: neither ``1e5`` nor ``nan`` is."""
+    """Return True for a number format recognized by the reward function; ``1e5`` and ``nan`` are not."""
     return re.fullmatch(NUMBER, text.strip()) is not None and len(text) < LONGEST_NUMBER
 
 

@@ -1,4 +1,4 @@
-"""Shapes of a first team: who is in it, who answers, who acts when."""
+"""Team shapes for a first recipe: agents, answering agent and organization."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ BOXED = r"put the answer in \boxed{}."
 
 @dataclass(frozen=True, slots=True)
 class Seat:
+    """One agent in a team shape."""
+
     role: str
     instructions: str
     answers: bool = False
@@ -17,6 +19,8 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """Team shape: description, agents and organization."""
+
     about: str
     seats: Sequence[Seat]
     organization: Mapping[str, object] = field(default_factory=lambda: {"organization": "chain"})

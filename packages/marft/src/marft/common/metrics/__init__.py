@@ -1,7 +1,6 @@
-"""Every metric that a run writes, and the one behind a name.
+"""Metric catalog with lookup by name.
 
-The console, the report, comparisons and docs/metrics.md read it here. ``python -m marft.common.metrics`` prints the
-page.
+The console, the report, comparisons and docs/metrics.md use it. ``python -m marft.common.metrics`` prints the page.
 """
 
 from __future__ import annotations
@@ -18,13 +17,16 @@ PREFIX: dict[str, Scope] = {"agents": "agent", "policies": "policy"}
 
 
 def everything() -> Iterable[Metric]:
-    """All metrics, in the catalogue's order."""
+    """Return all metrics, in catalog order."""
     return (metric for group in CATALOGUE.values() for metric in group)
 
 
 @cache
 def find(name: str) -> Metric | None:
-    """The metric behind a name of ``metrics.jsonl``; None where the catalogue has none: a plugin's own."""
+    """Return the metric behind a name from ``metrics.jsonl``.
+
+    None means the catalog has no match: the metric comes from a plugin.
+    """
     first, _, rest = name.partition("/")
     scope = PREFIX.get(first, "team")
     plain = rest.partition("/")[2] if scope != "team" else name
@@ -33,12 +35,20 @@ def find(name: str) -> Metric | None:
 
 
 def named(name: str) -> Metric:
-    """The metric that the catalogue has under this name."""
+    """Return the catalog entry with exactly this name.
+
+    Raises:
+        StopIteration: the catalog has no such entry.
+    """
     return next(metric for metric in everything() if metric.name == name)
 
 
 def known(name: str) -> Metric:
-    """The metric of a name that is in the catalogue."""
+    """Return the metric behind a known name.
+
+    Raises:
+        AssertionError: the catalog has no match.
+    """
     metric = find(name)
     assert metric is not None, f"{name} is not in the catalogue"
     return metric

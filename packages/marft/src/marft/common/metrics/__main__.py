@@ -1,4 +1,4 @@
-"""``python -m marft.common.metrics``: prints docs/metrics.md."""
+"""``python -m marft.common.metrics``: print docs/metrics.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every metric that a run writes, once: label, unit, format and scope, what is better, what it means, what to do."""
+"""Metric catalog: label, unit, format, scope, direction, meaning and advice for each metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One metric that a run writes."""
+"""Definition of a metric."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ Scope = Literal["team", "agent", "policy"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
+    """One metric in the catalog.
 
     >>> from marft.common.metrics import known
     >>> known("agents/actor/kl").label, known("agents/actor/kl").shown(0.01234)
     ('KL', '0.0123')
 
     Args:
-        name: in ``metrics.jsonl``, without ``agents/<role>/`` or ``policies/<name>/``; ``*`` stands for any name.
-        label: in a step's line, in tables and above curves.
-        meaning: what is counted, over what.
-        unit: "" where it is a share, a count of what the label names, or a reward.
-        format: of a number, as Python has it.
-        scopes: for whom it is written: the team, each agent, each policy.
-        better: which way is good, where there is one.
-        advice: what to do where it looks wrong.
-        unless_zero: not shown in a step's line while it is 0.
+        name: name in ``metrics.jsonl``, without ``agents/<role>/`` or ``policies/<name>/``; ``*`` matches any name.
+        label: label in step lines, in tables and above curves.
+        meaning: measured quantity, and the population it covers.
+        unit: unit; "" for a share, a reward, or a count of the label's noun.
+        format: Python format specification.
+        scopes: scopes that the metric is written for: the team, each agent, each policy.
+        better: direction of improvement; "" if neutral.
+        advice: remedy for a suspicious value.
+        unless_zero: hide the metric in step lines while it is 0.
     """
 
     name: str
@@ -39,5 +39,5 @@ class Metric:
     unless_zero: bool = False
 
     def shown(self, value: float) -> str:
-        """A value in the metric's format."""
+        """Return a value in the metric's format."""
         return format(value, self.format)

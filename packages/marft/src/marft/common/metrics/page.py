@@ -1,4 +1,4 @@
-"""docs/metrics.md, as the catalogue has it."""
+"""Generator for docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from marft.common.metrics.catalogue import CATALOGUE
 
 
 def page() -> str:
-    """docs/metrics.md."""
+    """Return docs/metrics.md as rendered from the catalog."""
     lines = [
         "# Metrics",
         "",

@@ -1,4 +1,4 @@
-"""Processes of ours that end when we do, with all that they have started."""
+"""Child processes that end with their parent, together with all of their descendants."""
 
 from pathlib import Path
 

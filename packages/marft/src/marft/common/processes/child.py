@@ -1,4 +1,4 @@
-"""A process of ours from outside: how it is started and ended, and what it prints."""
+"""Local child process: start, output and end."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from pathlib import Path
 from marft.common.processes import SUBREAPER
 from marft.common.texts import visible
 
-END_SECONDS = 5.0  # for a process that is asked to end
-LONGEST_LINE = 2000  # bytes; what is longer comes in pieces
-LAST_LINES = 20  # that are remembered
-KILLED = "was killed (SIGKILL)"  # the outcome of one that somebody has ended, or that there was no memory for
-Command = Callable[[int], Sequence[str]]  # from the number of its end of the connection
+END_SECONDS = 5.0  # seconds to wait for a process to end before it is terminated
+LONGEST_LINE = 2000  # bytes; longer lines are split
+LAST_LINES = 20  # lines of output that are kept
+KILLED = "was killed (SIGKILL)"  # outcome of a process that was killed, by a user or for lack of memory
+Command = Callable[[int], Sequence[str]]  # receives the file descriptor of its end of the connection
 
 
 class Child:
-    """A process that ends with this one, and with all that it has started, however that ends.
+    """Child process bound to this process: both end together, with all descendants.
 
-    It has a session of its own, so that a Ctrl-C in the terminal is this process's alone. What it prints comes out here
-    on stderr, line by line, as something that no terminal obeys.
+    The child has its own session, so Ctrl-C in the terminal reaches only this process. Its output appears on this
+    process's stderr, line by line, without control characters.
 
     Args:
-        name: for what it prints.
-        command: what is started.
-        quiet: keep what it prints, without showing it.
-        hear: is told each line that it prints, in the place of stderr.
+        name: label of its output.
+        command: command to start.
+        quiet: keep the output without showing it.
+        hear: called with each line of output; replaces stderr.
     """
 
     def __init__(
         self, name: str, command: Command, *, quiet: bool = False, hear: Callable[[str], object] | None = None
     ) -> None:
         self.name, self.quiet, self._hear = name, quiet, hear
-        self.said: deque[str] = deque(maxlen=LAST_LINES)  # last lines of what it printed
+        self.said: deque[str] = deque(maxlen=LAST_LINES)  # last lines of output
         self.socket, theirs = socket.socketpair()
         begun: Future[subprocess.Popen[bytes]] = Future()
         self._keeper = threading.Thread(
@@ -51,12 +51,14 @@ class Child:
         self._process = begun.result()
 
     def _keep(self, command: Command, theirs: socket.socket, begun: Future[subprocess.Popen[bytes]]) -> None:
-        """Start the process, on a thread that is there as long as it is: a process that ends with its parent ends, on
-        Linux, with the thread that has started it."""
+        """Start the process on a thread that exists as long as the process.
+
+        On Linux, a process that ends with its parent ends with the thread that started it.
+        """
         try:
             with theirs:
                 process = _start(command, theirs.fileno())
-        except Exception as error:  # noqa: BLE001  whoever waits must hear of it
+        except Exception as error:  # noqa: BLE001  the waiting thread re-raises it
             begun.set_exception(error)
             return
         begun.set_result(process)
@@ -70,32 +72,35 @@ class Child:
                 show(self.name, said)
 
     def end(self) -> None:
-        """End it and all that it has started, in a second, whatever it is at."""
+        """Terminate the process and its descendants within a second."""
         self._process.terminate()
-        self._process.send_signal(signal.SIGCONT)  # one that is stopped hears of nothing
+        self._process.send_signal(signal.SIGCONT)  # a stopped process handles SIGTERM only after SIGCONT
 
     def close(self) -> None:
-        """End it, and wait until it has."""
+        """Terminate the process and wait for its end."""
         self.end()
         self.outcome()
         self.socket.close()
 
     def carried(self, folder: Path) -> str:
-        """Where it finds a folder of this machine."""
+        """Return the process's path for a folder on this machine: the same path."""
         return str(folder)
 
     def dropped(self, folder: Path) -> None:
-        """Nothing was made for it."""
+        """No-op: a local process uses the folder directly."""
 
     def outcome(self) -> str:
-        """How it ended, once it has; one that has let go of its connection and does not end is ended."""
+        """Return how the process ended: its exit status or signal.
+
+        Wait ``END_SECONDS`` for the end, then terminate the process.
+        """
         try:
             status = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self.end()
             status = self._process.wait()
         self._keeper.join(END_SECONDS)
-        number = -status if status < 0 else status - 128  # as a shell has it
+        number = -status if status < 0 else status - 128  # shells report a signal as 128 plus its number
         if number > 0:
             with suppress(ValueError):
                 return f"was killed ({signal.Signals(number).name})"
@@ -103,8 +108,8 @@ class Child:
 
 
 def show(name: str, said: str) -> None:
-    """Print a line of what a process has said, on stderr."""
-    with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or there is no stderr
+    """Print one line of a process's output on stderr."""
+    with suppress(OSError, ValueError, AttributeError):  # stderr is closed or missing
         sys.stderr.write(f"{name}: {said}\n")
 
 

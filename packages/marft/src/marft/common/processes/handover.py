@@ -1,4 +1,4 @@
-"""Folders in memory, where weights are handed to another process of this machine."""
+"""Weight transfer to another process on the same machine, through folders in memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from safetensors import SafetensorError
 from marft.common.errors import RunError
 from marft.common.processes.held import HeldFolder
 
-SHARED = Path("/dev/shm")  # memory, where Linux has it
+SHARED = Path("/dev/shm")  # in-memory file system on Linux
 PREFIX = "marft-weights-"
 
 
 class SharedFolder(HeldFolder):
-    """One in memory, where there is some. Close it.
+    """Temporary folder in memory if possible. Close it after use.
 
     Args:
-        parent: of the folder, where it shall not be in memory.
+        parent: parent folder; None: shared memory, or the system's temporary folder.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
@@ -30,21 +30,24 @@ class SharedFolder(HeldFolder):
 
 
 class Handover:
-    """Where weights are written down for an engine: in memory, or on disk once there was no room for them (a container
-    may have 64 MB of shared memory)."""
+    """Weight transfer to an engine: through memory, or through disk after memory has run out of space.
+
+    A container may have only 64 MB of shared memory.
+    """
 
     def __init__(self) -> None:
         self.folders = [SharedFolder()]
         self._moving = Lock()
 
     def write(self, name: str, save: Callable[[Path], None]) -> str:
-        """Have weights written → where. Several threads may do so at one time.
+        """Write weights to a new folder and return its path. Thread-safe.
 
         Args:
-            name: which no others have.
+            name: unique name of the folder.
+            save: function that writes the weights to a folder.
 
         Raises:
-            RunError: there is room for them neither in memory nor on disk.
+            RunError: neither memory nor disk has enough space.
         """
         folder = self.folders[-1]
         try:
@@ -65,7 +68,7 @@ class Handover:
             return self.folders[1]
 
     def close(self) -> None:
-        """Take away all that was written."""
+        """Delete all written folders."""
         for folder in self.folders:
             folder.close()
 

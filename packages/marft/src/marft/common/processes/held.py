@@ -1,4 +1,4 @@
-"""Folders that are a process's as long as it is there."""
+"""Temporary folders owned by one process through a file lock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pathlib import Path
 
 
 class HeldFolder:
-    """A folder of this process's. It is held by a lock, which goes with its holder however that ends, in whichever
-    container: folders of the same prefix that nobody holds any more are taken away. Close it.
+    """Temporary folder, locked by this process. Close it after use.
+
+    The lock ends with its process, whatever the cause, also across containers. Folders with the same prefix and no lock
+    are deleted when a new one is created.
 
     Args:
-        parent: of the folder.
-        prefix: of its name.
+        parent: parent folder.
+        prefix: prefix of the folder's name.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:
@@ -24,14 +26,14 @@ class HeldFolder:
             _remove_abandoned(old)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
-            with suppress(FileNotFoundError):  # somebody took it for abandoned, before it was held
+            with suppress(FileNotFoundError):  # another process deleted the folder as abandoned before it was locked
                 self._held = _lock(self.path)
                 if self.path.exists():
                     return
                 os.close(self._held)
 
     def close(self) -> None:
-        """Take it away, with all that is in it. Once is enough."""
+        """Delete the folder with its content. Idempotent."""
         held, self._held = self._held, -1
         if held >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -39,16 +41,17 @@ class HeldFolder:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    with suppress(OSError):  # it is held, another user's, or gone
+    with suppress(OSError):  # locked, owned by another user, or already deleted
         held = _lock(folder)
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
 
 
 def _lock(folder: Path) -> int:
-    """
+    """Lock a folder exclusively and return its descriptor.
+
     Raises:
-        OSError: somebody else holds it, or it is gone.
+        OSError: another process holds the lock, or the folder does not exist.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

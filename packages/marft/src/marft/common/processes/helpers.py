@@ -1,6 +1,6 @@
-"""Processes that answer requests: one that hangs, crashes or eats memory loses only its own request.
+"""Pool of helper processes that answer requests; a hang, crash or memory overrun loses only one request.
 
-A request and its answer are a line of JSON each. The program of a helper calls :func:`serve`.
+A request and its answer are one line of JSON each. The program of a helper process calls :func:`serve`.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-START_SECONDS = 60.0  # for a new process to import what it needs
-END_SECONDS = 5.0  # for a process that has closed its output to end
-MOST_WORDS = 500  # characters of an error
+START_SECONDS = 60.0  # timeout in seconds for a new process to import its modules
+END_SECONDS = 5.0  # timeout in seconds for a process to end after it has closed its output
+MOST_WORDS = 500  # maximum length of an error, in characters
 
 
 class HelperError(Exception):
-    """A request has no answer."""
+    """Request without an answer."""
 
 
 class NotStartedError(HelperError):
-    """A process did not start."""
+    """Helper process that did not start."""
 
 
 class TooSlowError(HelperError):
-    """A request took longer than it may."""
+    """Request that exceeded its time limit."""
 
 
 class FailedError(HelperError):
-    """A request raised an error: ``ValueError: why``."""
+    """Request that raised an error: ``ValueError: why``."""
 
 
 class DiedError(HelperError):
-    """The process ended before it answered, with this exit status.
+    """Helper process that ended before its answer.
 
     Args:
-        status: of the process; the number of a signal is negative.
+        status: exit status of the process; a signal number is negative.
     """
 
     def __init__(self, status: int) -> None:
@@ -52,11 +52,11 @@ class DiedError(HelperError):
 
 
 class Helpers:
-    """A pool of processes, started as they are needed and replaced when they fail. Safe to use from many threads.
+    """Pool of helper processes, started on demand and replaced after a failure. Thread-safe.
 
     Args:
-        module: the program of a process.
-        processes: how many requests are answered at once; None: one for each core.
+        module: program of a helper process.
+        processes: maximum number of parallel requests; None: number of cores.
     """
 
     def __init__(self, module: str, processes: int | None = None) -> None:
@@ -69,10 +69,11 @@ class Helpers:
         """Return the answer to a request; blocks until a process is free.
 
         Args:
-            seconds: on the clock, for the request alone.
+            request: JSON-serializable request.
+            seconds: wall-clock time limit for the request itself.
 
         Raises:
-            HelperError: there is none; the process that was asked is killed.
+            HelperError: the request has no answer; its process is killed.
         """
         process = self._free.get()
         try:
@@ -90,7 +91,7 @@ class Helpers:
             self._free.put(process)
 
     def close(self) -> None:
-        """End the processes that are not at work."""
+        """Kill all idle processes."""
         for _ in range(self._free.qsize()):
             process = self._free.get()
             if process is not None:
@@ -116,9 +117,15 @@ class _Process:
 
     @property
     def ended(self) -> bool:
+        """True if the process has ended."""
         return self._process.poll() is not None
 
     def ask(self, request: object, seconds: float) -> Any:
+        """Send a request and return its answer.
+
+        Raises:
+            HelperError: the process ended, the request timed out, or the request raised an error.
+        """
         try:
             self._in.write(json.dumps(request) + "\n")
             self._in.flush()
@@ -146,6 +153,7 @@ class _Process:
         return self._process.wait()
 
     def kill(self) -> None:
+        """Kill the process and close its pipes."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._in, self._out):
@@ -154,25 +162,25 @@ class _Process:
 
 
 def limit_memory(size: int) -> None:
-    """Let this process have so many bytes of address space."""
+    """Limit the address space for this process to ``size`` bytes."""
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def serve(answer: Callable[[Any], object]) -> None:
-    """Answer the requests on stdin, one a line, on stdout; ends when stdin does, and with the parent."""
+    """Answer requests from stdin on stdout, one JSON line each, until stdin closes or the parent process ends."""
     _die_with_parent()
     print("ready", flush=True)  # noqa: T201
     for line in sys.stdin:
         request = json.loads(line)
         try:
             reply = {"answer": answer(request)}
-        except Exception as error:  # noqa: BLE001  whatever a library raises on what a model wrote
+        except Exception as error:  # noqa: BLE001  a library may raise anything on a model's text
             reply = {"error": f"{type(error).__name__}: {error}"[:MOST_WORDS]}
         print(json.dumps(reply), flush=True)  # noqa: T201
 
 
 def _die_with_parent() -> None:
-    """End when the run does, however it ended, even in the middle of an answer."""
+    """Exit when the parent process ends, even in the middle of an answer."""
     parent = os.getppid()
 
     def watch() -> None:

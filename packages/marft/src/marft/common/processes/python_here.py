@@ -1,4 +1,4 @@
-"""The command that one of our own programs is: Python as here."""
+"""Command line for one of MARFT's own programs, with the current Python and its module path."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ main(int(sys.argv[2]))
 
 
 def module_path() -> list[str]:
-    """Return where modules can be found here, without the entry that stands for the working folder."""
+    """Return the module search path without the entry for the working folder."""
     return [entry for entry in sys.path if isinstance(entry, str) and entry]
 
 
 def python_here(module: str, descriptor: int) -> Sequence[str]:
-    """Python as here, with the installed modules that can be found here. The working folder is not on its path
-    (``-P``), so that nothing that lies there takes the place of a module.
+    """Return a command that runs ``main`` in a module with the current Python and module search path.
+
+    The working folder is not on the path (``-P``), so that no file there replaces a module.
 
     Args:
-        module: whose ``main`` is called, with the descriptor.
-        descriptor: the program's end of its connection.
+        module: module whose ``main`` is called with the descriptor.
+        descriptor: file descriptor of the program's end of the connection.
     """
     path = json.dumps(module_path())
     return [sys.executable, "-P", "-u", "-X", "faulthandler", "-c", START.format(module=module), path, str(descriptor)]

@@ -1,4 +1,4 @@
-"""Who starts processes, and what is known of one: on this machine, or wherever a run has others."""
+"""Process starters and the interface to a started process, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -12,83 +12,84 @@ from typing import Protocol
 from marft.common.errors import RunError
 from marft.common.processes.child import Child, Command
 
-MOST_AT_ONCE = 32  # processes that are being started
+MOST_AT_ONCE = 32  # maximum number of processes starting in parallel
 
 
 class NoRoomError(RunError):
-    """There is no room for a process, and has been none for as long as it is waited for."""
+    """Timeout while waiting for enough resources to start a process."""
 
 
 class Started(Protocol):
-    """A process of ours from outside, wherever it is."""
+    """Interface to a started process, local or remote."""
 
     name: str
-    said: deque[str]  # last lines of what it printed
-    socket: socket.socket  # its connection; what it let go of, or lost with its machine, is at its end here
+    said: deque[str]  # last lines of output
+    socket: socket.socket  # the connection; it reads as closed after the process closes its end or its machine is lost
 
     def end(self) -> None:
-        """End it and all that it has started, in a second, whatever it is at."""
+        """Terminate the process and its descendants within a second."""
         ...
 
     def close(self) -> None:
-        """End it, and wait until it has."""
+        """Terminate the process and wait for its end."""
         ...
 
     def outcome(self) -> str:
-        """How it ended, once it has."""
+        """Return how the process ended: its exit status or signal."""
         ...
 
     def carried(self, folder: Path) -> str:
-        """Where it finds a folder of this machine, as it is now.
+        """Return the process's path for the current content of a folder on this machine.
 
         Raises:
-            RunError: it is gone.
+            RunError: the process is gone.
         """
         ...
 
     def dropped(self, folder: Path) -> None:
-        """It has no use any more for a folder that it was given; the folder here is somebody else's to remove."""
+        """Release the process's copy of a folder. The caller removes the folder on this machine."""
         ...
 
 
 class Starter(Protocol):
-    """Starts processes of one kind. Close it, when they have ended."""
+    """Process starter. Close it after all its processes have ended."""
 
     def start(self, name: str, command: Command, *, quiet: bool = False, place: int = 0) -> Started:
         """Start a process.
 
         Args:
-            name: for what it prints.
-            command: what is started, from the number of its end of the connection; it is asked where it runs.
-            quiet: keep what it prints, without showing it.
-            place: which of the places that there are for such processes it takes; whatever was there has ended.
+            name: label of its output.
+            command: builds the command from the file descriptor of its end of the connection; called where the process
+                runs.
+            quiet: keep the output without showing it.
+            place: index of the slot for the process; a previous process in the slot has ended.
 
         Raises:
-            ValueError: it cannot be had there.
-            NoRoomError: there is no room for it.
-            RunError: it is lost at once.
+            ValueError: the process cannot run in this slot.
+            NoRoomError: no resources became free in time.
+            RunError: the process was lost immediately.
         """
         ...
 
     @property
     def host(self) -> str:
-        """This machine's address for what it starts; "": all is on this machine."""
+        """This machine's address for started processes; "" for local processes only."""
         ...
 
     def close(self) -> None:
-        """Give back what was kept for them."""
+        """Release reserved resources."""
         ...
 
 
 def start_all(starter: Starter, names: Sequence[str], command: Command) -> list[Started]:
-    """Start a process in each place, all at the same time, or none.
+    """Start a process in each slot, in parallel. If a start fails, close all others.
 
     Args:
-        names: one for each place.
+        names: names of the processes, one per slot.
 
     Raises:
-        ValueError: one of them cannot be had.
-        RunError: there is no room for one of them.
+        ValueError: a process cannot run in its slot.
+        RunError: a process could not start.
     """
     with ThreadPoolExecutor(min(len(names), MOST_AT_ONCE)) as threads:
         starting = [threads.submit(starter.start, name, command, place=place) for place, name in enumerate(names)]
@@ -102,16 +103,16 @@ def start_all(starter: Starter, names: Sequence[str], command: Command) -> list[
 
 
 class LocalStarter:
-    """Starts them on this machine, as many as are asked for."""
+    """Starter on this machine, without a limit on processes."""
 
     def start(self, name: str, command: Command, *, quiet: bool = False, place: int = 0) -> Child:  # noqa: ARG002
-        """Start a process here."""
+        """Start a process on this machine."""
         return Child(name, command, quiet=quiet)
 
     @property
     def host(self) -> str:
-        """All is here."""
+        """Empty: all processes are local."""
         return ""
 
     def close(self) -> None:
-        """Nothing was kept."""
+        """No-op: no resources are reserved."""

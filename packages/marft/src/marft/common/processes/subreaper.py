@@ -1,7 +1,7 @@
-"""Run a command that ends, with all that it has started, when the process that asked for it does.
+"""Run a command, and end it with all descendants when the requesting process ends.
 
-``python subreaper.py PARENT COMMAND …`` exits as the command does. Standard library alone, and little of it: every
-server waits for this to start.
+``python subreaper.py PARENT COMMAND …`` exits with the status of the command. It imports little, and only the standard
+library, because every server waits for it to start.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import sys
 import time
 from contextlib import suppress
 
-DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # of prctl
+DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # prctl options
 PARENT_IS_GONE = signal.SIGUSR1
 ENDING = (PARENT_IS_GONE, signal.SIGALRM, signal.SIGINT)
-GRACE_SECONDS = 1  # for a command that is asked to end
+GRACE_SECONDS = 1  # seconds for a command to end after SIGTERM
 TICK_SECONDS = 0.01
 TRACKER = b"from multiprocessing.resource_tracker import main"
-NOT_FOUND = 127  # as a shell has it
+NOT_FOUND = 127  # exit status of a shell for an unknown command
 
 
 class NotNeededError(Exception):
-    """Nobody needs the command any more."""
+    """Request to stop: the parent process has ended, or a signal arrived."""
 
 
 def main() -> None:
+    """Run the command given in ``sys.argv``, and kill all descendants at the end."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if not sys.platform.startswith("linux"):
         os.execvp(command[0], command)
@@ -35,10 +36,10 @@ def main() -> None:
     for number in ENDING:
         signal.signal(number, end)
     prctl(DIE_WITH_PARENT, PARENT_IS_GONE, 0, 0, 0)
-    if os.getppid() != parent:  # it had gone before we asked
+    if os.getppid() != parent:  # the parent ended before prctl took effect
         return
     status = NOT_FOUND
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a command to pass it on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a command to forward it to
     try:
         child = os.fork()
         if child == 0:
@@ -47,7 +48,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: ask_to_end(child))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         for stream in (0, 1):
-            os.close(stream)  # they are the command's
+            os.close(stream)  # the command uses them
         status = wait_for(child)
     except NotNeededError:
         status = 128 + signal.SIGKILL
@@ -57,6 +58,7 @@ def main() -> None:
 
 
 def become(command: list[str]) -> None:
+    """Replace this process by the command, with default signal handlers."""
     for number in (signal.SIGPIPE, *ENDING):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -68,35 +70,44 @@ def become(command: list[str]) -> None:
 
 
 def wait_for(child: int) -> int:
-    """The command's exit status; 128 and the signal where one has ended it."""
+    """Return the command's exit status; 128 plus the signal number for a killed command."""
     while True:
-        pid, status = os.wait()  # orphans of the command come to us
+        pid, status = os.wait()  # orphans of the command are adopted by this process
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
 
 
 def ask_to_end(child: int) -> None:
+    """Forward SIGTERM to the command and start the grace period."""
     signal.alarm(GRACE_SECONDS)
-    with suppress(ProcessLookupError):  # it has ended by itself
+    with suppress(ProcessLookupError):  # the command has already ended
         os.kill(child, signal.SIGTERM)
 
 
 def end(*_: object) -> None:
-    """Stop waiting. The signal can come once for every thread of the parent that dies: it is heeded once, or the next
-    one would end us before we have ended the rest."""
+    """Stop waiting for the command.
+
+    The signal can arrive once for each dying thread of the parent. Later signals are ignored, because one of them would
+    end this process before all descendants are killed.
+    """
     ignore()
     raise NotNeededError
 
 
 def ignore() -> None:
+    """Ignore all further signals that end this process."""
     for number in (*ENDING, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_all() -> None:
-    """Kill what is left. The children of whatever dies become ours, and are next. Trackers of ``multiprocessing`` end
-    by themselves, and take away the shared memory that the dead have left: they have ``GRACE_SECONDS`` for it."""
+    """Kill all remaining descendants.
+
+    Children of a killed process become children of this process, and are killed next. Resource trackers of
+    ``multiprocessing`` end by themselves and free the shared memory of dead processes. They have ``GRACE_SECONDS`` for
+    it.
+    """
     ignore()
     until = time.monotonic() + GRACE_SECONDS
     while True:
@@ -112,22 +123,22 @@ def end_all() -> None:
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether it is the process that Python's ``multiprocessing`` has to take away what others leave."""
+    """Return True for the resource tracker of Python's ``multiprocessing``."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return TRACKER in file.read()
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return False
 
 
 def children() -> list[int]:
-    """Processes whose parent we are, those that have ended but were not waited for included."""
+    """Return this process's child processes, zombies included."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
                 parent = int(file.read().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if parent == os.getpid():
             found.append(int(name))

@@ -1,1 +1,1 @@
-"""What goes wrong with a run that its reward does not show: each guard is a pure function of the metrics so far."""
+"""Guards: pure functions of the metric history that detect problems hidden from the reward."""

@@ -1,4 +1,4 @@
-"""A policy forgets what no task asks for."""
+"""Guard against forgetting: the loss on held-out text rises."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """newest loss on the held-out text > (1 + threshold) · its first one, of any policy. It is of the same
-    tokens each time, so a single one says it.
+    """Report a policy with a higher loss on the held-out text than at first.
+
+    Condition: newest loss > (1 + threshold) · first loss, for any policy. The loss is measured on the same tokens each
+    time, so a single value is enough.
     """
     for policy in history.owners("policies", "held_out_loss"):
         series = history.series(f"policies/{policy}/held_out_loss")
-        if len(series) < 2:  # a run that went back to its beginning measures it anew
+        if len(series) < 2:  # a run that resumes from its beginning measures the loss again
             continue
         first, now = float(series.values[0]), float(series.values[-1])
         if now > (1.0 + settings.capability) * first:

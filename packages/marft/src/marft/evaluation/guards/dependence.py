@@ -1,4 +1,4 @@
-"""The answering agent's text stops depending on its inputs."""
+"""Guard against answers that no longer depend on their inputs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from marft.evaluation.guards.gains import earns_more
 from marft.evaluation.guards.history import History
 from marft.evaluation.guards.interface import Finding
 
-FAINT = 0.05  # nats a token: an agent that begins with less has never looked
+FAINT = 0.05  # nats per token; an agent that starts below never depended on its inputs
 WHAT = {"inputs": "the task and the messages", "messages": "the messages of its team"}
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """median of the window's dependence < threshold · median of the first one, of any answering agent; of messages
-    only while accuracy, or else reward, is not above that of the first window.
+    """Report an answering agent with text that depends less on its inputs than at first.
 
-    Of a few actions it scatters too much for a mean: one that still depends on everything hides the others. A text that
-    ignores its team in favour of a leak still depends on the task; one that is always the same depends on nothing.
+    Condition: median dependence of the newest window < threshold · median of the first window. For dependence on
+    messages, accuracy (or else reward) must also not exceed that of the first window.
+
+    The mean over few actions varies too much: one action that still depends on everything would hide the others. A text
+    that uses a leak instead of the messages still depends on the task. A text that is always the same depends on
+    nothing.
     """
     more = earns_more(history, settings.window)
     for name, what in WHAT.items():

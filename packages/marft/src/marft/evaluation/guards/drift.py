@@ -1,4 +1,4 @@
-"""How far a metric of agents is from its first window."""
+"""Drift of an agent metric from its first window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from marft.evaluation.guards.history import History
 
 
 class Drift(NamedTuple):
-    """A metric's means over the first and the newest window; ``sure`` where they differ by more than chance."""
+    """Means of a metric over the first and the newest window.
+
+    Args:
+        sure: True if the difference exceeds chance.
+        well: the step before the newest window.
+    """
 
     owner: str
     first: float
@@ -21,13 +26,14 @@ class Drift(NamedTuple):
 
     @property
     def rise(self) -> float:
+        """Difference between the newest and the first mean."""
         return self.now - self.first
 
 
 def drifts(history: History, metric: str, window: int, prefix: str = "agents") -> Iterator[Drift]:
-    """Of every agent that has the metric in the newest step, and in two windows at least.
+    """Yield the drift for every agent with a current value and at least two windows of values.
 
-    They differ for sure by more than ``SURE`` standard errors of two windows' means, each scatter/√window.
+    A drift is ``sure`` above ``SURE`` standard errors of the difference, scatter · √(2/window).
     """
     for owner in history.owners(prefix, metric):
         series = history.now(f"{prefix}/{owner}/{metric}", 2 * window)

@@ -1,4 +1,4 @@
-"""An agent's choices dissolve, or there are none left while nothing was learned."""
+"""Guards against an entropy surge, and against entropy loss without learning."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from marft.evaluation.guards.gains import earns_more, measured
 from marft.evaluation.guards.history import History
 from marft.evaluation.guards.interface import Finding
 
-FAINT = 1e-3  # nats: an agent that begins with less has nothing to lose
+FAINT = 1e-3  # nats; an agent that starts below has no entropy to lose
 
 
 def surge(history: History, settings: GuardSettings) -> Finding | None:
-    """min of the window's entropy > threshold · its first one, of any agent.
+    """Report an agent with much higher entropy than at first.
 
-    What is learned lowers entropy, and an entropy bonus holds it about where it was; at three times that an agent
-    writes what nobody has trained.
+    Condition: min entropy of the window > threshold · first entropy, for any agent.
+
+    Learning lowers entropy, and an entropy bonus keeps it about constant. At three times the first value, the text of
+    an agent is no longer the result of training.
     """
     for role in history.owners("agents", "entropy"):
         series = history.now(f"agents/{role}/entropy", settings.window + 1)
@@ -32,11 +34,13 @@ def surge(history: History, settings: GuardSettings) -> Finding | None:
 
 
 def lost(history: History, settings: GuardSettings) -> Finding | None:
-    """max of the window's entropy < threshold · its first one, of any agent, while accuracy (or else reward) is not
-    above that of the first window by a standard error.
+    """Report an agent that lost its entropy while the team did not improve.
 
-    A team that has learned its task needs no choices any more; one that has not, and has a fiftieth of them left, will
-    not find it.
+    Condition: max entropy of the window < threshold · first entropy, for any agent. In addition, accuracy (or else
+    reward) must not exceed that of the first window by a standard error.
+
+    A team that has learned its task needs no exploration. A team that has not, and has a fiftieth of its entropy left,
+    will not find a solution.
     """
     window = settings.window
     known = measured(history, 2 * window)

@@ -1,4 +1,4 @@
-"""What an agent's texts look like is no longer what they looked like, and the team solves no more for it."""
+"""Guard against changes in text format without better results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """½ Σ_k |p_k − q_k| > threshold for the shares of kinds of characters in the newest and in the first window, of any
-    agent, while accuracy, or else reward, is not above that of the first window; or the share of actions that hold the
-    declared pattern (``guards.formats``) is lower than at first by the threshold, for sure, whatever is earned.
+    """Report an agent with a changed text format.
+
+    Condition: ½ Σ_k |p_k − q_k| > threshold, with the shares p and q of character kinds in an agent's newest and first
+    window. In addition, accuracy (or else reward) must not exceed that of the first window. The guard also reports if
+    the share of actions that match the declared pattern (``guards.formats``) fell significantly by more than the
+    threshold, regardless of accuracy and reward.
     """
     for drift in drifts(history, "format_rate", settings.window):
         if drift.sure and -drift.rise > settings.format:
@@ -39,7 +42,7 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
 
 
 def _moved(history: History, role: str, window: int) -> tuple[float, int]:
-    """Total variation distance, and the step before the newest window; 0 where there are no two windows."""
+    """Return the total variation distance and the step before the newest window; 0 and 0 without two windows."""
     names = [f"agents/{role}/characters/{kind}" for kind in KINDS]
     found = [series for name in names if (series := history.now(name, 2 * window)) is not None]
     if not found:

@@ -1,4 +1,4 @@
-"""Differences between windows of steps, in deviations between episodes: the same for rewards of any size."""
+"""Effect sizes: differences between windows in standard deviations between episodes, independent of reward scale."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import numpy as np
 
 from marft.evaluation.guards.history import Floats, History, Series
 
-SURE = 5.0  # standard errors: the best of many windows is good by chance too
-SOLVED = 0.95  # accuracy that has little to gain
+SURE = 5.0  # standard errors; the best of many windows is also high by chance
+SOLVED = 0.95  # accuracy with little room for improvement
 
 
 def measured(history: History, least: int) -> tuple[str, Series, Floats] | None:
-    """Accuracy, or reward where success is not known → its name, and the deviation between episodes of each step."""
+    """Return name, series and deviations for accuracy, or for reward if success is unknown.
+
+    The deviations are the standard deviations between episodes at each step. The result is None if fewer than ``least``
+    values exist.
+    """
     accuracy = history.now("accuracy", least)
     if accuracy is not None:
         return "accuracy", accuracy, np.sqrt(accuracy.values * (1.0 - accuracy.values))
@@ -22,10 +26,12 @@ def measured(history: History, least: int) -> tuple[str, Series, Floats] | None:
 
 
 def gain(series: Series, deviations: Floats, before: int, window: int, sure: float = SURE) -> float:
-    """How much higher the newest window is than the one that begins at index ``before``: (m₂ − m₁) / s, with
-    s² = mean of the steps' variances + (m₂ − m₁)²/4, the variance of the episodes of both windows together.
+    """Return the effect size between the newest window and the window at index ``before``.
 
-    0 where the difference is less than ``sure`` standard errors of two windows' means, each scatter/√window.
+    It is (m₂ − m₁) / s, with s² = mean of the steps' variances + (m₂ − m₁)²/4, the variance of the episodes of both
+    windows together.
+
+    It is 0 if the difference is at most ``sure`` standard errors, scatter · √(2/window).
     """
     old, new = slice(before, before + window), slice(len(series) - window, len(series))
     difference = float(series.values[new].mean() - series.values[old].mean())
@@ -36,11 +42,12 @@ def gain(series: Series, deviations: Floats, before: int, window: int, sure: flo
 
 
 def earns_more(history: History, window: int, sure: float = 1.0) -> bool:
-    """As :func:`solves_more`; where success is not known, whether reward is above that of the first window: then nobody
-    can tell what is earned from what is gamed.
+    """Return True if the team does better than in the first window, or solves over 95 % and has little to gain.
+
+    If success is unknown, reward replaces accuracy. Real gains and reward hacking are then indistinguishable.
 
     Args:
-        sure: standard errors.
+        sure: required difference in standard errors.
     """
     known = measured(history, 2 * window)
     if known is None:
@@ -52,6 +59,8 @@ def earns_more(history: History, window: int, sure: float = 1.0) -> bool:
 
 
 def solves_more(history: History, window: int) -> bool | None:
-    """Whether accuracy is above that of the first window by a standard error, or 95 % and has little to gain; None
-    where success is not known, or not for long enough."""
+    """Return True if accuracy exceeds that of the first window by a standard error, or is above 95 %.
+
+    The result is None if success is unknown, or known for less than two windows.
+    """
     return None if history.now("accuracy", 2 * window) is None else earns_more(history, window)

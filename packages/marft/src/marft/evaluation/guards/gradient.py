@@ -1,4 +1,4 @@
-"""A policy's gradients explode."""
+"""Guard against exploding gradients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """median of the window's gradient norm > threshold · the largest one before the window, of any policy. Norms of 0
-    do not count: where nothing tells attempts apart there is no gradient.
+    """Report a policy with exploding gradients.
 
-    Norms rise as policies become surer, by and by, and a single batch may be odd; ten times all that was, for most of
-    a window, is neither. Of what was, there have to be two windows: an adapter begins with small norms, and leaves
-    them quickly.
+    Condition: median gradient norm of the window > threshold · largest norm before the window, for any policy. Norms of
+    0 do not count: there is no gradient if all attempts have the same advantage.
+
+    Norms rise slowly as policies become more certain, and a single batch may be an outlier. Ten times the previous
+    maximum for most of a window is neither. Two windows must precede the newest one, because a new adapter starts with
+    small norms that soon rise.
     """
     window = settings.window
     for policy in history.owners("policies", "gradient_norm"):

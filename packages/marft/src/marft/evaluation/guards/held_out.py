@@ -1,4 +1,4 @@
-"""The reward rises while held-out tasks are solved less."""
+"""Guard against overfitting: training reward rises while validation results fall."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """Both of the two newest validations are below the best one by more than threshold · deviation between episodes,
-    while the reward in training is above what it was at the best one (``gains.gain`` > 0).
+    """Report a fall in validation results during a rise in training reward.
 
-    Half a deviation is from 90 % to 73 %; of a hundred tasks, 3.5 standard errors, twice.
+    Condition: the two newest validations are both below the best one by more than threshold · standard deviation
+    between episodes. In addition, the training reward must exceed that at the best validation (``gains.gain`` > 0).
+
+    Half a standard deviation is a fall from 90 % to 73 %. For a hundred tasks, that is 3.5 standard errors, twice.
     """
     window = settings.window
     name = next((it for it in ("validation_accuracy", "validation_reward") if len(history.series(it)) > 2), "")
@@ -40,7 +42,11 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
 
 
 def _deviation(name: str, validation: Series, deviations: np.ndarray, before: int, window: int) -> float:
-    """Between episodes: of accuracy as its values say, of reward as it was in training at the best validation."""
+    """Return the standard deviation between episodes.
+
+    For accuracy it follows from the validation values. For reward it is that of the training reward at the best
+    validation.
+    """
     if name == "validation_accuracy":
         values = validation.values
         return float(np.sqrt(np.mean([p * (1 - p) for p in (values[:-2].max(), values[-2:].max())])))

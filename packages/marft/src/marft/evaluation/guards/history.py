@@ -1,4 +1,4 @@
-"""What guards know of a run: its metrics, a series a name."""
+"""Metric history of a run for its guards, one series for each metric."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy.typing as npt
 
 from marft.common.metrics import PREFIX
 
-KINDS = ("letters", "digits", "spaces", "breaks", "marks")  # of characters, as metrics of agents call them
-RETURNED = "guards/returned_to"  # of the row of a step after which a run has gone back: the checkpoint's step
+KINDS = ("letters", "digits", "spaces", "breaks", "marks")  # kinds of characters, as in the metrics of agents
+RETURNED = "guards/returned_to"  # set in the row of the step before a rollback: the step of the restored checkpoint
 READ = (
     "reward", "reward_std", "accuracy", "validation_accuracy", "validation_reward", "entropy", "kl", "gradient_norm",
     "action_length", "base_surprisal", "dependence/inputs", "dependence/messages", "held_out_loss", "repetition",
     "other_script", "format_rate", "token_share", "message_tokens", *(f"characters/{kind}" for kind in KINDS),
 )  # fmt: skip
-TERMS = "rewards/"  # the team's terms
+TERMS = "rewards/"  # prefix of the team's reward terms
 Floats = npt.NDArray[np.float64]
-Row = Mapping[str, float | None]  # of metrics.jsonl, where null is what was not finite
+Row = Mapping[str, float | None]  # of metrics.jsonl, where null stands for a non-finite value
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A metric in the steps in which it was measured, oldest first."""
+    """Values of a metric with their steps, oldest first."""
 
     steps: Sequence[int]
     values: Floats
@@ -35,19 +35,22 @@ class Series:
         return len(self.values)
 
     def means(self, window: int) -> Floats:
-        """The mean of each window of ``window`` values, by its first one; [N − window + 1]."""
+        """Return the mean of each window of ``window`` values, by its first index; [N − window + 1]."""
         sums = np.concatenate([[0.0], np.cumsum(self.values)])
         means: Floats = (sums[window:] - sums[:-window]) / window
         return means
 
     def scatter(self) -> float:
-        """How far a step's value is off by chance: the deviation of differences of neighbours, over √2. A trend hardly
-        counts (von Neumann 1941)."""
+        """Return the standard deviation of a value due to chance.
+
+        It is the root mean square of the differences between neighbors, over √2. A trend has little influence (von
+        Neumann 1941). The result is infinite for fewer than two values.
+        """
         return float(np.sqrt(np.mean(np.diff(self.values) ** 2) / 2)) if len(self) > 1 else math.inf
 
 
 class History:
-    """The metrics of all steps that count."""
+    """Metric history without rolled-back steps."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -55,7 +58,7 @@ class History:
         self._owners: dict[tuple[str, str], list[str]] = {}
 
     def add(self, row: Row) -> None:
-        """Take in the metrics of one step, its number among them."""
+        """Append the metrics of one step; ``row`` includes the step number."""
         self.step = int(row["step"] or 0)
         for name, value in row.items():
             if value is not None and math.isfinite(value) and _is_read(name):
@@ -66,30 +69,31 @@ class History:
                 values.append(float(value))
 
     def go_back(self, step: int) -> None:
-        """Forget what was after ``step``."""
+        """Delete the values after step ``step``."""
         for steps, values in self._series.values():
             kept = bisect_right(steps, step)
             del steps[kept:], values[kept:]
 
     def series(self, name: str) -> Series:
+        """Return the series of a metric, empty if absent."""
         steps, values = self._series.get(name, ([], []))
         return Series(steps, np.array(values))
 
     def now(self, name: str, least: int) -> Series | None:
-        """A series that has a value of the newest step, and ``least`` in all; else None."""
+        """Return a series with a value for the newest step and at least ``least`` values, else None."""
         steps, _ = self._series.get(name, ([], []))
         return self.series(name) if len(steps) >= least and steps[-1] == self.step else None
 
     def owners(self, prefix: str, metric: str) -> list[str]:
-        """Whose ``prefix/<name>/metric`` there are."""
+        """Return the names in ``prefix/<name>/metric``, for example agents."""
         return self._owners.get((prefix, metric), [])
 
     def watched(self) -> set[str]:
-        """The agents that have a reward term of their own."""
+        """Return the agents with a reward term of their own."""
         return {name.split("/")[1] for name in self._series if self._is_own(name)}
 
     def terms(self) -> list[str]:
-        """What the reward's terms give, as metrics: the team, and each agent."""
+        """Return the metric names of the reward terms, for the team and for each agent."""
         return [name for name in self._series if name.startswith(TERMS) or self._is_own(name)]
 
     def _begin(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a guard is, and what it finds."""
+"""Interface of guards and their findings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from marft.evaluation.guards.history import History
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a guard found in the newest steps.
+    """Problem found by a guard in the newest steps.
 
     Args:
-        sentence: what was seen, what it means, and what to change.
-        well: the last step at which all was well, as far as it can tell.
+        sentence: the observation, its meaning, and the setting to change.
+        well: the last step before the problem, as far as the guard can tell.
     """
 
     sentence: str
@@ -27,8 +27,14 @@ Look = Callable[[History, GuardSettings], Finding | None]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A pure function of the metrics so far, under a name that is the key of its threshold too."""
+    """Named pure function of the metric history.
+
+    Args:
+        name: also the key of the guard's threshold.
+        look: returns a finding or None.
+        collapse: True if the run may be rolled back for this finding.
+    """
 
     name: str
     look: Look
-    collapse: bool  # whether a run may go back for it
+    collapse: bool

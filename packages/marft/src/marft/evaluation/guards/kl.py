@@ -1,4 +1,4 @@
-"""Every step moves an agent far from the policy that it began with."""
+"""Guard against steps that move a policy too far."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """min of the window's KL > threshold, of any agent.
+    """Report an agent with a KL divergence above the threshold in every step of the window.
 
-    Sound steps stay below 0.01 nats a token, and clips and importance weights mean little at ten times that.
+    Condition: min KL of the window > threshold, for any agent.
+
+    Stable training stays below 0.01 nats per token. At ten times that value, clipping and importance weights have
+    little effect.
     """
     for role in history.owners("agents", "kl"):
         series = history.now(f"agents/{role}/kl", settings.window)
@@ -31,11 +34,13 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
 
 
 def cooled(history: History, settings: GuardSettings) -> float:
-    """What rates are to be multiplied by after a collapse: rate · min(1, √(threshold / KL)), for the median KL of the
-    window of the agent that moved most.
+    """Return the factor for all learning rates after a rollback.
 
-    The KL of a small step goes with the square of its rate: from the threshold on each collapse is cooled to where a
-    step moves an agent by rate² · threshold, a thousandth of a nat. Where KL was not measured it is ``rate``.
+    The factor is rate · min(1, √(threshold / KL)), with the median KL over the window of the agent with the highest
+    median. It is ``rate`` if KL was not measured.
+
+    The KL of a small step is proportional to the square of the learning rate. From the threshold on, the factor
+    therefore brings a step down to a KL of rate² · threshold, a thousandth of a nat.
     """
     found = [history.series(f"agents/{role}/kl").values for role in history.owners("agents", "kl")]
     most = max((float(np.median(values[-settings.window :])) for values in found if len(values)), default=0.0)

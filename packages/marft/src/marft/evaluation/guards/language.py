@@ -1,4 +1,4 @@
-"""An agent goes over to scripts that its task does not use."""
+"""Guard against a switch to another script and language."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """share of letters of other scripts over the window − over the first one > threshold, of any agent, for sure."""
+    """Report an agent that writes in scripts absent from its task.
+
+    Condition: share of letters in other scripts over the newest window − share over the first window > threshold,
+    significantly, for any agent.
+    """
     for drift in drifts(history, "other_script", settings.window):
         if drift.sure and drift.rise > settings.language:
             return Finding(

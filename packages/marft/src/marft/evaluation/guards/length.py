@@ -1,4 +1,4 @@
-"""What an agent writes grows or shrinks, and it solves no more for it."""
+"""Guard against longer or shorter texts without better results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """mean of the window's length > threshold · that of the first window, or < 1 / threshold of it, of any agent,
-    while accuracy, or else reward, is not above that of the first window.
+    """Report an agent with much longer or shorter actions than at first, without better results.
 
-    Reasoning that pays for itself grows too, with accuracy; twice the length for nothing is what a reward pays that
-    likes length. Where success is not known and reward rises, one looks like the other, and nothing is said.
+    Condition: mean length of the newest window > threshold · mean of the first window, or < 1 / threshold of it, for
+    any agent. In addition, accuracy (or else reward) must not exceed that of the first window.
+
+    Useful reasoning also grows, but with accuracy. Twice the length without a gain indicates a reward that favors
+    length. If success is unknown and reward rises, both cases look the same, and the guard reports nothing.
     """
     window = settings.window
     if earns_more(history, window):

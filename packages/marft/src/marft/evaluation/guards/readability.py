@@ -1,4 +1,4 @@
-"""What an agent writes is less and less what the untuned base would write."""
+"""Guard against text that the base model finds unlikely."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """mean of the base's surprisal over the window − over the first one > threshold, of any agent, for sure.
+    """Report an agent with text that becomes less likely under the base model.
 
-    One nat is a perplexity 2.7 times as high.
+    Condition: mean base surprisal over the newest window − mean over the first window > threshold, significantly, for
+    any agent.
+
+    One nat per token is a 2.7 times higher perplexity.
     """
     for drift in drifts(history, "base_surprisal", settings.window):
         if drift.sure and drift.rise > settings.readability:

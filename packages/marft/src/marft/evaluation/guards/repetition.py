@@ -1,4 +1,4 @@
-"""An agent repeats itself, and the team solves no more for it."""
+"""Guard against repetitive text without better results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """share of repeated 4-grams over the window − over the first one > threshold, of any agent, for sure, while
-    accuracy, or else reward, is not above that of the first window.
+    """Report an agent that repeats itself more than at first.
+
+    Condition: share of repeated 4-grams over the newest window − share over the first window > threshold,
+    significantly, for any agent. In addition, accuracy (or else reward) must not exceed that of the first window.
     """
     if earns_more(history, settings.window):
         return None

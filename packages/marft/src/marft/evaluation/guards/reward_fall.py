@@ -1,4 +1,4 @@
-"""What was earned is lost again."""
+"""Guard against a fall in accuracy or reward."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """The newest window is below the best one before it by more than the threshold, in deviations between episodes
-    (``gains.gain``). 0.8 is a large effect (Cohen 1988): from 90 % to 55 %.
+    """Report a fall from the best window to the newest window.
+
+    Condition: the newest window is below the best earlier window by more than the threshold, in standard deviations
+    between episodes (``gains.gain``). 0.8 is a large effect (Cohen 1988), such as a fall from 90 % to 55 %.
     """
     window = settings.window
     known = measured(history, 2 * window)

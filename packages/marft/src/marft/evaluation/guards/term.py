@@ -1,4 +1,4 @@
-"""A reward term pays more and more while success does not move."""
+"""Guard against reward hacking: a reward term rises while success does not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """mean of a term over the window − over the first one > threshold · deviation of the reward in the first one, and
-    more than ``SURE`` standard errors, while accuracy is known and not above that of the first window.
+    """Report a reward term that rises without a gain in accuracy.
 
-    Half a deviation is what a team sees as a medium effect (Cohen 1988): learning follows it.
+    Condition: mean of the term over the newest window − mean over the first window > threshold · standard deviation of
+    the first window's reward, and > ``SURE`` standard errors. In addition, accuracy must be known and must not exceed
+    that of the first window.
+
+    Half a standard deviation is a medium effect (Cohen 1988), which learning follows.
     """
     window = settings.window
     deviations = history.series("reward_std").values[:window]

@@ -1,4 +1,4 @@
-"""All guards over all steps: what is raised, said once, and kept as metrics."""
+"""Guard monitor: runs all guards after each step, reports each new finding once and returns metrics."""
 
 from __future__ import annotations
 
@@ -48,30 +48,31 @@ GUARDS = (
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What the guards find in a step, by name."""
+    """Guard findings in one step, by guard name."""
 
     findings: Mapping[str, Finding]
 
     def metrics(self) -> dict[str, float]:
-        """``guards/<name>``: 1 for each that is raised; nothing for the others."""
+        """Return ``guards/<name>`` = 1 for each guard with a finding."""
         return {f"guards/{name}": 1.0 for name in self.findings}
 
     def well(self) -> int | None:
-        """The last step before a collapse; None where there is none."""
+        """Return the last step before a collapse, or None without a collapse."""
         collapses = {guard.name for guard in GUARDS if guard.collapse}
         return min((it.well for name, it in self.findings.items() if name in collapses), default=None)
 
 
 class Watch:
-    """Looks at the metrics of every step.
+    """Monitor that runs the guards on the metrics of every step.
 
-    All that it knows is in the rows of ``metrics.jsonl``: a run that goes on is watched as if it had never stopped.
+    Its state follows from the rows of ``metrics.jsonl``, so a resumed run is monitored as if it had not been
+    interrupted.
 
     Args:
-        rows: of the steps before.
-        note: told what the run has to say.
-        guard: told the step, the guard's name and what it finds, when it is raised and was not in the step before;
-            None: that is a note.
+        rows: rows of the previous steps.
+        note: receives messages about the run.
+        guard: called with the step, the guard's name and the sentence of a finding that is new in this step. None
+            passes the finding to ``note``.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Watch:
                 self._forget(int(back))
 
     def look(self, row: Row) -> Raised:
-        """Take in the metrics of one step, its number among them."""
+        """Add the metrics of one step and run the guards; ``row`` includes the step number."""
         self._history.add(row)
         found = {guard.name: guard.look(self._history, self._settings) for guard in GUARDS if self._is_on(guard)}
         findings = {name: finding for name, finding in found.items() if finding is not None}
@@ -101,11 +102,11 @@ class Watch:
         return Raised(findings)
 
     def cooled(self) -> float:
-        """What learning rates are to be multiplied by, should the run go back now."""
+        """Return the factor for all learning rates if the run is rolled back now."""
         return kl.cooled(self._history, self._settings)
 
     def go_back(self, step: int) -> None:
-        """The run goes back to ``step``: what was after it does not count."""
+        """Roll back the history to ``step``, and report the rollback."""
         self._note(
             f"step {self._history.step}: the run goes back to the checkpoint of step {step}, and on from there with "
             f"learning rates {self.cooled():.2g} times what they were"
@@ -121,7 +122,7 @@ class Watch:
 
 
 def sentences(settings: GuardSettings, rows: Sequence[Row]) -> list[str]:
-    """What the guards have said of the steps of a log."""
+    """Return the messages of the guards for the steps of a metrics log."""
     said: list[str] = []
     watch = Watch(settings, (), said.append)
     for row in rows:

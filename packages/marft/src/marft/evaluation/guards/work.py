@@ -1,4 +1,4 @@
-"""Work moves to the agent that no reward term looks at."""
+"""Guard against work that moves to an agent without a reward term."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from marft.evaluation.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """share of the team's own tokens over the window − over the first one > threshold, of an agent without a reward
-    term of its own, for sure, where another agent has one, while accuracy is known and not above that of the first
-    window.
+    """Report an agent without a reward term that writes more of the team's tokens than at first.
+
+    Condition: share of the team's own tokens over the newest window − share over the first window > threshold,
+    significantly, for an agent without a reward term. In addition, another agent must have a reward term, and accuracy
+    must be known and must not exceed that of the first window.
     """
     watched = history.watched()
     if not watched or solves_more(history, settings.window) is not False:

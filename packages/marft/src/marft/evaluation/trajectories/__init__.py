@@ -1,1 +1,1 @@
-"""Metrics of joint trajectories: pure functions of one episode, one idea a file."""
+"""Joint-trajectory metrics: pure functions on episodes."""

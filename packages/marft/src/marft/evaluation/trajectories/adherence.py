@@ -1,4 +1,4 @@
-"""Whether agents keep to their roles. It needs ``Declared.allowed_tools``."""
+"""Role adherence for environments with ``Declared.allowed_tools``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from marft.evaluation.trajectories.tool_use import declared_at
 
 
 def role_adherence(episode: Episode, _: Sequence[str]) -> Ratios:
-    """``kept / actions``: of the actions of agents whose role's tools are declared, those that call no other tool. A
-    role that is not declared may do nobody knows what, and is not counted."""
+    """Return ``kept / actions``, the share of actions that call only allowed tools.
+
+    Only actions of roles with declared tools count.
+    """
 
     def kept(action: Action) -> tuple[float, float]:
         allowed = declared_at(episode, action).allowed_tools

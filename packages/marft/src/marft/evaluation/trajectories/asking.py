@@ -1,4 +1,4 @@
-"""Whether agents ask for what they were told."""
+"""Repeated questions: requests for information from already received messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FUNCTION_WORDS = frozenset(
         thank thanks that the their them then there these they this those to too up us use was we were what whatever
         when where whether which who whom whose why will with would yes you your"""
     )
-)  # of English: they ask, and name nothing
+)  # English words that occur in questions but name nothing
 
 
 @lru_cache(256)  # a message has many readers
 def content_words(text: str) -> frozenset[str]:
-    """The words of a text that name something.
+    """Return the content words of a text, without English function words.
 
     >>> sorted(content_words("Which port does the server use?"))
     ['port', 'server']
@@ -33,14 +33,14 @@ def content_words(text: str) -> frozenset[str]:
 
 
 def asks_again(text: str, told: Iterable[str], shown: str = "") -> bool:
-    """Whether one of a text's questions names only what one message has said.
+    """Return True if a message covers the content words in one of the text's questions.
 
     >>> asks_again("Which port?", ["The port is 8080."]), asks_again("Which host?", ["The port is 8080."])
     (True, False)
 
     Args:
-        told: messages of others that its author has read.
-        shown: what the environment showed: a question that stands in there is quoted, and not asked.
+        told: messages of other agents that the author has read.
+        shown: text shown by the environment; a question in it counts as quoted, not as asked.
     """
     asked = [question.strip() for question in QUESTION.findall(text)]
     named = [words for question in asked if question not in shown and (words := content_words(question))]
@@ -48,9 +48,11 @@ def asks_again(text: str, told: Iterable[str], shown: str = "") -> bool:
 
 
 def re_ask_rate(episode: Episode, _: Sequence[str]) -> Ratios:
-    """``asking again / receiving``: of the actions that have read a message of another agent, those with a question all
-    of whose words, but for English function words, are in one message that its author has read. It is lexical: a
-    question in words of its own is not found."""
+    """Return ``asking again / receiving``, the share of receiving actions with a repeated question.
+
+    An action is receiving if its agent has read a message of another agent. It asks again if all content words of one
+    of its questions are in one such message. The check is lexical: a paraphrased question is not detected.
+    """
     by_id: Mapping[str, Action] = {action.id: action for action in episode.actions}
 
     def asked(action: Action) -> tuple[float, float]:

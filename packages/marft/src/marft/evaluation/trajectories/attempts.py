@@ -1,4 +1,4 @@
-"""Several attempts at a task: whether one of k would solve it, whether all would, and how often one does."""
+"""Metrics over several attempts at a task: pass@k, pass^k and avg@k."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from marft.common.types import Episode
 
 
 def pass_at(k: int, attempts: int, solved: int) -> float:
-    """``pass@k = 1 − C(n − c, k) / C(n, k)``: how likely one of ``k`` attempts, drawn from ``n`` of which ``c`` solved
-    the task, is one of those; unbiased (Chen et al. 2021, eq. 1).
+    """Return ``pass@k = 1 − C(n − c, k) / C(n, k)``, an unbiased estimate (Chen et al. 2021, eq. 1).
+
+    It is the probability that at least one of ``k`` attempts solves the task, drawn from ``n`` attempts of which ``c``
+    solved it.
 
     >>> pass_at(1, 4, 1), pass_at(2, 4, 1), pass_at(4, 4, 1)
     (0.25, 0.5, 1.0)
@@ -20,8 +22,9 @@ def pass_at(k: int, attempts: int, solved: int) -> float:
 
 
 def pass_all(k: int, attempts: int, solved: int) -> float:
-    """``pass^k = C(c, k) / C(n, k)``: how likely all of ``k`` attempts, drawn from ``n`` of which ``c`` solved the
-    task, are among those; unbiased (Yao et al. 2024, section 3).
+    """Return ``pass^k = C(c, k) / C(n, k)``, an unbiased estimate (Yao et al. 2024, section 3).
+
+    It is the probability that all of ``k`` attempts solve the task, drawn from ``n`` attempts of which ``c`` solved it.
 
     >>> pass_all(1, 4, 2), pass_all(2, 4, 3), pass_all(4, 4, 3)
     (0.5, 0.5, 0.0)
@@ -31,9 +34,10 @@ def pass_all(k: int, attempts: int, solved: int) -> float:
 
 
 def attempt_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """``pass@k`` and ``pass^k`` for 2, 4, 8, … attempts, each the mean over the tasks with at least ``k`` of which it
-    is known whether they solved it, and ``avg@k``, the mean of ``c / n`` over the tasks of the largest ``k``; nothing
-    where no task has two.
+    """Return ``pass@k`` and ``pass^k`` for ``k`` = 2, 4, 8, …, and ``avg@k`` for the largest ``k``.
+
+    Each is a mean over the tasks with at least ``k`` attempts of known success. ``avg@k`` is the mean of ``c / n``. The
+    result is empty if no task has two such attempts.
     """
     counts = list(solved_of(episodes).values())
     metrics, k = dict[str, float](), 2
@@ -47,7 +51,7 @@ def attempt_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def solved_of(episodes: Sequence[Episode]) -> Mapping[str, tuple[int, int]]:
-    """By task: attempts of which it is known whether they solved it, and those that did."""
+    """Return two counts for each task: attempts with known success, and solved attempts."""
     counts: dict[str, tuple[int, int]] = {}
     for episode in episodes:
         if episode.success is not None:

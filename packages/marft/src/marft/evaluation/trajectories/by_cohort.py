@@ -1,4 +1,4 @@
-"""Metrics of evaluations by cohorts of tasks: in the terminal, in the report and in the viewer."""
+"""Evaluation metrics by task cohort, for the terminal, the report and the viewer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from marft.evaluation.trajectories.table import Row, headings, trajectory_rows
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Tasks of one value of a field.
+    """Metrics for tasks with a common field value.
 
     Args:
-        name: ``level = hard``.
-        tasks: how many of them each evaluation measured.
-        rows: its metrics, accuracy and reward first, a cell for each evaluation.
+        name: display name, such as ``level = hard``.
+        tasks: number of measured tasks in each evaluation.
+        rows: metrics with a cell for each evaluation, accuracy and reward first.
     """
 
     name: str
@@ -30,15 +30,15 @@ class Cohort:
 
 
 def shared_fields(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fields of tasks by which any of the evaluations can be told apart."""
+    """Return the task fields with cohorts in at least one evaluation."""
     return sorted({field for evaluation in evaluations for field in evaluation.get("fields", {})})
 
 
 def by_cohort(evaluations: Sequence[Mapping[str, Any]], by: str) -> list[Cohort]:
-    """Evaluations as they were saved, by a field of their tasks: what each metric is in each cohort.
+    """Return the metrics of saved evaluations for each cohort of a field.
 
     Raises:
-        ValueError: no task of theirs has such a field.
+        ValueError: no task has this field.
     """
     fields = together(evaluation.get("fields", {}) for evaluation in evaluations)
     found = []
@@ -49,10 +49,12 @@ def by_cohort(evaluations: Sequence[Mapping[str, Any]], by: str) -> list[Cohort]
 
 
 def cohort_table(evaluations: Sequence[Mapping[str, Any]], by: str) -> Table:
-    """A column for each evaluation; for each cohort its tasks, and below them its metrics.
+    """Return a table with a column for each evaluation.
+
+    Each cohort has a row with its task counts, followed by its metrics.
 
     Raises:
-        ValueError: no task of theirs has such a field.
+        ValueError: no task has this field.
     """
     table = Table(box=None, pad_edge=False)
     table.add_column(Text(one_line(f"by {by}")), overflow="fold")
@@ -67,6 +69,6 @@ def cohort_table(evaluations: Sequence[Mapping[str, Any]], by: str) -> Table:
 
 
 def _only(evaluation: Mapping[str, Any], tasks: set[str]) -> dict[str, Any]:
-    """An evaluation of these tasks alone."""
+    """Restrict an evaluation to the given tasks."""
     measured = evaluation.get("measured", {})
     return {**evaluation, "measured": {task: of for task, of in measured.items() if task in tasks}}

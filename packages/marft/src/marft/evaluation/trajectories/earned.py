@@ -1,4 +1,4 @@
-"""What an episode earned: task completion, and the team's reward."""
+"""Task completion and team reward of an episode."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from marft.evaluation.trajectories.ratio import Ratios, of_team
 
 
 def accuracy(episode: Episode, _: Sequence[str]) -> Ratios:
-    """Task completion: ``1`` where the task was solved, ``0`` where it was not; absent where nobody says."""
+    """Return 1 if the task was solved and 0 if not; absent if success is unknown."""
     return of_team(None if episode.success is None else float(episode.success))
 
 
 def reward(episode: Episode, _: Sequence[str]) -> Ratios:
-    """``Σ_t r_t``: what the environment's steps paid the team."""
+    """Return ``Σ_t r_t``, the team reward over all environment steps."""
     return of_team(episode.total_reward)

@@ -1,4 +1,4 @@
-"""Whether two agents pass control back and forth, in place of going on."""
+"""Handoff loops: two agents that pass control back and forth."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from itertools import pairwise
 from marft.common.types import Episode
 from marft.evaluation.trajectories.ratio import TEAM, Ratio, Ratios
 
-ROUND_TRIPS = 2  # that are no loop yet
+ROUND_TRIPS = 2  # maximum number of round trips without a loop
 
 
 def handoffs(episode: Episode) -> Iterator[list[str]]:
-    """Who held control one after the other, in stretches: an agent hands over to the one that acts next in the same
-    environment step, having seen what it did."""
+    """Yield the sequences of agents in control.
+
+    An agent hands over to the next agent of the same environment step if that agent saw its action.
+    """
     held: list[str] = []
     for before, after in pairwise(episode.actions):
         held = held or [before.agent]
@@ -27,7 +29,7 @@ def handoffs(episode: Episode) -> Iterator[list[str]]:
 
 
 def looping(held: Sequence[str]) -> set[str]:
-    """The agents of pairs that control goes back and forth between, ``a → b → a``, more than twice in a row.
+    """Return the agents in handoff loops: ``a → b → a`` more than twice in a row.
 
     >>> sorted(looping("abababa")), looping("ababab"), looping("abacabacaba")
     (['a', 'b'], set(), set())
@@ -42,7 +44,10 @@ def looping(held: Sequence[str]) -> set[str]:
 
 
 def handoff_loop_rate(episode: Episode, roles: Sequence[str]) -> Ratios:
-    """``looping / episodes``: episodes in which two agents pass control back and forth more than twice within one
-    environment step, of all; of an agent, those in which it is one of the two."""
+    """Return ``looping / episodes``, the share of episodes with a handoff loop.
+
+    Two agents form a loop if they pass control back and forth more than twice within one environment step. For an
+    agent, only loops that include it count.
+    """
     found = set[str]().union(*map(looping, handoffs(episode)))
     return {TEAM: Ratio(float(bool(found))), **{role: Ratio(float(role in found)) for role in roles}}

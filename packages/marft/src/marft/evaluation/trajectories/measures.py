@@ -1,4 +1,4 @@
-"""All metrics of a joint trajectory, by their names in the catalogue."""
+"""All joint-trajectory metrics, by their names in the catalog."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def measured(episode: Episode, roles: Sequence[str]) -> dict[str, Ratio]:
-    """Every metric that an episode has, as ``metrics.jsonl`` names it: the team's, and ``agents/<role>/…``."""
+    """Return every metric of an episode by its name in ``metrics.jsonl``, for the team and under ``agents/<role>/``."""
     return {
         (name if role == TEAM else f"agents/{role}/{name}"): ratio
         for name, measure in MEASURES.items()
@@ -41,12 +41,15 @@ def measured(episode: Episode, roles: Sequence[str]) -> dict[str, Ratio]:
 
 
 def trajectory_metrics(episodes: Iterable[Episode], roles: Sequence[str]) -> dict[str, float]:
-    """The metrics of a batch of episodes."""
+    """Return trajectory metrics for an episode batch."""
     return over(measured(episode, roles) for episode in episodes)
 
 
 def over(episodes: Iterable[Mapping[str, Ratio]]) -> dict[str, float]:
-    """Each metric over what several episodes have of it, ``Σ amount / Σ out_of``; absent where it is out of nothing."""
+    """Aggregate each metric over several episodes, ``Σ amount / Σ out_of``.
+
+    A metric with a denominator of 0 is absent.
+    """
     parts: dict[str, list[Ratio]] = {}
     for episode in episodes:
         for name, ratio in episode.items():

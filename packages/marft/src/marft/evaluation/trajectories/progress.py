@@ -1,4 +1,4 @@
-"""How near an episode came to its goal, and how it went there. Both need ``Declared.progress``."""
+"""Progress metrics for environments with ``Declared.progress``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from marft.evaluation.trajectories.ratio import Ratios, of_team
 
 
 def goal_progress(episode: Episode, _: Sequence[str]) -> Ratios:
-    """``p_T``: the progress that was declared last."""
+    """Return ``p_T``, the last declared progress."""
     declared = _declared(episode)
     return of_team(declared[-1] if declared else None)
 
 
 def trajectory_score(episode: Episode, _: Sequence[str]) -> Ratios:
-    """``(1/T) Σ_t p_t``: the mean of the progress that was declared after each of ``T`` steps. What comes late, and
-    what is lost again on the way, lowers it, where goal progress sees the end alone."""
+    """Return ``(1/T) Σ_t p_t``, the mean declared progress over ``T`` steps.
+
+    Late or temporary progress lowers this score. Goal progress depends on the end alone.
+    """
     declared = _declared(episode)
     return of_team(sum(declared) / len(declared) if declared else None)
 
 
 def _declared(episode: Episode) -> list[float]:
-    """The progress after each step of which it was declared."""
+    """Return the declared progress values in step order."""
     progress = (transition.declared.progress for transition in episode.transitions)
     return [share for share in progress if share is not None]

@@ -1,4 +1,4 @@
-"""What a metric of one episode is: an amount out of something, for the team and for each agent, that adds up."""
+"""Additive representation of a metric: amount and denominator in one episode, for the team and each agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ TEAM = ""
 
 
 class Ratio(NamedTuple):
-    """Numerator and denominator of a metric, in one episode. Over a batch both add up: ``Σ amount / Σ out_of``.
+    """Metric numerator and denominator in an episode.
+
+    Over a batch, both are summed: ``Σ amount / Σ out_of``.
 
     >>> Ratio.total([Ratio(1, 4), Ratio(0, 2)])
     Ratio(amount=1.0, out_of=6.0)
@@ -22,7 +24,7 @@ class Ratio(NamedTuple):
 
     @classmethod
     def total(cls, parts: Iterable[Ratio]) -> Ratio:
-        """The sum of several, by amount and by what it is out of."""
+        """Return the sum of several ratios, with amounts and denominators added separately."""
         amount = out_of = 0.0
         for part in parts:
             amount, out_of = amount + part.amount, out_of + part.out_of
@@ -30,22 +32,27 @@ class Ratio(NamedTuple):
 
     @property
     def value(self) -> float | None:
-        """The metric; None where it is out of nothing."""
+        """Metric value. The value is None if the denominator is 0."""
         return self.amount / self.out_of if self.out_of else None
 
 
-Ratios = Mapping[str, Ratio]  # by role; TEAM is the whole team's
-Measure = Callable[[Episode, Sequence[str]], Ratios]  # of an episode of a team of these roles
+Ratios = Mapping[str, Ratio]  # by role; TEAM is the whole team
+Measure = Callable[[Episode, Sequence[str]], Ratios]  # arguments: an episode and the roles of the team
 
 
 def of_team(amount: float | None) -> Ratios:
-    """One number an episode, where there is one."""
+    """Return a team metric with one value for each episode, or nothing for None."""
     return {} if amount is None else {TEAM: Ratio(amount)}
 
 
 def by_agent(actions: Iterable[Action], of: Callable[[Action], tuple[float, float]]) -> Ratios:
-    """The sums of amounts and of what they are out of, for each agent and for the team, where they are out of
-    anything."""
+    """Sum amounts and denominators over actions, for each agent and for the team.
+
+    Actions with a denominator of 0 are ignored.
+
+    Args:
+        of: returns the amount and the denominator of an action.
+    """
     sums: dict[str, Ratio] = {}
     for action in actions:
         amount, out_of = of(action)
@@ -57,7 +64,7 @@ def by_agent(actions: Iterable[Action], of: Callable[[Action], tuple[float, floa
 
 
 def an_episode(amounts: Iterable[tuple[str, float]], roles: Sequence[str]) -> Ratios:
-    """Amounts of agents, added up: of each role in an episode, 0 where it has none, and of the team."""
+    """Sum amounts of agents over an episode, for each role and for the team; a role without amounts has 0."""
     sums = dict.fromkeys(roles, 0.0)
     total = 0.0
     for role, amount in amounts:

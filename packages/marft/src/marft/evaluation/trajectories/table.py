@@ -1,4 +1,4 @@
-"""Metrics of trajectories in the terminal: one a row, for the team and beneath it for each agent."""
+"""Terminal table of trajectory metrics: a row for the team, followed by rows for its agents."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from marft.evaluation.compare import in_words, percent
 from marft.evaluation.trajectories.measures import MEASURES, over
 from marft.evaluation.trajectories.ratio import Ratio
 
-ELSEWHERE = ("accuracy", "reward")  # which stand in the table of evaluations
+ELSEWHERE = ("accuracy", "reward")  # metrics in the table of evaluations
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a metric is in each of several evaluations, as it is shown; "" where it has none.
+    """Formatted values of a metric in several evaluations; "" if absent.
 
     Args:
-        label: of the metric, with its unit.
-        agent: whose it is; "": the team's.
+        label: label of the metric, with its unit.
+        agent: role of the agent; "" is the team.
     """
 
     label: str
@@ -33,7 +33,11 @@ class Row:
 
 
 def headings(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> list[str]:
-    """What each of the evaluations is called; with ``targets``, on a line below what was evaluated."""
+    """Return the column heading of each evaluation.
+
+    Args:
+        targets: put the evaluated target on a line above.
+    """
     called = [f"{e['checkpoint']} {in_words(e)}" for e in evaluations]
     if not targets:
         return called
@@ -41,13 +45,15 @@ def headings(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) ->
 
 
 def trajectory_rows(evaluations: Sequence[Mapping[str, Any]], elsewhere: Collection[str] = ELSEWHERE) -> list[Row]:
-    """Evaluations as they were saved: what any of them has, and does not say nothing; agents below their team.
+    """Return a row for each metric in the saved evaluations, with agents below their team.
+
+    A metric that is 0 everywhere is omitted if the catalog says so.
 
     Args:
-        elsewhere: metrics that are left out, for they stand in another table.
+        elsewhere: metrics to omit, because another table shows them.
     """
     columns, rows = [values_of(evaluation) for evaluation in evaluations], []
-    names = {name for column in columns for name in column}  # of another version perhaps, which this one does not know
+    names = {name for column in columns for name in column}  # may include unknown names, from another version
     for name in sorted((name for name in names if (one := find(name)) and one.name in MEASURES), key=_place):
         metric, who = known(name), name.split("/")[1] if "/" in name else ""
         values = [column.get(name) for column in columns]
@@ -60,7 +66,7 @@ def trajectory_rows(evaluations: Sequence[Mapping[str, Any]], elsewhere: Collect
 
 
 def trajectory_table(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
-    """A column for each evaluation, and a row for each metric that is shown."""
+    """Return a table with a column for each evaluation and a row for each metric."""
     table = Table(box=None, pad_edge=False)
     table.add_column("over trajectories", overflow="fold")
     for heading in headings(evaluations, targets):
@@ -71,7 +77,7 @@ def trajectory_table(evaluations: Sequence[Mapping[str, Any]], targets: bool = F
 
 
 def values_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of an evaluation as it was saved; earlier versions saved none."""
+    """Return a saved evaluation's metrics. The result is empty for versions that did not save metrics."""
     tasks = evaluation.get("measured", {}).values()
     return over({name: Ratio(*pair) for name, pair in task.items()} for task in tasks)
 

@@ -1,4 +1,4 @@
-"""How well agents use tools: whether calls go wrong, and whether they are of the right tools."""
+"""Tool-use metrics: failed calls and the choice of tools."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from marft.evaluation.trajectories.ratio import Ratios, by_agent
 
 
 def declared_at(episode: Episode, action: Action) -> Declared:
-    """What is declared of the environment step that an action is part of; nothing where the step never ended."""
+    """Return the declarations for an action's environment step; empty if the step did not finish."""
     return episode.transitions[action.step].declared if action.step < len(episode.transitions) else Declared()
 
 
 def tool_error_rate(episode: Episode, _: Sequence[str]) -> Ratios:
-    """``failed / calls``: calls that could not be read, or failed, of all."""
+    """Return ``failed / calls``, the share of failed or unparsable tool calls."""
     return by_agent(episode.actions, lambda action: (sum(call.error for call in action.calls), len(action.calls)))
 
 
 def tool_selection_accuracy(episode: Episode, _: Sequence[str]) -> Ratios:
-    """``right / calls``: of the calls that name a tool, in steps whose ``Declared.right_tools`` are known, those of
-    such a tool. What failed counts: it was chosen. A call that was not made is none."""
+    """Return ``right / calls``, the share of calls to a right tool.
+
+    It covers calls that name a tool, in steps with declared ``Declared.right_tools``. Failed calls count, because the
+    tool was chosen. Missing calls do not count.
+    """
 
     def chosen(action: Action) -> tuple[float, float]:
         right = declared_at(episode, action).right_tools if action.calls else None

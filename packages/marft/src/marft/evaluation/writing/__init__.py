@@ -1,1 +1,1 @@
-"""How agents write, whatever it earns: repetition, scripts, kinds of characters, who writes most. No model is asked."""
+"""Text statistics of agents, computed without a model: repetition, scripts, kinds of characters and token shares."""

@@ -1,4 +1,4 @@
-"""Shares of kinds of characters in agents' texts, and rates of texts that match required formats."""
+"""Character-kind shares of agents' texts, and match rates for required formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marft.evaluation.guards.history import KINDS
 
 
 def character_shares(texts: Sequence[str]) -> dict[str, float]:
-    """Share of each kind among all characters; empty without any. The shares add up to 1.
+    """Return the share of each character kind; the shares add up to 1, and the result is empty without characters.
 
     >>> for kind, share in character_shares(["a 12", "b: 345"]).items():
     ...     print(kind, share)
@@ -29,11 +29,12 @@ def character_shares(texts: Sequence[str]) -> dict[str, float]:
 
 
 def format_rates(episodes: Sequence[Episode], formats: Mapping[str, str]) -> dict[str, float]:
-    """Share of an agent's actions whose text holds the pattern that the recipe declares (``guards.formats``). A text
-    that cannot be searched in time does not.
+    """Return the share of each agent's actions that match the declared pattern (``guards.formats``).
+
+    A text does not match if the search exceeds its timeout.
 
     Args:
-        formats: a regular expression by role.
+        formats: a regular expression for each role.
     """
     rates = {}
     for role, pattern in formats.items():

@@ -1,4 +1,4 @@
-"""How each agent of a batch of episodes writes."""
+"""Writing metrics for each agent over a batch of episodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marft.evaluation.writing.scripts import other_script
 
 
 def writing_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
-    """Metrics under ``agents/<role>/``; what there is no text for is absent."""
+    """Return metrics under ``agents/<role>/``; metrics without text are absent."""
     written = {role: [(e, a) for e in episodes for a in e.actions if a.agent == role] for role in roles}
     tokens = {role: sum(int(action.own.sum()) for _, action in mine) for role, mine in written.items()}
     total = sum(tokens.values())
@@ -28,6 +28,6 @@ def writing_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[s
 
 
 def _shown(episode: Episode, action: Action) -> str:
-    """What the environment has shown before the action was taken."""
+    """Return the text shown by the environment before the action."""
     steps = [transition.observation.seen_by(action.agent) for transition in episode.transitions[: action.step + 1]]
     return "\n".join([episode.task.prompt, *steps])

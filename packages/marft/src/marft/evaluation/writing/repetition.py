@@ -1,4 +1,4 @@
-"""How much of what agents write they have written before, in the same action."""
+"""Repetition of token 4-grams within an action."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ N = 4
 
 
 def repetition(actions: Sequence[Action]) -> float | None:
-    """1 − |different 4-grams| / |4-grams| of an action's own tokens (seq-rep-4, Welleck et al. 2020), mean over actions
-    that have one; None where none has.
+    """Return 1 − |distinct 4-grams| / |4-grams| of actions' own tokens (seq-rep-4, Welleck et al. 2020).
+
+    It is the mean over the actions with at least one 4-gram, or None without any.
     """
     shares = []
     for action in actions:

@@ -1,4 +1,4 @@
-"""In which scripts agents write: a switch of language shows in its letters, where the languages share none."""
+"""Scripts in agents' texts; a switch between languages is visible if they use different scripts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 
-JAPANESE = ("HIRAGANA", "KATAKANA")  # which are written among characters that Unicode calls CJK
+JAPANESE = ("HIRAGANA", "KATAKANA")  # scripts that are mixed with characters named CJK in Unicode
 WIDTHS = ("FULLWIDTH", "HALFWIDTH")
 
 
 def other_script(pairs: Iterable[tuple[str, str]]) -> float | None:
-    """Share of the letters of texts that are of a script that their task does not use; None without letters.
+    """Return the share of letters in scripts absent from the task. The result is None without letters.
 
     Args:
-        pairs: what the task shows, and what was written of it.
+        pairs: the text of the task, and the text written for it.
 
     >>> other_script([("Add 2 and 3.", "also fünf, or пять")])
     0.2857142857142857
@@ -30,8 +30,9 @@ def other_script(pairs: Iterable[tuple[str, str]]) -> float | None:
 
 
 def scripts(text: str) -> Counter[str]:
-    """Letters by script: the first word of a character's name in Unicode, which but for widths and Japanese is its
-    script.
+    """Count the letters by script.
+
+    The script is the first word of a character's Unicode name, except for width prefixes and Japanese.
 
     >>> scripts("Δx 漢字")
     Counter({'CJK': 2, 'GREEK': 1, 'LATIN': 1})
@@ -45,7 +46,7 @@ def scripts(text: str) -> Counter[str]:
 
 @cache
 def _script(character: str) -> str:
-    """ "" of what is no letter, or has no name."""
+    """Return the script of a letter; "" for other characters and for letters without a name."""
     if not character.isalpha():
         return ""
     words = unicodedata.name(character, "").split()

@@ -1,1 +1,1 @@
-"""Engines in processes of their own, in Python environments of their own."""
+"""Engines in subprocesses, optionally with their own Python environments."""

@@ -1,4 +1,4 @@
-"""What has been asked of an engine apart, and what has come of it so far."""
+"""Pending requests to a subprocess engine, with the results received so far."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marft.models.control_tokens import spelled
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A request, and what has come of it."""
+    """Request to a subprocess engine, with the results received so far."""
 
     message: Ask | Weigh
     result: asyncio.Future[None]
@@ -28,13 +28,14 @@ class Asked:
     listener: Callable[[int], None] | None = None
     said: list[Said] = field(default_factory=list)
     weighed: Weighed | None = None
-    stopped: bool = False  # by a text of ours
-    told: int = 0  # tokens that the listener has heard
+    stopped: bool = False  # by one of the run's stop strings
+    told: int = 0  # number of tokens passed to the listener
 
     def take(self, said: Said) -> bool:
-        """Take in tokens → whether it is over."""
+        """Add received tokens; return whether the request is complete."""
         for place, token in enumerate(said.tokens.tolist()):
-            if self.listener and self._count() + place >= self.told:  # asked again, it hears nothing twice
+            # after a retry, the listener receives no token twice
+            if self.listener and self._count() + place >= self.told:
                 self.listener(token)
                 self.told += 1
             if self.ending and self.ending.take(token):
@@ -45,12 +46,12 @@ class Asked:
         return bool(said.finish)
 
     def begin_again(self, ending: Ending | None) -> None:
-        """Nothing has come of it yet."""
+        """Discard the results received before a retry."""
         self.said.clear()
         self.ending = ending
 
     def completion(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """What was sampled, once it is over."""
+        """Build the completion from the received tokens. The request must be complete."""
         said = self.said
         tokens = np.concatenate([each.tokens for each in said])
         ids = tokens.tolist()
@@ -75,14 +76,14 @@ class Asked:
 
 
 def _masks(last: Said, tokens: int) -> Masks | None:
-    """What a grammar allowed for at the places of the first tokens."""
+    """Build the grammar masks for the first ``tokens`` positions; None without masks."""
     at = [place for place in last.mask_at.tolist() if place < tokens]
     table = [mask.tobytes() for mask in last.mask_table]
     return Masks.of(at, [table[which] for which in last.mask_which.tolist()[: len(at)]]) if at else None
 
 
 def _first(said: Said, count: int) -> Said:
-    """The first tokens of what was said."""
+    """Keep the first ``count`` tokens."""
     return replace(
         said, tokens=said.tokens[:count], log_probs=said.log_probs[:count], finish="", top_ids=said.top_ids[:count],
         top_log_probs=said.top_log_probs[:count],

@@ -1,4 +1,4 @@
-"""Engines apart, one for each set of base weights: what each is given of the policies that are on it."""
+"""Subprocess engines, separate for each set of base weights."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def open_each(
     thread: CallerThreadExecutor,
     make: Callable[[Sequence[str], dict[str, PolicyApart]], EngineApart | Replicas],
 ) -> Engine:
-    """Start an engine for each of the backbones that policies are on.
+    """Start an engine for each backbone that the policies use.
 
     Args:
-        make: an engine for the policies on one, by name.
+        make: builds an engine for the policies on one backbone, given by name.
 
     Raises:
-        RunError: one does not come up.
+        RunError: an engine does not start.
     """
     backbones: dict[int, list[str]] = {}
     for name in policies:

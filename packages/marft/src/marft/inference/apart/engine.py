@@ -1,4 +1,4 @@
-"""An engine in a process of its own: what is asked for goes there, and again to the next one when that process ends."""
+"""Engine in a subprocess; requests are sent again to the next process if a process exits."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from marft.inference.choice_sampling import drawn
 from marft.inference.holding import Holding
 from marft.inference.spelling import Ending, spelling_of
 
-MOST_DEATHS = 3  # one after the other, without an answer in between
-MOST_LIVES = 8  # where it was killed, which may happen again while it starts
+MOST_DEATHS = 3  # consecutive crashes without an answer in between
+MOST_LIVES = 8  # limit if the process was killed, which may also happen during startup
 LARGEST_SEED = 2**63 - 1
-TICK_SECONDS = 1.0  # how often it is looked whether anything was heard
-HUSH_SECONDS = 60.0  # without a word, after which that is said
-LAST_WORDS = 12  # lines of a dead engine's that an error shows
+TICK_SECONDS = 1.0  # interval between checks for a message, in seconds
+HUSH_SECONDS = 60.0  # seconds of silence before a warning
+LAST_WORDS = 12  # lines of a crashed engine's output in the error message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyApart:
-    """What an engine elsewhere must be given of a policy, and how what it says is read here.
+    """Policy data for a subprocess engine: weights to send, tokenizer to decode the answers.
 
     Args:
-        save: writes an adapter in peft's format, or a whole model; None: the policy is the base itself.
-        whole: it writes a whole model.
-        holding: finds out what a grammar allowed for, where the engine does not say so.
+        save: writes an adapter in PEFT format or a full model; None: the policy is the base model itself.
+        whole: whether ``save`` writes a full model.
+        holding: computes grammar masks if the engine does not report them.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -69,23 +69,23 @@ class PolicyApart:
 
 
 class EngineApart:
-    """Samples in another process, whose program speaks as :mod:`marft.inference.apart.words` has it.
+    """Engine in a subprocess with the protocol in :mod:`marft.inference.apart.words`.
 
-    A process that ends, or from which nothing is heard for ``patience`` seconds, is started again: it gets the weights
-    that are published, and what was asked for is asked again under the same keys.
+    A process that exits or sends nothing for ``patience`` seconds is restarted. The new process gets the published
+    weights, and pending requests are sent again with the same keys.
 
     Args:
-        name: of the engine, for messages.
-        command: that is started.
-        opened: what it is told first.
+        name: engine name, for messages.
+        command: command that starts the process.
+        opened: first message to the process.
         policies: by name.
-        seed: of the run.
-        patience: seconds.
-        starter: starts the process, and is closed with the engine; None: it is on this machine.
+        seed: seed of the run.
+        patience: timeout for messages from the process, in seconds.
+        starter: launches the process, and closes with the engine; None: on this machine.
 
     Raises:
-        RunError: (of all that is asked) it ended three times, or was killed eight times, without an answer in between;
-            or it refuses what it is asked.
+        RunError: raised by every request after three crashes or eight kills of the process without an answer in
+            between. Also raised if the engine refuses a request.
     """
 
     def __init__(
@@ -102,26 +102,26 @@ class EngineApart:
         self.name, self.command, self.opened, self.policies = name, command, opened, policies
         self.seed, self.patience = seed, patience
         self.starter = starter or LocalStarter()
-        self.program = self._llguidance = ""  # what samples there, once it is ready
+        self.program = self._llguidance = ""  # program name, set once the process is ready
         self._spellings = {one: spelling_of(each.tokenizer, each.stop_ids) for one, each in policies.items()}
         self._handover = Handover()
         self._weights: dict[str, Load] = {}  # as published
-        self._old: list[tuple[str, set[int]]] = []  # folders of weights before, and requests that may still use them
+        self._old: list[tuple[str, set[int]]] = []  # earlier weight folders, and the requests that may still use them
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._waiting: dict[int, Asked] = {}
         self._number = 0
         self._ready: asyncio.Future[None] | None = None
         self._deaths = 0
-        self._ends: list[str] = []  # how it ended, since there was an answer
+        self._ends: list[str] = []  # reasons for process exits since the last answer
         self._sampled = self._read = 0
         self._gone: BaseException | None = None
         self._beginning: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process, and give it every policy as it is.
+        """Start the process and load every policy at version 0.
 
         Raises:
-            RunError: it does not come up.
+            RunError: the process does not start.
         """
         self._keeper = asyncio.create_task(self._keep())
         self._keeper.add_done_callback(self._kept)
@@ -129,7 +129,12 @@ class EngineApart:
             await self._load(name, 0)
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """Sample one action. Its stream there is named by the run's seed and the key."""
+        """Sample one action; its random stream depends only on the run's seed and the key.
+
+        Raises:
+            RowFailedError: this request failed.
+            RunError: the process failed, or the engine refuses the request.
+        """
         ending = self._ending(policy, sampling)
         message = Ask(
             self._next(), policy, prompt.ids, sampling.temperature, sampling.max_new_tokens, sampling.top_p,
@@ -150,7 +155,12 @@ class EngineApart:
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """Choose one of the options: the engine says how likely each is, and one is drawn here."""
+        """Choose one option: the engine scores every option, and the draw happens in this process.
+
+        Raises:
+            RowFailedError: this request failed.
+            RunError: the process failed, or the engine refuses the request.
+        """
         message = Weigh(
             self._next(), policy, prompt.ids, np.concatenate([option.tokens for option in options]),
             np.array([len(option.tokens) for option in options], np.int32), sampling.temperature or 1.0,
@@ -165,22 +175,26 @@ class EngineApart:
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
-        """Requests are taken as they come."""
+        """No-op: requests have no admission order."""
         yield
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
-        """Write the policies down, and have them loaded there."""
+        """Save the policies and load them in the process.
+
+        Raises:
+            RunError: the process failed, or it cannot load the weights.
+        """
         await asyncio.gather(*(self._load(name, version) for name in policies))
 
     async def settle(self) -> None:
-        """What nobody waits for any more is given up there by itself."""
+        """No-op: the process drops cancelled requests by itself."""
 
     def version(self, policy: str) -> int:
-        """The version of a policy that was published last; 0 where none was."""
+        """Return the last published version for a policy."""
         return self._weights[policy].version
 
     def usage(self) -> Mapping[str, float]:
-        """``sampled_tokens`` so far, the prompts' tokens, and how often the process was started again."""
+        """Return the number of sampled tokens, prompt tokens and process restarts so far."""
         return {
             "sampled_tokens": float(self._sampled),
             "prefill/asked": float(self._read),
@@ -188,13 +202,13 @@ class EngineApart:
         }
 
     async def close(self) -> None:
-        """End the process, and take its folder away."""
+        """Terminate the process and remove its folder."""
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
         await asyncio.to_thread(self.starter.close)
         await asyncio.to_thread(self._handover.close)
 
-    # what is asked
+    # requests
 
     def _next(self) -> int:
         self._number += 1
@@ -220,7 +234,7 @@ class EngineApart:
         return waiting
 
     def _send(self, message: object) -> None:
-        """To a process that is ready; to one that is not, all that waits is sent once it is."""
+        """Send a message to a ready process. A process that becomes ready later gets every pending request then."""
         if self._ready is not None and self._ready.done():
             self._connection.send(message)
 
@@ -236,7 +250,7 @@ class EngineApart:
             self._tidy(number)
 
     async def _done(self, message: object, number: int) -> None:
-        """Have the process do something, or the one after it."""
+        """Run a command in the process, or in its successor, and wait for it to finish."""
         done = self._loading[number] = _future()
         if self._ready is not None and self._ready.done():
             await self._give(message)
@@ -245,8 +259,10 @@ class EngineApart:
         await done
 
     async def _give(self, message: object) -> None:
-        """Tell the process something that it will not forget: weights, where it finds them. One that ends meanwhile
-        leaves that to the next."""
+        """Send a command with lasting effect, such as new weights.
+
+        If the process exits meanwhile, the next process gets the command during its startup.
+        """
         child = self._child
         with suppress(RunError):
             if isinstance(message, Load) and message.path:
@@ -256,7 +272,7 @@ class EngineApart:
                 self._connection.send(message)
 
     def _tidy(self, number: int) -> None:
-        """A request is over: weights that nobody is sampled with any more are taken away."""
+        """Delete weight folders that no request uses after request ``number`` finishes."""
         for path, users in self._old:
             users.discard(number)
             if not users:
@@ -264,10 +280,10 @@ class EngineApart:
                 shutil.rmtree(path, ignore_errors=True)
         self._old = [(path, users) for path, users in self._old if users]
 
-    # the process
+    # process management
 
     async def _keep(self) -> None:
-        """Have a process there, until this is cancelled or the processes end one after the other."""
+        """Keep a process running, until the task is cancelled or processes exit too often in a row."""
         last_words = ""
         try:
             while len(self._ends) < MOST_LIVES and sum(how != KILLED for how in self._ends) < MOST_DEATHS:
@@ -286,7 +302,7 @@ class EngineApart:
             self._fail(error)
 
     async def _listen(self, child: Started) -> str:
-        """Heed a process → why it is given up, or "" where it has ended."""
+        """Handle messages from a process; return the reason for its termination, or "" if the process exited."""
         self._ready = _future()
         self._connection = await Connection.over(child.socket, FROM_ENGINE)
         self._connection.send(self.opened)
@@ -295,7 +311,7 @@ class EngineApart:
             while quiet < self.patience:
                 done, _ = await asyncio.wait([receiving], timeout=TICK_SECONDS)
                 before, quiet = quiet, quiet + TICK_SECONDS if self._busy() and not done else 0.0
-                if before < HUSH_SECONDS <= quiet and self._ready.done():  # one that starts may take long
+                if before < HUSH_SECONDS <= quiet and self._ready.done():  # startup may take long
                     self._say_that_it_is_silent()
                 if done:
                     self._heed(receiving.result())
@@ -343,7 +359,7 @@ class EngineApart:
                     waiting.result.set_result(None)
 
     async def _begin(self) -> None:
-        """The process is ready: it gets all weights, those that are published meanwhile too, and what waits."""
+        """Initialize a ready process: send the weights, including new ones, then the pending requests."""
         assert self._ready is not None
         given: list[object] = []
         while missing := [message for message in self._standing() if not any(message is one for one in given)]:
@@ -358,7 +374,7 @@ class EngineApart:
             self._connection.send(message)
 
     def _standing(self) -> list[object]:
-        """What a process is told first, once it is ready."""
+        """Return the commands for a new process."""
         return list(self._weights.values())
 
     def _refuse(self, number: int, reason: str) -> None:
@@ -384,8 +400,11 @@ class EngineApart:
 
 
 def _tells(ending: Ending | None, sampling: Sampling) -> bool:
-    """Whether tokens are to be told as they come. What a grammar allowed for comes at the end: so where a text of ours
-    may end an action before, all of it does."""
+    """Return whether to stream tokens.
+
+    Grammar masks arrive with the last token. If a stop string of the run may end the action early, the engine therefore
+    sends the whole action at once.
+    """
     return bool(ending or sampling.listener) and not (ending and sampling.grammar)
 
 

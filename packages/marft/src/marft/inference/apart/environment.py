@@ -1,4 +1,4 @@
-"""Where Python environments of engines are, which want other versions of libraries than MARFT, and how programs run."""
+"""Python environments for engines with separate library versions, and commands for their programs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from marft.common.processes.child import show
 from marft.common.processes.python_here import python_here
 
-LOOK_SECONDS = 60.0  # that a Python has to answer in
-SAY_SECONDS = 5.0  # before it is said that it is waited for
-PACKAGE = Path(__file__).parents[2]  # of MARFT
-WITHOUT_HERE = "import sys; sys.path[:] = filter(None, sys.path)"  # the working folder, where nobody's modules are
+LOOK_SECONDS = 60.0  # timeout for a Python's answer
+SAY_SECONDS = 5.0  # delay before a progress message
+PACKAGE = Path(__file__).parents[2]  # folder of the marft package
+# removes the working folder, which must not shadow modules
+WITHOUT_HERE = "import sys; sys.path[:] = filter(None, sys.path)"
 START = """\
 {without_here}
 import types
@@ -23,23 +24,23 @@ marft.__path__ = [sys.argv[1]]
 sys.modules["marft"] = marft
 from marft.inference.apart.{program} import main
 main(int(sys.argv[2]))
-"""  # modules of ours that need numpy alone, and nothing else of this environment
+"""  # makes MARFT modules with only numpy dependencies importable, without the rest of MARFT's environment
 
 
 def place(engine: str) -> Path:
-    """The folder of an engine's environment."""
+    """Return the folder for an engine's environment."""
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(data) / "marft" / "engines" / engine
 
 
 def python_of(engine: str, given: str) -> str:
-    """The Python that an engine runs on.
+    """Return the Python executable for an engine.
 
     Args:
-        given: by the recipe; "": the one that was installed.
+        given: path from the recipe; "": the installed environment.
 
     Raises:
-        ValueError: it is not there, or the engine is not there.
+        ValueError: the Python is missing or does not run, or the engine is not installed in it.
     """
     python = Path(given).expanduser() if given else place(engine) / "bin" / "python"
     remedy = (
@@ -63,11 +64,11 @@ def python_of(engine: str, given: str) -> str:
 
 
 def _answer(words: Sequence[str], why: str) -> bytes:
-    """What a program prints; where that takes long, it is said what is waited for.
+    """Run a program and return its output, with a progress message after ``SAY_SECONDS``.
 
     Raises:
-        OSError: it cannot be run.
-        subprocess.TimeoutExpired: it has not ended in time.
+        OSError: the program cannot run.
+        subprocess.TimeoutExpired: the program has not exited in time.
     """
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -83,20 +84,20 @@ def _answer(words: Sequence[str], why: str) -> bytes:
 
 
 def command(python: str, program: str, descriptor: int) -> Sequence[str]:
-    """A program of ours on another Python.
+    """Return the command for a MARFT program on another Python.
 
     Args:
-        program: the module's name.
-        descriptor: its end of the connection.
+        program: module name.
+        descriptor: file descriptor of its socket.
     """
     start = START.format(program=program, without_here=WITHOUT_HERE)
     return [python, "-u", "-X", "faulthandler", "-c", start, str(PACKAGE), str(descriptor)]
 
 
 def own_command(descriptor: int) -> Sequence[str]:
-    """Our own engine on Python as here, with the modules that can be found here.
+    """Return the command for MARFT's own engine on the current Python, with the same importable modules.
 
     Args:
-        descriptor: its end of the connection.
+        descriptor: file descriptor of its socket.
     """
     return python_here("marft.inference.apart.local_server", descriptor)

@@ -1,7 +1,7 @@
-"""How messages travel between a run and an engine apart from it: JSON and plain arrays, no library's objects.
+"""Framing for messages between a run and a subprocess engine: JSON and plain arrays.
 
-A frame is the length of what follows (8 bytes), the length of its head (4 bytes), the head as JSON, and the arrays'
-bytes one after the other. Both ends read it with the standard library and numpy, whatever else is installed there.
+A frame consists of the body length (8 bytes), the header length (4 bytes), the JSON header, and the arrays' bytes in
+order. The body length counts header and arrays. Both sides need only the standard library and numpy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 LENGTHS = struct.Struct(">QI")
-BUFFER = 2**20  # bytes that are read ahead
-LARGEST = 2**32  # bytes of a frame
-NUMBERS = re.compile(r"[<|][biuf]\d{1,2}")  # types of arrays, as NumPy writes them
+BUFFER = 2**20  # read-ahead buffer, in bytes
+LARGEST = 2**32  # maximum size of a frame, in bytes
+NUMBERS = re.compile(r"[<|][biuf]\d{1,2}")  # array data types, in numpy notation
 KINDS: dict[str, type | tuple[type, ...]] = {
     "int": int, "float": (int, float), "str": str, "bool": bool, "list[int]": list, "list[str]": list,
     "Mapping[str, Any]": dict, "Ids": np.ndarray, "Numbers": np.ndarray,
@@ -28,7 +28,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def packed(message: object) -> bytes:
-    """A dataclass of plain values and arrays, as a frame."""
+    """Encode a dataclass with plain values and arrays as a frame."""
     values = {field.name: getattr(message, field.name) for field in fields(message)}  # type: ignore[arg-type]
     arrays = {name: np.ascontiguousarray(each) for name, each in values.items() if isinstance(each, np.ndarray)}
     plain = {name: each for name, each in values.items() if name not in arrays}
@@ -39,14 +39,14 @@ def packed(message: object) -> bytes:
 
 
 def unpacked(body: bytes, size: int, kinds: dict[str, type]) -> Any:
-    """The message of a frame.
+    """Decode a frame's body.
 
     Args:
-        size: of its head, in bytes.
-        kinds: dataclasses that may come, by name.
+        size: size of the header, in bytes.
+        kinds: accepted dataclasses, by name.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: the body is not an accepted message.
     """
     try:
         kind, plain, shapes = json.loads(body[:size])
@@ -69,10 +69,10 @@ def unpacked(body: bytes, size: int, kinds: dict[str, type]) -> Any:
 
 
 class Connection:
-    """One end of a connection between a run and an engine.
+    """Connection between a run and an engine: one end.
 
     Args:
-        kinds: messages that may come from the other end.
+        kinds: message types accepted from the other end.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kinds: tuple[type, ...]) -> None:
@@ -81,20 +81,20 @@ class Connection:
 
     @staticmethod
     async def over(end: socket.socket, kinds: tuple[type, ...]) -> Connection:
-        """A connection over a socket."""
+        """Open a connection over a socket."""
         return Connection(*await asyncio.open_connection(sock=end, limit=BUFFER), kinds)
 
     def send(self, message: object) -> None:
-        """Send a message; after the other end has gone, nothing is."""
+        """Send a message; a closed connection drops the message."""
         if not self._writer.is_closing():
             self._writer.write(packed(message))
 
     async def receive(self) -> Any:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            EOFError: the other end has gone.
-            ValueError: what came is no message.
+            EOFError: the other end has closed.
+            ValueError: the received frame is not a valid message.
         """
         try:
             length, size = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
@@ -106,5 +106,5 @@ class Connection:
         return unpacked(body, size, self._kinds)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         self._writer.close()

@@ -1,6 +1,7 @@
-"""Texts that an engine apart holds to a grammar: what it is told, and what was allowed for, which is found out here.
+"""Grammar support for subprocess engines: setup data for the engine, and masks recomputed in this process.
 
-Both sides ask the same llguidance for the same tokens, so what one allows for the other does: it need not be sent.
+Both sides use the same llguidance version and the same tokenizer, so both get the same masks. The engine need not send
+them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from marft.inference.holding import Holding
 
 
 def told(tokenizer: PreTrainedTokenizerBase, holding: Holding) -> tuple[str, str]:
-    """What an engine must know to hold texts to grammars as we do → the tokenizer as JSON, and the token that ends a
-    turn; nothing where no text can be held to one."""
+    """Return the tokenizer as JSON and the end-of-turn token, for an engine with grammar support.
+
+    Both are "" if the policy does not support grammars.
+    """
     try:
         holding.grammars.check(Grammar("regex", "a"))
     except ValueError:
@@ -28,12 +31,13 @@ def told(tokenizer: PreTrainedTokenizerBase, holding: Holding) -> tuple[str, str
 
 
 def check_alike(theirs: str) -> None:
-    """
+    """Check for the same llguidance version on both sides.
+
     Args:
-        theirs: the version of llguidance that an engine holds texts to grammars with; "": it holds none.
+        theirs: the engine's llguidance version; "": the engine does not support grammars.
 
     Raises:
-        RunError: it is not ours, and may allow for something else.
+        RunError: the version differs, so its masks may differ.
     """
     ours = version("llguidance")
     if theirs != ours:
@@ -44,10 +48,10 @@ def check_alike(theirs: str) -> None:
 
 
 def with_masks(completion: Completion, grammar: Grammar, holding: Holding) -> Completion:
-    """What was sampled under a grammar, with what that allowed for at each place.
+    """Add the grammar masks to a completion by replaying its tokens.
 
     Raises:
-        RowFailedError: it did not allow for what was sampled.
+        RowFailedError: the grammar does not allow a sampled token.
     """
     text = holding.begin(grammar)
     for place, token in enumerate(completion.tokens.tolist()):

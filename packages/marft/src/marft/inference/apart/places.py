@@ -1,4 +1,4 @@
-"""Where on a cluster an engine that is apart computes, and what it asks for there."""
+"""Placement of subprocess engines on a cluster, and their resource requests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from marft.models.loading import pick_device
 
 
 def engine_starter(run: RunSettings, device: str) -> Starter:
-    """What starts a process of an engine. On a cluster it asks for the GPUs that the recipe says, else for one where
-    it computes on one.
+    """Return the launcher for an engine's process.
+
+    On a cluster, the process requests the number of GPUs in the recipe. Without this setting, it requests one GPU if it
+    computes on a GPU.
 
     Args:
-        device: that the engine computes on, as a recipe names one.
+        device: device name from the recipe.
 
     Raises:
-        ValueError: the cluster cannot be joined.
-        RunError: it has no room for the process.
+        ValueError: the run cannot join the cluster.
+        RunError: the cluster has no room for the process.
     """
     cluster = cluster_of(run)
     gpus = None if cluster is None else cluster.gpus_of("engine") or float(device_there(run, device) == "cuda")
@@ -25,8 +27,11 @@ def engine_starter(run: RunSettings, device: str) -> Starter:
 
 
 def device_there(run: RunSettings, device: str) -> str:
-    """A device as an engine's process has it. On a cluster that is what Ray shows it; "auto" is a GPU where the recipe
-    asks for one for it, else what this machine has."""
+    """Return the device name inside an engine's process.
+
+    On a cluster, Ray selects the visible devices, so the name has no index. "auto" is "cuda" if the recipe requests
+    GPUs for the engine, else this machine's device type.
+    """
     cluster = cluster_of(run)
     if cluster is None:
         return device

@@ -1,4 +1,4 @@
-"""Our own engine in processes of its own: one for each set of base weights."""
+"""MARFT's own engine in subprocesses, separate for each set of base weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ProcessSettings(Protocol):
-    """What a recipe says of it."""
+    """Settings for MARFT's own engine in a subprocess."""
 
     @property
     def max_rows(self) -> int: ...
@@ -36,10 +36,10 @@ class ProcessSettings(Protocol):
 def open_process(
     settings: ProcessSettings, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor
 ) -> Engine:
-    """Start a process for each of the backbones that policies are on.
+    """Start a process for each backbone that the policies use.
 
     Raises:
-        RunError: one does not come up.
+        RunError: a process does not start.
     """
 
     device = settings.device or run.device

@@ -1,4 +1,4 @@
-"""Several engines of the same policies: each request goes to one of them, and all get the weights."""
+"""Replicated engine: each request goes to one replica, and every replica gets the weights."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from marft.common.processes.child import Command
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 from marft.inference.apart.engine import EngineApart
 
-SLACK = 4  # requests that a task's engine may have under way beyond the idlest's
+SLACK = 4  # maximum extra load of a task's own replica over the least loaded replica, in requests
 
 
 class Save(Protocol):
-    """Writes weights down."""
+    """Callback that saves weights to a folder."""
 
     def __call__(self, folder: Path, /) -> None: ...
 
 
 class Replicas:
-    """Engines that are alike. What is drawn under a key does not depend on which of them draws it.
+    """Replicated engine. The sampled tokens for a key do not depend on the replica.
 
-    What is asked of a task goes to the same one, which has read its prompt before, unless that has noticeably more to
-    do than another.
+    Requests for one task go to the same replica, which already has the prompt in its prefix cache. If that replica is
+    much busier, the least loaded replica takes the request.
 
     Args:
-        saves: of the policies, by name.
+        engines: the replicas.
+        saves: shared save functions, by policy name.
     """
 
     def __init__(self, engines: Sequence[EngineApart], saves: Mapping[str, Once]) -> None:
@@ -44,58 +45,58 @@ class Replicas:
         self._under_way = [0] * len(engines)
 
     async def start(self) -> None:
-        """Start all of them.
+        """Start every replica.
 
         Raises:
-            RunError: one does not come up.
+            RunError: a replica does not start.
         """
         await asyncio.gather(*(engine.start() for engine in self.engines))
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """Sample one action with one of them; raises what that raises."""
+        """Sample one action with a replica; raises the replica's errors."""
         with self._one(key) as engine:
             return await engine.sample(policy, prompt, sampling, key)
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """Choose with one of them; raises what that raises."""
+        """Choose with a replica; raises the replica's errors."""
         with self._one(key) as engine:
             return await engine.choose(policy, prompt, options, sampling, key)
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
-        """Requests are taken as they come."""
+        """No-op: requests have no admission order."""
         yield
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
-        """Have the policies written down once, and loaded by all."""
+        """Save the policies once, then load the files in every replica."""
         for name in policies:
             self.saves[name].renew()
         await asyncio.gather(*(engine.publish(policies, version) for engine in self.engines))
 
     async def settle(self) -> None:
-        """Settle all of them."""
+        """Wait until every replica is idle."""
         await asyncio.gather(*(engine.settle() for engine in self.engines))
 
     def version(self, policy: str) -> int:
-        """The version of a policy that was published last; 0 where none was."""
+        """Return the last published version for a policy."""
         return self.engines[0].version(policy)
 
     def usage(self) -> Mapping[str, float]:
-        """Theirs together."""
+        """Return the usage counters summed over replicas."""
         total = Counter[str]()
         for engine in self.engines:
             total.update(engine.usage())
         return dict(total)
 
     async def close(self) -> None:
-        """End all of them."""
+        """Close every replica."""
         await asyncio.gather(*(engine.close() for engine in self.engines))
 
     @contextmanager
     def _one(self, key: ActionKey) -> Iterator[EngineApart]:
-        """One of them, which has more under way until this is over."""
+        """Select a replica and count the request in its load."""
         idlest = min(range(len(self.engines)), key=self._under_way.__getitem__)
         home = seeds.derive_seed(0, key.stream, key.task) % len(self.engines)
         number = home if self._under_way[home] <= self._under_way[idlest] + SLACK else idlest
@@ -107,7 +108,7 @@ class Replicas:
 
 
 class Once:
-    """Writes weights down once for several engines: whoever comes after the first gets the same files."""
+    """Shared save for several engines: the first call saves the weights, later calls link the files."""
 
     def __init__(self, save: Save) -> None:
         self.save = save
@@ -115,10 +116,11 @@ class Once:
         self._folder: Path | None = None
 
     def renew(self) -> None:
-        """They are others now."""
+        """Invalidate the saved weights after an update."""
         self._folder = None
 
     def __call__(self, folder: Path) -> None:
+        """Save the weights to a folder, or link the files from an earlier call."""
         with self._lock:
             if self._folder is None or not self._folder.is_dir():
                 self.save(folder)
@@ -128,7 +130,7 @@ class Once:
 
 
 def spread(replicas: int, devices: Sequence[str], visible: Sequence[str]) -> list[str]:
-    """The CUDA devices of each replica, as CUDA_VISIBLE_DEVICES has them; "": those that are visible.
+    """Assign CUDA devices to each replica, in the format of CUDA_VISIBLE_DEVICES; "": the visible devices.
 
     >>> spread(2, [], ["0", "1", "2", "3"])
     ['0,1', '2,3']
@@ -136,10 +138,11 @@ def spread(replicas: int, devices: Sequence[str], visible: Sequence[str]) -> lis
     ['1', '3']
 
     Args:
-        devices: to use; none: all that are visible.
+        devices: devices to use; empty: all visible devices.
+        visible: devices visible to this process.
 
     Raises:
-        ValueError: they cannot be divided among the replicas.
+        ValueError: the devices cannot be divided evenly among the replicas.
     """
     used = devices or (visible if replicas > 1 else [])
     if len(used) % replicas:
@@ -152,19 +155,19 @@ def spread(replicas: int, devices: Sequence[str], visible: Sequence[str]) -> lis
 
 
 def visible_devices() -> list[str]:
-    """CUDA devices that this process may use."""
+    """Return the CUDA devices visible to this process."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
     return [name for name in named.split(",") if name][:count] if named else [f"{number}" for number in range(count)]
 
 
 def on_devices(command: Command, devices: str) -> Command:
-    """A command whose program sees these CUDA devices alone; "": as here."""
+    """Restrict a command's visible CUDA devices; "": no restriction."""
     return (lambda descriptor: ["env", f"CUDA_VISIBLE_DEVICES={devices}", *command(descriptor)]) if devices else command
 
 
 def _linked(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # on another disk, or where there are no links
+    except OSError:  # another disk, or a file system without hard links
         shutil.copy2(source, target)

@@ -1,4 +1,4 @@
-"""An engine apart that gives its device's memory back while the learner has the device."""
+"""Subprocess engine with sleep mode: frees its device memory while the learner uses the device."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from marft.inference.apart.words import Rest
 
 
 class RestingEngine(EngineApart):
-    """Rests once it has settled, and is awake again before anything is asked of it or loaded. One that is started again
-    meanwhile rests too."""
+    """Subprocess engine with sleep mode.
+
+    It sleeps once it is idle, and wakes before it gets a request or new weights. A process that restarts during sleep
+    mode also sleeps.
+    """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._rest: Rest | None = None  # told last
+        self._rest: Rest | None = None  # last command sent
         self._turning = asyncio.Lock()
 
     async def settle(self) -> None:
-        """Have it rest, unless somebody waits for it."""
+        """Wait for running requests, then put the engine to sleep unless new requests wait."""
         await super().settle()
         if not self._waiting:
             await self._turn(asleep=True)
@@ -35,7 +38,10 @@ class RestingEngine(EngineApart):
         await super()._load(name, version)
 
     def _standing(self) -> list[object]:
-        """The policies, and whether it is to rest: also to whoever waits for what the one before was told."""
+        """Return the commands for a new process: the policies and the sleep mode.
+
+        The repeated command also answers a wait that started with the previous process.
+        """
         return [*super()._standing(), *([self._rest] if self._rest else [])]
 
     async def _turn(self, *, asleep: bool) -> None:
@@ -43,7 +49,7 @@ class RestingEngine(EngineApart):
             if asleep is (self._rest is not None and self._rest.asleep):
                 return
             if not asleep and torch.cuda.is_available():
-                torch.cuda.empty_cache()  # what the learner does not use any more is the engine's
+                torch.cuda.empty_cache()  # memory cached by the learner becomes available to the engine
             number = self._next()
             self._rest = Rest(number, asleep)
             await self._done(self._rest, number)

@@ -1,4 +1,4 @@
-"""vLLM's processes: one for each set of base weights."""
+"""vLLM subprocesses, separate for each set of base weights."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from marft.config.run import RunSettings
     from marft.inference.caller_thread import CallerThreadExecutor
 
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # LoRA ranks supported by vLLM
 
 
 class VllmSettings(Protocol):
-    """What a recipe says of it."""
+    """Settings for the vLLM engine."""
 
     @property
     def python(self) -> str: ...
@@ -52,14 +52,14 @@ class VllmSettings(Protocol):
 def open_vllm(
     settings: VllmSettings, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor
 ) -> Engine:
-    """Start vLLM for each of the backbones that policies are on.
+    """Start vLLM for each backbone that the policies use.
 
     Raises:
-        ValueError: there is no such Python, or it has no vLLM.
-        RunError: it does not come up.
+        ValueError: the Python is missing or has no vLLM, or an adapter's rank is too large.
+        RunError: a process does not start.
     """
     if cluster_of(run) is None:
-        python_of("vllm", settings.python)  # before anything is loaded; elsewhere, it is looked for there
+        python_of("vllm", settings.python)  # checked before any model loads; on a cluster, the check runs on the node
 
     def make(names: Sequence[str], mine: dict[str, PolicyApart]) -> EngineApart | Replicas:
         opened = _opened(settings, run, models, names)
@@ -71,10 +71,10 @@ def open_vllm(
 def _engine(
     settings: VllmSettings, run: RunSettings, opened: Open, policies: dict[str, PolicyApart]
 ) -> EngineApart | Replicas:
-    """An engine, or several that are alike.
+    """Build an engine, or a replicated engine.
 
     Raises:
-        ValueError: their GPUs cannot be divided among them.
+        ValueError: the GPUs cannot be divided evenly among the replicas.
     """
     kind = RestingEngine if settings.sleep else EngineApart
     name, command = f"vllm ({', '.join(policies)})", partial(vllm_command, settings.python)
@@ -92,10 +92,10 @@ def _engine(
 
 
 def vllm_command(python: str, descriptor: int) -> Sequence[str]:
-    """Our program on the Python that vLLM is in, on the machine that asks.
+    """Return the command for the vLLM server program, on the machine of the process.
 
     Raises:
-        ValueError: there is no such Python, or it has no vLLM.
+        ValueError: the Python is missing or has no vLLM.
     """
     return command(python_of("vllm", python), "vllm_server", descriptor)
 
@@ -108,7 +108,8 @@ def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Seq
         raise ValueError(f"engine: vllm has room for adapters of rank {RANKS[-1]}, and one of {names} has {max(ranks)}")
     return Open(
         resolve_path(models.base_paths[some[0].base]),
-        str(some[0].backbone.head.weight.dtype).removeprefix("torch."),  # that is computed in, whatever is held
+        # compute dtype, which may differ from the storage dtype
+        str(some[0].backbone.head.weight.dtype).removeprefix("torch."),
         max(policy.context for policy in some),
         settings.max_rows,
         len(ranks),
@@ -121,7 +122,7 @@ def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Seq
 
 
 def _holding(models: Models, policies: Mapping[str, PolicyApart]) -> dict[str, PolicyApart]:
-    """What vLLM does not say: what grammars allowed for."""
+    """Add grammar masks to the policies, because vLLM does not report them."""
     return {name: replace(each, holding=_holding_of(models.policies[name])) for name, each in policies.items()}
 
 

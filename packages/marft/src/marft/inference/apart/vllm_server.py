@@ -1,8 +1,7 @@
-"""vLLM as an engine apart from a run. Runs in the environment that vLLM is in, and needs nothing but that.
+"""Server program for vLLM in a subprocess. Runs in vLLM's environment and needs no other packages.
 
-Every version of an adapter is a slot of its own: what is under way goes on with the weights that it began with, no
-cache of other weights is ever read, and a slot is given back with the last request on it. A whole model is replaced in
-place.
+Each adapter version has its own slot. Running requests finish with the weights of their start. The KV cache never mixes
+weights, and a slot is freed with its last request. A full model is replaced in place.
 """
 
 from __future__ import annotations
@@ -46,28 +45,29 @@ from marft.inference.apart.words import (
 )
 from marft.inference.schemas import schema_text
 
-MOST_AT_ONCE = 128  # ids whose log-probs can be asked for in one request
+MOST_AT_ONCE = 128  # maximum number of ids with log-probabilities in one request
 SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",  # of what it takes away after us
+    # warnings about resources that it cleans up after this process exits
+    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
 }
 
 
 class Slot(NamedTuple):
-    """A policy as it is now."""
+    """Policy at one version."""
 
-    name: str  # which no other weights have
+    name: str  # unique to these weights
     policy: str
     version: int
-    adapter: Any  # a LoRARequest; None: the base, or a whole model in its place
+    adapter: Any  # a LoRARequest; None: the base model, or a full model in its place
     there: asyncio.Event
 
 
 def main(descriptor: int) -> None:
-    """Serve the run at the other end of a connection, until it lets go of it."""
+    """Serve the run at the opposite end of a connection until the connection closes."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     asyncio.run(_serve(socket.socket(fileno=descriptor)))
@@ -93,9 +93,13 @@ async def _serve(end: socket.socket) -> None:
 
 
 def _start(opened: Open, folder: Path) -> tuple[Any, str]:
-    """
+    """Start vLLM; return the engine and the program name.
+
     Args:
-        folder: for a tokenizer, until it is read.
+        folder: temporary folder for the tokenizer, until vLLM has loaded it.
+
+    Raises:
+        ValueError: vLLM has no argument with the name of an option.
     """
     import vllm
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -109,13 +113,13 @@ def _start(opened: Open, folder: Path) -> tuple[Any, str]:
         "max_model_len": opened.context,
         "max_num_seqs": opened.rows,
         "seed": opened.seed,
-        "skip_tokenizer_init": not opened.tokenizer,  # tokens in, tokens out
-        "generation_config": "vllm",  # nothing of the model's own: a policy is sampled as its recipe says
+        "skip_tokenizer_init": not opened.tokenizer,  # token ids in, token ids out
+        "generation_config": "vllm",  # ignores the model's own sampling defaults: the recipe defines the sampling
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature
         "max_logprobs": MOST_AT_ONCE,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        # a prompt that is read in pieces, of a request with a seed, ends vLLM 0.32 on a CPU
+        # on a CPU, chunked prefill of a request with a seed crashes vLLM 0.32
         **({"enable_chunked_prefill": False} if current_platform.is_cpu() else {}),
         **lora,
         **(_grammars(opened, folder) if opened.tokenizer else {}),
@@ -130,7 +134,7 @@ def _start(opened: Open, folder: Path) -> tuple[Any, str]:
 
 
 def _grammars(opened: Open, folder: Path) -> dict[str, Any]:
-    """What holds texts to grammars as the run does: llguidance, on the run's tokenizer."""
+    """Return vLLM arguments for the same grammar masks as in the run: llguidance on the run's tokenizer."""
     from vllm.config import StructuredOutputsConfig
 
     (folder / "tokenizer.json").write_text(opened.tokenizer, encoding="utf-8")
@@ -140,7 +144,7 @@ def _grammars(opened: Open, folder: Path) -> dict[str, Any]:
 
 
 class Server:
-    """Does what a run asks for.
+    """Server for requests from a run.
 
     Args:
         engine: an ``AsyncLLM``.
@@ -149,12 +153,12 @@ class Server:
     def __init__(self, connection: Connection, engine: Any) -> None:
         self.connection, self.engine = connection, engine
         self._slots: dict[str, Slot] = {}
-        self._under_way: Counter[str] = Counter()  # requests, by the name of their slot
+        self._under_way: Counter[str] = Counter()  # number of requests, by slot name
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()
 
     def heed(self, message: object) -> None:
-        """Begin to do what a message asks for."""
+        """Start handling a message."""
         match message:
             case Ask() | Weigh():
                 number = message.number
@@ -172,12 +176,12 @@ class Server:
                 self._do(message, self.engine.sleep(1, "wait") if asleep else self.engine.wake_up())
 
     def _do(self, message: Load | Rest, work: Coroutine[Any, Any, object]) -> None:
-        """Do what a message asks for, and say so."""
+        """Run a command, then confirm it or report its error."""
 
         async def done() -> None:
             try:
                 await work
-            except Exception as error:  # noqa: BLE001  the run must hear of it
+            except Exception as error:  # noqa: BLE001  reported to the run
                 self._end_if_dead()
                 what = "a policy could not be loaded" if isinstance(message, Load) else "it could not rest or wake"
                 self.connection.send(Refused(-1, f"{what}: {type(error).__name__}: {error}"))
@@ -189,18 +193,18 @@ class Server:
         task.add_done_callback(self._others.discard)
 
     async def beat(self) -> None:
-        """Say now and then that the engine is at work, for as long as it answers."""
+        """Send heartbeats while the engine responds."""
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             try:
                 await self.engine.is_sleeping()
-            except Exception:  # noqa: BLE001  whatever it was: it is looked whether it lives
+            except Exception:  # noqa: BLE001  any error: check for a dead engine
                 self._end_if_dead()
             else:
                 self.connection.send(Alive())
 
     def _end_if_dead(self) -> None:
-        if self.engine.errored:  # it is dead, and so are we: the run starts another
+        if self.engine.errored:  # the engine is dead, so this process exits and the run starts another
             os._exit(1)
 
     async def _load(self, load: Load, slot: Slot, before: Slot | None) -> None:
@@ -213,7 +217,7 @@ class Server:
         slot.there.set()
 
     async def _give_back(self, slot: Slot) -> None:
-        """Free the adapter of a slot that nobody will ask for again, once nobody uses it."""
+        """Remove the adapter of an outdated slot after its last request."""
         if slot.adapter and slot != self._slots[slot.policy] and not self._under_way[slot.name]:
             await self.engine.remove_lora(slot.adapter.lora_int_id)
 
@@ -222,9 +226,9 @@ class Server:
         try:
             await slot.there.wait()
             await (self._say(asked, slot) if isinstance(asked, Ask) else self._weigh(asked, slot))
-        except Exception as error:  # noqa: BLE001  the run must hear of it
+        except Exception as error:  # noqa: BLE001  reported to the run
             self._end_if_dead()
-            kind = Failed if isinstance(asked, Ask) and asked.grammar else Refused  # of which vLLM may understand less
+            kind = Failed if isinstance(asked, Ask) and asked.grammar else Refused  # vLLM may not support every grammar
             self.connection.send(kind(asked.number, f"{type(error).__name__}: {error}"))
         finally:
             self._under_way[slot.name] -= 1
@@ -241,7 +245,7 @@ class Server:
             max_tokens=asked.most,
             seed=asked.seed,
             stop_token_ids=asked.stop_ids,
-            ignore_eos=True,  # stop_ids say what ends a turn
+            ignore_eos=True,  # stop_ids define the end of a turn
             logprobs=asked.alternatives,
             detokenize=False,
             structured_outputs=_held(*asked.grammar) if asked.grammar else None,
@@ -262,12 +266,12 @@ class Server:
             self.connection.send(Said(asked.number, ids, log_probs, one.finish_reason or "", lowest, highest, *tops))
 
     def _whole_version(self, slot: Slot) -> int:
-        """That of the weights now, for what was asked for when they were those of a slot."""
+        """Return the version of the current weights, for a request that started with an earlier slot."""
         now = self._slots[slot.policy]
         return now.version if now.there.is_set() else slot.version
 
     async def _weigh(self, asked: Weigh, slot: Slot) -> None:
-        """Ask for the tokens that go on from each beginning of an option: all of them in one batch."""
+        """Request the next-token log-probabilities after each option prefix, in one batch."""
         from vllm import SamplingParams
 
         ends = np.cumsum(asked.sizes)
@@ -310,7 +314,7 @@ def _slot(load: Load) -> Slot:
 
 
 def _held(kind: str, text: str) -> Any:
-    """A grammar as vLLM has it."""
+    """Convert a grammar to vLLM's structured-output parameters."""
     from vllm.sampling_params import StructuredOutputsParams
 
     if kind == "json":
@@ -319,7 +323,7 @@ def _held(kind: str, text: str) -> Any:
 
 
 def _likeliest(steps: Sequence[dict[int, Any]], count: int) -> tuple[Any, Any]:
-    """Ids and log-probs of the likeliest tokens of each step, [T, count]."""
+    """Return ids and log-probabilities of the likeliest tokens at each step, [T, count]."""
     if not count:
         return NO_IDS, NO_NUMBERS
     ranked = [sorted(step.items(), key=lambda item: item[1].rank)[:count] for step in steps]

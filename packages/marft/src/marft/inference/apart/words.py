@@ -1,4 +1,4 @@
-"""What a run and an engine apart from it say to each other. Read on both sides: nothing here needs more than numpy."""
+"""Messages between a run and a subprocess engine. Both sides import this module: only numpy is required."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Ids = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint8]
 NO_IDS, NO_NUMBERS = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
-BEAT_SECONDS = 5.0  # from one sign that an engine is at work to the next
+BEAT_SECONDS = 5.0  # interval between heartbeats
 NO_PLACES, NO_BITS = np.zeros(0, np.int32), np.zeros((0, 0), np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Open:
-    """To the engine, first: the base that it samples from, and how.
+    """First message to the engine: base model and engine settings.
 
     Args:
-        model: a folder or an id of the hub.
-        dtype: of weights and cache.
-        context: tokens of prompt and action.
-        rows: requests that are sampled together.
-        adapters: that are there at once, at most.
-        rank: the largest of theirs.
-        seed: of what has none of its own.
-        options: of the engine's own, by their names there.
-        tokenizer: as JSON (of the library ``tokenizers``), to hold texts to grammars by; "": none is.
-        end: the token that ends a turn.
-        rests: it will be told to.
+        model: folder or Hugging Face model id.
+        dtype: data type of weights and KV cache.
+        context: maximum tokens of prompt and action together.
+        rows: maximum number of requests sampled together.
+        adapters: maximum number of adapters loaded at the same time.
+        rank: largest LoRA rank.
+        seed: seed for anything without a seed of its own.
+        options: engine-specific options, under the engine's own names.
+        tokenizer: tokenizer as JSON (library ``tokenizers``), for grammars; "": no grammar support.
+        end: end-of-turn token, as text.
+        rests: whether the engine will get sleep commands.
     """
 
     model: str
@@ -50,20 +50,20 @@ class Open:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready:
-    """From the engine: it takes requests."""
+    """Message from the engine: ready for requests."""
 
-    program: str  # its name and version
-    llguidance: str = ""  # version of the one that holds texts to grammars; "": none does
+    program: str  # program name and version
+    llguidance: str = ""  # llguidance version for grammars; "": no grammar support
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """To the engine: a policy is this from now on. What has been asked for before is sampled as it was.
+    """Message to the engine: use new weights for a policy. Earlier requests finish with the old weights.
 
     Args:
-        number: of this load: none of the run's has another's.
-        path: of an adapter in peft's format, or of a whole model; "": the base itself.
-        whole: it is a whole model, in place of the base.
+        number: id of this command, unique within the run.
+        path: folder of an adapter in PEFT format or of a full model; "": the base model itself.
+        whole: whether the folder holds a full model that replaces the base model.
     """
 
     number: int
@@ -75,17 +75,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """From the engine: it is, and so it rests or is awake."""
+    """Message from the engine: a load or sleep command is complete."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rest:
-    """To the engine: give the memory of its device back, or take it again. Answered by Loaded.
+    """Message to the engine: free the device memory, or allocate it again. The answer is Loaded.
 
     Args:
-        number: of this: none of the run's has another's.
+        number: id of this command, unique within the run.
+        asleep: true frees the memory.
     """
 
     number: int
@@ -94,14 +95,15 @@ class Rest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """To the engine: sample one action.
+    """Message to the engine: sample one action.
 
     Args:
-        top_k: 0 is off.
-        stop_ids: tokens that end it, and are its last.
-        alternatives: how many of the likeliest tokens are told beside each.
-        tells: every token is told once it is sampled, not all of them at the end.
-        grammar: kind and text of what it is held to (:class:`marft.common.marks.Grammar`); [] for none.
+        most: maximum number of new tokens.
+        top_k: 0 disables top-k.
+        stop_ids: tokens that end the action. The stop token is the action's last token.
+        alternatives: number of likeliest tokens to report for each token.
+        tells: whether to stream each token as soon as it is sampled.
+        grammar: kind and text of the grammar (:class:`marft.common.marks.Grammar`); [] for none.
     """
 
     number: int
@@ -120,13 +122,16 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Said:
-    """From the engine: tokens of an action, those that had not been told before; and with the last of them what a
-    grammar allowed for at places of the whole action (:class:`marft.common.marks.Masks`)."""
+    """Message from the engine: new tokens for an action.
+
+    The last message of an action also contains the grammar masks for all its positions
+    (:class:`marft.common.marks.Masks`).
+    """
 
     number: int
     tokens: Ids  # [T]
-    log_probs: Numbers  # [T], at the sampling temperature; at 1 for a greedy sample
-    finish: str  # "stop" or "length"; "": more is to come
+    log_probs: Numbers  # [T], at the sampling temperature; at temperature 1 for a greedy sample
+    finish: str  # "stop" or "length"; "": more tokens follow
     lowest: int
     highest: int
     top_ids: Ids = field(default_factory=lambda: NO_IDS)  # [T, alternatives]
@@ -134,7 +139,7 @@ class Said:
     mask_at: Ids = field(default_factory=lambda: NO_PLACES)  # [M]
     mask_which: Ids = field(default_factory=lambda: NO_PLACES)  # [M]
     mask_table: Bits = field(default_factory=lambda: NO_BITS)  # [masks, bytes]
-    forced: Ids = field(default_factory=lambda: NO_PLACES)  # places where it allowed for one token alone
+    forced: Ids = field(default_factory=lambda: NO_PLACES)  # positions where the grammar allowed exactly one token
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.shape != self.log_probs.shape:
@@ -143,36 +148,36 @@ class Said:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weigh:
-    """To the engine: how likely is each of these continuations?"""
+    """Message to the engine: score continuations of a prompt."""
 
     number: int
     policy: str
     prompt: Ids  # [P]
-    options: Ids  # [sum of sizes], one after the other
+    options: Ids  # [sum of sizes], concatenated options
     sizes: Ids  # [A]
     temperature: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighed:
-    """From the engine: as likely as this."""
+    """Message from the engine: scores for the options."""
 
     number: int
-    log_probs: Numbers  # [A], of whole options
+    log_probs: Numbers  # [A], one log-probability per option
     lowest: int
     highest: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forget:
-    """To the engine: nobody waits for this any more."""
+    """Message to the engine: cancel a request."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Failed:
-    """From the engine: what was asked for did not come about, and its episode cannot be scored."""
+    """Message from the engine: the request failed, and its episode cannot be scored."""
 
     number: int
     reason: str
@@ -180,15 +185,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alive:
-    """From the engine, now and then: it is at work, even where nothing is done yet."""
+    """Message from the engine at regular intervals: the engine works, even without results yet."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refused:
-    """From the engine: it cannot do this, and could not if it were started again.
+    """Message from the engine: refusal of a command with a permanent failure.
+
+    The command would also fail after a restart.
 
     Args:
-        number: of the request; −1 where it was none.
+        number: id of the request; −1 if the message does not belong to a request.
     """
 
     number: int

@@ -1,1 +1,1 @@
-"""Models behind OpenAI-compatible endpoints: asked within limits of rate and time, their answers read strictly."""
+"""Models behind OpenAI-compatible endpoints: rate limits, timeouts and strict response parsing."""

@@ -1,4 +1,4 @@
-"""One endpoint: requests on a thread of their own, within its limits, with retries that are counted."""
+"""Client for a single endpoint: background thread, request limits and counted retries."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from openai.resources.chat import AsyncCompletions
 
 T = TypeVar("T")
-NO_KEY = "none"  # sent to servers that ask for no key: the client insists on one
-CLOSING_SECONDS = 2.0  # for open connections to be closed
+NO_KEY = "none"  # sent to servers without a key, because the client requires a value
+CLOSING_SECONDS = 2.0  # timeout for closing open connections
 
 
 class Endpoint:
-    """Asks one model behind an OpenAI-compatible endpoint. Close it.
+    """Client for a model behind an OpenAI-compatible endpoint. Call :meth:`close` after use.
 
     Args:
-        name: for messages to people.
-        model: what the model is called there.
+        name: endpoint name, for messages.
+        model: model name on the server.
 
-    What its answers have taken adds up in ``used``, also where nothing comes of them.
+    ``used`` counts the token usage of every response, including unusable responses.
 
     Raises:
-        ValueError: the package ``openai`` is missing or cannot be used, or the environment variable of the key is not
-            set.
+        ValueError: the package ``openai`` is missing or cannot be used, or the environment variable of the API key is
+            not set.
     """
 
     def __init__(self, name: str, settings: EndpointSettings, model: str) -> None:
@@ -55,15 +55,15 @@ class Endpoint:
         self._thread = LoopThread()
 
     def body(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, object]) -> dict[str, object]:
-        """A request's body: the messages and ``fields``, without what the recipe omits, with its options."""
+        """Build a request body from messages and ``fields``, without omitted keys and with the recipe's options."""
         whole = {"model": self.model, "messages": [dict(message) for message in messages], **fields}
         return {key: value for key, value in whole.items() if key not in self.settings.omit} | self._options
 
     async def ask(self, body: Mapping[str, object]) -> ModelReply:
-        """The answer to one request. May be awaited on any event loop.
+        """Send a request and return the response. The coroutine works on any event loop.
 
         Raises:
-            EpisodeFailedError: it came too late, not at all, or cannot be read.
+            EpisodeFailedError: the response is late, missing or unreadable.
         """
         return await self.run(self.ask_here, body)
 
@@ -72,16 +72,20 @@ class Endpoint:
         return await self._thread.call(function, *arguments, timeout=None)
 
     async def ask_here(self, body: Mapping[str, object]) -> ModelReply:
-        """:meth:`ask`, for who is on the endpoint's own thread already."""
+        """Send a request, as :meth:`ask`, from code on the endpoint's own thread.
+
+        Raises:
+            EpisodeFailedError: the response is late, missing or unreadable.
+        """
         async with self.limits.slot():
-            completions = self._client.chat.completions  # imports what it needs, which takes a while the first time
+            completions = self._client.chat.completions  # the first access imports modules, which takes time
             await self.limits.turn()
             try:
                 async with asyncio.timeout(self.settings.timeout_seconds):
                     return await self._send(completions, body)
             except EpisodeFailedError:
                 raise
-            except Exception as error:  # noqa: BLE001  a client made by others reads what a server made by others sends
+            except Exception as error:  # noqa: BLE001  third-party client and server can raise any error
                 raise as_failure(error, self.name, self.settings, self.model, self._secrets) from None
 
     async def _send(self, completions: AsyncCompletions, body: Mapping[str, Any]) -> ModelReply:
@@ -116,17 +120,17 @@ class Endpoint:
                 base_url=self.settings.url,
                 max_retries=self.settings.retries,
                 timeout=self.settings.timeout_seconds,
-                default_headers={"Accept-Encoding": "identity"},  # so that its size is known
+                default_headers={"Accept-Encoding": "identity"},  # a compressed response would have an unknown size
                 http_client=DefaultAsyncHttpxClient(event_hooks=hooks),
             )
-        except Exception as error:  # noqa: BLE001  what the machine says of proxies and certificates
+        except Exception as error:  # noqa: BLE001  errors about proxies and certificates
             raise ValueError(
                 f"endpoint {self.name!r} cannot be used: {clean(str(error), self._secrets)}; check ALL_PROXY, "
                 "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE in the environment"
             ) from None
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
+        """Close the connections and stop the thread."""
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._client.close(), self._thread.loop).result(CLOSING_SECONDS)
         self._thread.stop()

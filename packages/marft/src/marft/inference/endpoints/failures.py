@@ -1,4 +1,4 @@
-"""From what goes wrong between here and an endpoint to a failed episode whose reason says what to check."""
+"""Conversion of endpoint errors to episode failures with a hint for the user."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from marft.common.texts import cut, one_line
 from marft.config.endpoint import EndpointSettings
 from marft.config.keys import masked, without
 
-LONGEST = 300  # characters of what a server says about an error
+LONGEST = 300  # maximum length of a server's error message, in characters
 
 
 def as_failure(
     error: Exception, name: str, settings: EndpointSettings, model: str, secrets: Collection[str]
 ) -> EpisodeFailedError:
-    """The failure of an episode.
+    """Convert an error to an episode failure.
 
     Args:
-        error: what was raised while the endpoint was asked.
-        name: of the endpoint, for people.
-        secrets: the API key and others, which no message may hold.
+        error: error raised during the request.
+        name: endpoint name, for messages.
+        model: model name on the server.
+        secrets: API key and other secrets, masked in every message.
     """
     import openai
 
@@ -54,7 +55,10 @@ def _remedy(status: int, settings: EndpointSettings, model: str) -> str:
 
 
 def clean(text: str, secrets: Collection[str]) -> str:
-    """What somebody else says, fit to be stored and shown: one line, not too long, without secrets, however short."""
+    """Clean external text for storage and display: single line, limited length, no secrets.
+
+    Secrets are masked whatever their length.
+    """
     text = masked(secrets, text)
     for secret in secrets:
         text = without(secret, text)

@@ -1,4 +1,4 @@
-"""How many requests an endpoint may be sent: at a time, and in a minute."""
+"""Request limits for an endpoint: concurrent requests and requests per minute."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from marft.inference.endpoints.rate_limit import RateLimit
 
 
 class Limits(Protocol):
-    """Waited for on the endpoint's own thread."""
+    """Request limits, for use on the endpoint's own thread."""
 
     def slot(self) -> AbstractAsyncContextManager[object]:
-        """One of the requests that may be under way at a time."""
+        """Return a context manager that occupies a concurrent request slot."""
         ...
 
     async def turn(self) -> None:
-        """Wait until another request may be sent."""
+        """Wait until the rate limit permits another request."""
         ...
 
 
-MakeLimits = Callable[[str, EndpointSettings], Limits]  # from a name that no other endpoint has
+MakeLimits = Callable[[str, EndpointSettings], Limits]  # the argument is the endpoint's unique name
 
 
 class OwnLimits:
-    """The limits of an endpoint that this process alone asks."""
+    """Limits for an endpoint used only by this process."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._gate = asyncio.Semaphore(settings.concurrent_requests)
         self._rate_limit = RateLimit(settings.requests_per_minute)
 
     def slot(self) -> AbstractAsyncContextManager[object]:
-        """One of the requests that may be under way at a time."""
+        """Return a context manager that occupies a concurrent request slot."""
         return self._gate
 
     async def turn(self) -> None:
-        """Wait until another request may be sent."""
+        """Wait until the rate limit permits another request."""
         await self._rate_limit.turn()

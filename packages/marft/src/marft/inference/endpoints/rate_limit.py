@@ -1,4 +1,4 @@
-"""A limit of requests a minute."""
+"""Rate limit in requests per minute."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 
 
 class RateLimit:
-    """Hands out turns that are at least ``60 / per_minute`` seconds apart. Unused time is not saved up.
+    """Rate limiter with at least ``60 / per_minute`` seconds between requests. Unused time does not accumulate.
 
-    Turns that wait are spaced from one another, not from when somebody wakes, so that they do not drift.
+    The spacing of waiting requests counts from their scheduled times, not from the actual wake-up times, so delays do
+    not accumulate.
 
     Args:
-        per_minute: 0 is no limit.
+        per_minute: maximum number of requests per minute; 0 disables the limit.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class RateLimit:
         self._next = 0.0
 
     async def turn(self) -> None:
-        """Wait for the next free turn."""
+        """Wait for the next free request slot."""
         if not self._apart:
             return
         now = self._clock()

@@ -1,4 +1,4 @@
-"""What an endpoint answers. It is somebody else's text: anything that is not a whole answer is refused."""
+"""Responses from endpoints. The content is untrusted: an incomplete response is rejected."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CUT = (
     "max_output_tokens",
     "model_length",
     "token_limit",
-)  # of what servers say of a cut answer
+)  # finish reasons that servers use for a truncated answer
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """One answer of a remote model. ``calls`` are the tools it calls; None: it was offered none, or calls none."""
+    """Response of a remote model. ``calls`` contains its tool calls, or None without tool calls."""
 
     text: str
     finish: Finish
@@ -40,7 +40,7 @@ class _Table(BaseModel):
 
 class _Function(_Table):
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    arguments: str | dict[str, object] | None = None  # some servers have read it already, or leave out what is empty
+    arguments: str | dict[str, object] | None = None  # some servers send decoded JSON, or leave out empty arguments
 
 
 class _Call(_Table):
@@ -58,22 +58,22 @@ class _Choice(_Table):
 
 
 class _Usage(_Table):
-    prompt_tokens: Tokens | None = None  # some servers do not count, and say so
+    prompt_tokens: Tokens | None = None  # some servers report null instead of a count
     completion_tokens: Tokens | None = None
 
 
 class Body(_Table):
-    """The body of a chat completion, as far as it is read here."""
+    """Chat completion body, limited to the parts used by MARFT."""
 
     choices: Annotated[list[_Choice], Field(min_length=1)]
     usage: _Usage | None = None
 
 
 def read_body(content: bytes) -> Body:
-    """Read the body of a chat completion.
+    """Parse the body of a chat completion.
 
     Raises:
-        ValueError: it is none; the message says why.
+        ValueError: the body is not a chat completion; the message gives the reason.
     """
     try:
         return Body.model_validate_json(content)
@@ -84,11 +84,11 @@ def read_body(content: bytes) -> Body:
 
 
 def usage_of(body: Body, settings: EndpointSettings, retries: int) -> Usage:
-    """What an answer has taken, whether there is anything in it or not.
+    """Return the token usage and cost for a response, usable or not.
 
     Args:
-        settings: for the prices.
-        retries: how often it was asked for again.
+        settings: endpoint settings with the prices.
+        retries: number of retries for this response.
     """
     used = body.usage or _Usage()
     read, written = used.prompt_tokens or 0, used.completion_tokens or 0
@@ -97,13 +97,16 @@ def usage_of(body: Body, settings: EndpointSettings, retries: int) -> Usage:
 
 
 def reply_of(body: Body, usage: Usage, limit: object = None) -> ModelReply:
-    """The answer in a body. It was cut where the server says so, or says nothing and all tokens were used.
+    """Extract the response from a body.
+
+    A response is truncated if the server reports it. Without a finish reason, it is truncated if it uses all permitted
+    tokens.
 
     Args:
-        limit: tokens that the answer could have.
+        limit: maximum number of tokens for the response.
 
     Raises:
-        ValueError: there is none in it; the message says why.
+        ValueError: the body contains no usable response; the message gives the reason.
     """
     choice = body.choices[0]
     if choice.finish_reason == "content_filter":
@@ -118,7 +121,7 @@ def reply_of(body: Body, usage: Usage, limit: object = None) -> ModelReply:
 
 
 def masked_reply(reply: ModelReply, secrets: Collection[str]) -> ModelReply:
-    """The answer as it may be stored and read by others: without what was sent in confidence, should it echo that."""
+    """Mask secrets echoed by a server, before the response gets stored or shown."""
     if not secrets:
         return reply
     calls = reply.calls and tuple(
@@ -129,7 +132,7 @@ def masked_reply(reply: ModelReply, secrets: Collection[str]) -> ModelReply:
 
 
 def as_metrics(used: Usage, prefix: str) -> dict[str, float]:
-    """What answers took, by the name of a metric."""
+    """Return the usage by metric name."""
     return {
         f"{prefix}prompt_tokens": float(used.prompt_tokens),
         f"{prefix}completion_tokens": float(used.completion_tokens),

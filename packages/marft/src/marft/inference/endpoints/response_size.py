@@ -1,4 +1,4 @@
-"""A limit to how much of an answer is read."""
+"""Size limit for endpoint responses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ LARGEST = 16 * 2**20  # bytes
 
 
 def limit_response_size(response: Response, who: str) -> None:
-    """See to it that no more than ``LARGEST`` bytes of a response are read, which is yet to be.
+    """Limit reading of a streamed response to ``LARGEST`` bytes.
+
+    Reading raises an EpisodeFailedError above the limit.
 
     Raises:
-        EpisodeFailedError: it is compressed, which nobody asked for: its size would not be known.
+        EpisodeFailedError: the response is compressed, so its size would be unknown.
     """
     from httpx2 import AsyncByteStream
 

@@ -1,1 +1,1 @@
-"""Episodes that are played ahead of the step that learns from them, and learned from more than once."""
+"""Asynchronous rollouts: play episodes ahead of the training step, and reuse recent episodes."""

@@ -1,4 +1,4 @@
-"""Whether anything is played, and for how long nothing was."""
+"""Clock for the idle time between rollouts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from threading import Lock
 
 
 class Clock:
-    """Counts what is being played, from several threads.
+    """Thread-safe counter of active rollouts and idle seconds.
 
     >>> clock = Clock(now=iter([0.0, 1.0, 4.0, 9.0]).__next__)
     >>> clock.began(); clock.ended(); clock.idle()
     6.0
 
     Args:
-        now: seconds.
+        now: function that returns the current time in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -23,20 +23,20 @@ class Clock:
         self._playing, self._idle, self._since = 0, 0.0, now()
 
     def began(self) -> None:
-        """Something more is played."""
+        """Register one more active rollout."""
         with self._lock:
             if not self._playing:
                 self._idle += self._now() - self._since
             self._playing += 1
 
     def ended(self) -> None:
-        """Something less is."""
+        """Register a finished rollout."""
         with self._lock:
             self._playing -= 1
             if not self._playing:
                 self._since = self._now()
 
     def idle(self) -> float:
-        """Seconds up to now in which nothing was."""
+        """Return the total seconds without an active rollout so far."""
         with self._lock:
             return self._idle + (0.0 if self._playing else self._now() - self._since)

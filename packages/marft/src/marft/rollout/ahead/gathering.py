@@ -1,4 +1,4 @@
-"""Where a training step's episodes come from: played for it, or, with ``rollout.max_policy_lag``, ahead of it."""
+"""Sources of training episodes: synchronous, or asynchronous with ``rollout.max_policy_lag``."""
 
 from __future__ import annotations
 
@@ -19,105 +19,117 @@ from marft.rollout.drawing import Draws
 from marft.rollout.playing import Rollouts
 from marft.runs.checkpoints import State
 
-NAME = "ahead"  # of what is written
+NAME = "ahead"  # stem of the files in a checkpoint
 OnDone = Callable[[Episode], None]
 
 
 class Gathering(Protocol):
-    """Gathers what training steps learn from. Close it."""
+    """Source of episodes for training steps; call ``close`` at the end."""
 
     def collect(self, state: State, on_done: OnDone) -> Collection:
-        """The episodes of the step that comes after ``state``.
+        """Return the batch of episodes for the step after ``state``.
 
         Args:
-            on_done: is told of them.
+            state: progress of the run before the step.
+            on_done: callback for each finished episode.
         """
         ...
 
     def used(self) -> dict[str, float]:
-        """What sampling has taken for them, by the name of a metric."""
+        """Return the sampling usage for the latest batch, by metric name."""
         ...
 
     def validated(self, episodes: Sequence[Episode]) -> None:
-        """These were played beside what steps learn from."""
+        """Exclude validation episodes from the usage of training steps."""
         ...
 
     def seconds(self, waited: float) -> float:
-        """In which that was.
+        """Return the wall-clock seconds that :meth:`used` covers.
 
         Args:
-            waited: while they were collected.
+            waited: seconds spent in :meth:`collect`.
         """
         ...
 
     def published(self, state: State) -> None:
-        """The policies are those of ``state`` now."""
+        """Handle newly published policy weights, which now match ``state``."""
         ...
 
     def abandon(self, state: State) -> None:
-        """The policies are others than those that episodes were played with: the run has gone back, and is at
-        ``state``."""
+        """Handle a rollback of the run to ``state``.
+
+        The policies now differ from the policies that sampled the episodes in progress.
+        """
         ...
 
     def write(self, folder: Path) -> None:
-        """Write what a run that goes on needs."""
+        """Save to a checkpoint folder the data needed to resume."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop all rollouts in progress."""
+        ...
 
 
 class Synchronous:
-    """Plays a step's episodes when it comes, and nothing else."""
+    """Source that plays each step's episodes on request."""
 
     def __init__(self, rollouts: Rollouts, tasks: Sequence[Task]) -> None:
         self._rollouts, self._tasks = rollouts, tasks
         self._before: dict[str, float] = {}
 
     def collect(self, state: State, on_done: OnDone) -> Collection:
+        """Play and return the batch of episodes for the step after ``state``."""
         self._before = dict(self._rollouts.usage())
         drawn, standing = state.tasks_drawn, state.curriculum
         return collect(self._rollouts, self._tasks, state.step, drawn, on_done, standing=standing)
 
     def used(self) -> dict[str, float]:
+        """Return the sampling usage since :meth:`collect` began."""
         return _since(self._before, self._rollouts)
 
     def validated(self, episodes: Sequence[Episode]) -> None:
-        """Between the steps, where nothing is counted."""
+        """No-op: validation runs between steps, outside the measured usage."""
 
     def seconds(self, waited: float) -> float:
+        """Return ``waited``, the seconds spent in :meth:`collect`."""
         return waited
 
     def published(self, state: State) -> None:
-        """Nothing is played."""
+        """No-op: no rollout runs in the background."""
 
     def abandon(self, state: State) -> None:
-        """Nothing was."""
+        """No-op: no rollout runs in the background."""
 
     def write(self, folder: Path) -> None:
-        """The next step begins with nothing."""
+        """No-op: each step starts from an empty batch."""
 
     def close(self) -> None:
-        """Nothing was started."""
+        """No-op: no rollout runs in the background."""
 
 
 class Ahead:
-    """Has the groups of later steps played while the learner steps, in the order in which they are learned from.
+    """Source that plays groups for later steps during the learner's updates.
+
+    Training steps consume the groups in order of their numbers.
 
     Args:
-        state: where the run stands.
-        folder: what :meth:`write` has written, where the run goes on.
+        rollouts: runner for the episodes.
+        tasks: training tasks.
+        state: current progress of the run.
+        folder: checkpoint folder with the files of :meth:`write`, if the run resumes.
 
     Raises:
-        ValueError: what was written cannot be read.
+        ValueError: the saved groups cannot be read.
     """
 
     def __init__(self, rollouts: Rollouts, tasks: Sequence[Task], state: State, folder: Path | None = None) -> None:
         self._rollouts, self._run = rollouts, rollouts.run
         self._draws = Draws.of(rollouts.run, tasks)
         self._producer = Producer(rollouts, self._draws)
-        self._next = self._first = state.tasks_drawn  # the first group that nobody has learned from
-        self._given_up = 0  # of those from ``_first`` on
-        self._passed_over: set[int] = set()  # groups from ``_next`` on that are never begun: their tasks are set aside
+        self._next = self._first = state.tasks_drawn  # first group not trained on yet
+        self._given_up = 0  # discarded groups from ``_first`` on
+        self._passed_over: set[int] = set()  # groups from ``_next`` on that never start: task excluded
         self._step, self._dropped = state.step, 0
         self._standing = state.curriculum
         self._before, self._since = dict(rollouts.usage()), time.perf_counter()
@@ -126,8 +138,11 @@ class Ahead:
             self._producer.put(group)
 
     def collect(self, state: State, on_done: OnDone) -> Collection:
-        """Wait for the step's groups. Those that are too old are dropped, and where groups of equal rewards are drawn
-        again, so are those; others come in their place."""
+        """Wait for the step's groups and return the batch.
+
+        Groups older than the lag limit are dropped. With dynamic sampling, groups of equal rewards are dropped too.
+        Later groups replace the dropped groups.
+        """
         assert state.tasks_drawn == self._next, "steps learn from all groups, one after the other"
         began, clock = time.perf_counter(), self._producer.clock
         between, idle = began - self._since, clock.idle() - self._idle
@@ -164,41 +179,45 @@ class Ahead:
         )
 
     def used(self) -> dict[str, float]:
-        """Since the last step's groups were there, without what the episodes of validations took."""
+        """Return the sampling usage since the previous batch, without validation episodes."""
         used = _since(self._before, self._rollouts)
         self._before = dict(self._rollouts.usage())
         return used
 
     def validated(self, episodes: Sequence[Episode]) -> None:
+        """Subtract the usage of validation episodes."""
         self._before = added(self._before, taken(episodes))
 
     def seconds(self, waited: float) -> float:  # noqa: ARG002
-        """Since the last step's groups were there."""
+        """Return the seconds since the previous batch."""
         before, self._since = self._since, time.perf_counter()
         self._idle = self._producer.clock.idle()
         return self._since - before
 
     def published(self, state: State) -> None:
-        """There is room for another step's groups."""
+        """Start groups for one more step."""
         self._standing = state.curriculum
         self._first, self._given_up, self._step = state.tasks_drawn, 0, state.step
         self._fill()
 
     def abandon(self, state: State) -> None:
-        """Cancel the unfinished groups; tasks are drawn again from where the state has drawn to."""
+        """Cancel all groups and restart the draws from ``state``."""
         self._dropped += self._producer.end()
         self.published(state)
 
     def write(self, folder: Path) -> None:
-        """Write the groups that were played and not learned from; those that are in play are begun again."""
+        """Save finished groups not trained on yet.
+
+        Unfinished groups start again when the run resumes.
+        """
         write_groups(folder, self._producer.over(), NAME)
 
     def close(self) -> None:
-        """Let go of what is in play."""
+        """Cancel all groups in progress."""
         self._producer.close()
 
     def _fill(self) -> None:
-        """Start as many groups as the limit on the lag allows."""
+        """Start groups up to the lag limit."""
         number = self._next
         while number < self._end():
             if not self._producer.has(number):
@@ -215,7 +234,7 @@ class Ahead:
         )  # fmt: skip
 
     def _take(self) -> Group | None:
-        """The next group; None where it is passed over, or too old."""
+        """Return the next group, or None if the group is excluded or too old."""
         number, self._next = self._next, self._next + 1
         if number in self._passed_over:
             self._passed_over.remove(number)

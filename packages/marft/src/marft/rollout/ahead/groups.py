@@ -1,4 +1,4 @@
-"""What is played of one task for a training step."""
+"""Episode group for a single draw."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from marft.rollout.ahead.capacity import age
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """The attempts at a task, and what is forked from them.
+    """Attempts at a task, and their forks.
 
     Args:
-        number: of the task, in the endless pass over all of them.
-        played: the attempts as the policies make them.
-        recorded: everything.
+        number: index of the draw in the endless pass over the tasks.
+        played: attempts sampled by the policies without forks.
+        recorded: all episodes of the group, forks included.
     """
 
     number: int
@@ -25,16 +25,17 @@ class Group:
 
     @property
     def scored(self) -> list[Episode]:
-        """What can be learned from."""
+        """Episodes with a reward, usable for training."""
         return [episode for episode in self.recorded if episode.scored]
 
 
 def oldest(episodes: Sequence[Episode], trained: Collection[str], version: Callable[[str], int]) -> int:
-    """How many versions policies are newer, at most, than those that sampled their actions.
+    """Return the maximum policy lag over all actions, in policy versions.
 
     Args:
-        trained: policies whose versions count.
-        version: of a policy now.
+        episodes: episodes to inspect.
+        trained: policies that count; actions of other policies are ignored.
+        version: function that returns the current version of a policy.
     """
     ages = [
         age(version(action.policy), [action.versions.lowest])

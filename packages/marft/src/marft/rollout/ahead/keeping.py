@@ -1,4 +1,4 @@
-"""Groups in a checkpoint: their episodes as a run records them, and which of those belong together."""
+"""Storage of episode groups in a checkpoint: recorded episodes, and their division into groups."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from marft.runs.episodes import read_episodes, write_episodes
 
 
 class _Written(BaseModel):
-    """What is written of a group beside its episodes."""
+    """Metadata of a stored group; the episodes are in a Parquet file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     number: NonNegativeInt
     episodes: NonNegativeInt
-    played: list[NonNegativeInt]  # which of them are the attempts as the policies make them
+    played: list[NonNegativeInt]  # indices of the attempts without forks
 
 
 class _All(BaseModel):
+    """Content of the metadata file."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     groups: list[_Written]
 
 
 def write_groups(folder: Path, groups: Sequence[Group], name: str) -> None:
-    """Write groups as ``<name>.parquet`` and ``<name>.json``; where there are none, nothing."""
+    """Write groups to ``<name>.parquet`` and ``<name>.json``; skip an empty list."""
     if not groups:
         return
     write_episodes(folder / f"{name}.parquet", [episode for group in groups for episode in group.recorded])
@@ -42,10 +44,12 @@ def write_groups(folder: Path, groups: Sequence[Group], name: str) -> None:
 
 
 def read_groups(folder: Path, tasks: Sequence[Task], name: str) -> list[Group]:
-    """The groups that were written, with their tasks as they are here.
+    """Read stored groups and attach the current tasks.
+
+    A missing metadata file yields an empty list.
 
     Raises:
-        ValueError: they cannot be read.
+        ValueError: the files cannot be read.
     """
     file = folder / f"{name}.json"
     if not file.is_file():
@@ -63,7 +67,10 @@ def read_groups(folder: Path, tasks: Sequence[Task], name: str) -> list[Group]:
 
 
 def with_tasks(episodes: Sequence[Episode], tasks: Sequence[Task]) -> Iterator[Episode]:
-    """Episodes with the data of their tasks, which are not recorded."""
+    """Attach task data to episodes; recordings omit the data.
+
+    A task that is not in ``tasks`` stays unchanged.
+    """
     by_id = {task.id: task for task in tasks}
     return (replace(episode, task=by_id.get(episode.task.id, episode.task)) for episode in episodes)
 

@@ -1,4 +1,4 @@
-"""How a recipe has what its steps learn from gathered."""
+"""Factory for the rollout source of a recipe."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from marft.runs.checkpoints import State
 
 
 def open_gathering(rollouts: Rollouts, tasks: Sequence[Task], state: State, folder: Path | None) -> Gathering:
-    """Open the source of a step's episodes that ``rollout.max_policy_lag``, ``rollout.reuse`` and pools ask for.
+    """Open the rollout source for ``rollout.max_policy_lag``, ``rollout.reuse`` and population pools.
 
     Args:
-        folder: the checkpoint that the run goes on from.
+        rollouts: runner for the episodes.
+        tasks: training tasks.
+        state: current progress of the run.
+        folder: checkpoint folder, if the run resumes.
 
     Raises:
-        ValueError: what was played before cannot be read.
+        ValueError: the saved groups cannot be read.
     """
     asked = rollouts.run.rollout
     if pools_of(rollouts.run):

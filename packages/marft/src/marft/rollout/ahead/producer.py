@@ -1,4 +1,4 @@
-"""Keeps groups in play in the background: each the way that the algorithm's credit asks for."""
+"""Background producer of episode groups, with the forks that credit assignment needs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from marft.rollout.playing import Begun, Rollouts
 from marft.runs.stated import Standing
 
 T = TypeVar("T")
-Both = tuple[list[Episode], list[Episode]]  # the attempts as the policies make them, and everything that was played
-MOST_THREADS = 1024  # of groups that are forked
+Both = tuple[list[Episode], list[Episode]]  # attempts without forks, and all episodes
+MOST_THREADS = 1024  # one thread per forked group
 POLL_SECONDS = 1.0
 
 
 class Producer:
-    """Plays groups, several at once. Close it.
+    """Background player of several groups at a time; call ``close`` at the end.
 
-    Whoever waits for a group hears at once what went wrong with any other: what is raised is never a group's own.
+    A failure of any group is raised at once in :meth:`take`, even if the caller waits for another group. Such a failure
+    never concerns a single group.
     """
 
     def __init__(self, rollouts: Rollouts, tasks: Sequence[Task]) -> None:
@@ -33,26 +34,27 @@ class Producer:
         forking = forking_of(rollouts.run.algorithm)
         self._threads = (
             ThreadPoolExecutor(MOST_THREADS, "marft-group") if forking else None
-        )  # each waits for what it plays
+        )  # each thread waits for its episodes
         self._groups: dict[int, Future[Group]] = {}
         self._begun: dict[int, list[Begun]] = {}
-        self._lock, self._ended = Lock(), 0  # how often all of them were let go
+        self._lock, self._ended = Lock(), 0  # ``_ended`` counts the calls of ``end``
         self.clock = Clock()
 
     @property
     def in_play(self) -> int:
-        """Groups that are begun and not over."""
+        """Number of unfinished groups."""
         return sum(not group.done() for group in self._groups.values())
 
     def has(self, number: int) -> bool:
-        """Whether a group is in play, or over and not taken."""
+        """Return True if a group is in progress, or finished and not taken."""
         return number in self._groups
 
     def begin(self, number: int, standing: Standing | None = None) -> None:
-        """Begin to play a group.
+        """Start a group in the background.
 
         Args:
-            standing: of the curriculum; None where it begins.
+            number: number of the group.
+            standing: curriculum state; None for the initial state.
         """
         run = self._rollouts.run
         step = number // run.rollout.tasks_per_step
@@ -68,15 +70,15 @@ class Producer:
         self._groups[number] = group
 
     def put(self, group: Group) -> None:
-        """Have a group that was played before."""
+        """Add a finished group, for example from a checkpoint."""
         self._groups[group.number] = there = Future[Group]()
         there.set_result(group)
 
     def take(self, number: int) -> Group:
-        """Wait for a group, and let go of it.
+        """Wait for a group, then remove and return the group.
 
         Raises:
-            RunError: nothing can be played any more. Whatever else playing raises is raised here, too.
+            RunError: no more episodes can be played. Other errors of rollouts are raised unchanged.
         """
         while not self._groups[number].done():
             for group in self._groups.values():
@@ -87,12 +89,12 @@ class Producer:
         return self._groups.pop(number).result()
 
     def over(self) -> list[Group]:
-        """Groups that were played and not taken, by number."""
+        """Return the finished, not yet taken groups, sorted by number."""
         done = [group for _, group in sorted(self._groups.items()) if group.done()]
         return [group.result() for group in done if not group.exception()]
 
     def end(self) -> int:
-        """Let go of all groups → how many that were."""
+        """Cancel and remove all groups; return their number."""
         with self._lock:
             self._ended += 1
             begun = [one for some in self._begun.values() for one in some]
@@ -103,7 +105,7 @@ class Producer:
         return count
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Cancel all groups and shut down the threads."""
         self.end()
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -117,7 +119,7 @@ class Producer:
         return begun
 
     def _fork(self, number: int, attempts: Sequence[Attempt], ended: int) -> Both:
-        """On a thread of its own, which waits."""
+        """Play a group and its forks on a separate thread, which blocks until the end."""
 
         def play(
             attempts: Sequence[Attempt],
@@ -125,7 +127,7 @@ class Producer:
             on_done: Callable[[Episode], None] = lambda _: None,  # noqa: ARG001
         ) -> list[Episode]:
             outcome = self._play(number, attempts, ended).outcome
-            while not outcome.done() and ended == self._ended:  # one that waits for ever keeps Python from ending
+            while not outcome.done() and ended == self._ended:  # poll: an endless wait would block the exit of Python
                 wait([outcome], POLL_SECONDS)
             if not outcome.done():
                 raise CancelledError
@@ -135,7 +137,7 @@ class Producer:
 
 
 def _then(first: Future[T], make: Callable[[T], Group]) -> Future[Group]:
-    """A group as soon as what it is made of is there."""
+    """Return a future for the finished group."""
     group: Future[Group] = Future()
 
     def done(over: Future[T]) -> None:

@@ -1,7 +1,8 @@
-"""Learning from episodes again, in the steps after their own (``rollout.reuse``).
+"""Replay buffer for episodes of earlier steps (``rollout.reuse``).
 
-The policy that learns from them is a newer one than the one that acted: every step scores them anew for π_old, and
-weighs their loss with π_old/μ, μ what they were sampled with (``algorithm.sampler_correction``).
+The trained policy is newer than the policy that sampled a reused episode. Each step therefore computes new
+log-probabilities for π_old. The loss is weighted with π_old/μ, where μ is the sampling policy
+(``algorithm.sampler_correction``).
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from marft.rollout.collection import Collection
 from marft.rollout.playing import Rollouts
 from marft.runs.checkpoints import State
 
-NAME = "again"  # of what is written
+NAME = "again"  # stem of the files in a checkpoint
 
 
 class Reusing(Around):
-    """Adds to what a step gathers the episodes of the ``reuse − 1`` steps before it.
+    """Wrapper that adds the episodes of the previous ``reuse − 1`` steps to each batch.
 
-    Where attempts at a task are compared with each other, an older attempt makes way for newer ones at its task: those
-    of other policies are no measure for each other.
+    If credit compares attempts at the same task, newer attempts replace older attempts at that task. Attempts of
+    different policies must not share a baseline.
 
     Args:
-        folder: what :meth:`write` has written, where the run goes on.
+        gathering: source of new episodes.
+        rollouts: runner for the episodes.
+        tasks: training tasks.
+        folder: checkpoint folder with the files of :meth:`write`, if the run resumes.
 
     Raises:
-        ValueError: what was written cannot be read.
+        ValueError: the saved episodes cannot be read.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class Reusing(Around):
         self._steps = [(group.number, list(group.recorded)) for group in kept]  # newest first
 
     def collect(self, state: State, on_done: OnDone) -> Collection:
-        """The step's own episodes, and older ones."""
+        """Return the step's new episodes together with reused episodes."""
         fresh = self._gathering.collect(state, on_done)
         if not fresh.credit_inputs:
             return fresh
@@ -62,10 +66,11 @@ class Reusing(Around):
         return replace(fresh, credit_inputs=learned, metrics={**fresh.metrics, **metrics})
 
     def abandon(self, state: State) -> None:
-        """What the abandoned policy has played is learned from no more."""
+        """Discard the episodes of the abandoned policy."""
         self._steps.clear()
         super().abandon(state)
 
     def write(self, folder: Path) -> None:
+        """Save the buffer and the wrapped source."""
         super().write(folder)
         write_groups(folder, [Group(step, [], episodes) for step, episodes in self._steps], NAME)

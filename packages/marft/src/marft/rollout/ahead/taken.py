@@ -1,4 +1,4 @@
-"""What the sampling of episodes has taken, as their actions tell it."""
+"""Sampling usage of episodes, computed from their actions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from marft.inference.endpoints.replies import as_metrics
 
 
 def taken(episodes: Sequence[Episode]) -> dict[str, float]:
-    """As an engine apart and endpoints count it, by the name of a metric: without what is in no episode, such as an
-    action that failed. What is chosen from a list is read, and not sampled."""
+    """Return the sampling usage of episodes, by metric name.
+
+    The counts match a separate engine and endpoints, except for work outside of episodes, such as failed actions. A
+    choice from a list counts as prefill and not as sampled tokens.
+    """
     actions = [action for episode in episodes for action in episode.actions]
     remote = [action.usage for action in actions if action.usage]
     own = [action for action in actions if not action.usage]

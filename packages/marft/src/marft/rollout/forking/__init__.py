@@ -1,1 +1,1 @@
-"""Playing episodes again from one action on, for a credit that asks for it: one file a mode."""
+"""Replay episodes from a chosen action, for credit assignment with forks; one file per mode."""

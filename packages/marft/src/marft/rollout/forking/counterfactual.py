@@ -1,4 +1,4 @@
-"""Counterfactuals: one action is sampled anew, and everything that depends on it."""
+"""Counterfactual forks: resample an action and the later parts that depend on it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from marft.rollout.forking.interface import Play, Step, replay_of
 
 @dataclass(frozen=True, slots=True)
 class Counterfactuals:
-    """Every action of a trained policy is sampled ``resamples`` times more."""
+    """Fork mode that resamples every action of a trained policy ``resamples`` times."""
 
     without: ClassVar[str] = ""
 
     resamples: int
 
     def play(self, play: Play, attempts: Sequence[Attempt], step: Step) -> tuple[list[Episode], list[Episode]]:
-        """Play the attempts, then their forks."""
+        """Play the attempts, then their counterfactuals → attempts, all episodes."""
         played = play(attempts, on_done=step.on_done)
         return played, [*played, *counterfactuals(play, attempts, played, self.resamples, step.trained)]
 
@@ -28,9 +28,10 @@ class Counterfactuals:
 def counterfactuals(
     play: Play, attempts: Sequence[Attempt], episodes: Sequence[Episode], resamples: int, policies: Sequence[str]
 ) -> list[Episode]:
-    """For every action of the given policies, episodes in which its agent acts anew and all go on from there.
+    """Play ``resamples`` counterfactual episodes for every action of the given policies.
 
-    Of the action's own step, what does not depend on it stays as it was.
+    In each counterfactual the agent samples the action again, and the episode continues from there. Other actions of
+    the same step stay unchanged if they do not depend on the action.
     """
     return play(
         [
@@ -49,7 +50,7 @@ def counterfactuals(
 
 
 def dependents(actions: Sequence[Action], action: Action) -> set[str]:
-    """Ids of the action and of all that saw it, directly or not."""
+    """Return the ids of an action and of its direct and indirect observers."""
     found = {action.id}
     grew = True
     while grew:
@@ -60,8 +61,10 @@ def dependents(actions: Sequence[Action], action: Action) -> set[str]:
 
 
 def replay_around(attempt: Attempt, episode: Episode, action: Action) -> Replay:
-    """What is served of an episode so that one action is sampled anew, and what depends on it: of the action's own step
-    the others, and all that came before."""
+    """Build a replay that resamples one action and every dependent action.
+
+    The replay serves all actions of earlier steps, and the independent actions of the same step.
+    """
     anew = dependents(episode.actions, action)
     served = [a for a in episode.actions if a.step <= action.step and a.id not in anew]
     observed = [t.observation.whole for t in episode.transitions[: action.step + 1]]

@@ -1,4 +1,4 @@
-"""Crossed samples: every tuple of the agents' samples at a task is played."""
+"""Cross-product forks: every combination of the agents' samples at a task."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from marft.rollout.forking.interface import Play, Step, replay_of
 
 @dataclass(frozen=True, slots=True)
 class Crossed:
-    """The tuples that were not played as they came."""
+    """Fork mode that plays each combination of samples missing from the attempts."""
 
     without: ClassVar[str] = ""
 
     def play(self, play: Play, attempts: Sequence[Attempt], step: Step) -> tuple[list[Episode], list[Episode]]:
-        """Play the attempts, then the other tuples of their actions."""
+        """Play the attempts, then the missing combinations → attempts, all episodes."""
         played = play(attempts, on_done=step.on_done)
         return played, [*played, *crossed(play, attempts, played)]
 
 
 def crossed(play: Play, attempts: Sequence[Attempt], episodes: Sequence[Episode]) -> list[Episode]:
-    """Every tuple of the agents' samples at a task that has not been played yet, scored by the environment.
+    """Play each missing combination of the agents' samples at a task.
+
+    The environment scores every combination.
 
     Raises:
-        RunError: the game has several steps, or somebody sees somebody.
+        RunError: an episode has several steps, an agent sees another agent's action, or different agents
+            act in different episodes.
     """
     groups: dict[tuple[str, str], list[tuple[Attempt, Episode]]] = {}
     for attempt, episode in zip(attempts, episodes, strict=True):
@@ -55,6 +58,11 @@ def crossed(play: Play, attempts: Sequence[Attempt], episodes: Sequence[Episode]
 
 
 def _check_crossable(episode: Episode) -> None:
+    """Raise an error unless the episode has a single step and independent actions.
+
+    Raises:
+        RunError: the episode has several steps, or an agent sees another agent's action.
+    """
     if len(episode.transitions) > 1 or any(action.sees for action in episode.actions):
         raise RunError(
             "joint_mode 'cross' needs a game of one step in which nobody sees anybody: a sample that was made seeing "

@@ -1,4 +1,4 @@
-"""What a mode of forking is given and gives, and what all modes share."""
+"""Interface of fork modes, and shared helpers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from marft.config.algorithm import AlgorithmSettings
 
 
 class Play(Protocol):
-    """Plays attempts → episodes in the same order; ``on_done`` is told of each as it ends."""
+    """Function that plays attempts and returns episodes in the same order.
+
+    ``on_done`` is called with each finished episode.
+    """
 
     def __call__(
         self, attempts: Sequence[Attempt], *, on_done: Callable[[Episode], None] = lambda _: None
@@ -21,12 +24,12 @@ class Play(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The training step that is played for.
+    """Context of a training step for a fork mode.
 
     Args:
-        trained: policies that learn.
-        rewarded: episodes with the rewards that credit is assigned from.
-        on_done: is told of the step's attempts as they end.
+        trained: policies in training.
+        rewarded: function that returns episodes with the rewards for credit assignment.
+        on_done: callback for each finished attempt of the step.
     """
 
     trained: Sequence[str]
@@ -35,26 +38,29 @@ class Step:
 
 
 class Forking(Protocol):
-    """How a step's episodes are played again from single actions on, for a credit's sake.
+    """Mode of replaying a step's episodes from single actions, for credit assignment.
 
-    ``without`` says what the credit makes of episodes that have not been, where that is anything.
+    ``without`` describes the effect of missing forks on credit; empty if there is nothing to say.
     """
 
     without: ClassVar[str]
 
     def play(self, play: Play, attempts: Sequence[Attempt], step: Step) -> tuple[list[Episode], list[Episode]]:
-        """Play attempts, and what is forked from them → the attempts themselves, and everything that was played."""
+        """Play attempts and their forks → attempts, all episodes."""
 
 
 def forking_of(algorithm: AlgorithmSettings) -> Forking | None:
-    """Return how an algorithm's credit has episodes played again; None where it does not."""
+    """Return the fork mode of an algorithm's credit; None without forks."""
     return cast("Forking | None", algorithm.credit.forking)
 
 
 def as_played(episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes that the policies made by themselves: those that are no forks, or where there is nothing else (a
-    tree's), those that branched at their very first action and were played to the end. What a tree carried on is the
-    best of several and says little of its policies."""
+    """Return the on-policy episodes.
+
+    Normally these are the episodes without a fork. In a tree, where every episode is a fork, these are the episodes
+    that branched at their first action and ran to the end. A tree continues from the best of several candidates, so its
+    later branches are not representative of the policies.
+    """
     whole = [episode for episode in episodes if episode.fork is None]
     return whole or [
         episode
@@ -64,11 +70,11 @@ def as_played(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def candidate_of(episode: Episode) -> Action | None:
-    """The action at which an episode was forked, if it came to that."""
+    """Return the resampled action of a forked episode; None if the episode ended before."""
     assert episode.fork is not None
     return next((action for action in episode.actions if action.id == episode.fork.at), None)
 
 
 def replay_of(attempt: Attempt, episode: Episode, actions: Sequence[Action]) -> Replay:
-    """Serve recorded actions of an episode in place of sampling them."""
+    """Build a replay: recorded actions take the place of sampling."""
     return Replay(episode.name, attempt.stream, attempt.sample, {action.id: action for action in actions})

@@ -1,4 +1,4 @@
-"""Trees of candidates: every action is sampled several times from the same state, and one is carried on."""
+"""Candidate trees: sample several candidates for every action from the same state, continue from one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marft.rollout.forking.interface import Play, Step, as_played, candidate_of
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """``candidates`` samples of every action, of which the best or the first is carried on."""
+    """Fork mode with ``candidates`` samples of every action; the best or the first continues."""
 
     without: ClassVar[str] = ": its candidates are the actions that happen to share a state"
 
@@ -21,7 +21,11 @@ class Candidates:
     carry: Literal["best", "first"]
 
     def play(self, play: Play, attempts: Sequence[Attempt], step: Step) -> tuple[list[Episode], list[Episode]]:
-        """Grow the trees. The step's attempts are the episodes of the policies alone, or else what was come to."""
+        """Grow the trees → attempts, all episodes.
+
+        The attempts are the on-policy episodes. If a step has no on-policy episode, the final episodes of the trees
+        take their place.
+        """
         came_to, everything = tree(play, attempts, self.candidates, self.carry, lambda one: _score(one, step))
         played = as_played(everything) or came_to
         for episode in played:
@@ -30,7 +34,7 @@ class Candidates:
 
 
 def step_score(episode: Episode, action: Action) -> float:
-    """What the action's step paid the team, and the agent itself."""
+    """Return the reward of the action's step, for the team plus the acting agent."""
     transition = episode.transitions[action.step]
     return transition.reward + transition.agent_rewards.get(action.agent, 0.0)
 
@@ -42,14 +46,14 @@ def _score(episode: Episode, step: Step) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Branch:
-    """An attempt of a tree, the actions that it has settled on, and what was observed on the way."""
+    """Tree branch: attempt, chosen actions, and observations so far."""
 
     attempt: Attempt
     settled: tuple[Action, ...] = ()
     observations: tuple[str, ...] = ()
 
     def grow(self, chosen: Episode) -> _Branch:
-        """Settle on the candidate of an episode."""
+        """Return a branch extended by the candidate action of an episode."""
         candidate = candidate_of(chosen)
         if candidate is None:
             return self
@@ -64,12 +68,19 @@ def tree(
     carry: Literal["best", "first"],
     score: Callable[[Episode], float],
 ) -> tuple[list[Episode], list[Episode]]:
-    """Sample every action several times from the same state, score the candidates, carry one on.
+    """Sample several candidates for every action, score them, continue from one.
 
-    A candidate is scored by playing its step to the end, before anything is carried on.
+    All candidates of an action start from the same state. A candidate's step is played to the end before scoring.
+
+    Args:
+        play: function that plays attempts.
+        attempts: attempts to grow trees from, one tree each.
+        candidates: number of candidates per action.
+        carry: candidate to continue from: highest score, or first usable.
+        score: function that scores the episode of a candidate.
 
     Returns:
-        The episode that each attempt came to in the end, and all episodes that were played on the way.
+        The final episode of each attempt, and all episodes played.
     """
     live = dict(enumerate(_Branch(attempt) for attempt in attempts))
     came_to: dict[int, Episode] = {}

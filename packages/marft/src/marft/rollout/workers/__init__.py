@@ -1,1 +1,1 @@
-"""Worker processes: environment, tools and reward terms outside of the process that holds the models."""
+"""Worker processes for environments, tools and reward terms, outside the process with the models."""

@@ -1,4 +1,4 @@
-"""Who samples, as a worker process sees it: requests go to the run's engine, and their answers come back."""
+"""Sampler client of a worker process: forwards requests to the run's engine and returns the results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from marft.rollout.workers.messages import (
 
 
 class Client:
-    """A :class:`~marft.agents.engine.Sampler` whose engine is in another process.
+    """:class:`~marft.agents.engine.Sampler` for an engine in another process.
 
     Args:
-        send: sends a message there.
-        in_messages: policies that are asked in messages; all others are asked in token ids alone.
+        send: function that sends a message to the run's process.
+        in_messages: policies that receive chat messages; other policies receive only token ids.
     """
 
     def __init__(self, send: Callable[[object], None], in_messages: Collection[str]) -> None:
@@ -41,7 +41,11 @@ class Client:
         self._listeners: dict[int, Callable[[int], None]] = {}
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """Have the run's engine sample one action; raises ``EpisodeFailedError`` where that does."""
+        """Sample one action with the run's engine.
+
+        Raises:
+            EpisodeFailedError: the engine cannot sample.
+        """
         number, listener = next(self._numbers), sampling.listener
         there, prompt = replace(sampling, listener=None), self._trimmed(policy, prompt)
         if listener:
@@ -55,24 +59,36 @@ class Client:
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """Have the run's engine choose; raises ``EpisodeFailedError`` where that does."""
+        """Choose one option with the run's engine.
+
+        Raises:
+            EpisodeFailedError: the engine cannot choose.
+        """
         number = next(self._numbers)
         asked = Choose(number, policy, self._trimmed(policy, prompt), tuple(options), sampling, key)
         choice, versions = await self._asked(asked)
         return replace(choice, options=tuple(options)), versions
 
     def external_wait(self) -> AbstractContextManager[None]:
-        """While it is held, this process may ask for more, and the run's engine is not told otherwise."""
+        """Return a context manager that keeps the engine waiting for this process.
+
+        Inside, more requests may follow, so this process does not report quiescence to the run.
+        """
         return self.stillness.external_wait()
 
     @asynccontextmanager
     async def slot(self, name: str, count: int) -> AsyncIterator[None]:
-        """One of ``count`` that the run has in all its processes."""
+        """Hold a slot, out of ``count`` slots that the run's processes share."""
         async with self._granted(Lease(next(self._numbers), name, count)):
             yield
 
     async def turn(self, name: str, per_minute: float) -> None:
-        """Wait for the next of ``per_minute`` that the run has in all its processes."""
+        """Wait for a turn within the rate limit shared by all processes of the run.
+
+        Args:
+            name: name of the limit.
+            per_minute: maximum turns per minute.
+        """
         async with self._granted(Turn(next(self._numbers), name, per_minute)):
             return
 
@@ -88,7 +104,7 @@ class Client:
             self._send(GiveBack(asked.number))
 
     def hear(self, answer: Answer | Granted | Sampled) -> None:
-        """Hand an answer to whoever waits for it, a token to whoever listens."""
+        """Deliver a result to its waiting coroutine, or a token to its listener."""
         if isinstance(answer, Sampled):
             if listener := self._listeners.get(answer.number):
                 listener(answer.token)

@@ -1,5 +1,4 @@
-"""All worker processes of a run: each place is filled, again where its worker is lost, and what was lost is played
-again."""
+"""Pool of worker processes: replaces lost workers and plays their attempts again."""
 
 from __future__ import annotations
 
@@ -19,19 +18,20 @@ from marft.rollout.workers.program import worker_command
 from marft.rollout.workers.tried import LostError, Tried
 
 TICK_SECONDS = 1.0
-GRACE_SECONDS = 5.0  # for a worker to answer, beside the time that a call into an environment may take
-TRIES = 8  # to fill a place again, each of which may be killed while it starts
+GRACE_SECONDS = 5.0  # time for a worker to answer, on top of the timeout of environment calls
+TRIES = 8  # attempts to replace a worker; a process may be killed during its start
 
 
 class Crew:
-    """Worker processes of a run. One that is lost is replaced, and what it played is played again.
+    """Worker process pool; lost workers are replaced and their attempts played again.
 
     Args:
-        begin: what every worker is built from.
-        timeout: seconds that a call into an environment may take.
-        starter: starts workers.
-        tries: worker processes that may end while they play nothing but an attempt, before its task is set aside.
-        set_aside: tasks that are played no more, by id, and why: it grows.
+        begin: message that every worker is built from.
+        engine: sampler for the requests of the workers.
+        timeout: maximum seconds of a call into an environment.
+        starter: starter of worker processes.
+        tries: number of processes that may end while playing only one attempt; then the attempt's task is excluded.
+        set_aside: excluded tasks, by id, and the reason; the pool adds entries.
     """
 
     def __init__(
@@ -40,21 +40,21 @@ class Crew:
         self.begin, self.engine, self.patience = begin, engine, timeout + GRACE_SECONDS
         self.starter, self.tries, self.set_aside = starter, tries, set_aside
         self.links: list[Link] = []
-        self.lost = self.again = 0  # workers, and attempts that were played again
-        self._leases = Leases()  # of the run
-        self._used: Mapping[str, float] = {}  # by workers that are gone
+        self.lost = self.again = 0  # lost workers; attempts played again
+        self._leases = Leases()  # shared by all workers of the run
+        self._used: Mapping[str, float] = {}  # of lost workers
         self._keeping: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()  # somebody who waits may find room
-        self._given_up: dict[int, Exception] = {}  # places that could not be filled again
-        self._spare: list[Started] = []  # started, and nobody's yet
+        self._changed = asyncio.Event()  # set when a waiting attempt may find a free worker
+        self._given_up: dict[int, Exception] = {}  # indices of workers that cannot be replaced
+        self._spare: list[Started] = []  # started, without a link yet
         self._ended = False
 
     async def start(self, children: Sequence[Started]) -> None:
-        """Fill every place.
+        """Start every worker.
 
         Raises:
-            ValueError: something that the recipe names cannot be had in a worker.
-            RunError: a worker ended before it had begun.
+            ValueError: a component of the recipe is unavailable in a worker.
+            RunError: a worker process ended during its start.
         """
         self.links = [self._link(child) for child in children]
         starting = [asyncio.create_task(link.start(self.begin)) for link in self.links]
@@ -69,12 +69,13 @@ class Crew:
         self._keeping.append(asyncio.create_task(self._watch()))
 
     async def play(self, tried: Tried) -> None:
-        """Have an attempt played, until the episode no longer counts as live: by the worker that plays least, again by
-        another one where that is lost.
+        """Play an attempt until the episode no longer counts as live.
+
+        The least busy worker plays the attempt. If the worker is lost, another worker plays the attempt again.
 
         Raises:
             ValueError: the attempt cannot be sent to another process.
-            RunError: the workers are lost, and cannot be started again.
+            RunError: all workers are lost and cannot be restarted.
         """
         while link := await self._room_for(tried):
             tried.playing = link.play(tried.attempt, tried.team, tried.most)
@@ -87,22 +88,23 @@ class Crew:
                 return
 
     async def episode(self, tried: Tried) -> Episode:
-        """What comes of an attempt that is being played, once it has its rewards.
+        """Wait for the rewarded episode of an attempt in progress.
 
         Raises:
+            ValueError: see :meth:`play`.
             RunError: see :meth:`play`.
         """
         while tried.given_up is None:
             assert tried.playing is not None
             try:
                 return await tried.playing.episode
-            except LostError as lost:  # while its rewards were worked out
+            except LostError as lost:  # lost during the computation of rewards
                 self._lose(tried, lost)
                 await self.play(tried)
         return tried.given_up
 
     def usage(self) -> dict[str, float]:
-        """What all workers have taken so far, and what was lost, by the name of a metric."""
+        """Return total usage over the workers, and failure counts, by metric name."""
         counted = {
             "workers_lost": float(self.lost),
             "episodes_played_again": float(self.again),
@@ -111,12 +113,12 @@ class Crew:
         return added(self._used, *(link.usage for link in self.links)) | counted
 
     async def cancel(self) -> None:
-        """Have every worker let go of what it plays."""
+        """Cancel every worker's attempts."""
         await asyncio.gather(*(link.cancel() for link in self.links))
         self._changed.set()
 
     async def end(self) -> None:
-        """End every worker."""
+        """Stop every worker."""
         self._ended = True
         for task in self._keeping:
             task.cancel()
@@ -124,11 +126,13 @@ class Crew:
             child.end()
         await asyncio.gather(*(link.end() for link in self.links))
 
-    # what is played
+    # attempts
 
     async def _room_for(self, tried: Tried) -> Link | None:
-        """The worker that plays least of those that may play an attempt beside what they play; None once the attempt is
-        given up."""
+        """Wait for the least busy worker with room for an attempt.
+
+        Return None if the attempt was given up.
+        """
         while not self._is_set_aside(tried):
             room = [link for link in self.links if link.ready and link.live < min(link.most, tried.most)]
             if room:
@@ -153,7 +157,7 @@ class Crew:
             tried.give_up("failed", why)
         return tried.given_up is not None
 
-    # who plays
+    # workers
 
     def _link(self, child: Started) -> Link:
         return Link(child, self.engine, self._leases, self.patience)
@@ -166,7 +170,7 @@ class Crew:
             self.links[index].usage = {}
             try:
                 await self._fill_again(index)
-            except Exception as error:  # noqa: BLE001  whoever waits for a worker must hear of it
+            except Exception as error:  # noqa: BLE001  waiting attempts raise the error
                 self._given_up[index] = error
                 if left := len(self.links) - len(self._given_up):
                     logging.getLogger("marft").warning("%s; the run goes on with %d", error, left)
@@ -174,11 +178,11 @@ class Crew:
                 self._changed.set()
 
     async def _fill_again(self, index: int) -> None:
-        """Start another worker in the place of one that is lost.
+        """Replace a lost worker.
 
         Raises:
-            ValueError: what the recipe names cannot be had any more.
-            RunError: again and again it ended before it had begun, or there is no room for it.
+            ValueError: a component of the recipe is no longer available.
+            RunError: every new process ended during its start, or there is no room for one.
         """
         name = self.links[index].child.name
         for number in range(TRIES):
@@ -196,7 +200,7 @@ class Crew:
                 return
 
     def _start_at(self, name: str, index: int) -> Started:
-        """Start a process, which ends again should the run have ended meanwhile."""
+        """Start a process; stop it if the run ended during the start."""
         child = self.starter.start(name, worker_command, place=index)
         self._spare.append(child)
         if self._ended:

@@ -1,4 +1,4 @@
-"""What a run has a number of, or so many of a minute, and its workers take."""
+"""Slots and rate limits shared by a run's workers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from marft.inference.endpoints.rate_limit import RateLimit
 
 
 class Leases:
-    """Slots and turns by name, those of the whole run."""
+    """Named slots and rate limits of the whole run."""
 
     def __init__(self) -> None:
         self._slots = LoopThreadPool().slots
         self._turns: dict[str, RateLimit] = {}
 
     def slot(self, name: str, count: int) -> AbstractAsyncContextManager[object]:
-        """One of ``count``."""
+        """Return a context manager that holds a slot, out of ``count`` slots."""
         return self._slots(name, count)
 
     async def turn(self, name: str, per_minute: float) -> None:
-        """Wait for the next of ``per_minute``."""
+        """Wait for a turn within ``per_minute`` turns per minute."""
         if name not in self._turns:
             self._turns[name] = RateLimit(per_minute)
         await self._turns[name].turn()

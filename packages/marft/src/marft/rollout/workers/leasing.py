@@ -1,4 +1,4 @@
-"""What a worker process takes of what the whole run has a number of."""
+"""Shared slots and rate limits from the view of a worker process."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from marft.rollout.workers.client import Client
 
 
 class LeasingThreads(LoopThreadPool):
-    """Threads of a worker process. What is counted over all episodes is counted over those of all workers."""
+    """Session threads in a worker process, with slots shared across the run's workers."""
 
     def __init__(self, client: Client) -> None:
         super().__init__()
         self._client = client
 
     def slots(self, name: str, count: int) -> AbstractAsyncContextManager[object]:
-        """What lets ``count`` calls of one kind be under way at a time, over all episodes of the run."""
+        """Return a context manager for a slot, out of ``count`` slots shared across the run's episodes."""
         return self._client.slot(name, count)
 
 
 class LeasedLimits:
-    """An endpoint's limits where the run has other processes that ask the same one: those of the run. Asked for on
-    any event loop.
+    """Endpoint limits, shared by the run's processes and usable on any event loop.
 
     Args:
-        loop: the client's.
-        name: which no other endpoint of the run's has.
+        client: client of the worker process.
+        loop: event loop of the client.
+        name: name of the endpoint, unique within the run.
+        settings: settings of the endpoint.
     """
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop, name: str, settings: EndpointSettings) -> None:
@@ -38,7 +39,7 @@ class LeasedLimits:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """One of the requests that may be under way at a time."""
+        """Hold a slot for one concurrent request."""
         granted = Future[None]()
         holding = asyncio.run_coroutine_threadsafe(self._hold(granted), self._loop)
         try:
@@ -48,13 +49,13 @@ class LeasedLimits:
             holding.cancel()
 
     async def turn(self) -> None:
-        """Wait until another request may be sent."""
+        """Wait for a turn within ``requests_per_minute``; return at once without such a limit."""
         if per_minute := self._settings.requests_per_minute:
             waiting = asyncio.run_coroutine_threadsafe(self._client.turn(self._name, per_minute), self._loop)
             await asyncio.wrap_future(waiting)
 
     async def _hold(self, granted: Future[None]) -> None:
         async with self._client.slot(self._name, self._settings.concurrent_requests):
-            if not granted.done():  # nobody waits any more, and this is about to be cancelled
+            if not granted.done():  # the caller was cancelled, and this task will be too
                 granted.set_result(None)
             await asyncio.Event().wait()

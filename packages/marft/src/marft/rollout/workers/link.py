@@ -1,4 +1,4 @@
-"""One worker process as the run sees it: what it plays, what it asks for, and whether it may still ask."""
+"""Worker process handle: attempts, requests, and heartbeat."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ from marft.rollout.workers.wire import Wire
 
 
 class Link:
-    """A worker process while it is there.
+    """Connection to a running worker process.
 
-    It holds the engine's external wait from every message that may set something going in the worker until the worker
-    says that it is still: so an engine that admits requests in order waits for all workers as it would for tools.
+    The link holds the engine's external wait from each message that may start work in the worker, until the worker
+    reports quiescence. An engine that admits requests in order therefore waits for all workers, as for tools.
 
     Args:
-        leases: what the run has a number of.
-        patience: seconds in which a worker must answer.
+        child: started worker process.
+        engine: sampler for the worker's requests.
+        leases: slots and rate limits of the run.
+        patience: maximum seconds without an answer from the worker.
     """
 
     def __init__(self, child: Started, engine: Sampler, leases: Leases, patience: float) -> None:
@@ -64,27 +66,27 @@ class Link:
         self.usage: Mapping[str, float] = {}
         self.pid = 0
         self.ready = False
-        self.over: asyncio.Future[str] = loop.create_future()  # how the process ended
+        self.over: asyncio.Future[str] = loop.create_future()  # set to a description of how the process ended
         self._started: asyncio.Future[None] = loop.create_future()
-        self._let_go = asyncio.Event()  # of what was called off
+        self._let_go = asyncio.Event()  # set unless a cancellation is in progress
         self._let_go.set()
         self._numbers = count()
         self._playing: dict[int, Playing] = {}
-        self._requests: dict[int, asyncio.Task[None]] = {}  # and leases
+        self._requests: dict[int, asyncio.Task[None]] = {}  # requests and leases by number
         self._listening: asyncio.Task[None] | None = None
         self._team: bytes | None = None
-        self._sent = 0  # messages that may set something going
-        self._wait = ExitStack()  # holds the engine's external wait while the worker may ask
+        self._sent = 0  # number of sent messages that may start work
+        self._wait = ExitStack()  # holds the engine's external wait while the worker may send requests
         self._waited_for = False
-        self._silent = 0  # seconds
-        self._garbled = False  # it has sent what no worker says
+        self._silent = 0  # seconds since the last message
+        self._garbled = False  # the worker sent an unreadable message
 
     async def start(self, begin: Begin) -> None:
-        """Have the worker build what it plays on.
+        """Build the recipe's components in the worker.
 
         Raises:
-            ValueError: something that the recipe names cannot be had there.
-            RunError: the process ended before it had begun.
+            ValueError: a component of the recipe is unavailable in the worker.
+            RunError: the process ended during its start.
         """
         self._wire = await Wire.over(self.child.socket)
         self._wire.send(begin)
@@ -93,21 +95,26 @@ class Link:
 
     @property
     def live(self) -> int:
-        """Episodes that it plays."""
+        """Number of attempts in progress."""
         return len(self._playing)
 
     @property
     def most(self) -> float:
-        """Episodes that it may play at a time, with what it plays; none while it lets go of that."""
+        """Maximum number of concurrent attempts; 0 during a cancellation.
+
+        The limit is the minimum over the attempts in progress.
+        """
         if not self._let_go.is_set():
             return 0
         return min((playing.most for playing in self._playing.values()), default=math.inf)
 
     def play(self, attempt: Attempt, team: bytes, most: float = math.inf) -> Playing:
-        """Have the worker play an attempt.
+        """Start an attempt in the worker.
 
         Args:
-            most: attempts that it may play while it plays this one.
+            attempt: attempt to play.
+            team: pickled team to play with.
+            most: maximum number of concurrent attempts in the worker during this attempt.
 
         Raises:
             ValueError: the attempt cannot be sent.
@@ -123,23 +130,26 @@ class Link:
         return playing
 
     def tick(self) -> None:
-        """Another second has gone by: a worker that has been silent for too many is ended."""
+        """Ping the worker, once per second; end a worker after too long a silence."""
         self._silent += 1
         if self._silent == int(self.patience) + 1:
             self.child.end()
         self._wire.send(Ping())
 
     async def cancel(self) -> None:
-        """Have the worker let go of what it plays: it hears of that once, however many call it off, for a second time
-        would reach episodes while they close their sessions."""
+        """Cancel the worker's attempts.
+
+        The worker receives a single message, even after several calls. A second message would cancel episodes during
+        the cleanup of their sessions.
+        """
         if self.ready and self._let_go.is_set():
             self._let_go.clear()
             self._wire.send(Cancel())
         await self._let_go.wait()
 
     async def end(self) -> None:
-        """Have the process end; one that does not is ended."""
-        if self._listening is None:  # it had hardly been started
+        """Stop the process; kill the process after a timeout."""
+        if self._listening is None:  # not listening yet
             self.child.end()
             return
         self._wire.send(End())
@@ -156,7 +166,7 @@ class Link:
                     self._heed(message)
         except EOFError:
             pass
-        except Exception:  # noqa: BLE001  what it plays has written into the connection, or has broken what it says
+        except Exception:  # noqa: BLE001  code in the worker wrote into the connection or broke a message
             self._garbled = True
             self.child.end()
         finally:
@@ -194,7 +204,7 @@ class Link:
                 self._let_go.set()
             case Ready(pid, agents, usage):
                 self.pid, self.agents, self.usage, self.ready = pid, agents, usage, True
-                if not self._started.done():  # nobody waits any more where the run ends meanwhile
+                if not self._started.done():  # done if the run ended during the start
                     self._started.set_result(None)
             case Refused(fault):
                 if not self._started.done():
@@ -205,7 +215,7 @@ class Link:
             outcome: Any = await asked.put_to(self.engine, self._tell)
         except EpisodeFailedError as failure:
             outcome = Failure(failure.status, failure.reason)
-        except Exception as error:  # noqa: BLE001  of the engine itself: nothing can be played any more
+        except Exception as error:  # noqa: BLE001  error of the engine: no attempt can continue
             for playing in self._playing.values():
                 playing.breaks(error)
             return
@@ -214,11 +224,11 @@ class Link:
         self._set_going(Answer(asked.number, outcome))
 
     def _tell(self, message: object) -> None:
-        with suppress(RuntimeError):  # the run has ended
+        with suppress(RuntimeError):  # the event loop is closed after the run
             self._loop.call_soon_threadsafe(self._wire.send, message)
 
     async def _lease(self, asked: Lease) -> None:
-        """Keep a slot for the worker until it gives it back, or is gone: then this is cancelled."""
+        """Hold a slot for the worker; cancelled when the worker returns the slot or ends."""
         async with self.leases.slot(asked.name, asked.count):
             self._wire.send(Granted(asked.number))
             await asyncio.Event().wait()
@@ -235,7 +245,7 @@ class Link:
         self._wire.send(message)
 
     def _gone(self, outcome: str) -> None:
-        """The process has ended: what it played is lost, and nobody waits for it."""
+        """Fail the remaining attempts after the process ended."""
         hung = self._silent > self.patience
         reason = f"the worker process that played it {outcome}"
         if self._garbled:

@@ -1,4 +1,4 @@
-"""What a run and its worker processes say to each other."""
+"""Messages between a run and its worker processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from marft.common.types import ActionKey, Choice, Completion, Episode, Option, P
 
 
 class WorkerFaultError(Exception):
-    """What nobody foresaw in a worker process, in words, with its traceback there as a note."""
+    """Unexpected error in a worker process; a note holds the worker's traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error, as it travels: errors themselves need not pickle."""
+    """Serialized error, because exceptions may not pickle.
+
+    Args:
+        said: error message.
+        kind: "value" for a deliberate ValueError, "run" for a RunError, else "fault".
+        trace: traceback in the worker.
+    """
 
     said: str
     kind: str  # "value", "run" or "fault"
@@ -28,6 +34,7 @@ class Fault:
 
     @staticmethod
     def of(error: BaseException) -> Fault:
+        """Serialize an exception."""
         kind = "run" if isinstance(error, RunError) else "fault"
         if isinstance(error, ValueError) and deliberate(error):
             kind = "value"
@@ -35,7 +42,7 @@ class Fault:
         return Fault(said, kind, "".join(traceback.format_exception(error)))
 
     def error(self) -> Exception:
-        """What the run raises in its place."""
+        """Return the exception to raise in the run's process."""
         if self.kind != "fault":
             return ValueError(self.said) if self.kind == "value" else RunError(self.said)
         error = WorkerFaultError(f"in a worker process: {self.said}")
@@ -48,23 +55,29 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message. ``run`` and ``formats`` are pickled: reading them runs what the recipe names, and may fail."""
+    """First message to a worker: build the components of the recipe.
+
+    ``run`` and ``formats`` are pickled. Unpickling runs code of the recipe and may fail.
+    """
 
     run: bytes  # RunSettings
-    formats: bytes  # how each policy's model is spoken to: a ChatFormat, by policy
-    verbosity: int  # of transformers
+    formats: bytes  # ChatFormat of each policy's model, by policy
+    verbosity: int  # log level of transformers
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From here on this team plays: its agents, and its organization and channel where they are not the recipe's."""
+    """Set the team for later attempts.
+
+    ``team`` is a pickled tuple: agents, organization, channel. The last two are None for the recipe's own.
+    """
 
     team: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """Play an attempt, under this number."""
+    """Play an attempt under the given number."""
 
     number: int
     attempt: bytes
@@ -72,19 +85,22 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An engine has nothing to give: the episode fails."""
+    """Failure of a request; the episode fails."""
 
     status: Status
     reason: str
 
     def error(self) -> EpisodeFailedError:
-        """What the engine raised."""
+        """Return the exception that the engine raised."""
         return EpisodeFailedError("timed_out" if self.status == "timed_out" else "failed", self.reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What came of the request of this number. A choice comes without its options, which the worker has."""
+    """Result of the request with this number.
+
+    A choice has no options in the message; the worker has them.
+    """
 
     number: int
     outcome: Completion | tuple[Choice, Versions] | Failure
@@ -92,7 +108,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next token of the request of this number, to which somebody listens. It sets nothing going."""
+    """Next token of a request with a listener.
+
+    The message does not start work in the worker.
+    """
 
     number: int
     token: int
@@ -100,24 +119,24 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lease or turn of this number begins."""
+    """Start of the lease or turn with this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody needs what is being played any more."""
+    """Cancel all attempts in progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Are you there?"""
+    """Heartbeat request."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The run is over."""
+    """End of the run; the worker exits."""
 
 
 # from a worker to the run
@@ -125,7 +144,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Everything that the recipe names is connected."""
+    """Ready message: the worker has built the recipe's components."""
 
     pid: int
     agents: tuple[Agent, ...]
@@ -134,14 +153,17 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It is not, and the worker ends."""
+    """Start failed; the worker exits."""
 
     fault: Fault
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A request of a seat. Its listener stays where it is; ``live`` says that there is one."""
+    """Sampling request of an agent.
+
+    The listener stays in the worker. ``live`` is True if there is one.
+    """
 
     number: int
     policy: str
@@ -151,10 +173,11 @@ class Sample:
     live: bool = False
 
     async def put_to(self, engine: Sampler, tell: Callable[[object], None] = lambda _: None) -> Completion:
-        """What the engine samples.
+        """Sample with an engine.
 
         Args:
-            tell: sends a message to the worker, on any thread.
+            engine: engine to sample with.
+            tell: function that sends a message to the worker, from any thread.
         """
 
         def listener(token: int) -> None:
@@ -166,7 +189,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choose:
-    """A request of a seat that chooses from a list."""
+    """Agent request to choose from a list of options."""
 
     number: int
     policy: str
@@ -176,21 +199,21 @@ class Choose:
     key: ActionKey
 
     async def put_to(self, engine: Sampler, tell: Callable[[object], None] = lambda _: None) -> tuple[Choice, Versions]:  # noqa: ARG002
-        """What the engine chooses."""
+        """Choose with an engine; return the choice without its options."""
         choice, versions = await engine.choose(self.policy, self.prompt, self.options, self.sampling, self.key)
         return Choice((), choice.chosen, choice.log_probs, choice.usage), versions
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody waits for that request any more."""
+    """Cancel the request with this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Something of which the run has ``count`` in all, such as calls of a tool that are under way, is asked for."""
+    """Request for a slot, out of ``count`` slots in the run, for example for concurrent tool calls."""
 
     number: int
     name: str
@@ -199,7 +222,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One of those of which the whole run has ``per_minute``, such as requests to a judge, is asked for."""
+    """Request for a turn within a rate limit of the run, for example for a judge."""
 
     number: int
     name: str
@@ -208,29 +231,32 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """The lease or turn of this number is over, or no longer wanted."""
+    """Return the lease or turn with this number, or cancel its request."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """After this many messages that may have set something going (:class:`Play`, :class:`Answer`), every episode waits
-    for an answer: no request can come before the next one of those."""
+    """Quiescence report: every episode waits for an answer.
+
+    ``received`` counts the messages so far that may start work (:class:`Play`, :class:`Answer`). The worker sends no
+    request before the next such message.
+    """
 
     received: int
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """An episode has come to its end; what it earned is still being worked out."""
+    """Episode end; the computation of its rewards continues."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """An episode, without its task, which the run has."""
+    """Rewarded episode, without its task; the run has the task."""
 
     number: int
     episode: Episode
@@ -239,7 +265,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """An episode could not be played for a reason that is not its own."""
+    """Attempt failure for a reason outside the episode."""
 
     number: int
     fault: Fault
@@ -247,24 +273,25 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Nothing is played any more."""
+    """Confirmation after :class:`Cancel`: no attempt remains in progress."""
 
     usage: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """I am here."""
+    """Heartbeat reply."""
 
 
 def pickled(value: object, what: str) -> bytes:
-    """A value as it travels.
+    """Pickle a value for another process.
 
     Args:
-        what: it is, for a message to people.
+        value: value to pickle.
+        what: description of the value for the error message.
 
     Raises:
-        ValueError: it cannot be sent to another process.
+        ValueError: the value cannot be pickled.
     """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)

@@ -1,4 +1,4 @@
-"""The command that a worker process is."""
+"""Command line of a worker process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from marft.common.processes.python_here import python_here
 
 
 def worker_command(descriptor: int) -> Sequence[str]:
-    """Python as here, with the modules that can be found here.
+    """Return the command for a worker, with this process's Python and module search path.
 
     Args:
-        descriptor: the worker's end of its connection.
+        descriptor: file descriptor of the worker's end of the connection.
     """
     return python_here("marft.rollout.workers.worker", descriptor)

@@ -1,4 +1,4 @@
-"""Rollouts in worker processes: environment, tools and reward terms are there, models and engine here."""
+"""Rollout runner on worker processes; models and engine stay in the main process."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ from marft.rollout.workers.tried import Tried
 
 
 class WorkerRollouts:
-    """Loads the models that a recipe names, and plays in ``rollout.processes`` processes. Close it, or use it as a
-    context manager.
+    """Rollout runner on ``rollout.processes`` worker processes; use it as a context manager or call ``close``.
 
-    Episodes are the same as in one process, to the last bit where requests are admitted in order: which of the workers
-    plays an attempt changes nothing, and the engine waits for all of them.
+    The runner loads the models of the recipe. Workers load the environment, tools and reward terms. If the engine
+    admits requests in order, episodes are bitwise equal to episodes of a single process. The assignment of attempts to
+    workers then has no effect, and the engine waits for all workers.
+
+    Args:
+        run: recipe of the run.
+        for_parts: keep models in host memory, because only a part of each model moves to the device.
 
     Raises:
-        ValueError: a model cannot be loaded, something else that the recipe names cannot be had, or the recipe cannot
+        ValueError: a model cannot be loaded, another component of the recipe is unavailable, or the recipe cannot
             be sent to another process.
-        RunError: a worker ended before it had begun.
+        RunError: a worker process ended during its start.
     """
 
     def __init__(self, run: RunSettings, for_parts: bool = False) -> None:
-        with ExitStack() as started:  # what has been started ends, should the rest fail
+        with ExitStack() as started:  # closes all started parts if a later part fails
             self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
             self.set_aside: dict[str, str] = {}
             settings = pickled(run, "the recipe")
@@ -48,7 +52,7 @@ class WorkerRollouts:
             started.callback(self._starter.close)
             names = [f"worker {number}" for number in range(run.rollout.processes)]
             children = start_all(self._starter, names, worker_command)
-            for child in children:  # which import what they need while models are loaded here
+            for child in children:  # workers import modules while this process loads the models
                 started.callback(child.close)
             self._samplers = Samplers(run, for_parts=for_parts)
             started.callback(self._samplers.close)
@@ -71,43 +75,49 @@ class WorkerRollouts:
         return crew
 
     def version(self, policy: str) -> int:
-        """The version of a policy that was published last; 0 where none was."""
+        """Return the latest published version of a policy; 0 before the first."""
         return self._engine.version(policy)
 
     def publish(self, version: int) -> None:
-        """The policies in training are at this version now."""
+        """Publish the current weights of trained policies under a version."""
         self._samplers.publish(version)
 
     def publish_versions(self, versions: Mapping[str, int]) -> None:
-        """These policies were given other weights, each of a step."""
+        """Publish new weights of the given policies, each under its own version."""
         self._samplers.publish_versions(versions)
 
     def instruct(self, versions: Sequence[Version]) -> None:
-        """What agents are told from here on, in the roles of these versions; in all others, what the recipe says."""
+        """Set the instructions of agents to the given prompt versions.
+
+        Roles without a version use the instructions of the recipe.
+        """
         before = {agent.role: agent.instructions for agent in self.run.agents}
         self.team = self._recipes_team().instructed(versions, before)
 
     def ask(self, policy: str, question: str, sampling: Sampling, key: ActionKey) -> tuple[str, int]:
-        """What a policy says to a question that is no agent's part of an episode, and the tokens that it took."""
+        """Query a policy outside episodes → text, number of tokens."""
         return self._samplers.ask(policy, question, sampling, key)
 
     def usage(self) -> dict[str, float]:
-        """What sampling and scoring have taken so far, and what was lost, by the name of a metric."""
+        """Return total usage of sampling and scoring, and failure counts, by metric name."""
         return added(self._engine.usage(), self._crew.usage())
 
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
     ) -> list[Episode]:
-        """Play every attempt → episodes in the same order. What is lost with a worker is played again; an attempt that
-        ends ``rollout.tries`` workers by itself has failed, and so do all others at its task from then on."""
+        """Play every attempt and return episodes in the same order.
+
+        Attempts lost with a worker are played again. An attempt fails if ``rollout.tries`` workers end while playing
+        only that attempt. All later attempts at its task then fail too.
+        """
         return self._samplers.wait_for(self._play(attempts, self._sent(team or self.team), on_done))
 
     def begin(self, attempts: Sequence[Attempt]) -> Background[list[Episode]]:
-        """Play attempts in the background."""
+        """Start attempts in the background."""
         return self._samplers.begin(self._play(attempts, self._sent(self.team), nobody))
 
     def end(self, begun: Sequence[Begun]) -> None:
-        """Let go of what is played in the background."""
+        """Cancel background attempts."""
         self._samplers.end(begun)
 
     async def _play(
@@ -131,13 +141,13 @@ class WorkerRollouts:
         return Team(agents, cast("Organization", self.run.team), cast("Channel", self.run.channel))
 
     def _sent(self, team: Team) -> bytes:
-        """A team as it travels: the recipe's own organization and channel are in the workers already."""
+        """Pickle a team without the recipe's own organization and channel; workers have both."""
         organization = None if team.organization is self.team.organization else team.organization
         channel = None if team.channel is self.team.channel else team.channel
         return pickled((team.agents, organization, channel), "the team")
 
     def close(self) -> None:
-        """End the workers and whatever else was started."""
+        """Stop the workers and release all resources."""
         self._started.close()
 
     def __enter__(self) -> WorkerRollouts:

@@ -1,4 +1,4 @@
-"""What becomes of an attempt, however often a process that plays it ends."""
+"""Attempt with retries after lost worker processes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from marft.common.types import Episode, Fork, Status
 
 
 class LostError(Exception):
-    """The process that played an attempt is gone.
+    """Error for a lost process and its attempts.
 
     Args:
-        status: what the episode would be, if it were not played again.
-        reason: how the process ended.
-        company: attempts that it played, this one among them.
+        status: status of the episode if the attempt is given up.
+        reason: description of how the process ended.
+        company: number of attempts in the lost process, this attempt included.
     """
 
     def __init__(self, status: Status, reason: str, company: int) -> None:
@@ -27,11 +27,13 @@ class LostError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Playing:
-    """An attempt that a worker plays.
+    """Attempt in progress in a worker.
 
     Args:
-        over: it no longer counts as live.
-        most: attempts that its worker may play, this one among them.
+        attempt: attempt in progress.
+        over: future, done when the episode no longer counts as live.
+        episode: future of the rewarded episode.
+        most: maximum number of concurrent attempts in the worker, this attempt included.
     """
 
     attempt: Attempt
@@ -40,30 +42,36 @@ class Playing:
     most: float = math.inf
 
     def ends(self, episode: Episode) -> None:
+        """Set the rewarded episode."""
         if not self.over.done():
             self.over.set_result(None)
         if not self.episode.done():
             self.episode.set_result(episode)
 
     def breaks(self, error: Exception) -> None:
+        """Set an error on both futures."""
         for future in (self.over, self.episode):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # has been heard, also where nobody waits
+                future.exception()  # marks the error as retrieved, even without a waiting coroutine
 
 
 @dataclass(slots=True, eq=False)
 class Tried:
-    """An attempt that is played until it comes to its end, again under the same keys where its process is lost.
+    """Attempt with retries: after a lost process, the attempt restarts under the same keys.
 
-    A process that ends takes along all that it plays, and any of it may be why. So what it played is played again in
-    half the company, and at last with nothing else beside it: what ends a process then has ended it, and nothing that
-    was beside it once is blamed for that.
+    A lost process takes all its attempts along, and any of them may be the cause. Each of them is therefore played
+    again with at most half as many concurrent attempts, and finally alone. An attempt that is alone in a lost process
+    is the cause. Attempts that only shared a process with the cause are not blamed.
 
     Args:
-        team: that plays it, as it travels.
-        most: attempts that its process may play, this one among them.
-        alone: how many processes ended that played nothing else.
+        attempt: attempt to play.
+        team: pickled team to play with.
+        most: maximum number of concurrent attempts in the worker, this attempt included.
+        alone: number of lost processes that played only this attempt.
+        playing: current play of the attempt; None after a loss.
+        given_up: failed episode, after the attempt was given up.
+        began: start time, in seconds of ``time.perf_counter``.
 
     >>> from marft.common.types import Task
     >>> tried = Tried(Attempt(Task("poison", "begin"), "train/0"), b"")
@@ -81,17 +89,17 @@ class Tried:
     most: float = math.inf
     alone: int = 0
     playing: Playing | None = None
-    given_up: Episode | None = None  # what it comes to where it is played no more
+    given_up: Episode | None = None  # failed episode, after the attempt was given up
     began: float = field(default_factory=time.perf_counter)
 
     def lose(self, lost: LostError) -> None:
-        """Its process is gone."""
+        """Update the limits after the loss of the attempt's process."""
         self.playing = None
         self.most = max(1, lost.company // 2)
         self.alone += lost.company == 1
 
     def give_up(self, status: Status, reason: str) -> None:
-        """It is played no more."""
+        """Stop playing the attempt; the episode gets the status and reason."""
         attempt, replay = self.attempt, self.attempt.replay
         self.given_up = Episode(
             attempt.task, attempt.stream, attempt.sample, (), status, error=reason,

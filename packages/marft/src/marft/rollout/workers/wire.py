@@ -1,4 +1,4 @@
-"""How messages travel between two processes: in order, many together."""
+"""Message stream between two processes: ordered, batched messages over a socket."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-HEADER = struct.Struct(">Q")  # the length of what follows
-BUFFER = 2**20  # bytes that are read ahead
+HEADER = struct.Struct(">Q")  # length of the frame in bytes
+BUFFER = 2**20  # read buffer in bytes
 
 
 class Wire:
-    """One end of a connection.
+    """Message stream endpoint.
 
-    What is sent in one pass of the event loop is one frame, which the other side heeds in one pass: so answers that
-    came together are heard together, as they would be in one process. A frame is a pickled list of messages, in which
-    arrays are the bytes that they are; nobody but the two processes can write into the connection.
+    All messages sent in one pass of the event loop form one frame. The receiver handles a frame in one pass. Results
+    that arrive together are therefore delivered together, as in a single process. A frame is a pickled list of
+    messages; arrays are stored as raw bytes. Unpickling is safe because only the two processes can write into the
+    connection.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -27,16 +28,20 @@ class Wire:
 
     @staticmethod
     async def over(connection: socket.socket) -> Wire:
+        """Open a stream over a connected socket."""
         return Wire(*await asyncio.open_connection(sock=connection, limit=BUFFER))
 
     def send(self, message: object) -> None:
-        """Have a message sent with all others of this pass. After the other side has gone, nothing is."""
+        """Queue a message for the current pass of the event loop.
+
+        Messages are dropped after the peer closed the connection.
+        """
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
         self._waiting.append(message)
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the queued messages."""
         messages, self._waiting = self._waiting, []
         if messages and not self._writer.is_closing():
             frame = pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
@@ -44,10 +49,10 @@ class Wire:
             self._writer.write(frame)
 
     async def receive(self) -> Sequence[Any]:
-        """The next frame.
+        """Wait for the next frame and return its messages.
 
         Raises:
-            EOFError: the other side has gone.
+            EOFError: the peer closed the connection.
         """
         try:
             (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
@@ -58,7 +63,7 @@ class Wire:
         return messages
 
     async def drained(self) -> None:
-        """Until what was sent has left this process, or nobody is there to take it."""
+        """Flush, then wait until the data is written or the connection is closed."""
         self.flush()
         try:
             await self._writer.drain()
@@ -66,4 +71,5 @@ class Wire:
             return
 
     def close(self) -> None:
+        """Close the connection."""
         self._writer.close()

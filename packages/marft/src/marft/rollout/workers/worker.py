@@ -1,4 +1,4 @@
-"""What a worker process does: it holds environment, tools and reward terms, and plays what it is sent."""
+"""Worker process: holds environment, tools and reward terms, and plays attempts for the run."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from marft.rollout.workers.messages import (
 from marft.rollout.workers.wire import Wire
 
 POLL_SECONDS = 0.1
-ELSEWHERE = Task("", "")  # the run has the task of every attempt
+ELSEWHERE = Task("", "")  # placeholder; the run has the task of every attempt
 
 
 def main(descriptor: int) -> None:
-    """Serve the run at the other end of a socket until it ends.
+    """Serve the run over a socket until the run ends.
 
     Args:
-        descriptor: of the socket; what is started here does not inherit it.
+        descriptor: file descriptor of the socket; child processes do not inherit it.
     """
     os.set_inheritable(descriptor, False)
     asyncio.run(_serve(socket.socket(fileno=descriptor)))
@@ -60,12 +60,12 @@ async def _serve(connection: socket.socket) -> None:
     wire = await Wire.over(connection)
     try:
         (begin,) = await wire.receive()
-    except EOFError:  # nobody needs it any more
+    except EOFError:  # the run has ended
         return
     with ExitStack() as started:
         try:
             worker = Worker(begin, wire, started)
-        except Exception as error:  # noqa: BLE001  the run must hear of it, whatever it is
+        except Exception as error:  # noqa: BLE001  every error is reported to the run
             wire.send(Refused(Fault.of(error)))
             await wire.drained()
             return
@@ -73,10 +73,12 @@ async def _serve(connection: socket.socket) -> None:
 
 
 class Worker:
-    """Builds what the recipe names, but for its models, and plays on it.
+    """Components of the recipe except for models, and the attempts in progress.
 
     Args:
-        started: is given what is to be closed in the end.
+        begin: first message of the run.
+        wire: connection to the run.
+        started: stack that receives the components to close at the end.
     """
 
     def __init__(self, begin: Begin, wire: Wire, started: ExitStack) -> None:
@@ -94,11 +96,11 @@ class Worker:
         self.team = self.parts.game.team
         self._playing: set[asyncio.Task[None]] = set()
         self._cancelling: asyncio.Task[None] | None = None
-        self._received = 0  # messages that may have set something going
+        self._received = 0  # number of received messages that may start work
         self._set_going = asyncio.Event()
 
     async def serve(self) -> None:
-        """Heed messages until the last one, or until the run has gone."""
+        """Handle messages until the end message, or until the connection closes."""
         self.wire.send(Ready(os.getpid(), self.parts.game.team.agents, self.parts.usage()))
         telling = asyncio.create_task(self._tell_when_still())
         try:
@@ -141,11 +143,14 @@ class Worker:
             self.wire.send(Over(number))
             episode = await self.parts.compose(episode)
             self.wire.send(Played(number, replace(episode, task=ELSEWHERE), self.parts.usage()))
-        except Exception as error:  # noqa: BLE001  the run must hear of it, whatever it is
+        except Exception as error:  # noqa: BLE001  every error is reported to the run
             self.wire.send(Broken(number, Fault.of(error)))
 
     async def _cancel(self) -> None:
-        """Let go of everything that is played; code that models wrote is ended, so that nobody waits for it."""
+        """Cancel all attempts in progress.
+
+        Sandboxed processes are killed, because attempts may wait for them.
+        """
         left = set(self._playing)
         for task in left:
             task.cancel()

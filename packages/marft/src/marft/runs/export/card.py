@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, its figures, how it was trained, how to load it."""
+"""Model card of an export: summary, figures, training settings and loading instructions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import yaml
 from marft.common.user_modules import TEAM
 
 SEATS = {"added since:": "added", "gone since:": "removed"}
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM supports
 
 
 def model_card(table: Mapping[str, Any], folder: str, trust: str = "", named: Sequence[str] = ()) -> str:
-    """``README.md`` of an export.
+    """Return the model card (``README.md``) of an export.
 
     Args:
-        table: its manifest.
-        folder: the export's name.
-        trust: what commands are told beside it, where it brings code (:func:`marft.runs.export.recipe.trust_flag`).
-        named: where folders of the machine of training are still named.
+        table: the manifest of the export.
+        folder: name of the export's folder.
+        trust: flag that commands need for an export with code (:func:`marft.runs.export.recipe.trust_flag`).
+        named: places that still name folders of the training machine.
     """
     parts = [
         f"# {table['name']}",
@@ -71,7 +71,7 @@ def _about(table: Mapping[str, Any]) -> str:
 
 
 def _reorganized(changed: Mapping[str, Any]) -> str:
-    """What is another than it was in training."""
+    """Describe the differences between the exported team and the trained team."""
     if not changed:
         return ""
     before, after = changed["organization"]
@@ -152,7 +152,7 @@ def _loading(table: Mapping[str, Any], folder: str, trust: str = "") -> Iterator
 
 
 def _prompts(table: Mapping[str, Any]) -> Iterator[str]:
-    """How prompts are rendered and answers are sampled, where that is not as a base has it."""
+    """Yield texts about prompt rendering and sampling, where they differ from the base model's defaults."""
     for model in table["models"].values():
         if model["chat_template"]:
             yield f"Prompts of `{model['path']}` are rendered with `{model['chat_template']}`, in the place of its own."
@@ -170,7 +170,7 @@ def _prompts(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_peft(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterator[str]:
-    """Code for each base."""
+    """Yield Python code for each base model."""
     for name in dict.fromkeys(one["model"] for one in adapters.values()):
         mine = {policy: one for policy, one in adapters.items() if one["model"] == name}
         (first, *others) = mine.items()
@@ -196,7 +196,7 @@ def _with_peft(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterato
 def _with_llama(
     table: Mapping[str, Any], folder: str, adapters: Mapping[str, Any], whole: Mapping[str, str]
 ) -> Iterator[str]:
-    """Commands of llama.cpp, in its checkout, and of Ollama: for the first model, or else for the first adapter."""
+    """Yield commands for llama.cpp (in its checkout) and Ollama, for the first model or else the first adapter."""
     if whole:
         name, path = next(iter(whole.items()))
         lines = [
@@ -226,7 +226,7 @@ def _with_llama(
 
 
 def _with_vllm(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterator[str]:
-    """One server for each base."""
+    """Yield one server command for each base model."""
     for model in dict.fromkeys(one["model"] for one in adapters.values()):
         mine = {name: one for name, one in adapters.items() if one["model"] == model}
         base = table["models"][model]
@@ -243,7 +243,7 @@ def _with_vllm(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterato
 
 
 def lora_rank(rank: int) -> int:
-    """What vLLM's ``--max-lora-rank`` must be for adapters of a rank.
+    """Return the value of vLLM's ``--max-lora-rank`` for adapters with a given rank.
 
     >>> lora_rank(12), lora_rank(16)
     (16, 16)

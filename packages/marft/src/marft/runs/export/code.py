@@ -1,4 +1,4 @@
-"""The author's own code that a team needs to act: which files it is, and which packages they import."""
+"""User code for an exported team: files and imported packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marft.common.ownership import is_ours, our_folders
 
 
 def root_of(module: str) -> Path | None:
-    """The folder from which a module was imported, where that is the author's own; None for installed packages."""
+    """Return the import folder for a user module. The result is None for an installed package."""
     loaded = sys.modules.get(module)
     if loaded is None or not loaded.__file__:
         return None
@@ -24,8 +24,11 @@ def root_of(module: str) -> Path | None:
 
 
 def files_of(modules: Sequence[str], root: Path) -> tuple[dict[str, Path], set[str]]:
-    """The files of modules, and of what these import from the same folder → by name in it, and the top names of all
-    other packages that are imported."""
+    """Return the files for modules and local imports, and the names of other imported packages.
+
+    Files are keyed by their path relative to ``root``. Packages are top-level names without the standard library and
+    MARFT.
+    """
     found: dict[str, Path] = {}
     others: set[str] = set()
     waiting = list(modules)
@@ -51,7 +54,10 @@ def files_of(modules: Sequence[str], root: Path) -> tuple[dict[str, Path], set[s
 
 
 def scripts_of(scripts: Sequence[Path], root: Path) -> tuple[dict[str, Path], set[str]]:
-    """The same of programs that are run, and not imported: what lies beside one is imported from there."""
+    """Return the files for scripts and their imports.
+
+    The result has the form of :func:`files_of`. A script imports modules from its own folder.
+    """
     found, others = dict[str, Path](), set[str]()
     for script in scripts:
         found[script.relative_to(root).as_posix()] = script
@@ -63,10 +69,10 @@ def scripts_of(scripts: Sequence[Path], root: Path) -> tuple[dict[str, Path], se
 
 
 def imported(file: Path, module: str) -> Iterator[str]:
-    """What a file imports, wherever in it: modules, and names that may be modules.
+    """Yield a file's imports: modules, and names that may be modules.
 
     Args:
-        module: its own name, which relative imports start from.
+        module: name of the file's module, the start of relative imports.
     """
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -80,7 +86,7 @@ def imported(file: Path, module: str) -> Iterator[str]:
 
 
 def versions_of(packages: set[str]) -> dict[str, str]:
-    """The distributions that bring packages, and their versions here."""
+    """Return installed distributions and versions for the given packages."""
     known = packages_distributions()
     return {name: version(name) for package in sorted(packages) for name in known.get(package, [])[:1]}
 

@@ -1,4 +1,4 @@
-"""The recipe of an export, with its paths where the export lies."""
+"""Export loading: the recipe of an export with its paths resolved."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from marft.runs.export.recipe import KEPT, dotted, runs_code, texts_in
 
 
 def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
-    """The tables of an export's recipe.
+    """Return an export's recipe table.
 
     Args:
-        trust_code: let it name code, programs and servers that are not MARFT's.
+        trust_code: accept third-party code, programs and servers in the recipe.
 
     Raises:
-        ValueError: it names some, and is not to; or it is not one that goes with its manifest.
+        ValueError: the recipe names third-party code without ``trust_code``, or does not match its manifest.
     """
     table = tomllib.loads((export.path / RECIPE).read_text(encoding="utf-8"))
     theirs = runs_code(table)
@@ -50,9 +50,10 @@ def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
 
 
 def _refuse_unlisted(export: Export, table: Mapping[str, Any], folder: Path) -> None:
-    """
+    """Check the recipe's files against the manifest.
+
     Raises:
-        ValueError: the recipe names a file, or a folder, of the export of which the manifest lists nothing.
+        ValueError: the recipe names a file or folder of the export without an entry in the manifest.
     """
     place = export.path.resolve()
     unlisted = {one for name in export.unlisted for one in (place / name, *(place / name).parents)} - {
@@ -64,22 +65,22 @@ def _refuse_unlisted(export: Export, table: Mapping[str, Any], folder: Path) -> 
 
 
 def settings_of(export: Export, overrides: Sequence[str] = (), trust_code: bool = False) -> RunSettings:
-    """The team of an export, complete: it can be evaluated and played, and trains nothing.
+    """Return the settings of an exported team, for evaluation and serving without training.
 
     Raises:
-        ValueError: as :func:`recipe_of`; or something of it was left out, and is not given.
+        ValueError: see :func:`recipe_of`; or a part that was left out of the export is not given.
     """
     return parse_recipe(recipe_of(export, trust_code), overrides, str(export.path / RECIPE))
 
 
 def check_bases(export: Export, digests: Mapping[str, str]) -> None:
-    """See that the bases are those that the team learned on.
+    """Check the loaded base models against the models used in training.
 
     Args:
-        digests: of the models that were loaded (:meth:`marft.models.pool.Models.digests`).
+        digests: digests of the loaded models (:meth:`marft.models.pool.Models.digests`).
 
     Raises:
-        ValueError: one has other weights, another tokenizer or another chat template.
+        ValueError: a model has other weights, another tokenizer or another chat template.
     """
     for name, model in export.manifest.models.items():
         if model.digest and digests.get(f"models.{name}", model.digest) != model.digest:
@@ -90,10 +91,10 @@ def check_bases(export: Export, digests: Mapping[str, str]) -> None:
 
 
 def _resolve(table: Any, key: Sequence[str], place: Path) -> None:
-    """Make a relative path of a recipe absolute.
+    """Make a relative path of a recipe absolute, in place.
 
     Raises:
-        ValueError, KeyError, IndexError, TypeError: there is none, or it leads elsewhere.
+        ValueError, KeyError, IndexError, TypeError: the key has no path, or the path leaves the export.
     """
     for part in key[:-1]:
         table = table[int(part)] if isinstance(table, list) else table[part]

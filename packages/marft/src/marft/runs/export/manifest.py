@@ -1,4 +1,4 @@
-"""``team.json``: what an export holds, and a digest of every file of it. Read before anything else is."""
+"""Export manifest ``team.json``: contents and a digest for every file. It is checked before any other file is read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from marft.config.load import first_problem
 
 RECIPE, CARD = "recipe.toml", "README.md"
 SCHEMA = 1
-HELD = (CODE, "merged", "models", "policies", "skills", "templates")  # folders in which every file is listed
-COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".whl", ".zip")  # no source
+HELD = (CODE, "merged", "models", "policies", "skills", "templates")  # folders with all files listed in the manifest
+COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".whl", ".zip")  # not source code
 CODE_ENDS = (*COMPILED, ".py", ".pyw")
 LOADED = (
     ".bin", ".pt", ".ckpt", ".pkl", ".pickle", ".joblib", ".safetensors", ".gguf", ".h5",
     ".msgpack", ".onnx", ".npy", ".npz", ".model", ".tiktoken", ".json", ".jinja", ".jinja2", "vocab.txt", "merges.txt",
-)  # ends of names that a library looks for by itself in the folder of a model  # fmt: skip
-METADATA = (".dist-info", ".egg-info")  # folders by which Python knows installed packages
+)  # name endings of files that a library loads by itself from a model folder  # fmt: skip
+METADATA = (".dist-info", ".egg-info")  # folders that make Python recognize installed packages
 
 
 class _Table(BaseModel):
@@ -33,12 +33,14 @@ class _Table(BaseModel):
 
 
 class FileEntry(_Table):
+    """File digest (SHA-256) and size in bytes."""
+
     sha256: str
     bytes: NonNegativeInt
 
 
 class CheckpointEntry(_Table):
-    """Which weights these are."""
+    """Checkpoint behind the exported weights."""
 
     name: str
     step: NonNegativeInt
@@ -46,12 +48,12 @@ class CheckpointEntry(_Table):
 
 
 class PolicyEntry(_Table):
-    """The weights of a policy.
+    """Weights of a policy.
 
     Args:
-        kind: a LoRA ``adapter``, all ``weights``, or the ``base`` as it is.
-        path: of its folder in the export; "" for the base.
-        merged: folder of the base with the adapter in it; "" where it was not asked for.
+        kind: a LoRA ``adapter``, full ``weights``, or the unchanged ``base``.
+        path: folder in the export; "" for the base.
+        merged: folder of the base with the adapter merged; "" if not requested.
     """
 
     kind: Literal["adapter", "weights", "base"]
@@ -64,14 +66,14 @@ class PolicyEntry(_Table):
 
 
 class ModelEntry(_Table):
-    """A base.
+    """Base model.
 
     Args:
-        path: a Hugging Face id; or a folder in the export; or, of a remote model, its name there.
-        commit: of a Hugging Face id.
-        digest: by which MARFT knows its weights, tokenizer and chat template; "" where it never read them.
-        template_options: what its chat template is rendered with, ``enable_thinking`` for one.
-        chat_template: a file in the export that takes the place of its own; "" for its own.
+        path: a Hugging Face ID, a folder in the export, or the name of a remote model at its endpoint.
+        commit: commit of a Hugging Face ID.
+        digest: digest of its weights, tokenizer and chat template; "" if MARFT never read them.
+        template_options: variables for rendering its chat template, such as ``enable_thinking``.
+        chat_template: a file in the export that replaces its chat template; "" for its own.
     """
 
     path: str
@@ -83,38 +85,38 @@ class ModelEntry(_Table):
 
 
 class Manifest(_Table):
-    """What an export says of itself."""
+    """Contents of ``team.json``."""
 
     format: Literal["a team of MARFT"]
     schema_version: Literal[1]
-    marft: str  # the version that wrote it
+    marft: str  # MARFT version that wrote the export
     name: str
     made: str
     checkpoint: CheckpointEntry
     organization: dict[str, Any]
     channel: dict[str, Any]
     agents: tuple[dict[str, Any], ...]
-    reorganized: dict[str, Any]  # name, digest, organization, added, removed: what is another than in training
-    sees: dict[str, tuple[str, ...]]  # by role: whom it saw in the episodes that were recorded last, as this team
+    reorganized: dict[str, Any]  # changes since training: name, digest, organization, added, removed
+    sees: dict[str, tuple[str, ...]]  # by role: agents that it saw in the last recorded episodes, for this team
     tools: dict[str, Any]
     policies: dict[str, PolicyEntry]
     models: dict[str, ModelEntry]
-    evaluations: tuple[dict[str, Any], ...]  # of this checkpoint and of the untuned base
+    evaluations: tuple[dict[str, Any], ...]  # of this checkpoint and the untuned base
     training: dict[str, Any]
-    paths: tuple[str, ...]  # keys of the recipe whose values are paths in the export
-    code: tuple[str, ...]  # files of the author's that are run when the team is
-    requires: dict[str, str]  # packages that those import, and the versions that were there
+    paths: tuple[str, ...]  # keys of the recipe with paths in the export as values
+    code: tuple[str, ...]  # user files that run together with the team
+    requires: dict[str, str]  # packages that those files import, with their versions at export
     left_out: tuple[str, ...]
     files: dict[str, FileEntry]
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An export, every file of which is as it was written.
+    """Export with verified files.
 
     Args:
-        unlisted: files that lie in its folder and are not in its manifest. Nothing opens them.
-        digests: SHA-256 of each file that was checked, by its name.
+        unlisted: files in its folder that are not in its manifest; they are never opened.
+        digests: SHA-256 of each verified file, by name.
     """
 
     path: Path
@@ -124,7 +126,7 @@ class Export:
 
     @property
     def note(self) -> str:
-        """Return a sentence about files that are not in the manifest; "" if there are none."""
+        """Warning about files outside the manifest. The text is "" without such files."""
         if not self.unlisted:
             return ""
         names, more = ", ".join(self.unlisted[:5]), f" and {len(self.unlisted) - 5} more" if self.unlisted[5:] else ""
@@ -132,14 +134,14 @@ class Export:
 
 
 def load_export(path: str | Path) -> Export:
-    """Read an export, and check every file of it against its digest. The model card alone may be another one.
+    """Read an export and verify every file against its digest, except the model card.
 
-    Other files may lie beside them, such as notes: they are listed, and not opened. A file that Python or a library
-    could load by itself may not.
+    Other files, such as notes, may lie beside them. They are listed in the result and never opened. A file that Python
+    or a library could load by itself is an error.
 
     Raises:
-        ValueError: it is none, or a file is missing, damaged, compiled, or was not written with it and could be loaded;
-            the message names it.
+        ValueError: the folder is not an export; or a file is missing, damaged, compiled, or unlisted and loadable. The
+            message names it.
     """
     path = Path(path)
     if not (path / TEAM).is_file():
@@ -158,7 +160,7 @@ def load_export(path: str | Path) -> Export:
 
 
 def write_manifest(folder: Path, table: Mapping[str, Any]) -> None:
-    """Write the manifest of all files that lie in a folder, but for the model card."""
+    """Write the manifest for a folder's files, except the model card."""
     names = [name for name in files_in(folder) if name not in (TEAM, CARD)]
     files = {name: {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size} for name in names}
     whole = {"format": FORMAT, "schema_version": SCHEMA, **table, "files": files}
@@ -168,11 +170,12 @@ def write_manifest(folder: Path, table: Mapping[str, Any]) -> None:
 
 
 def files_in(folder: Path) -> list[str]:
-    """The files of a folder by their names in it."""
+    """Return the files of a folder by relative path."""
     return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 digest of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -215,7 +218,10 @@ def _check(path: Path, name: str, entry: FileEntry) -> None:
 
 
 def others_in(path: Path) -> list[str]:
-    """What lies in an export's folder and is not in its manifest; of a damaged one, everything but that."""
+    """Return the files in an export's folder that its manifest does not list.
+
+    If the manifest is damaged, these are all files except the manifest itself.
+    """
     try:
         mine = {TEAM, CARD, *atomic.read_json(path / TEAM)["files"]}
     except (OSError, ValueError, KeyError, TypeError):
@@ -224,10 +230,10 @@ def others_in(path: Path) -> list[str]:
 
 
 def _unlisted(path: Path, files: Mapping[str, FileEntry]) -> Sequence[str]:
-    """Return the names of what lies in an export's folder and is not in its manifest. Links are not followed.
+    """Return the unlisted files in an export's folder; links are not followed.
 
     Raises:
-        ValueError: a folder in it is a link.
+        ValueError: a folder in the export is a link.
     """
     found = list[str]()
     for place, folders, names in os.walk(path):
@@ -241,7 +247,8 @@ def _unlisted(path: Path, files: Mapping[str, FileEntry]) -> Sequence[str]:
 
 
 def _is_compiled(name: str) -> bool:
-    """
+    """Return True if a file holds compiled or packed code, by its name.
+
     >>> [_is_compiled(name) for name in ("code/a.py", "code/a.PYC", "code/a.so.1", "code/__pycache__/a", "code/a.sock")]
     [False, True, True, True, False]
     """
@@ -250,7 +257,7 @@ def _is_compiled(name: str) -> bool:
 
 
 def _is_loaded(name: str) -> bool:
-    """Return whether a file that is in no manifest could be imported or loaded, by its name."""
+    """Return True if Python or a library could load an unlisted file by itself, by its name."""
     parts = PurePosixPath(name.lower()).parts
     inside = any(part.endswith(METADATA) for part in parts[:-1])
     code = _is_compiled(name) or parts[-1].endswith(CODE_ENDS)

@@ -1,4 +1,4 @@
-"""Folders of the machine of training that an export still names, and where."""
+"""References to training-machine folders in an export, with locations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TABLES: Mapping[str, Callable[[str], Any]] = {".json": json.loads, ".toml": toml
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A place of an export that names a folder.
+    """Reference to a training-machine folder in an exported file.
 
     Args:
-        file: by its name in the export.
-        at: the key, or the line.
-        folder: of the machine of training.
+        file: file name in the export.
+        at: key or line in the file.
+        folder: folder of the training machine.
     """
 
     file: str
@@ -35,14 +35,14 @@ class Named:
 
     @property
     def where(self) -> str:
-        """The key or the line, and the file."""
+        """Key or line, and file."""
         return f"{self.at} of {self.file}"
 
     def sentence(self, source: Path | None) -> str:
-        """What whoever exports is told.
+        """Return the note for the user who exports.
 
         Args:
-            source: the file here that it is a copy of, where it is one.
+            source: local file that the exported file was copied from; None if it was generated.
         """
         change = "it in the recipe, train" if self.file == RECIPE else str(source or "what it is made from")
         return (
@@ -52,14 +52,14 @@ class Named:
 
 
 def known_places(folder: RunFolder, recipe: Mapping[str, Any]) -> list[str]:
-    """Folders of this machine that a run has to do with: the recipe's, its own, the home, those of models."""
+    """Return local folders related to a run: the recipe's, the run's, the home folder and local models."""
     models = [model["path"] for model in recipe["models"].values()]
     known = [recipe.get("recipe_folder", ""), str(folder.path.resolve()), str(Path.home()), *models]
     return [place for place in (one.rstrip("/") for one in known) if place.startswith("/")]
 
 
 def named_in(export: Path, places: Sequence[str]) -> Iterator[Named]:
-    """Where the files of an export name one of some folders, or what lies in it: the innermost of them."""
+    """Yield the places in an export that name a folder or a path inside it; the innermost folder counts."""
     innermost = sorted(places, key=len, reverse=True)
     known = re.compile("(?:" + "|".join(map(re.escape, innermost)) + r")(?![\w-])")
     for name in files_in(export) if places else ():
@@ -72,10 +72,10 @@ def named_in(export: Path, places: Sequence[str]) -> Iterator[Named]:
 
 
 def _at(text: str, suffix: str, known: re.Pattern[str]) -> Iterator[tuple[str, re.Match[str]]]:
-    """The keys of a table, or else the lines, that name one of them."""
+    """Yield matching keys in a table, or matching lines in other text."""
     try:
         table = TABLES[suffix](text) if suffix in TABLES else None
-    except ValueError:  # a file of the author's that is none
+    except ValueError:  # an invalid file of the user
         table = None
     rows = (
         ((f"line {number}", line) for number, line in enumerate(text.splitlines(), 1))

@@ -1,4 +1,4 @@
-"""``marft push``: an export to the Hugging Face hub, and nothing but the export."""
+"""``marft push``: upload an export, and nothing else, to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ SECRETS = re.compile(
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 OF_TRAINING = re.compile(r"optimizer|\.parquet$|(^|/)(state\.json|critic\.safetensors|\.env)$")
-HTTPError = errors.HTTPError  # type: ignore[attr-defined]  # of the library that the hub's asks with
+HTTPError = errors.HTTPError  # type: ignore[attr-defined]  # of huggingface_hub's HTTP library
 LOG_IN = "log in (hf auth login), or give one that may write by HF_TOKEN or --token"
 UNKNOWN, FORBIDDEN = 401, 403
-LARGEST_TEXT = 2**22  # bytes of a file that is looked through
+LARGEST_TEXT = 2**22  # maximum size of a file that is searched for secrets, in bytes
 
 
 def push(path: Path, repo_id: str, *, private: bool = False, token: str = "") -> str:
-    """Upload an export: the files that its manifest names, the manifest, the model card → the page of the model.
+    """Upload an export (files in the manifest, manifest, model card) and return the URL of its model page.
 
     Args:
-        repo_id: ``name/model``; made where it is not there.
-        token: of the hub; "" for the one that ``hf auth login`` has kept.
+        repo_id: ``name/model``; created if missing.
+        token: access token of the Hub; "" for the one saved by ``hf auth login``.
 
     Raises:
-        ValueError: it is no export, it is damaged, or a file looks as if it held a secret; nothing is uploaded then.
-        RunError: there is no token, the hub cannot be reached, does not take it, or is none.
+        ValueError: the export is invalid or damaged, or a file seems to hold a secret; nothing is uploaded.
+        RunError: there is no token, or the Hub cannot be reached, refuses the upload, or is another service.
     """
     files = sorted([*load_export(path).manifest.files, TEAM, *([CARD] if (path / CARD).is_file() else [])])
     for problem in _problems(path, files):
@@ -54,7 +54,7 @@ def push(path: Path, repo_id: str, *, private: bool = False, token: str = "") ->
         raise RunError("HF_HUB_OFFLINE is set, so that the hub is not asked; unset it") from error
     except (HTTPError, OSError) as error:
         raise RunError(_refusal(error, repo_id, hub.endpoint, token or get_token() or "")) from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # it reads what it is answered as it likes
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # the library does not validate responses
         raise RunError(
             f"{hub.endpoint} does not answer as the hub does ({one_line(raised(error))}); look at HF_ENDPOINT, its "
             "address"
@@ -63,7 +63,7 @@ def push(path: Path, repo_id: str, *, private: bool = False, token: str = "") ->
 
 
 def _refusal(error: Exception, repo_id: str, url: str, token: str) -> str:
-    """What the hub, or the way there, has said, and what to do; without the token."""
+    """Return an error message with the Hub's or the network's reason and a remedy, without the token."""
     said = cut(one_line(str(error) or type(error).__name__), 500)
     said = said.replace(token, "***") if token else said
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
@@ -86,5 +86,5 @@ def _problems(path: Path, files: list[str]) -> Iterator[str]:
 
 
 def _literally(name: str) -> str:
-    """A pattern that this name alone fits."""
+    """Return a glob pattern that matches only this name."""
     return re.sub(r"([*?[])", r"[\1]", name)

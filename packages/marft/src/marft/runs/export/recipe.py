@@ -1,5 +1,4 @@
-"""What of a run's recipe goes into an export: all that the team needs to act again, and nothing of the machine that it
-was trained on."""
+"""Recipe of an export: everything that the team needs to act, without references to the training machine."""
 
 from __future__ import annotations
 
@@ -21,29 +20,29 @@ from marft.runs.export.code import files_of, root_of, scripts_of, versions_of
 
 KEPT = ("name", "seed", "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards", "rollout",
         "evaluation")  # fmt: skip
-PROGRAM = "program"  # the organization
+PROGRAM = "program"  # name of the organization
 STAND_IN = "marft.runs.export.recipe:NotExported"
 SKILLS, TEMPLATES, MODELS, POLICIES = "skills", "templates", "models", "policies"
 TRUST = "--trust-code"
-PARTS = ("name", "organization", "kind")  # keys that name a class of parts, which must be one of that kind
+PARTS = ("name", "organization", "kind")  # keys that name a plugin class, which must be of that kind
 EXAMPLES = (
     "marft_serve.examples.openai_team:solve",
     "marft.examples.orders:multiply",
-)  # functions that are meant to be named
-MAKERS = ("env", "parallel_env", "raw_env")  # what a module of PettingZoo's has for whoever plays its game
+)  # example functions that are safe to name
+MAKERS = ("env", "parallel_env", "raw_env")  # attributes of PettingZoo modules that create a game
 Key = tuple[str | int, ...]
 
 
 class NotExported(EnvironmentPart):
-    """Stands in an export's recipe for an environment of the author's own: its code or data was left out."""
+    """Placeholder for a user environment in an export's recipe; its code or data was left out."""
 
     one_step: ClassVar[bool] = True
 
     def tasks(self, split: Split) -> list[Task]:  # noqa: ARG002
-        """None.
+        """Raise an error, because no tasks were exported.
 
         Raises:
-            ValueError: always; the message says what to do.
+            ValueError: always; the message names the remedy.
         """
         raise ValueError(
             "the environment was left out of this export (team.json says why, under left_out); name one to evaluate "
@@ -51,7 +50,7 @@ class NotExported(EnvironmentPart):
         )
 
     def start(self, task: Task, seed: int) -> Session:  # noqa: ARG002
-        """Nothing can be played.
+        """Raise an error, because no environment was exported.
 
         Raises:
             ValueError: always.
@@ -61,14 +60,14 @@ class NotExported(EnvironmentPart):
 
 @dataclass(slots=True)
 class Shipped:
-    """A recipe to ship, and what goes with it.
+    """Recipe for an export, with the required files.
 
     Args:
-        table: the recipe; where its values are paths they are relative to the export, and ``paths`` has their keys.
-        code: files of the author's own, by where they go.
-        copied: folders and files beside them: skills, chat templates.
-        packages: top names of packages that the code imports.
-        left_out: in sentences.
+        table: the recipe; its paths are relative to the export, and ``paths`` has their keys.
+        code: user files by their target path.
+        copied: other files and folders by their target path: skills, chat templates.
+        packages: top-level names of packages that the code imports.
+        left_out: sentences about omitted parts.
     """
 
     table: dict[str, Any]
@@ -79,11 +78,11 @@ class Shipped:
     left_out: list[str] = field(default_factory=list)
 
     def requires(self) -> dict[str, str]:
-        """The packages, with the versions that are here."""
+        """Return the required distributions with their installed versions."""
         return versions_of(self.packages)
 
     def source(self, name: str) -> Path | None:
-        """The file that one of the export is a copy of; None where it is written for it."""
+        """Return the local source file for an exported file. The result is None for a generated file."""
         known = {**self.code, **self.copied}
         for place in (PurePosixPath(name), *PurePosixPath(name).parents):
             if str(place) in known:
@@ -92,14 +91,14 @@ class Shipped:
 
 
 def shipped(recipe: Mapping[str, Any], folder: Path) -> Shipped:
-    """What of a recipe goes into an export. Policies and local models are for :mod:`.weights` to fill in.
+    """Return the exported part of a recipe. :mod:`.weights` fills in policies and local models.
 
     Args:
-        recipe: complete, as it is written down.
-        folder: that its paths and modules are in.
+        recipe: complete recipe, as saved.
+        folder: folder of its paths and modules.
     """
     table = {key: deepcopy(value) for key, value in recipe.items() if key in KEPT}
-    # helpers are no part of it
+    # helpers are not exported
     played = {agent.get("policy") for agent in table["agents"]}
     table["policies"] = {name: policy for name, policy in table.get("policies", {}).items() if name in played}
     table["rollout"] = {key: table["rollout"][key] for key in ("max_steps", "timeout_seconds")}
@@ -120,8 +119,10 @@ def shipped(recipe: Mapping[str, Any], folder: Path) -> Shipped:
 
 
 def runs_code(table: Mapping[str, Any]) -> list[str]:
-    """What of a recipe runs code or programs that are not MARFT's, or sends something somewhere, keys of the
-    environment with it: whoever did not write it should read it first."""
+    """Return recipe keys for third-party code, programs and servers.
+
+    Users should read these before they load an export by another author.
+    """
     found, commands = list[str](), dict[Key, list[str]]()
     environment = table.get("environment")
     named = isinstance(environment, Mapping) and environment.get("name") == "pettingzoo"
@@ -134,11 +135,11 @@ def runs_code(table: Mapping[str, Any]) -> list[str]:
 
 
 def _is_code(key: Key, value: str, games_are_modules: bool) -> bool:
-    """Return whether a text names code to run: the author's, or a function of MARFT's that may do anything with what a
-    model says.
+    """Return True if a text names code to run: user code, or a MARFT function that can act on model output.
 
     Args:
-        games_are_modules: as PettingZoo has them; an id of Gymnasium's may begin with one (``module:Game-v0``).
+        games_are_modules: values of ``environment.game`` are modules, as for PettingZoo. For Gymnasium, an ID may begin
+            with a module (``module:Game-v0``).
     """
     if key == ("environment", "game"):
         module, colon, name = value.partition(":")
@@ -150,13 +151,16 @@ def _is_code(key: Key, value: str, games_are_modules: bool) -> bool:
 
 
 def trust_flag(table: Mapping[str, Any]) -> str:
-    """What ``marft eval`` and ``marft serve`` are told beside an export, after a space; "" where it runs nothing."""
+    """Return the flag that ``marft eval`` and ``marft serve`` need for an export with code; "" otherwise."""
     return f" {TRUST}" if runs_code(table) else ""
 
 
 def _engine(kind: str) -> list[str]:
-    """What is said of the engine, which stays behind: a copy of the in-process one is no loss, whoever has vLLM can ask
-    for it, and code of the author's own is needed by none."""
+    """Return a sentence about the omitted engine.
+
+    There is none for the in-process engines, because their replacement is equivalent. For other engines, the sentence
+    names the in-process engine as the replacement.
+    """
     if kind in ("local", "process"):
         return []
     if their_module_in(kind):
@@ -168,7 +172,7 @@ def _engine(kind: str) -> list[str]:
 
 
 def _without_secrets(out: Shipped) -> None:
-    """Take out what stands under names that sound like secrets: an endpoint's options, a tool's keys."""
+    """Remove values under secret-like names: endpoint options and tool keys."""
     for name, model in out.table["models"].items():
         options = (model.get("endpoint") or {}).get("options", {})
         for option in [option for option, value in options.items() if any(secrets_in({option: value}))]:
@@ -186,7 +190,7 @@ def _skills(out: Shipped) -> None:
         names: list[str] = []
         for skill in agent.get("skills", []):
             target = f"{SKILLS}/{Path(skill).name}"
-            if out.copied.get(target, Path(skill)) != Path(skill):  # another one of that name
+            if out.copied.get(target, Path(skill)) != Path(skill):  # another skill with this name
                 target += f"-{len(out.copied)}"
             out.copied[target] = Path(skill)
             out.paths.append(f"agents.{number}.skills.{len(names)}")
@@ -196,7 +200,7 @@ def _skills(out: Shipped) -> None:
 
 
 def _needed(out: Shipped, key: Key, folder: Path) -> None:
-    """A part that the team cannot act without: its code goes along, and what is of this machine is named."""
+    """Export a required part: copy its code, and report values that refer to this machine."""
     part = _at(out.table, key)
     for _, value in list(texts_in(part, key)):
         module = their_module_in(value)
@@ -219,7 +223,7 @@ def _needed(out: Shipped, key: Key, folder: Path) -> None:
 
 
 def _command(out: Shipped, key: Key, part: dict[str, Any], folder: Path) -> None:
-    """Programs that lie in the folder that a command works in go along, and the command works there."""
+    """Export the local scripts in a command, which then runs in the folder of the copies."""
     works = Path(part.get("folder") or folder)
     scripts = [works / word for word in part["command"] if not Path(word).is_absolute() and (works / word).is_file()]
     files, others = scripts_of(scripts, works)
@@ -229,7 +233,7 @@ def _command(out: Shipped, key: Key, part: dict[str, Any], folder: Path) -> None
 
 
 def _works_in_code(out: Shipped, key: Key, part: dict[str, Any], folder: Path) -> None:
-    """A program works where its code lies in the export; without code of its own, where whoever reads that does."""
+    """Set a program's working folder to the code folder of the export, or to the reader's own without code."""
     if out.code:
         part["folder"] = CODE
         out.paths.append(dotted((*key, "folder")))
@@ -238,7 +242,7 @@ def _works_in_code(out: Shipped, key: Key, part: dict[str, Any], folder: Path) -
 
 
 def _judged(out: Shipped, folder: Path) -> None:
-    """Environment and rewards say what an answer is worth: they go along where they need nothing of the author's."""
+    """Export environment and reward terms, unless they need user code, files or servers."""
     kept = []
     for number, reward in enumerate(out.table.get("rewards", [])):
         why = _foreign(reward, folder)
@@ -254,7 +258,7 @@ def _judged(out: Shipped, folder: Path) -> None:
 
 
 def _foreign(part: Mapping[str, Any], folder: Path) -> str:
-    """Why a part cannot go along; "" where it can."""
+    """Return the reason why a part cannot be exported; "" for an exportable part."""
     if "endpoint" in part or "url" in part:
         return "it asks a server of the author's"
     for key, value in texts_in(part, ()):
@@ -271,7 +275,7 @@ def _of_this_machine(text: str) -> bool:
 
 
 def texts_in(value: object, key: Key) -> Iterator[tuple[Key, str]]:
-    """The texts in a table or a list, each with its key."""
+    """Yield the texts in a table or list, with their keys."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
@@ -291,5 +295,5 @@ def _at(table: Mapping[str, Any], key: Key) -> dict[str, Any]:
 
 
 def dotted(key: Key) -> str:
-    """A key in a line."""
+    """Return a key in dotted form."""
     return ".".join(map(str, key))

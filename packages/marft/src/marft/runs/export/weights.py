@@ -1,4 +1,4 @@
-"""The weights of an export: adapters in peft's format, whole models, bases that are nowhere else, and merged ones."""
+"""Weights of an export: PEFT adapters, full models, local base models and merged models."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ OF_WEIGHTS = ("config.json", GENERATION, "*.safetensors", "*.safetensors.index.j
 
 
 class Weights:
-    """Writes the weights of a checkpoint to an export, and what its recipe and manifest say of them.
+    """Writer for a checkpoint's weights, with the matching entries for recipe and manifest.
 
     Args:
-        run: the recipe that the checkpoint learned with.
-        draft: the folder that becomes the export.
+        run: recipe saved with the checkpoint.
+        draft: unfinished folder of the export.
     """
 
     def __init__(self, run: RunSettings, record: Record, shipped: Shipped, draft: Path) -> None:
@@ -48,7 +48,7 @@ class Weights:
         self.policies: dict[str, PolicyEntry] = {}
 
     def write(self, merged: bool) -> None:
-        """Write bases, policies and, where they are asked for, bases with adapters in them.
+        """Write base models, policies and, if requested, base models with merged adapters.
 
         Raises:
             ValueError: a model or an adapter cannot be read.
@@ -70,7 +70,7 @@ class Weights:
                 self.policies[name] = entry.model_copy(update={"merged": target})
 
     def _model(self, name: str, model: ModelSettings) -> None:
-        """A base: a folder goes along, and what is on the hub is named by its commit."""
+        """Export a base model: copy a local folder, or name the commit of a Hub model."""
         table, digest = self.shipped.table["models"][name], self.record.models.get(f"models.{name}", "")
         if model.endpoint is not None:
             self.models[name] = ModelEntry(path=model.path, endpoint=model.endpoint.url)
@@ -114,7 +114,7 @@ class Weights:
         )
 
     def _whole(self, name: str, policy: PolicySettings, trained: Path) -> PolicyEntry:
-        """All weights of a policy: a model of its own, which its base's tokenizer belongs to."""
+        """Export full policy weights to a separate model with the base's tokenizer."""
         path, tables = f"{POLICIES}/{name}", self.shipped.table
         _copy(trained, self.draft / path, OF_WEIGHTS)
         _without_sampling(self.draft / path)
@@ -132,7 +132,7 @@ class Weights:
         return PolicyEntry(kind="weights", model=model, path=path)
 
     def _drop_unused(self) -> None:
-        """Bases that only policies with weights of their own began from."""
+        """Remove base models used only for starting full-weight policies."""
         tables = self.shipped.table
         used = {policy["model"] for policy in tables["policies"].values()}
         local = [name for name, model in tables["models"].items() if not model.get("endpoint")]
@@ -144,7 +144,7 @@ class Weights:
 
     @torch.no_grad()
     def _merge(self, entry: PolicyEntry, target: Path) -> None:
-        """The base with an adapter in it: computed in float32, and written in the type that the base is kept in."""
+        """Write the base model with an adapter merged, computed in float32 and saved in the base's dtype."""
         settings = self.run.models[entry.model]
         backbone = load_backbone(settings, torch.device("cpu"), torch.float32)
         kept = getattr(load_config(settings).get_text_config(), "dtype", None) or torch.float32
@@ -158,7 +158,7 @@ class Weights:
         _without_names(target / "config.json")
 
     def _tokenizer(self, model: str) -> PreTrainedTokenizerBase:
-        """As it lies with the base, with the recipe's chat template where that has one."""
+        """Load the tokenizer of a base model, with the recipe's chat template if set."""
         settings = self.run.models[model]
         path = resolve_path(settings.path)
         tokenizer = AutoTokenizer.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
@@ -169,21 +169,21 @@ class Weights:
 
 
 def _adapter_config(folder: Path, base: ModelEntry) -> dict[str, Any]:
-    """An adapter's configuration, with its base under the name that it has for others."""
+    """Return an adapter's configuration with the public name of its base model."""
     table = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     named = {"base_model_name_or_path": base.path, "revision": base.commit or None, "inference_mode": True}
     return {**table, **named, "task_type": "CAUSAL_LM", "auto_mapping": None}
 
 
 def _generation(settings: ModelSettings) -> GenerationConfig | None:
-    """What lies beside a base; None where nothing does."""
+    """Return a base model's generation config. The result is None without a config."""
     path = resolve_path(settings.path)
     found = cached_file(path, GENERATION, revision=settings.revision, _raise_exceptions_for_missing_entries=False)
     return GenerationConfig.from_pretrained(path, revision=settings.revision) if found else None
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
-    """Copy what of a folder is data that a model is made of: no code, nothing pickled."""
+    """Copy the data files of a model, without code or pickles."""
     for pattern in patterns:
         for file in sorted(source.glob(pattern)):
             if file.is_file():
@@ -195,8 +195,10 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 
 
 def _without_sampling(folder: Path) -> None:
-    """Leave of a model's defaults for generation what begins and ends a text alone. How its makers sample is not how
-    the team was trained, and a penalty of theirs changes greedy text as well.
+    """Remove a model's generation defaults except its special-token IDs.
+
+    The sampling defaults of the model's authors differ from those in training. A repetition penalty would also change
+    greedy text.
     """
     path = folder / GENERATION
     if path.is_file():
@@ -205,7 +207,7 @@ def _without_sampling(folder: Path) -> None:
 
 
 def _without_names(config: Path) -> None:
-    """Leave out of a model's configuration where it lay when it was read."""
+    """Remove the original path from a model's configuration."""
     table = json.loads(config.read_text(encoding="utf-8"))
     if table.pop("_name_or_path", None) is not None:
         _write_json(config, table)

@@ -1,4 +1,4 @@
-"""``marft export``: a checkpoint of a run → a folder that others can use, whole or not there."""
+"""``marft export``: write a checkpoint of a run as a self-contained folder, atomically."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def export_run(
     folder: RunFolder, checkpoint: str, output: Path | None = None, *, merged: bool = False, force: bool = False,
     into: Reorganization | None = None, note: Callable[[str], None] = lambda _: None,
 ) -> Path:  # fmt: skip
-    """Write a checkpoint of a run as an export → its folder.
+    """Export a checkpoint of a run and return the folder.
 
     Args:
         checkpoint: ``best``, ``last``, a step or ``step_000050``.
-        output: where to; None: ``exports/<run>``.
-        merged: also each base with the adapter in it, for programs that know no adapters.
-        force: take the place of another export.
-        into: the team as which its agents go out, where that is another than they were trained as.
-        note: told what whoever exports should know.
+        output: target folder; None: ``exports/<run>``.
+        merged: also export each base model with the adapter merged, for programs without adapter support.
+        force: overwrite another export.
+        into: reorganization of the exported team; None exports the team as trained.
+        note: receives messages for the user.
 
     Raises:
-        ValueError: there is no such checkpoint, it is damaged, its agents cannot play as ``into``, or something else
-            lies where the export would.
+        ValueError: the checkpoint does not exist or is damaged, its agents cannot play as ``into``, or other files are
+            in the target folder.
     """
     name = folder.path.resolve().name
     target = output or Path("exports") / (f"{name}-as-{into.name}" if into else name)
@@ -91,10 +91,10 @@ def export_run(
 
 
 def _recipe_of(record: Record) -> RunSettings:
-    """The recipe that a checkpoint learned with.
+    """Return the recipe saved with a checkpoint.
 
     Raises:
-        ValueError: it cannot be read, or names what others would not have.
+        ValueError: the recipe cannot be read, or refers to Python objects that an export cannot contain.
     """
     try:
         return record.recipe()
@@ -108,10 +108,10 @@ def _recipe_of(record: Record) -> RunSettings:
 
 
 def _check_free(target: Path, force: bool) -> None:
-    """See that an export can be written somewhere.
+    """Check a target folder before an export.
 
     Raises:
-        ValueError: something is there; only another export gives way, and only where that is asked for.
+        ValueError: the folder is in use; only another export may be overwritten, and only with ``force``.
     """
     if not target.exists() and not target.is_symlink():
         return
@@ -171,7 +171,7 @@ def _manifest(
 
 
 def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What a card says of how the team was trained."""
+    """Return training settings for the model card."""
     rollout, environment = recipe["rollout"], recipe["environment"]
     return {
         "algorithm": recipe["algorithm"]["name"],
@@ -186,10 +186,12 @@ def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluations(folder: RunFolder, checkpoint: str, digest: str) -> Iterator[dict[str, Any]]:
-    """Those of the checkpoint and, where it was evaluated, of the base before it.
+    """Yield the evaluations for the checkpoint and its base.
+
+    Nothing is yielded if the checkpoint was not evaluated.
 
     Args:
-        digest: of the change to the team, where it goes out as another one: they are of the same change.
+        digest: digest of the team's reorganization; "" for the team as trained.
     """
     every: list[dict[str, Any]] = folder.read_evaluations(scenarios=True)
     found = [
@@ -202,7 +204,7 @@ def _evaluations(folder: RunFolder, checkpoint: str, digest: str) -> Iterator[di
 
 
 def _seen(folder: RunFolder) -> dict[str, list[str]]:
-    """Whom each agent saw, in the episodes that were recorded last; nothing where none were."""
+    """Return the agents that each agent saw in the last recorded episodes; empty without recordings."""
     seen: dict[str, set[str]] = {}
     for row in read_rows(folder.recorded(0)) if folder.recorded_steps() else ():
         if row["agent"] is not None:

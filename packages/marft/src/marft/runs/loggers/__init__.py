@@ -1,1 +1,1 @@
-"""Where the metrics of a run go beside its own log: one file a program that shows them."""
+"""Metric loggers beside the metrics log, with a module for each program."""

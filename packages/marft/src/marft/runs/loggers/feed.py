@@ -1,4 +1,7 @@
-"""A sink at the end of a bounded queue, on a thread of its own: it may raise, or hang for ever, and the run goes on."""
+"""Logger queues: a bounded queue and a thread for each logger.
+
+A logger that raises or hangs never stops the run.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,20 @@ from marft.common.texts import cut, one_line, raised
 from marft.config.parts import SinkPart
 from marft.runs.loggers.interface import Opening, Opens, Sink
 
-ROOM = 1000  # entries that wait for a sink, at most
-SHOWN = 300  # characters of an error
-HURRIED = 0.5  # seconds that are waited for a sink where the run was to end at once
+ROOM = 1000  # maximum number of queued entries
+SHOWN = 300  # maximum length of an error message, in characters
+HURRIED = 0.5  # seconds to wait for a logger if the run has to end at once
 T = TypeVar("T")
-Entry = Callable[[Sink], None]  # tells the sink of a step, or of a note
+Entry = Callable[[Sink], None]  # passes a step or a note to the logger
 
 
 class Feed:
-    """Hands entries to a sink, in their order. What it does not take, for there is no room or it raises, is counted.
+    """Queue that passes entries to a logger in order.
+
+    Entries are counted as lost if the queue is full or the logger raises.
 
     Args:
-        room: entries that wait, at most.
+        room: maximum number of queued entries.
     """
 
     def __init__(self, part: SinkPart, opening: Opening, room: int = ROOM) -> None:
@@ -37,7 +42,7 @@ class Feed:
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Hand on one entry; never waits."""
+        """Queue an entry; never blocks."""
         with self._changed:
             self._told += 1
             if not self._thread.is_alive():
@@ -49,7 +54,7 @@ class Feed:
                 self._changed.notify()
 
     def news(self) -> str:
-        """What is to be said of it, the first time that something was lost; else ""."""
+        """Return a message at the first lost entry, else ""."""
         with self._changed:
             if self._said or not self._why:
                 return ""
@@ -60,17 +65,17 @@ class Feed:
             )
 
     def end(self) -> None:
-        """Nothing more comes: the sink closes once it has taken what waits."""
+        """Signal the end: the logger closes after its queued entries."""
         with self._changed:
             self._ended = True
             self._changed.notify()
 
     def wait(self, deadline: float, hurried: bool = False) -> str:
-        """Wait until the sink is closed → how much did not arrive; "" where all did.
+        """Wait for the logger to close, and return a message about lost entries. The message is "" without losses.
 
         Args:
-            deadline: on the clock of ``time.monotonic``.
-            hurried: the run was to end at once.
+            deadline: a time on the clock of ``time.monotonic``, in seconds.
+            hurried: wait for at most ``HURRIED`` seconds, because the run has to end at once.
         """
         left = max(0.0, deadline - time.monotonic())
         self._thread.join(min(left, HURRIED) if hurried else left)
@@ -83,7 +88,7 @@ class Feed:
             return f"sink {self._part.name!r} {what}: {self._why}. metrics.jsonl has all of it"
 
     def _work(self) -> None:
-        """The sink's thread."""
+        """Run the logger's thread."""
         sink = self._heard(lambda: cast("Opens", self._part).open(self._opening))
         while (entry := self._next()) is not None:
             if sink is None:
@@ -100,12 +105,15 @@ class Feed:
             return self._waiting.popleft() if self._waiting else None
 
     def _heard(self, call: Callable[[], T], costs: int = 0) -> T | None:
-        """What somebody's sink returns; None where it raises, which is noted. A process that it has forked ends with
-        what the sink had to do there: it has no run to go on with."""
+        """Call a logger, recording exceptions.
+
+        The result is None if the call raises. A process that the logger forked exits here, because it must not continue
+        the run.
+        """
         process = os.getpid()
         try:
             return call()
-        except BaseException as error:  # noqa: BLE001  somebody else's code, which may also exit: on this thread alone
+        except BaseException as error:  # noqa: BLE001  user code, which may also exit, on this thread only
             if os.getpid() == process:
                 with self._changed:
                     self._lose(costs, cut(one_line(raised(error)), SHOWN))

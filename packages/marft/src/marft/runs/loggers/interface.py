@@ -1,4 +1,4 @@
-"""What a sink is told, and what it is told of."""
+"""Interface of metric loggers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Parameter = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The run that begins, or goes on.
+    """Run information for a logger, at start or resume.
 
     Args:
-        folder: of the run.
-        name: of the run.
-        id: letters and digits; the same whenever the run goes on, and another one for each run.
-        done: training steps that were done before; more than 0 where the run goes on.
-        parameters: the recipe, by dotted keys, without secrets.
+        folder: folder of the run.
+        name: name of the run.
+        id: unique alphanumeric ID of the run, unchanged on resume.
+        done: number of completed training steps; more than 0 on resume.
+        parameters: the recipe by dotted keys, without secrets.
     """
 
     folder: Path
@@ -30,22 +30,23 @@ class Opening:
 
 
 class Opens(Protocol):
-    """A :class:`marft.config.parts.SinkPart`, as it is called."""
+    """Interface for opening a :class:`marft.config.parts.SinkPart`."""
 
-    def open(self, run: Opening) -> Sink: ...
+    def open(self, run: Opening) -> Sink:
+        """Open the logger for a run, on the logger's own thread."""
 
 
 class Sink(Protocol):
-    """An open sink. All of it is called on one thread, which nobody waits for: it may block, and raise.
+    """Open logger. All calls are on one thread without a timeout, so they may block and raise.
 
-    What is told again after a run went on from an earlier checkpoint is what was told before.
+    After a run resumes from an earlier checkpoint, repeated steps have the same values as before.
     """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of training step ``step``, counted from 1; all of them finite."""
+        """Record the metrics for training step ``step`` (counted from 1). All values are finite."""
 
     def note(self, step: int, text: str) -> None:
-        """Something that the run said after ``step``: a guard's sentence, for one."""
+        """Record a message after step ``step``, for example a guard's finding."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the logger; no more calls follow."""

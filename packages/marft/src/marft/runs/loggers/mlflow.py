@@ -1,4 +1,4 @@
-"""MLflow."""
+"""MLflow logger."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from marft.runs.loggers.interface import Opening
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-ID = "marft.run"  # the tag that a run is found by when it goes on
-LONGEST = 4_000  # characters of a parameter or a tag
-AT_ONCE = 100  # parameters of one request, at most
+ID = "marft.run"  # tag that identifies the run on resume
+LONGEST = 4_000  # maximum length of a parameter or tag, in characters
+AT_ONCE = 100  # maximum number of parameters in a request
 NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
 
 
 class MLflow(SinkPart):
-    """A tracking server or a data base of MLflow's. A run that goes on goes on in the same run there, found by its tag
-    ``marft.run``."""
+    """Logger for an MLflow tracking server or database. A resumed run continues the same MLflow run, found by its tag
+    ``marft.run``.
+    """
 
     package: ClassVar[str] = "mlflow"
     extra: ClassVar[str] = "mlflow"
 
-    experiment: Filled = "marft"  # made where it is not there
-    tracking_uri: str = ""  # http://host:5000, sqlite:///mlflow.db; "": MLFLOW_TRACKING_URI, else MLflow's default
-    run_name: str = ""  # "": the run's own
-    tags: Plain = {}  # names and their texts
+    experiment: Filled = "marft"  # name of the experiment; created if missing
+    # tracking server or database, such as http://host:5000 or sqlite:///mlflow.db; "": MLFLOW_TRACKING_URI, else
+    # MLflow's default
+    tracking_uri: str = ""
+    run_name: str = ""  # run name in MLflow; "": the name of the MARFT run
+    tags: Plain = {}  # additional tags: names and values
 
     @field_validator("tracking_uri")
     @classmethod
@@ -53,6 +56,7 @@ class MLflow(SinkPart):
         return uri
 
     def open(self, run: Opening) -> _Run:
+        """Open the MLflow run, creating it if missing."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -69,7 +73,7 @@ class MLflow(SinkPart):
             made = client.create_run(experiment, tags=tags, run_name=self.run_name or run.name)
             opened, known = _Run(client, made.info.run_id), {}
         named = {allowed(key): cut(str(value), LONGEST) or '""' for key, value in run.parameters.items()}
-        new = [Param(key, value) for key, value in named.items() if key not in known]  # a parameter stays what it was
+        new = [Param(key, value) for key, value in named.items() if key not in known]  # MLflow parameters cannot change
         for first in range(0, len(new), AT_ONCE):
             client.log_batch(opened.id, params=new[first : first + AT_ONCE])
         return opened
@@ -94,7 +98,7 @@ class _Run:
 
 
 def allowed(name: str) -> str:
-    """A name as MLflow takes it.
+    """Return a metric or parameter name in characters that MLflow accepts.
 
     >>> allowed("pass@2"), allowed("agents/actor/kl"), allowed("rewards/../x")
     ('pass_2', 'agents/actor/kl', 'rewards_.._x')

@@ -1,4 +1,4 @@
-"""TensorBoard, in the run's own folder."""
+"""TensorBoard logger."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(SinkPart):
-    """Event files in the run's folder: ``tensorboard --logdir runs``. A run that goes on drops what was written after
-    its checkpoint."""
+    """Logger for TensorBoard event files in the run's folder: ``tensorboard --logdir runs``. A resumed run deletes the
+    events after its checkpoint.
+    """
 
     folder: ClassVar[str] = "tensorboard"
 
     def open(self, run: Opening) -> _Board:
+        """Open the event file; on resume, purge the steps after the checkpoint."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
         board = _Board(SummaryWriter(str(run.folder / self.folder), purge_step=run.done + 1))

@@ -1,4 +1,4 @@
-"""Trackio: a local dashboard, or one in a space of the Hugging Face hub."""
+"""Trackio logger: a local dashboard, or a space on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ if TYPE_CHECKING:
 
 
 class Trackio(SinkPart):
-    """Trackio: ``trackio show`` opens what was kept. A run that goes on goes on there, by its name, which ends with the
-    run's id."""
+    """Logger for Trackio; ``trackio show`` opens the dashboard. A resumed run continues the same Trackio run, found by
+    its name, which ends with the run's ID.
+    """
 
     package: ClassVar[str] = "trackio"
     extra: ClassVar[str] = "trackio"
 
-    project: Filled = "marft"  # made where it is not there
-    run_name: str = ""  # "": the run's own
-    group: str = ""  # of runs that are shown together
-    space_id: str = ""  # user/space of the hub; "": TRACKIO_SPACE_ID, else this machine (TRACKIO_DIR)
+    project: Filled = "marft"  # name of the project; created if missing
+    run_name: str = ""  # run name in Trackio; "": the name of the MARFT run
+    group: str = ""  # group of runs shown together; "": none
+    space_id: str = ""  # Hugging Face space as user/space; "": TRACKIO_SPACE_ID, else this machine (TRACKIO_DIR)
 
     def open(self, run: Opening) -> _Run:
+        """Open the Trackio run with its printed output suppressed."""
         import trackio
         import trackio.run
         import trackio.utils
 
         for module in (trackio, trackio.run, trackio.utils):
-            vars(module)["print"] = _unheard  # what it prints would stand between the lines of the run
+            vars(module)["print"] = _unheard  # printed lines would interrupt the run's own output
         return _Run(
             trackio.init(
                 project=self.project, name=f"{self.run_name or run.name}-{run.id[:8]}", group=self.group or None,
@@ -56,4 +58,4 @@ class _Run:
 
 
 def _unheard(*_: object, **__: object) -> None:
-    """In the place of ``print``."""
+    """Replace ``print`` and discard its output."""

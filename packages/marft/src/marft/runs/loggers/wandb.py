@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Weights & Biases logger."""
 
 from __future__ import annotations
 
@@ -16,21 +16,28 @@ if TYPE_CHECKING:
 
 
 class WandB(SinkPart):
-    """Weights & Biases. The key is what ``wandb login`` has kept, or ``WANDB_API_KEY``. A run that goes on goes on
-    there under the same id."""
+    """Logger for Weights & Biases. The API key comes from ``wandb login`` or ``WANDB_API_KEY``. A resumed run continues
+    under the same ID.
+    """
 
     package: ClassVar[str] = "wandb"
     extra: ClassVar[str] = "wandb"
 
-    project: Filled = "marft"  # made where it is not there
-    entity: str = ""  # user or team; "": your default one
-    run_name: str = ""  # "": the run's own
-    group: str = ""  # of runs that are shown together
-    tags: Names = ()  # to find it by
-    mode: Literal["", "online", "offline"] = ""  # offline: kept for wandb sync; "": WANDB_MODE, else online
-    directory: Annotated[str, AtHome] = ""  # where its files go; "": WANDB_DIR, else the folder that marft runs in
+    project: Filled = "marft"  # name of the project; created if missing
+    entity: str = ""  # user or team; "": your default entity
+    run_name: str = ""  # run name in Weights & Biases; "": the name of the MARFT run
+    group: str = ""  # group of runs shown together; "": none
+    tags: Names = ()  # tags of the run
+    # online, or offline to keep files for wandb sync; "": WANDB_MODE, else online
+    mode: Literal["", "online", "offline"] = ""
+    directory: Annotated[str, AtHome] = ""  # folder for local files; "": WANDB_DIR, else the working directory
 
     def open(self, run: Opening) -> _Run:
+        """Open the run.
+
+        Raises:
+            ValueError: online without an API key.
+        """
         import wandb
 
         settings = wandb.Settings(console="off", silent=True, disable_git=True, save_code=False, x_disable_meta=True)
@@ -48,7 +55,7 @@ class WandB(SinkPart):
 
 
 class _Run:
-    """Steps are a metric of ours: wandb's own only grow, and a run that goes on from a checkpoint repeats some."""
+    """Open run with its own ``step`` metric. wandb's own step only grows, but a resumed run repeats some steps."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._notes = run, list[tuple[int, str]]()

@@ -1,1 +1,1 @@
-"""Credit estimators, one a file."""
+"""Credit estimators, one per file."""

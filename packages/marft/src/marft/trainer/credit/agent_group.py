@@ -1,5 +1,8 @@
-"""Group-relative advantages for each agent by itself (Dr. MAS): agents that earn differently have baselines of their
-own, and an agent that speaks five times is one member of its group, not five."""
+"""Group-relative advantages for each agent separately (Dr. MAS).
+
+Each agent has its own baseline, because agents earn different rewards. An agent with five turns in an episode counts
+once in its group, not five times.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ class AgentGroup(CreditPart):
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    scale: bool = True  # divide by the deviation
+    scale: bool = True  # divide by the group's standard deviation
 
     @property
     def by_agent(self) -> bool:
-        """An agent is compared with itself alone."""
+        """True: agents have separate baselines."""
         return True
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """What an agent earned, against what it earned in the group's other attempts."""
+        """Compare an agent's return with its returns in the group's other attempts."""
         rows = [
             (number, agent, earned)
             for number, agents in enumerate(agent_returns(inputs))

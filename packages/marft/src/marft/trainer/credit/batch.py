@@ -1,4 +1,4 @@
-"""Returns minus the KL still to come, whitened over the batch (REINFORCE++: Hu et al. 2025), or as they are."""
+"""Returns minus the KL cost-to-go, optionally whitened over the batch (REINFORCE++: Hu et al. 2025)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from marft.trainer.interfaces import CreditInputs, Credits, Floats, split_rows
 
 
 class Batch(CreditPart):
-    """``A_k = R − Σ_{j ≥ k} cost_j`` for decision k of an episode, with costs of KL in the reward, then
-    ``(A − mean) / std`` over the trained decisions of the batch; ``whiten = false`` leaves A as it is.
+    """``A_k = R − Σ_{j ≥ k} cost_j`` for decision k of an episode, whitened over the batch.
 
-    At token level a decision is a token, as published. The costs still to come are those of the whole team: an agent's
-    message moves what its teammates say after it.
+    Whitening computes ``(A − mean) / std`` over the trained decisions of the batch; ``whiten = false`` keeps A. Costs
+    are KL costs in the reward. At token level each token is a decision, as in the paper. The cost-to-go covers the
+    whole team, because an agent's message changes later messages of its teammates.
     """
 
-    whiten: bool = True  # to mean 0 and deviation 1
+    whiten: bool = True  # scale to mean 0 and standard deviation 1
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """The return of each decision, whitened over the batch."""
+        """Return the return-to-go of each decision, whitened over the batch."""
         earned = earned_returns(inputs)
         returns = to_actions(inputs, earned)
         if inputs.costs:
@@ -29,7 +29,7 @@ class Batch(CreditPart):
         if not self.whiten:
             return Credits(returns)
         _, metrics = compare(earned, [""] * len(earned))
-        if metrics["groups_all_equal"] or metrics["groups_of_one"]:  # differences in KL alone are no signal
+        if metrics["groups_all_equal"] or metrics["groups_of_one"]:  # KL differences are no signal
             return Credits([np.zeros_like(row) for row in returns], metrics=metrics)
         return Credits(_whitened(returns, inputs), groups=["batch"] * len(returns), metrics=metrics)
 

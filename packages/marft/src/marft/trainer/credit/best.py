@@ -1,6 +1,8 @@
-"""Which attempts a team learns to repeat: rejection-sampling fine-tuning (RFT: Yuan et al. 2023), as expert iteration
-with one step of learning between one step of play and the next (ReST-EM: Singh et al. 2024; STaR: Zelikman et al.
-2022)."""
+"""Rejection-sampling fine-tuning (RFT: Yuan et al. 2023): train the team to repeat selected attempts.
+
+Alternating one training step with one rollout step gives expert iteration (ReST-EM: Singh et al. 2024; STaR: Zelikman
+et al. 2022).
+"""
 
 from __future__ import annotations
 
@@ -25,26 +27,29 @@ from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class Best(CreditPart):
-    """1 for the actions of attempts that are kept, and nothing else is trained: with objective ``reinforce`` at token
-    level that is each role's likelihood of its turns in the team's own best episodes."""
+    """Advantage 1 for actions in selected attempts; other actions stay untrained.
+
+    With objective ``reinforce`` at token level, the loss is each role's negative log-likelihood of its turns in the
+    team's best episodes.
+    """
 
     absolute: ClassVar[bool] = True
 
-    # which attempts: those that solved the task; or those that earned the most in a group that earned unequally
+    # attempts to keep: "successes" solved the task; "best" earned the highest reward in a group with unequal rewards
     kept: Literal["successes", "best"] = "successes"
-    # of kept = "best", by what: all that was earned, or for each agent what the team earned and the agent itself
+    # with kept = "best", the reward: everything earned, or for each agent the team reward plus its own reward
     judged_by: Literal["team", "own"] = "team"
-    per_task: CountOrNone = 0  # attempts at a task that are kept, at most, those that earned the most first; 0: all
-    distinct: bool = True  # of attempts at a task in which the same was said one is kept
-    whole: bool = True  # an attempt in which a text was cut off at its longest is not kept
+    per_task: CountOrNone = 0  # maximum kept attempts per task, highest reward first; 0 keeps all
+    distinct: bool = True  # keep only one of several attempts with identical messages
+    whole: bool = True  # drop attempts with an action cut off at max_new_tokens
 
     @property
     def by_agent(self) -> bool:
-        """Whether an agent repeats what was best for itself."""
+        """True if attempts are selected for each agent separately."""
         return self.kept == "best" and self.judged_by == "own"
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """1 for what is to be repeated."""
+        """Return advantage 1 for the actions to repeat."""
         attempts = self._attempts(inputs)
         _, metrics = compare(np.array([one.earned for one in attempts]), [one.group for one in attempts])
         fate = Counter[str]()
@@ -79,7 +84,7 @@ class Best(CreditPart):
         ]
 
     def _judge(self, group: Sequence[_Attempt]) -> list[str]:
-        """What becomes of each attempt of a group."""
+        """Return each attempt's outcome: kept, repeated, cut, spare or worse."""
         most, least = max(one.earned for one in group), min(one.earned for one in group)
         fates = ["worse"] * len(group)
         said: set[tuple[bytes, ...]] = set()
@@ -103,17 +108,17 @@ class Best(CreditPart):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
-    """An attempt at a task, or an agent's part of one."""
+    """Attempt at a task, or an agent's part in an attempt."""
 
     group: Hashable
     episode: Episode
     earned: float
-    cost: float  # what is taken off for its KL, which tells apart what earned the same
-    actions: Sequence[Action]  # that are trained
+    cost: float  # KL cost, which breaks ties between equal rewards
+    actions: Sequence[Action]  # trained actions
 
     @property
     def words(self) -> tuple[bytes, ...]:
-        """What was said, by whom, to which prompts."""
+        """Key of the attempt's content: agents, prompts and sampled tokens."""
         return tuple(
             part for a in self.actions for part in (a.agent.encode(), a.prompt.tobytes(), a.tokens.tobytes())
         )  # fmt: skip

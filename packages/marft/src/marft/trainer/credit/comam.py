@@ -1,11 +1,12 @@
-"""Agents with rewards of their own and an adaptive share of the global one (after CoMAM, arXiv 2603.12631).
+"""Per-agent rewards with an adaptive weight for the global reward (after CoMAM, arXiv 2603.12631).
 
-The paper weighs an agent's share of the global reward by how consistently its local reward ranks a group's episodes
-with the global one. Of the function that makes a weight of that we know its idea alone. This is OUR READING, not a
-quotation: a measure of ``consistency``, 0 where it is negative, for each agent by itself. Where an agent's local reward
-is the same throughout the group there is nothing to rank, and the weight is ``fallback_weight``: an agent without a
-signal of its own is judged by the team's. Where the global reward is the same throughout, no weight of it tells
-attempts apart; such groups are in no metric of weights.
+The paper weighs the global reward for each agent by its consistency with the agent's local reward. Consistency means
+that both rewards rank a group's episodes in a similar order. The paper gives only the idea of the weight function. This
+is OUR READING, not a quotation: each agent's weight is a ``consistency`` measure, with 0 for negative values.
+
+If an agent's local reward is constant within a group, there is no ranking, and the weight is ``fallback_weight``. An
+agent without a local signal is thus judged by the team's reward. If the global reward is constant within a group, its
+weight does not matter. Such groups are excluded from the weight metrics.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ class CoMAM(CreditPart):
     grouped_by: ClassVar[Literal["task", ""]] = "task"
     ranks_own: ClassVar[bool] = True
 
-    scale: bool = True  # divide by the deviation
-    # what w_i is, where it is not negative: "spearman" (ρ), "kendall" (τ_b) or "ndcg" of the two rewards in the group
+    scale: bool = True  # divide by the group's standard deviation
+    # measure for w_i: "spearman" (ρ), "kendall" (τ_b) or "ndcg" of the two rewards in the group; negative becomes 0
     consistency: Consistency = "spearman"
-    fallback_weight: NotNegative = 1.0  # w_i of an agent whose local reward is the same throughout its group
-    fixed_weights: dict[str, NotNegative] = {}  # w_i of these roles, whatever groups say; 0: its own reward alone
+    fallback_weight: NotNegative = 1.0  # w_i if the agent's local reward is constant in its group
+    fixed_weights: dict[str, NotNegative] = {}  # constant w_i by role; 0 uses the local reward alone
 
     @property
     def by_agent(self) -> bool:
-        """Rewards of its own and the team's, and nobody else's."""
+        """True: agents have separate rewards and baselines."""
         return True
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Roles of fixed weights that the team lacks."""
+        """Yield a message for each role in ``fixed_weights`` that is not in the team."""
         for role in self.fixed_weights:
             if role not in roles:
                 yield f"algorithm.credit.fixed_weights: no agent is called {role!r}{did_you_mean(role, roles)}"
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """The team's and the agent's own rewards, weighed by how they go together, against the group's."""
+        """Compare the weighted reward (local plus global) with the rest of the group."""
         rows: list[tuple[int, str, float, float, float]] = []  # episode, agent, local, global, cost
         for number, (episode, costs) in enumerate(zip(inputs.episodes, agent_costs(inputs), strict=True)):
             local = local_rewards(episode)
@@ -68,7 +69,7 @@ class CoMAM(CreditPart):
         return Credits(inputs.spread(np.array(by_action)), groups=groups, metrics=metrics)
 
     def _weighed(self, agent: str, local: Floats, whole: Floats) -> Weighed:
-        """The weight of the global reward in one group of an agent."""
+        """Return the weight for the global reward in an agent's group."""
         silent, told = bool(np.ptp(local) < EQUAL), bool(np.ptp(whole) >= EQUAL)
         if agent in self.fixed_weights:
             return Weighed(agent, self.fixed_weights[agent], silent, False, told)
@@ -78,12 +79,14 @@ class CoMAM(CreditPart):
 
 
 class Weighed(NamedTuple):
-    """The weight of the global reward in one group of an agent.
+    """Weight for the global reward in an agent's group.
 
     Args:
-        silent: the local reward is the same throughout.
-        fallen_back: the weight is the fallback's.
-        told: the global reward tells attempts apart, so that its weight matters.
+        agent: name of the agent.
+        weight: w_i of the group.
+        silent: True if the local reward is constant.
+        fallen_back: True if the weight is ``fallback_weight``.
+        told: True if the global reward varies, so that the weight matters.
     """
 
     agent: str
@@ -94,8 +97,9 @@ class Weighed(NamedTuple):
 
 
 def weight_metrics(groups: Sequence[Weighed]) -> dict[str, float]:
-    """Mean weights and the share of groups that fell back, of all agents and of each, over the groups in which the
-    global reward tells attempts apart; nothing of those that have none.
+    """Return mean weights and fallback fractions, for the team and each agent.
+
+    Only groups with a varying global reward count. Agents without such a group are omitted.
 
     >>> weight_metrics([Weighed("a", 0.5, False, False, True), Weighed("a", 1.0, True, True, False)])["global_weight"]
     0.5

@@ -1,7 +1,7 @@
-"""How consistently two rewards rank the attempts of a group: pure functions of both, each 1 where they rank alike.
+"""Consistency measures: how similarly two rewards rank the attempts of a group.
 
-Rewards that differ by less than ``EQUAL`` are tied, however they were added up. Where either ranks nothing, for all of
-it is tied, every function is 0.
+Each measure is a pure function with maximum 1 for identical rankings. Rewards that differ by less than ``EQUAL`` are
+ties, independent of rounding in their sums. If one reward is tied over the whole group, every measure is 0.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from marft.rewards.groups import EQUAL
 from marft.trainer.interfaces import Floats
 
 Consistency = Literal["spearman", "kendall", "ndcg"]
-Levels = npt.NDArray[np.int64]  # how many different values are below each
+Levels = npt.NDArray[np.int64]  # number of distinct smaller values, per element
 
 
 def spearman(local: Floats, whole: Floats) -> float:
-    """Spearman's ρ, −1 to 1: the correlation of ranks, of ties their mean.
+    """Return Spearman's ρ, −1 to 1: the correlation between ranks; ties share their mean rank.
 
     >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 15.0]))
     0.5
+
+    Args:
+        local: local reward of each attempt, shape [N].
+        whole: global reward of each attempt, shape [N].
     """
     a, b = levels(local), levels(whole)
     if not a.any() or not b.any():
@@ -32,11 +36,17 @@ def spearman(local: Floats, whole: Floats) -> float:
 
 
 def kendall(local: Floats, whole: Floats) -> float:
-    """Kendall's τ_b, −1 to 1: pairs that both rank alike less those ranked otherwise, over the geometric mean of the
-    numbers of pairs that each of them ranks (Kendall 1945).
+    """Return Kendall's τ_b, −1 to 1 (Kendall 1945).
+
+    τ_b is the number of concordant pairs minus the number of discordant pairs. The difference is divided by the
+    geometric mean of the numbers of pairs without a tie in each reward.
 
     >>> round(kendall(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 15.0])), 3)
     0.333
+
+    Args:
+        local: local reward of each attempt, shape [N].
+        whole: global reward of each attempt, shape [N].
     """
     a, b = levels(local), levels(whole)
     if not a.any() or not b.any():
@@ -46,14 +56,20 @@ def kendall(local: Floats, whole: Floats) -> float:
 
 
 def ndcg(local: Floats, whole: Floats) -> float:
-    """Normalised discounted cumulative gain, above 0 to 1: attempts in the order of their local reward, the best first,
-    gain what they earned more of the global one than the group's worst, over log₂(1 + place) (Järvelin and Kekäläinen
-    2002), over what the best order would. Ties share the mean of their places' discounts (McSherry and Najork 2008).
+    """Return the normalized discounted cumulative gain, in (0, 1] (Järvelin and Kekäläinen 2002).
 
-    The reverse order is not worth 0: of two attempts it is 1 / log₂ 3.
+    Attempts are ordered by local reward, best first. The gain of an attempt is its global reward minus the group's
+    minimum. The discount is 1 / log₂(1 + place). The sum of discounted gains is divided by the sum in the ideal order.
+    Ties share the mean discount of their places (McSherry and Najork 2008).
+
+    The reverse order has a value above 0. For two attempts it is 1 / log₂ 3.
 
     >>> round(ndcg(np.array([2.0, 1.0]), np.array([0.0, 5.0])), 3)
     0.631
+
+    Args:
+        local: local reward of each attempt, shape [N].
+        whole: global reward of each attempt, shape [N].
     """
     a, b = levels(local), levels(whole)
     if not a.any() or not b.any():
@@ -70,7 +86,9 @@ CONSISTENCIES: Mapping[Consistency, Callable[[Floats, Floats], float]] = {
 
 
 def levels(values: Floats) -> Levels:
-    """How many different values are below each, by steps of at least ``EQUAL`` in their order.
+    """Return the dense rank of each value, starting at 0, with ties closer than ``EQUAL``.
+
+    Neighbors in sorted order that differ by less than ``EQUAL`` share a rank.
 
     >>> levels(np.array([0.3, 5.0, 0.1 + 0.2])).tolist()
     [0, 1, 0]
@@ -82,7 +100,7 @@ def levels(values: Floats) -> Levels:
 
 
 def _ranks(of: Levels) -> Floats:
-    """Mean ranks, each half a rank too high: no correlation sees that."""
+    """Return mean ranks plus a constant offset of one half, which no correlation depends on."""
     counts = np.bincount(of)
     ends = np.cumsum(counts)
     means: Floats = ends - counts / 2.0

@@ -1,5 +1,7 @@
-"""A counterfactual baseline in the manner of COMA (Foerster et al. 2018), without a critic: what would the team have
-earned had this agent acted otherwise here, and everybody after it gone on from there?"""
+"""Counterfactual baseline in the style of COMA (Foerster et al. 2018), without a critic.
+
+The baseline estimates the team's return with a different action at this point, and newly sampled actions afterwards.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,31 @@ from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class Counterfactual(CreditPart):
-    """``R − mean R`` of re-samples of this one action, everything after it sampled anew. An action none of whose
-    re-samples could be scored gets 0 and is counted.
+    """``R − mean R`` over resamples of one action, with newly sampled later actions.
 
-    The re-samples are draws from the same state, so with ``symmetric`` each of them is trained as well, against the
-    others and the action that was played: nothing that was sampled there is thrown away.
+    An action without a scored resample gets advantage 0 and counts in the metric ``groups_of_one``.
+
+    All resamples come from the same state. With ``symmetric`` each resample is trained too, compared with the other
+    resamples and the original action. No sampled action is then wasted.
     """
 
-    resamples: Few = 2  # of each action
-    symmetric: bool = True  # the re-samples are trained as well
+    resamples: Few = 2  # resamples of each action
+    symmetric: bool = True  # train on the resamples too
 
     @property
     def forking(self) -> Counterfactuals:
-        """Every action is sampled anew from where it was."""
+        """Fork mode that resamples every action from its original state."""
         return Counterfactuals(self.resamples)
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """What an action earned, against what others in its place did."""
+        """Compare an action's return with the returns of the other samples from its state."""
         returns = team_returns(inputs)
-        drawn: dict[Fork, dict[int, float]] = {}  # at each fork, the return of each episode that drew an action there
+        drawn: dict[Fork, dict[int, float]] = {}  # return by episode number, for each fork
         for number, episode in enumerate(inputs.episodes):
             here = [episode.fork] if episode.fork else [Fork(episode.name, action.id) for action in episode.actions]
             for fork in here:
                 drawn.setdefault(fork, {})[number] = float(returns[number])
-        forked = {fork.at.split("/")[1] for fork in drawn if len(drawn[fork]) > 1}  # nobody plays frozen agents anew
+        forked = {fork.at.split("/")[1] for fork in drawn if len(drawn[fork]) > 1}  # frozen agents have no resamples
         advantages, trained, groups, lone = [], [], list[str](), 0
         for number, episode in enumerate(inputs.episodes):
             for action in episode.actions:

@@ -1,8 +1,8 @@
-"""Multi-agent generalised advantage estimation, over actions or tokens (MARFT Algorithm 3; Schulman et al. 2016).
+"""Multi-agent generalized advantage estimation, over actions or tokens (MARFT Algorithm 3; Schulman et al. 2016).
 
-``δ_k = r_k + γ_k V(s_k') − V(s_k)``, ``Â_k = δ_k + γ_k λ_k Â_k'``, return ``= Â_k + V(s_k)``, with k' the decision that
-follows k in the chain. γ and λ are ``*_agent`` within an environment step and ``*_step`` across steps; at token level
-the tokens of an action follow each other with ``*_token``, and an action's last token leads to the next action's first.
+``δ_k = r_k + γ_k V(s_k') − V(s_k)``, ``Â_k = δ_k + γ_k λ_k Â_k'``, return ``= Â_k + V(s_k)``, where k' is the next
+decision in the chain. γ and λ are ``*_agent`` within an environment step and ``*_step`` across steps. At token level,
+``*_token`` applies between the tokens of an action. An action's last token leads to the first token of the next action.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from marft.trainer.interfaces import CreditInputs, Credits, Floats, split_rows
 class GAE(CreditPart):
     """Advantages from a critic.
 
-    ``successor = "joint"`` is one sequence over all agents (the paper); ``"agent"`` one for each agent (IPPO, MAPPO);
-    ``"graph"`` follows the realised dependencies. ``lambda_critic`` makes the critic's targets.
+    ``successor = "joint"`` uses one chain over all agents (the paper). ``"agent"`` uses one chain per agent (IPPO,
+    MAPPO). ``"graph"`` follows the actual dependencies between messages. ``lambda_critic`` applies to the critic's
+    targets.
     """
 
     needs_critic: ClassVar[bool] = True
 
-    successor: Literal["joint", "agent", "graph"] = "joint"  # the chain: which decision follows which
-    gamma_token: Fraction = 1.0  # discount from token to token of an action
-    gamma_agent: Fraction = 1.0  # from action to action inside an environment step
-    gamma_step: Fraction = 0.99  # from environment step to environment step
-    lambda_token: Fraction = 1.0  # bias against variance, as the discounts go
-    adaptive_lambda: NotNegative = 0.0  # α: λ_token of an action of l tokens is 1 − 1/(α l) (VAPO: 0.05); 0 is off
-    lambda_agent: Fraction = 0.95  # the same inside a step
-    lambda_step: Fraction = 0.95  # the same across steps
-    lambda_critic: Fraction = 1.0  # for the critic's targets; 1: whole returns
+    successor: Literal["joint", "agent", "graph"] = "joint"  # chain that links decisions
+    gamma_token: Fraction = 1.0  # discount between tokens of an action
+    gamma_agent: Fraction = 1.0  # discount between actions of an environment step
+    gamma_step: Fraction = 0.99  # discount between environment steps
+    lambda_token: Fraction = 1.0  # λ between tokens of an action; lower values add bias and reduce variance
+    adaptive_lambda: NotNegative = 0.0  # α: λ_token = 1 − 1/(α l) for an action of l tokens (VAPO: 0.05); 0 is off
+    lambda_agent: Fraction = 0.95  # λ between actions of an environment step
+    lambda_step: Fraction = 0.95  # λ between environment steps
+    lambda_critic: Fraction = 1.0  # λ of the critic's targets; 1 means full returns
 
     @property
     def by_agent(self) -> bool:
-        """Along a chain of its own, it alone."""
+        """True if each agent has its own chain."""
         return self.successor == "agent"
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """Advantages and returns of every decision; see :class:`marft.trainer.interfaces.Credit`."""
+        """Return advantages and returns for every decision; see :class:`marft.trainer.interfaces.Credit`."""
         episodes, values = inputs.episodes, inputs.values
         assert values is not None, "GAE reads a critic's values"
         links = link(episodes, self.successor, self.gamma_step)
@@ -60,7 +61,7 @@ class GAE(CreditPart):
             rewards[:units] -= np.concatenate(inputs.costs)
         value = np.concatenate([*values.actions, [values.final(episode, agent) for episode, agent in links.ends]])
         delta = rewards + gamma * value[successor] - value
-        delta[units:] = 0.0  # terminal rows only lend their value
+        delta[units:] = 0.0  # terminal rows only provide their value
 
         def estimate(decay: Floats | float) -> Floats:
             return backward_sum(delta, gamma * decay, successor)[:units]
@@ -75,8 +76,11 @@ class GAE(CreditPart):
 def _spread(
     links: Links, sizes: np.ndarray, gamma: Floats, decay: Floats, gamma_token: float, lambda_token: Floats
 ) -> tuple[Floats, np.ndarray, Floats, Floats]:
-    """From one row an action to one row a unit: a unit leads to the next of its action, the last one to the first
-    unit of the action's successor. Rewards sit on the last unit. With one unit an action nothing changes."""
+    """Expand link table rows from actions to units.
+
+    A unit leads to the next unit of its action. The last unit leads to the first unit of the action's successor, and
+    carries the reward. With one unit per action the rows stay unchanged.
+    """
     terminals = len(links.successor) - len(sizes)
     sizes = np.concatenate([sizes, np.ones(terminals, np.int64)])
     first = np.cumsum(sizes) - sizes

@@ -11,14 +11,14 @@ from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class GRPO(CreditPart):
-    """``(R − mean) / (std + ε)`` over the episodes of a task; ``scale = false`` leaves the division out (Dr.GRPO)."""
+    """``(R − mean) / (std + ε)`` over the episodes of a task; ``scale = false`` skips the division (Dr.GRPO)."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    scale: bool = True  # divide by the deviation
+    scale: bool = True  # divide by the group's standard deviation
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """The team's return, against the group's mean and over its deviation."""
+        """Compare each episode's team return with its group's mean."""
         keys = [episode.task.id for episode in inputs.episodes]
         advantages, metrics = compare(team_returns(inputs), keys, scale=self.scale, costs=team_costs(inputs))
         groups = group_names(inputs, lambda episode, _: [episode.task.id])

@@ -1,8 +1,8 @@
-"""How decisions follow each other: the three chains along which credit flows back (formulas §2).
+"""Chains of decisions for the backward flow of credit (formulas §2).
 
-A link table has one row a decision, for all episodes of a batch at once. Row k names its successor; the successor of
-a chain's last decision is a terminal row, worth 0 when the episode terminated and V(final) when it was truncated: of
-the agent whose chain it is, or of the one that would decide first.
+A link table has one row per decision, for all episodes of a batch at once. Row k names its successor. The successor of
+a chain's last decision is a terminal row. Its value is 0 for a terminated episode, and V(final) for a truncated
+episode. V(final) belongs to the agent of the chain, or to the agent that would decide first in the next step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """One row for each of K decisions, then one terminal row for each of C chains.
+    """Link table: a row per decision (K rows), then a terminal row per chain (C rows).
 
     >>> # two decisions in one step of an episode with reward 1
     >>> Links(np.array([0.0, 1.0, 0.0]), successor=np.array([1, 2, 2]), steps=np.array([0, 1, 0]), ends=[(0, "")]).ends
@@ -31,16 +31,18 @@ class Links:
     """
 
     rewards: Floats  # [K + C]
-    successor: Integers  # [K + C]; a terminal row is its own
+    successor: Integers  # [K + C]; terminal rows point to themselves
     steps: Integers  # [K + C] environment steps between a decision and its successor; 0 within a step
-    ends: Sequence[tuple[int, str]]  # [C] episode, and whose way into the next step it is; "": the first
+    ends: Sequence[tuple[int, str]]  # [C] episode, and agent of the next step; "": the first agent
 
 
 def link(episodes: Sequence[Episode], chain: Chain, gamma_step: float) -> Links:
-    """Link the decisions of a batch and lay the rewards on them.
+    """Link the decisions of a batch and assign rewards to them.
 
     Args:
-        gamma_step: discounts rewards of steps in which nobody decided, which go to the decision before.
+        episodes: episodes of the batch.
+        chain: kind of chain.
+        gamma_step: discount for rewards of steps without a decision; these rewards go to the previous decision.
     """
     decisions = sum(len(episode.actions) for episode in episodes)
     rewards, successor, steps = np.zeros(decisions), np.zeros(decisions, np.int64), np.zeros(decisions, np.int64)
@@ -69,13 +71,18 @@ def link(episodes: Sequence[Episode], chain: Chain, gamma_step: float) -> Links:
 
 
 def backward_sum(terms: Floats, weights: Floats, successor: Integers) -> Floats:
-    """``x_k = terms_k + weights_k · x_successor(k)`` for all k at once, in log₂(longest chain) passes.
+    """Return ``x_k = terms_k + weights_k · x_successor(k)`` for all k, in log₂(longest chain) passes.
 
-    Pointer doubling: each pass adds the sum that starts at a row's pointer and lets the pointer jump twice as far.
-    Rows that are their own successor end a chain: what they hold counts once.
+    The algorithm is pointer doubling. Each pass adds the partial sum at a row's pointer and doubles the distance of the
+    pointer. A row that is its own successor ends a chain and counts once.
 
     >>> backward_sum(np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.0]), np.array([1, 2, 2])).tolist()
     [1.75, 1.5, 1.0]
+
+    Args:
+        terms: shape [N].
+        weights: shape [N].
+        successor: index of each row's successor, shape [N].
     """
     total, weight, pointer = terms.copy(), weights.copy(), successor
     ends = pointer == np.arange(len(pointer))
@@ -88,7 +95,7 @@ def backward_sum(terms: Floats, weights: Floats, successor: Integers) -> Floats:
 
 
 def _successors(actions: Sequence[Action], chain: Chain) -> list[int | None]:
-    """For each decision of an episode the next one of its chain; None at the end."""
+    """Return the next decision in the chain for each decision in an episode; None at the end."""
     if chain == "joint":
         return [k + 1 if k + 1 < len(actions) else None for k in range(len(actions))]
     own: list[int | None] = []
@@ -110,15 +117,17 @@ def _graph_successor(actions: Sequence[Action], k: int, own: int | None) -> int 
 
 
 def _leads_on(actions: Sequence[Action], k: int, chain: Chain) -> str:
-    """The agent that would decide after the last decision k of a chain, were there another step; "" is the first."""
+    """Return the agent that would decide after a chain's last decision k in a next step; "" is the first agent."""
     if chain == "joint":
         return ""
     return actions[k if chain == "agent" else _root(actions, k)].agent
 
 
 def _root(actions: Sequence[Action], k: int) -> int:
-    """The earliest decision of k's step that k depends on, directly or not, or k itself. It depends on none: what it
-    saw would be earlier still."""
+    """Return the earliest decision in k's step that k depends on, directly or indirectly, or k itself.
+
+    The result depends on no other decision of the step, because such a decision would be earlier still.
+    """
     by_id = {actions[j].id: j for j in _same_step(actions, k)}
     reached, frontier = {k}, [k]
     while frontier:
@@ -140,9 +149,9 @@ def _same_step(actions: Sequence[Action], k: int) -> range:
 def _payments(
     episode: Episode, chain: Chain, following: Sequence[int | None], gamma_step: float
 ) -> Iterator[tuple[int, float]]:
-    """``(decision, reward)``: who is paid what. A decision made Δ steps before its pay gets γ_step^Δ of it."""
+    """Yield ``(decision, reward)`` pairs; a reward after Δ steps is discounted by γ_step^Δ."""
     actions = episode.actions
-    latest: dict[str, int] = {}  # each agent's last decision so far
+    latest: dict[str, int] = {}  # latest decision of each agent
     k = 0
     for t, transition in enumerate(episode.transitions):
         while k < len(actions) and actions[k].step <= t:
@@ -158,11 +167,11 @@ def _payments(
         for agent, reward in transition.agent_rewards.items():
             owner = latest.get(agent)
             if chain == "joint" and (owner is None or actions[owner].step < t):
-                owner = max(latest.values())  # the team's last decision: those since the agent's own led there too
+                owner = max(latest.values())  # team's last decision: later decisions contributed too
             if owner is not None:
                 yield owner, reward * gamma_step ** (t - actions[owner].step)
 
 
 def _is_sink(actions: Sequence[Action], k: int, after: int | None) -> bool:
-    """Whether nobody in its own step comes after decision k."""
+    """Return True if no decision in the same step follows decision k."""
     return after is None or actions[after].step != actions[k].step

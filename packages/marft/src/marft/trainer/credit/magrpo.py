@@ -1,9 +1,9 @@
-"""MAGRPO (Liu et al. 2025): every agent of a team is judged by the joint return from its turn on, relative to the group
-of a task at that turn.
+"""MAGRPO: group-relative joint return from each agent's turn on (Liu et al. 2025).
 
-``aligned`` pairs the g-th sample of every agent, as it was played. ``cross`` scores every tuple of the agents' samples:
-a sample's return is the mean over the tuples that hold it, and the baseline is the agent's own mean. It needs a game of
-one step in which nobody sees anybody.
+Attempts at a task form a group, compared separately at each turn. ``aligned`` combines the g-th samples of all agents,
+as played. ``cross`` scores every combination of the agents' samples. The return of a sample is then the mean over the
+combinations that contain the sample, and the baseline is the agent's own mean. ``cross`` needs a game of one step in
+which no agent sees another agent's action.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class MAGRPO(CreditPart):
-    """``R_t − mean R_t`` over the task's episodes that have a turn t, R_t the joint return from environment step t on;
-    ``scale = true`` divides by the deviation."""
+    """``R_t − mean R_t`` over a task's episodes with a turn t.
+
+    R_t is the joint return from environment step t on. ``scale = true`` also divides by the standard deviation.
+    """
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    joint_mode: Literal["aligned", "cross"] = "aligned"  # cross: every tuple of the agents' samples is scored
-    scale: bool = False  # divide by the deviation
+    joint_mode: Literal["aligned", "cross"] = "aligned"  # "cross": score every combination of the agents' samples
+    scale: bool = False  # divide by the group's standard deviation
 
     @property
     def forking(self) -> Crossed | None:
-        """The tuples of ``cross``."""
+        """Fork mode for ``cross``; None for ``aligned``."""
         return Crossed() if self.joint_mode == "cross" else None
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """The return from each turn on, against the group's at that turn."""
+        """Compare the return from each turn on with the group at the same turn."""
         return self._cross(inputs) if self.joint_mode == "cross" else self._aligned(inputs)
 
     def _aligned(self, inputs: CreditInputs) -> Credits:
@@ -51,8 +53,8 @@ class MAGRPO(CreditPart):
         return Credits(inputs.spread(np.array(by_action)), groups=groups, metrics=metrics)
 
     def _cross(self, inputs: CreditInputs) -> Credits:
-        """Mean return of every sample over the tuples that hold it, by the sample's own key."""
-        held: dict[ActionKey, list[tuple[float, float]]] = {}  # net return and cost of each tuple
+        """Compare each sample's mean return over the combinations that contain the sample."""
+        held: dict[ActionKey, list[tuple[float, float]]] = {}  # net return and cost of each combination
         for episode, net, cost in zip(inputs.episodes, team_returns(inputs), team_costs(inputs), strict=True):
             for action in episode.actions:
                 held.setdefault(action.key, []).append((float(net), float(cost)))

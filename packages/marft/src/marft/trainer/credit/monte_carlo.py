@@ -1,4 +1,4 @@
-"""The discounted return from a decision on, without a critic: what λ = 1 leaves of GAE when V is 0 throughout."""
+"""Discounted return from each decision, without a critic: GAE with λ = 1 and V = 0."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from marft.trainer.interfaces import CreditInputs, Credits, Values
 
 
 class MonteCarlo(CreditPart):
-    """``G_k = r_k + γ_k G_k'`` along a chain (see :class:`marft.trainer.credit.gae.GAE`). A truncated episode is
-    taken as if nothing came after it: without a critic nobody knows."""
+    """``G_k = r_k + γ_k G_k'`` along a chain (see :class:`marft.trainer.credit.gae.GAE`).
+
+    The remaining return of a truncated episode counts as 0, because there is no critic to estimate the value.
+    """
 
     needs_critic: ClassVar[bool] = False
 
-    successor: Literal["joint", "agent", "graph"] = "joint"  # the chain: which decision follows which
-    gamma_token: Fraction = 1.0  # discount from token to token of an action
-    gamma_agent: Fraction = 1.0  # from action to action inside an environment step
-    gamma_step: Fraction = 0.99  # from environment step to environment step
+    successor: Literal["joint", "agent", "graph"] = "joint"  # chain that links decisions; see credit "gae"
+    gamma_token: Fraction = 1.0  # discount between tokens of an action
+    gamma_agent: Fraction = 1.0  # discount between actions of an environment step
+    gamma_step: Fraction = 0.99  # discount between environment steps
 
     @property
     def by_agent(self) -> bool:
-        """Along a chain of its own, it alone."""
+        """True if each agent has its own chain."""
         return self.successor == "agent"
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """The return from each decision on: the whole estimate of GAE with λ = 1 and values of 0."""
+        """Return the discounted return from each decision: GAE with λ = 1 and values of 0."""
         zeros = Values([np.zeros(size) for size in inputs.sizes()])
         whole = GAE(
             successor=self.successor, gamma_token=self.gamma_token, gamma_agent=self.gamma_agent,

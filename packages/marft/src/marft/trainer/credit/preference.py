@@ -1,4 +1,4 @@
-"""Which of the attempts at a task are preferred to which (DPO: Rafailov et al. 2023): pairs instead of advantages."""
+"""Preference pairs between attempts at a task, instead of advantages (DPO: Rafailov et al. 2023)."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class Preference(CreditPart):
-    """Better against worse attempts at a task, for objective ``dpo``. What is recorded as an advantage is +1 or −1
-    times the pair's weight.
+    """Pairs of better and worse attempts at a task, for objective ``dpo``.
 
-    ``sides = "team"`` compares joint trajectories: the log-ratios of all agents' actions are added up before the loss
-    is taken, so an agent is pushed less where its teammates already tell the two apart. ``"agent"`` takes a loss of
-    each agent's own actions.
+    The recorded advantage is the pair's weight, positive for the better side and negative for the worse side.
+
+    ``sides = "team"`` compares joint trajectories. The loss sees the sum of the log-ratios of all agents' actions. An
+    agent's gradient is therefore smaller if its teammates already separate the two attempts. ``sides = "agent"``
+    computes a separate loss for each agent's own actions.
     """
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
     makes_pairs: ClassVar[bool] = True
     absolute: ClassVar[bool] = True
 
-    # best against worst; best against worst, second against last but one, …; or all that differ
+    # "extremes": best against worst; "ranked": also second best against second worst, and so on; "all": every pair with
+    # different rewards
     pairs: Pairing = "extremes"
-    sides: Literal["team", "agent"] = "team"  # what is compared: all actions of an attempt, or each agent's by itself
-    # of sides = "agent", by what: all that was earned, or what the team earned and the agent itself
+    sides: Literal["team", "agent"] = "team"  # compare all actions of an attempt, or each agent's actions
+    # with sides = "agent", the reward for comparison: everything earned, or the team reward plus the agent's own reward
     judged_by: Literal["team", "own"] = "team"
-    weights: Weighing = "equal"  # gap: a pair weighs by how much its sides differ in what they earned
+    weights: Weighing = "equal"  # "gap": weight of a pair is its difference in reward, net of KL costs
 
     @property
     def by_agent(self) -> bool:
-        """Whether an agent is compared with itself alone."""
+        """True if agents have separate pairs and separate rewards."""
         return self.sides == "agent" and self.judged_by == "own"
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """Pairs of attempts at the same task, or of an agent's parts of them."""
+        """Return pairs between attempts at the same task, or between an agent's parts."""
         sides = self._of_agents(inputs) if self.sides == "agent" else self._of_teams(inputs)
         found, metrics = comparisons(sides, self.pairs, self.weights)
         advantages, trained = signs(found, inputs.actions)

@@ -1,4 +1,4 @@
-"""Which of the candidates that were sampled from one state are preferred to which: pairs of single actions."""
+"""Preference pairs between candidates for a single action, sampled from the same state."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class PreferenceTree(CreditPart):
-    """Better against worse candidates of a state, for objective ``dpo``; a candidate earns what credit ``tree`` says.
-    The two share everything said before, so nothing else is in their log-ratio."""
+    """Pairs of better and worse candidates from a state, for objective ``dpo``.
+
+    A candidate earns the reward of its step, as in credit ``tree``. Both candidates share all earlier messages, so the
+    log-ratio of a pair contains only the two candidates.
+    """
 
     makes_pairs: ClassVar[bool] = True
     absolute: ClassVar[bool] = True
 
-    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # sampled from one state
-    carry: Literal["best", "first"] = "best"  # the candidate that the episode goes on with
-    # best against worst; best against worst, second against last but one, …; or all that differ
+    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # candidates sampled from each state
+    carry: Literal["best", "first"] = "best"  # candidate that the episode continues from
+    # "extremes": best against worst; "ranked": also second best against second worst, and so on; "all": every pair with
+    # different rewards
     pairs: Pairing = "extremes"
-    weights: Weighing = "equal"  # gap: a pair weighs by how much its sides differ in what they earned
+    weights: Weighing = "equal"  # "gap": weight of a pair is its difference in reward, net of KL costs
 
     @property
     def forking(self) -> Candidates:
-        """Candidates are sampled from the states that the policies come to."""
+        """Fork mode that grows candidate trees."""
         return Candidates(self.candidates, self.carry)
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """Pairs of candidates at the same branch."""
+        """Return pairs of candidates from the same state."""
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         names = [""] * len(rows)
         sides = []

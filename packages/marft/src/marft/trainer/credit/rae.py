@@ -1,4 +1,4 @@
-"""Role-conditioned advantage estimation (SPIRAL: Liu et al. 2025): every role has a running mean of its returns."""
+"""Role-conditioned advantage estimation (SPIRAL: Liu et al. 2025): one running mean of returns per role."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class RAE(CreditPart):
-    """``R_i − b_i`` with agent i's baseline from before the batch, then ``b_i ← decay · b_i + (1 − decay) · mean``.
+    """``R_i − b_i`` with agent i's baseline before the batch, then ``b_i ← decay · b_i + (1 − decay) · mean``.
 
-    The first batch that an agent appears in sets its baseline to 0, as the paper does. With ``by`` an agent has a
-    baseline for each of the values that tasks have there: for each game, or each side that begins.
+    The baseline starts at 0, as in the paper. With ``by`` an agent has a separate baseline for each combination
+    of the listed task fields. Examples are a baseline per game or per starting side.
     """
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.95  # of the running mean, a batch
-    by: Names = ()  # keys of a task's data by which baselines are kept apart
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.95  # decay of the running mean per batch
+    by: Names = ()  # fields of task data with separate baselines
 
     _baselines: dict[str, float] = PrivateAttr(default_factory=dict)
 
     @property
     def by_agent(self) -> bool:
-        """Every agent has a baseline of its own."""
+        """True: agents have separate baselines."""
         return True
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """What an agent earned, against its running mean. Moves the baselines: once a batch."""
+        """Compare each agent's return with its baseline, then update the baselines.
+
+        Call it once per batch.
+        """
         returns = [
             {agent: (self._goes_by(agent, episode.task), earned) for agent, earned in of_agents.items()}
             for episode, of_agents in zip(inputs.episodes, agent_returns(inputs), strict=True)
@@ -54,22 +57,22 @@ class RAE(CreditPart):
         return Credits(inputs.spread(np.array(advantages)), metrics=metrics)
 
     def _goes_by(self, agent: str, task: Task) -> str:
-        """What a baseline goes by: the agent and, in JSON, what it is kept apart by."""
+        """Return the key of a baseline: the agent and, as JSON, the task's values of the ``by`` fields."""
         return " ".join(
             [agent, json.dumps([task.data.get(key) for key in self.by], default=str)] if self.by else [agent]
         )
 
     def state_dict(self) -> dict[str, float]:
-        """Baselines by agent; see :class:`marft.trainer.interfaces.Stateful`."""
+        """Return the baselines by key; see :class:`marft.trainer.interfaces.Stateful`."""
         return dict(self._baselines)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take up baselines again."""
+        """Restore baselines from :meth:`state_dict`."""
         self._baselines = dict(state)
 
 
 def _by_agent(baselines: Mapping[str, float]) -> dict[str, float]:
-    """The mean of an agent's baselines."""
+    """Return the mean of each agent's baselines."""
     of_agents: dict[str, list[float]] = {}
     for name, baseline in baselines.items():
         of_agents.setdefault(name.partition(" ")[0], []).append(baseline)

@@ -1,4 +1,4 @@
-"""Returns and costs of episodes, agents and actions, by which credit compares them (formulas §5)."""
+"""Returns and costs by episode, agent and action for credit assignment (formulas §5)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from marft.trainer.interfaces import CreditInputs, Floats, split_rows
 
 
 def group_names(inputs: CreditInputs, key_of: Callable[[Episode, Action], Sequence[object]]) -> list[str]:
-    """What the group of each action is called: the parts of its key.
+    """Return the group name of each action: the parts of its key, joined by spaces.
 
     Args:
-        key_of: the key of an action of an episode; an empty one is none.
+        inputs: episodes of the batch.
+        key_of: function that returns the key of an action; an empty key means no group.
     """
     return [" ".join(map(str, key_of(e, action))) for e in inputs.episodes for action in e.actions]
 
 
 def team_returns(inputs: CreditInputs) -> Floats:
-    """R of each episode: undiscounted, all that the team and its agents earned, minus the costs, [E]."""
+    """Return R for each episode, shape [E].
+
+    R is undiscounted: all rewards of the team and its agents, minus the KL costs.
+    """
     return earned_returns(inputs) - team_costs(inputs)
 
 
 def earned_returns(inputs: CreditInputs) -> Floats:
-    """R of each episode before its costs, [E]."""
+    """Return R for each episode before costs, shape [E]."""
     earned = [episode.total_reward + sum(local_rewards(episode).values()) for episode in inputs.episodes]
     return np.array(earned, np.float64)
 
 
 def team_costs(inputs: CreditInputs) -> Floats:
-    """What is taken off the return of each episode, [E]."""
+    """Return the total cost per episode, shape [E]."""
     totals, first = [], 0
     for episode in inputs.episodes:
         totals.append(sum(inputs.cost_of(first + k) for k in range(len(episode.actions))))
@@ -41,7 +45,7 @@ def team_costs(inputs: CreditInputs) -> Floats:
 
 
 def costs_to_come(inputs: CreditInputs) -> list[Floats]:
-    """What is still taken off the return from each decision on, its own cost included: one array an action."""
+    """Return the cost-to-go per decision, its own cost included: an array per action."""
     rows, first = [], 0
     for episode in inputs.episodes:
         mine = inputs.costs[first : first + len(episode.actions)]
@@ -52,10 +56,13 @@ def costs_to_come(inputs: CreditInputs) -> list[Floats]:
 
 
 def earned_from(inputs: CreditInputs) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
-    """For each episode and each of its steps with actions: all that is earned from that step on, and all that it costs.
+    """Return the reward-to-go and cost-to-go for each episode and each step with actions.
 
     >>> earned_from(CreditInputs(episodes=(), level="action"))
     ([], [])
+
+    Returns:
+        Two lists with one dictionary per episode, from environment step to total reward and to total cost.
     """
     earned: list[dict[int, float]] = []
     costs: list[dict[int, float]] = []
@@ -73,7 +80,7 @@ def earned_from(inputs: CreditInputs) -> tuple[list[dict[int, float]], list[dict
 
 
 def agent_costs(inputs: CreditInputs) -> list[dict[str, float]]:
-    """What is taken off the return of each agent that acted in each episode."""
+    """Return the total cost per acting agent, a dictionary per episode."""
     results, first = [], 0
     for episode in inputs.episodes:
         costs = dict.fromkeys((action.agent for action in episode.actions), 0.0)
@@ -85,7 +92,10 @@ def agent_costs(inputs: CreditInputs) -> list[dict[str, float]]:
 
 
 def agent_returns(inputs: CreditInputs) -> list[dict[str, float]]:
-    """R of each agent that acted in each episode: the team's return, and its own rewards minus its own costs."""
+    """Return R for each acting agent, a dictionary per episode.
+
+    R is the team's return, plus the agent's own rewards, minus the agent's own costs.
+    """
     results = []
     for episode, costs in zip(inputs.episodes, agent_costs(inputs), strict=True):
         local = local_rewards(episode)
@@ -94,6 +104,11 @@ def agent_returns(inputs: CreditInputs) -> list[dict[str, float]]:
 
 
 def to_actions(inputs: CreditInputs, key_ofs: Floats) -> list[Floats]:
-    """One number an episode → one a decision of all its actions."""
+    """Broadcast a number per episode to every decision in its actions.
+
+    Args:
+        inputs: episodes of the batch.
+        key_ofs: one number per episode, shape [E].
+    """
     counts = [len(episode.actions) for episode in inputs.episodes]
     return inputs.spread(np.repeat(key_ofs, counts))

@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out (Ahmadian et al. 2024): the baseline of an attempt is the mean of the others."""
+"""REINFORCE leave-one-out (RLOO: Ahmadian et al. 2024)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class RLOO(CreditPart):
-    """``R_j − mean of the other episodes of the task``."""
+    """``R_j − mean R`` over the other episodes of the task."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """The team's return, against the mean of the group's other attempts."""
+        """Compare each episode's team return with the mean of the group's other attempts."""
         keys = [episode.task.id for episode in inputs.episodes]
         advantages, metrics = compare(team_returns(inputs), keys, leave_one_out=True, costs=team_costs(inputs))
         groups = group_names(inputs, lambda episode, _: [episode.task.id])

@@ -1,4 +1,4 @@
-"""Sides that can be compared, and which of a group make pairs: best against worst, by rank, or all that differ."""
+"""Preference pair sides, and the pairing within a group: extremes, by rank, or every unequal pair."""
 
 from __future__ import annotations
 
@@ -19,34 +19,50 @@ Weighing = Literal["equal", "gap"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """An attempt, an agent's part of one, or a single action: what it is compared with, and by what."""
+    """Side of a pair: an attempt, an agent's part of an attempt, or a single action.
+
+    Args:
+        group: key of the group; sides are compared within a group.
+        agent: agent of the actions; "" for the whole team.
+        earned: reward before KL costs.
+        cost: KL cost.
+        actions: keys of the trained actions.
+    """
 
     group: Hashable
-    agent: str  # whose; "" of all
+    agent: str  # "" for the whole team
     earned: float
-    cost: float  # what is taken off for its KL
-    actions: tuple[ActionKey, ...]  # that are trained
+    cost: float  # KL cost
+    actions: tuple[ActionKey, ...]  # trained actions
 
     @property
     def net(self) -> float:
+        """Reward net of KL costs."""
         return self.earned - self.cost
 
 
 def trained_of(inputs: CreditInputs, actions: Sequence[Action]) -> tuple[ActionKey, ...]:
-    """Keys of the actions whose policies learn, and in which there was anything to decide."""
+    """Return the keys for trainable actions: trained policy, and at least one free decision."""
     return tuple(action.key for action in actions if inputs.trains(action) and not action.settled)
 
 
 def comparisons(
     sides: Sequence[Side], pairing: Pairing, weighing: Weighing
 ) -> tuple[list[Comparison], dict[str, float]]:
-    """The pairs of all groups → comparisons, metrics. Two that earned the same tell nothing: they are dropped, and
-    counted. A pair without a trained action is none.
+    """Return the preference pairs within each group, and metrics.
+
+    Pairs of equal rewards carry no information; they are dropped and counted. Pairs without a trained action are
+    dropped too. Weights are scaled to mean 1.
 
     >>> a, b = (Side("t", "", earned, 0.0, (ActionKey("s", "t", n, 0, "a", 0),)) for n, earned in enumerate((0.0, 1.0)))
     >>> found, metrics = comparisons([a, b], "extremes", "equal")
     >>> found[0].better == b.actions, metrics["preference/pairs"], metrics["preference/equal_pairs"]
     (True, 1.0, 0.0)
+
+    Args:
+        sides: sides of all groups.
+        pairing: choice of pairs within a group.
+        weighing: weight of a pair: 1, or the difference in net reward.
     """
     keys = [(side.group, side.agent) for side in sides]
     _, metrics = compare(np.array([side.earned for side in sides]), keys)
@@ -65,8 +81,11 @@ def comparisons(
 
 
 def _pairs(group: Sequence[Side], pairing: Pairing) -> Iterator[tuple[Side, Side]]:
-    """Better and worse sides of a group by what they earned, and where that is alike by what is left of it net of
-    costs; among equals the earlier attempt is the better one."""
+    """Yield the better and the worse side of each pair in a group.
+
+    Sides are ordered by reward, then by reward net of costs. Equal sides keep their order, so the earlier attempt
+    counts as better.
+    """
     ordered = sorted(group, key=lambda side: (-side.earned, -side.net))
     if pairing == "all":
         yield from combinations(ordered, 2)
@@ -76,14 +95,16 @@ def _pairs(group: Sequence[Side], pairing: Pairing) -> Iterator[tuple[Side, Side
 
 
 def _of_mean_one(found: Sequence[Comparison]) -> list[Comparison]:
-    """Weights over their mean; all equal where that is 0."""
+    """Scale weights to mean 1; use weight 1 if the mean is 0."""
     mean = float(np.mean([pair.weight for pair in found])) if found else 0.0
     return [replace(pair, weight=pair.weight / mean if mean > 0 else 1.0) for pair in found]
 
 
 def signs(found: Sequence[Comparison], actions: Sequence[Action]) -> tuple[Floats, list[bool]]:
-    """For each action the weights of the comparisons that it is on the better side of, less those that it is on the
-    worse side of; and whether it is in any."""
+    """Return the signed weight per action, shape [actions], and a flag for membership in a pair.
+
+    The signed weight is the sum of pair weights on the better side, minus the sum on the worse side.
+    """
     sums: dict[ActionKey, float] = {}
     for pair in found:
         for side, sign in ((pair.better, 1.0), (pair.worse, -1.0)):

@@ -1,10 +1,11 @@
-"""One advantage for each environment step, shared by all its decisions (HAPPO: Kuba et al. 2022; MAT: Wen et al. 2022;
-A2PO: Wang et al. 2023).
+"""One advantage per environment step, shared by all its decisions.
 
-``δ_t = r_t + γ V_{t+1} − V_t``, ``Â_t = δ_t + γ λ min(1, ρ_{t+1}) Â_{t+1}``: r_t is all that the team and its agents
-earned in the step, V_t the value of the step's first decision or the mean over its decisions, and ρ (1 without a
-correction) how far the policies updated before have moved in step t + 1. The end of a truncated episode is worth what
-its last step is read by: the value of the agent that decided first there, or the mean over the agents that did.
+Sources: HAPPO (Kuba et al. 2022), MAT (Wen et al. 2022), A2PO (Wang et al. 2023).
+
+``δ_t = r_t + γ V_{t+1} − V_t``, ``Â_t = δ_t + γ λ min(1, ρ_{t+1}) Â_{t+1}``. r_t is the total reward of the team and
+its agents in the step. V_t is the value of the step's first decision, or the mean over its decisions. ρ is the change
+of the earlier-updated policies in step t + 1; without a correction it is 1. The final value of a truncated episode uses
+the agents of the last step: the first agent that decided there, or the mean over its agents.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from marft.trainer.interfaces import CreditInputs, Credits, Floats, Values
 
 
 class StepGAE(CreditPart):
-    """GAE over environment steps. ``value = "first"`` is HAPPO's and A2PO's, ``"mean"`` is MAT's."""
+    """GAE over environment steps: ``value = "first"`` as in HAPPO and A2PO, ``"mean"`` as in MAT."""
 
     needs_critic: ClassVar[bool] = True
     reads_traces: ClassVar[bool] = True
 
-    value: Literal["first", "mean"] = "first"  # of a step: that of its first decision, or the mean
-    gamma_step: Fraction = 0.99  # discount from environment step to environment step
-    lambda_step: Fraction = 0.95  # bias against variance, as the discount goes
-    lambda_critic: Fraction = 1.0  # for the critic's targets; 1: whole returns
+    value: Literal["first", "mean"] = "first"  # value of a step: its first decision, or the mean
+    gamma_step: Fraction = 0.99  # discount between environment steps
+    lambda_step: Fraction = 0.95  # λ between environment steps; lower values add bias and reduce variance
+    lambda_critic: Fraction = 1.0  # λ of the critic's targets; 1 means full returns
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """The advantage of each environment step, to all that acted in it."""
+        """Return the advantage of each environment step for all its decisions."""
         assert inputs.values is not None, "StepGAE reads a critic's values"
         results: dict[str, list[Floats]] = {"advantages": [], "returns": [], "monte_carlo": []}
         first, sizes = 0, inputs.sizes()
@@ -48,7 +49,7 @@ class StepGAE(CreditPart):
                 rewards[action.step] -= inputs.cost_of(first + k)
             traces = dict.fromkeys(values, 1.0)
             if inputs.traces is not None:
-                for k in reversed(range(len(episode.actions))):  # all of a step have the same
+                for k in reversed(range(len(episode.actions))):  # equal for all actions of a step
                     traces[episode.actions[k].step] = min(1.0, float(inputs.traces[first + k]))
             for name, decay in decayed.items():
                 uses_traces = traces if name == "advantages" else dict.fromkeys(traces, 1.0)
@@ -63,7 +64,7 @@ class StepGAE(CreditPart):
         self, episode: Episode, values: dict[int, float], rewards: dict[int, float], traces: dict[int, float],
         decay: float, final_value: float,
     ) -> dict[int, float]:  # fmt: skip
-        """Â_t for each step with decisions; steps without any are jumped over."""
+        """Return Â_t for each step with decisions; other steps only add to the discount."""
         estimates: dict[int, float] = {}
         following, estimate, value, trace = len(episode.transitions), 0.0, final_value, 1.0
         for step in sorted(values, reverse=True):
@@ -90,7 +91,10 @@ def _final_value(episode: Episode, values: Values, number: int, kind: str) -> fl
 
 
 def _step_rewards(episode: Episode, gamma: float) -> dict[int, float]:
-    """What each step with decisions earned; a step without any pays the one before it, discounted."""
+    """Return the reward of each step with decisions.
+
+    The discounted reward of a step without decisions goes to the last step with decisions before it.
+    """
     deciding = {action.step for action in episode.actions}
     rewards = dict.fromkeys(deciding, 0.0)
     latest = None

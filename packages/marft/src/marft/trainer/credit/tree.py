@@ -1,10 +1,12 @@
-"""AT-GRPO (Stronger-MAS: Zhao et al. 2025): several candidates for one action, sampled from the same state.
+"""AT-GRPO: several candidates for each action, sampled from the same state (Stronger-MAS: Zhao et al. 2025).
 
-Group key: task, state, agent, step and call; the state is everything said before, whether the agent saw it or not. A
-candidate earns what the step paid: the team's reward and the agent's own; where a step pays only when everybody has
-acted, one completion of the step scores the candidate. Only candidates are trained: an action that was carried over
-from the state, or that only completed a step, is not. The paper's ablations keep one half of the
-key: candidates of an agent at all its turns are compared, or those of all agents at a turn.
+The group key contains task, state, agent, step and call. The state contains all earlier messages, including messages
+that the agent did not see. A candidate earns the reward of its step: the team's reward plus the agent's own reward. If
+a step pays only after all agents have acted, one completion of the step scores the candidate.
+
+Only candidates are trained. Actions carried over from the state, and actions that only complete a step, are not
+trained. The paper's ablations use half of the key: they compare all candidates of an agent, or all candidates at a
+turn.
 """
 
 from __future__ import annotations
@@ -24,21 +26,24 @@ from marft.trainer.interfaces import CreditInputs, Credits
 
 
 class Tree(CreditPart):
-    """``(r − mean) / (std + ε)`` over the candidates of a state; the best of them is carried on, or the first."""
+    """``(r − mean) / (std + ε)`` over the candidates from a state.
 
-    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # sampled from one state
-    carry: Literal["best", "first"] = "best"  # the candidate that the episode goes on with
-    scale: bool = True  # divide by the deviation
-    # whose candidates are compared: those of one state; of one agent at all its turns; or of all agents at one turn
+    The episode continues from the best candidate, or from the first.
+    """
+
+    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # candidates sampled from each state
+    carry: Literal["best", "first"] = "best"  # candidate that the episode continues from
+    scale: bool = True  # divide by the group's standard deviation
+    # group of compared candidates: one state; one agent at all its turns; or all agents at one turn
     compared: Literal["state", "agent", "turn"] = "state"
 
     @property
     def forking(self) -> Candidates:
-        """Candidates are sampled from the states that the policies come to."""
+        """Fork mode that grows candidate trees."""
         return Candidates(self.candidates, self.carry)
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """A candidate's score, against the other candidates at its branch."""
+        """Compare a candidate's score with the other candidates of its group."""
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         chosen = [k for k, (episode, action) in enumerate(rows) if is_candidate(episode, action)]
         keys = [_KEYS[self.compared](*rows[k]) for k in chosen]
@@ -55,20 +60,22 @@ class Tree(CreditPart):
 
 
 def is_candidate(episode: Episode, action: Action) -> bool:
-    """Whether the action is the one at which its episode was forked. In an episode that is no fork every action is
-    one, among the actions that happen to share its state."""
+    """Return True if the episode was forked at the action.
+
+    In an episode without a fork every action is a candidate, compared with actions that happen to share its state.
+    """
     return episode.fork is None or action.id == episode.fork.at
 
 
 def state_of(episode: Episode, action: Action) -> tuple[str, str, bytes, tuple[tuple[str, bytes], ...]]:
-    """What the action was sampled from: its prompt with what its turn began with, and all actions before it."""
+    """Return a key for the state before an action: its prompt with the fixed turn start, and the earlier actions."""
     begun = action.tokens[: int(np.argmax(action.own))]
     before = tuple((other.id, other.tokens.tobytes()) for other in episode.actions if other.index < action.index)
     return episode.task.id, action.id, np.concatenate([action.prompt, begun]).tobytes(), before
 
 
 def state_name(key: tuple[object, ...]) -> str:
-    """What a group of candidates is called: its task, who acts or when, and a digest of the rest."""
+    """Return a candidate group's name: task, agent or step, and a digest for the full key."""
     return f"{key[0]} {key[1]} {hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
 
 

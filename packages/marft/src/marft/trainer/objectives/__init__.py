@@ -1,1 +1,1 @@
-"""Losses, one a file: pure functions of log-probabilities and advantages."""
+"""Objectives, one per file: pure functions from log-probabilities and advantages to losses."""

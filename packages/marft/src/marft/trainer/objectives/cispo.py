@@ -1,4 +1,4 @@
-"""CISPO (MiniMax-M1, 2025): the importance weight is clipped, never the gradient."""
+"""CISPO: clip the importance weight, never the gradient (MiniMax-M1, 2025)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from marft.trainer.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
 class CISPO(ObjectivePart):
-    """``−sg(min(r, 1 + high)) A log π``. One-sided, with a width of its own: PPO's ε would cut most of the signal."""
+    """``−sg(min(r, 1 + high)) A log π``.
 
-    high: Annotated[float, Field(gt=0, le=LARGEST)] = 4.0  # the weight is at most 1 + high
+    The clip is one-sided with its own width, because PPO's ε would remove most of the signal.
+    """
+
+    high: Annotated[float, Field(gt=0, le=LARGEST)] = 4.0  # maximum weight is 1 + high
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Return the loss and the clip fraction of each unit, shape [U]."""
         ratio = (inputs.log_probs - inputs.old_log_probs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         weight = ratio.clamp(max=1.0 + self.high)
         clipped = (ratio > weight).to(ratio.dtype)

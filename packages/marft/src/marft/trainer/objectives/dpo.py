@@ -1,14 +1,14 @@
-"""Losses of pairs: DPO (Rafailov et al. 2023), and what others have made of it.
+"""Pairwise preference losses: DPO (Rafailov et al. 2023) and its variants.
 
-With ``h`` the better side's log-ratio to the reference less the worse side's, each a sum over the actions of all agents
-that are compared:
+``h`` is the log-ratio to the reference of the better side minus that of the worse side. Each log-ratio is a sum over
+the compared actions of all agents.
 
     z = beta · h + length_price · (|better| − |worse|) − margin
     sigmoid:  − (1 − smoothing) · log σ(z) − smoothing · log σ(−z)
     ipo:      (h − 1 / (2 beta))²
 
-``ipo`` is IPO's (Azar et al. 2024), ``smoothing`` cDPO (Mitchell 2023), ``length_price`` R-DPO (Park et al. 2024),
-``margin`` without a reference and over tokens SimPO (Meng et al. 2024), ``imitation`` RPO (Pang et al. 2024).
+Sources: ``ipo`` is IPO (Azar et al. 2024), ``smoothing`` cDPO (Mitchell 2023), ``length_price`` R-DPO (Park et al.
+2024), ``imitation`` RPO (Pang et al. 2024). ``margin`` without a reference and over tokens is SimPO (Meng et al. 2024).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 class DPO(PairObjectivePart):
-    """``−log σ(β · (log-ratio of the better side − log-ratio of the worse side))``, averaged over comparisons."""
+    """``−log σ(β · (log-ratio of the better side − log-ratio of the worse side))``, averaged over pairs."""
 
-    # how sharply sides are told apart, and so how close to the reference policies stay
+    # inverse temperature of the loss; larger values keep policies closer to the reference
     beta: Annotated[Positive, Felt] = 0.1
-    loss: Literal["sigmoid", "ipo"] = "sigmoid"  # ipo: squared distance of the log-ratio from 1 / (2 beta)
-    smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # share of pairs that are taken to be the wrong way round
-    margin: NotNegative = 0.0  # by how much more than 0 sides are to be told apart
-    length_price: NotNegative = 0.0  # what a decision more is taken to have cost, so that length is no merit by itself
-    imitation: NotNegative = 0.0  # weight of the better side's mean −log π beside the loss
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"  # "ipo": squared distance between h and 1 / (2 beta)
+    smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # assumed fraction of pairs with swapped sides
+    margin: NotNegative = 0.0  # minimum separation of the two sides, subtracted from z
+    length_price: NotNegative = 0.0  # length penalty per decision, against a bias to longer answers
+    imitation: NotNegative = 0.0  # weight of an added loss: mean −log π of the better side
 
     @model_validator(mode="after")
     def _check_loss(self) -> DPO:
@@ -46,7 +46,7 @@ class DPO(PairObjectivePart):
         return self
 
     def pair_losses(self, inputs: PairInputs) -> Tensor:
-        """The loss of each comparison, [P]."""
+        """Return the loss of each pair, shape [P]."""
         h = inputs.better - inputs.worse
         if self.loss == "ipo":
             losses = (h - 0.5 / self.beta).square()
@@ -57,5 +57,5 @@ class DPO(PairObjectivePart):
 
 
 def _log1p_exp(x: Tensor) -> Tensor:
-    """log(1 + e^x) = −log σ(−x), whose derivative at 0 is ½."""
+    """Return log(1 + e^x) = −log σ(−x); the derivative at 0 is ½."""
     return x.logaddexp(x.new_zeros(()))

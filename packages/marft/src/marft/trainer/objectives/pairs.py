@@ -1,4 +1,4 @@
-"""What all objectives that compare attempts have: a reference, and a loss of one action that is linear in its log π."""
+"""Base class for objectives on preference pairs: reference policy, and a per-action loss that is linear in log π."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ START, BASE, NONE = "start", "base", "none"
 
 
 class PairObjectivePart(ObjectivePart):
-    """Base of objectives that compare attempts; they add ``pair_losses``."""
+    """Base of objectives on preference pairs; a subclass adds ``pair_losses``."""
 
     reads_pairs: ClassVar[bool] = True
 
-    # what log-ratios are taken to: "start", the policies as the run began; "base", before any tuning; "none"; or the
+    # reference of the log-ratios: "start" (policies at the start of the run), "base" (untuned base), "none", or the
     # folder of a checkpoint
     reference: Filled = START
-    refresh: CountOrNone = 0  # training steps after which the policies of then are the reference; 0: never
+    refresh: CountOrNone = 0  # training steps between updates of the reference to the current policies; 0 is never
 
     @field_validator("reference")
     @classmethod
@@ -42,17 +42,20 @@ class PairObjectivePart(ObjectivePart):
         return self
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Return ``−A log π`` of each unit, shape [U]."""
         return LossOutput(-inputs.advantages * inputs.log_probs)
 
 
 @runtime_checkable
 class PairObjective(Protocol):
-    """An objective that compares attempts. Pure. As an objective of single actions it is ``−A log π``: the learner
-    makes A from the gradient of :meth:`pair_losses`."""
+    """Objective on preference pairs; a pure function.
+
+    Called on single actions, it is ``−A log π``. The learner computes A from the gradient of :meth:`pair_losses`.
+    """
 
     reference: str
     refresh: int
 
     def pair_losses(self, inputs: PairInputs) -> Tensor:
-        """The loss of each comparison, [P]."""
+        """Return the loss of each pair, shape [P]."""
         ...

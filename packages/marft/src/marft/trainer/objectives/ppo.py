@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate (Schulman et al. 2017) with the dual clip of Ye et al. 2020."""
+"""PPO: clipped surrogate (Schulman et al. 2017) with an optional dual clip (Ye et al. 2020)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from marft.trainer.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
 class PPO(ObjectivePart):
-    """``−min(r A, clip(r, 1 − clip, 1 + clip_high) A)``; for A < 0 not below ``dual_clip · A``.
+    """``−min(r A, clip(r, 1 − clip, 1 + clip_high) A)``; for A < 0 the surrogate is at least ``dual_clip · A``.
 
     At action level with ``normalisation = "tokens"`` the ratio is GSPO's sequence ratio.
     """
 
-    clip: Annotated[float, Field(ge=1e-6, lt=1)] = 0.2  # how far below 1 the ratio counts
-    # how far above 1; as clip unless given (DAPO's clip-higher)
+    clip: Annotated[float, Field(ge=1e-6, lt=1)] = 0.2  # lower clip width: ratios below 1 − clip are clipped
+    # upper clip width (DAPO's clip-higher); by default the same as clip
     clip_high: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None
-    # for A < 0 the loss stays above this times A; above 1; 0 is off
+    # for A < 0, lower bound of the surrogate as a multiple of A; above 1; 0 is off
     dual_clip: Annotated[float, Field(ge=0, le=1000)] = 0.0
 
     @field_validator("dual_clip")
@@ -32,14 +32,17 @@ class PPO(ObjectivePart):
 
     @property
     def clip_width(self) -> float:
+        """Lower clip width, as configured."""
         return self.clip
 
     def scaled(self, scale: float) -> Self:
+        """Return a copy with both clip widths multiplied by ``scale``."""
         return self.model_copy(
             update={"clip": self.clip * scale, "clip_high": self.clip_high and self.clip_high * scale}
         )
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Return the loss and the clip fraction of each unit, shape [U]."""
         advantages = inputs.advantages
         log_ratio = (inputs.log_probs - inputs.old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         ratio = log_ratio.exp()

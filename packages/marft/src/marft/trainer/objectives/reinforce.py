@@ -1,4 +1,4 @@
-"""The policy gradient itself (Williams 1992)."""
+"""REINFORCE: the plain policy gradient (Williams 1992)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from marft.trainer.interfaces import LossInputs, LossOutput
 
 
 class Reinforce(ObjectivePart):
-    """``−A log π``: on-policy, so one epoch of one minibatch is what it is made for."""
+    """``−A log π``: on-policy, intended for one epoch with one minibatch."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Return the loss of each unit, shape [U]."""
         return LossOutput(-inputs.advantages * inputs.log_probs)

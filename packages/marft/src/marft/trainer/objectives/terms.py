@@ -1,5 +1,7 @@
-"""What a loss may have beside its objective: KL to the untuned base, and the correction of the sampler's numbers.
-Pure functions of one row a token (formulas §6)."""
+"""Additional loss terms: KL to the untuned base, and the sampler correction.
+
+All functions are pure and take one row per token (formulas §6).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,16 @@ if TYPE_CHECKING:
 
 
 def kl_terms(settings: KLSettings, log_probs: Tensor, base: Tensor, old: Tensor) -> Tensor:
-    """An estimate of KL(π ‖ base) at each sampled token, [T].
+    """Return an estimate of KL(π ‖ base) at each sampled token, shape [T], in nats.
 
-    The expected gradient of ``k2`` is the KL's on-policy, that of ``k3-corrected``, weighed with the new/old ratio,
-    off-policy too. That of ``k3`` is the gradient of KL(base ‖ π).
+    The expected gradient of ``k2`` is the gradient of the KL on-policy. ``k3-corrected`` is weighted with the new/old
+    ratio; its expected gradient is correct off-policy too. The gradient of ``k3`` is that of KL(base ‖ π).
+
+    Args:
+        settings: settings of the KL term.
+        log_probs: current log-probabilities, shape [T], with gradient.
+        base: log-probabilities under the untuned base, shape [T].
+        old: log-probabilities before the step, shape [T].
     """
     d = (base - log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if settings.estimator == "k2":
@@ -28,16 +36,20 @@ def kl_terms(settings: KLSettings, log_probs: Tensor, base: Tensor, old: Tensor)
 
 
 def sampler_weights(settings: SamplerCorrectionSettings, old: Tensor, engine: Tensor, action_of: Tensor) -> Tensor:
-    """``min(π_old/μ, cap)`` for each token, [T]: its own, or its action's product or geometric mean; 0 where masked.
+    """Return the weight ``min(π_old/μ, cap)`` per token, shape [T].
+
+    The ratio belongs to the token, or is the product or the geometric mean over its action. Masked tokens have weight
+    0.
 
     Args:
-        old: the learner's log-probs from before the step, [T].
-        engine: those that the tokens were sampled with, [T].
-        action_of: the action of each token, [T].
+        settings: settings of the sampler correction.
+        old: the learner's log-probabilities before the step, shape [T].
+        engine: the engine's log-probabilities at sampling, shape [T].
+        action_of: index of each token's action, shape [T].
     """
     difference = old - engine
     if settings.level != "token":
-        empty = difference.new_zeros(len(difference))  # of actions, of which there are no more than tokens
+        empty = difference.new_zeros(len(difference))  # one entry per action; never more actions than tokens
         sums = empty.index_add(0, action_of, difference)
         if settings.level == "geometric":
             sums = sums / empty.index_add(0, action_of, difference.new_ones(len(difference)))

@@ -1,1 +1,1 @@
-"""Several processes that learn together: how they meet, what each does, and the run's side of them."""
+"""Distributed learner: process groups, rank workers, and their control from the main process."""

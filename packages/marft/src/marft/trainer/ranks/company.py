@@ -1,4 +1,4 @@
-"""The run's side of ranks that learn together: it is the first of them, and leads the others."""
+"""Distributed learner: the first rank, in the main process, leads the other ranks."""
 
 from __future__ import annotations
 
@@ -35,29 +35,30 @@ from marft.trainer.ranks.words import Begin, Done, Failed, Learn, Line, Load, Ra
 from marft.trainer.starting import Start
 
 T = TypeVar("T")
-LAST_WORDS_SECONDS = 10.0  # for a rank to say why it has given up, once another one has heard that something is wrong
-LOADING_SECONDS = 300.0  # that another rank may take to load its models when this one has, whatever the patience
-LOST = "ranks_lost"  # the metric
-PREFIX = "marft-ranks-"  # of the folder in which ranks meet
+LAST_WORDS_SECONDS = 10.0  # time for a rank to report its failure after another rank noticed a problem
+LOADING_SECONDS = 300.0  # minimum timeout for other ranks to load their models after this rank
+LOST = "ranks_lost"  # name of the metric
+PREFIX = "marft-ranks-"  # prefix of the rendezvous folder
 
 
 class Company:
-    """All ranks of a run, of which this process is the first: it leads the others, which are processes of its own.
+    """Distributed learner: this process, the first rank, leads the other ranks, its child processes.
 
-    A rank that is lost takes the step with it. Where each rank holds all that learns, everything is put back to what it
-    was before that step, the ranks are started again, and the step is learned once more from the same episodes.
+    A lost rank aborts the training step. If every rank holds the full state, the state before the step is restored. The
+    ranks are then started again, and the step is repeated with the same episodes.
 
     Args:
-        lost: how often ranks were lost since the last step that was made.
+        run: recipe of the run.
+        lost: number of losses since the last finished step.
 
     Raises:
-        ValueError: a rank cannot have what the recipe names.
-        RunError: a rank ended before it had begun.
+        ValueError: a component of the recipe is unavailable on a rank.
+        RunError: a rank ended during its start.
     """
 
     def __init__(self, run: RunSettings, lost: int = 0) -> None:
         self.run, self._lost = run, lost
-        device_of(run, run.training.ranks - 1)  # refused before anything starts
+        device_of(run, run.training.ranks - 1)  # raises before any process starts
         self._others: list[_Other] = []
         self._theirs = for_others(run)
         self._starter = open_rank_starter(run)
@@ -67,15 +68,15 @@ class Company:
         self._group: Group | None = None
         self._member: Member | None = None
         try:
-            self._begin()  # they import what they need, and load their models, while models are loaded here
+            self._begin()  # ranks load their models while this process loads its own
         except BaseException:
             self.close()
             raise
 
     def join(self, models: Models) -> None:
-        """Learn with these models from here on."""
+        """Set the models to train, and form the process group."""
         self.models = models
-        self._hear(LOADING_SECONDS)  # they are there: who waits for one that is not at the meeting waits long
+        self._hear(LOADING_SECONDS)  # check that all ranks are ready: a rendezvous with a missing rank times out late
         group = self._meet()
         with self._reasons():
             self._member = Member(self.run, models, group)
@@ -83,19 +84,19 @@ class Company:
 
     @property
     def learner(self) -> Learner:
-        """This rank's."""
+        """Learner of this rank."""
         return self._mine.learner
 
     @property
     def kept(self) -> Company:
-        """What a checkpoint holds: it takes all ranks to bring it together."""
+        """Checkpoint state, collected from every rank."""
         return self
 
     def load(self, start: Start) -> State:
-        """Have all ranks begin with what a run starts from → where the run stands.
+        """Load a run's start on every rank → run state.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the weights do not fit the models.
         """
         state = start.load(self.models, self)
         if start.record is not None:
@@ -103,21 +104,21 @@ class Company:
         return state
 
     def restore(self, record: Record) -> None:
-        """Have all ranks go back to a checkpoint of the run."""
+        """Restore a checkpoint on every rank."""
         restore(record, self.models, self)
         self._lead(Load(str(record.path), True), self._mine.gather)
 
     def noting(self, note: Callable[[str], None]) -> None:
-        """Have somebody told of steps that are undone, from here on."""
+        """Set the callback for warnings, for example about reverted steps."""
         self._note = note
         self._mine.noting(note)
 
     def learn(self, episodes: Sequence[Episode], progress: Progress, told: Told = lambda _: None) -> dict[str, float]:
-        """One training step, made by all ranks → its metrics; ``ranks_lost`` counts the times that it was begun anew.
+        """Run a training step on every rank → metrics; ``ranks_lost`` counts repetitions.
 
         Raises:
-            RanksLostError: ranks were lost that held parts of what learns, or again in the same step.
-            RunError: a rank cannot go on, for a reason outside MARFT.
+            RanksLostError: sharded ranks were lost, or ranks were lost twice in the step.
+            RunError: a rank cannot continue, for a reason outside MARFT.
         """
         parts = self.learner.state_dict()
         rates = {name: optimizer.learning_rate for name, optimizer in self.optimizers.items()}
@@ -141,7 +142,7 @@ class Company:
             raise
 
     def _learned(self, message: Learn, told: Told) -> dict[str, float]:
-        credits: list[ActionCredit] = []  # told once, when no rank can be lost any more
+        credits: list[ActionCredit] = []  # reported once, after all ranks have finished
         metrics = self._lead(message, lambda: self._mine.learn(message, credits.extend))
         if credits:
             told(credits)
@@ -151,41 +152,41 @@ class Company:
         lost, self._lost = self._lost, 0
         return lost
 
-    # all that is kept of a learner
+    # learner state
 
     @property
     def optimizers(self) -> Mapping[str, PolicyOptimizer]:
-        """This rank's."""
+        """Policy optimizers of this rank."""
         return self.learner.optimizers
 
     @property
     def critic(self) -> Critic | None:
-        """This rank's."""
+        """Critic of this rank."""
         return self.learner.critic
 
     def not_finite(self) -> list[str]:
-        """Return the parts that hold a number that is not finite, by name: of this rank."""
+        """Return the names for this rank's parts with a non-finite number."""
         return not_finite(self)
 
     def state_dict(self) -> dict[str, float]:
-        """The same on every rank."""
+        """Return the state of credit and schedule, equal on every rank."""
         return self.learner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """On this rank."""
+        """Restore the state of credit and schedule on this rank."""
         self.learner.load_state_dict(state)
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """What the optimizers of all ranks remember, whole."""
+        """Return the optimizer state from every rank, unsharded."""
         if not self.run.training.shard:
             return self.learner.optimizer_state()
         return self._lead(Tell(), self.learner.optimizer_state)
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """On this rank."""
+        """Restore the optimizer state on this rank."""
         self.learner.load_optimizer_state(state)
 
-    # the others
+    # other ranks
 
     @property
     def _mine(self) -> Member:
@@ -193,7 +194,7 @@ class Company:
         return self._member
 
     def _begin(self) -> None:
-        """Start all other ranks."""
+        """Start the other ranks."""
         from transformers.utils import logging
 
         self._started += 1
@@ -205,7 +206,7 @@ class Company:
         for rank, child in enumerate(start_all(self._starter, names, rank_command), 1):
             other = _Other(child, self.run.training.rank_patience_seconds)
             self._others.append(other)
-            with suppress(OSError):  # it has ended already, which is heard before ranks meet
+            with suppress(OSError):  # an early exit is detected before the rendezvous
                 other.ask(Begin(settings, self._meeting, rank, logging.get_verbosity()))
 
     def _meet(self) -> Group:
@@ -217,7 +218,7 @@ class Company:
         return self._group
 
     def _begin_again(self) -> None:
-        """Start all other ranks anew, with what this one has."""
+        """Restart the other ranks with this rank's state."""
         self._end_others()
         self._mine.group.close()
         self._begin()
@@ -230,10 +231,10 @@ class Company:
         self._hear()
 
     def _lead(self, message: object, mine: Callable[[], T]) -> T:
-        """Have every rank do something, this one too → what came of it here.
+        """Run an operation on every rank, this rank included → this rank's result.
 
         Raises:
-            RanksLostError: a rank was lost on the way.
+            RanksLostError: a rank was lost during the operation.
         """
         with self._reasons():
             for other in self._others:
@@ -245,7 +246,7 @@ class Company:
 
     @contextmanager
     def _reasons(self) -> Iterator[None]:
-        """Raise the reason where others cannot be reached in what all do together."""
+        """Translate communication errors into their cause."""
         try:
             yield
         except (RuntimeError, OSError) as error:
@@ -254,13 +255,16 @@ class Company:
             raise self._reason(error) from error
 
     def _hear(self, at_least: float = 0.0) -> None:
-        """Until every rank has done what it was asked for.
+        """Wait until every rank has finished its operation.
 
         Args:
-            at_least: seconds that it may take, however short the patience is.
+            at_least: minimum timeout in seconds, even if ``rank_patience_seconds`` is smaller.
 
         Raises:
-            ValueError, RunError, RankFaultError: one has failed.
+            ValueError: a rank has failed.
+            RunError: a rank has failed.
+            RankFaultError: a rank has failed.
+            RanksLostError: a rank was lost.
         """
         patience = max(self.run.training.rank_patience_seconds, at_least)
         for other in self._others:
@@ -270,14 +274,13 @@ class Company:
                 raise self._reason(error) from error
 
     def _reason(self, error: Exception) -> Exception:
-        """What to raise once something is wrong with other ranks: what one of them failed of by itself, else that they
-        are lost."""
+        """Return the exception for a problem on other ranks: a rank's own failure, else a rank loss."""
         ends = [other.last_words() for other in self._others]
         for rank, (failed, _) in enumerate(ends, 1):
             if failed is not None and failed.kind != "gone":
                 return _error_of(failed, rank)
         lost = [f"rank {rank} {outcome}" for rank, (_, outcome) in enumerate(ends, 1) if outcome]
-        if not lost and isinstance(error, TimeoutError):  # one that answers by now
+        if not lost and isinstance(error, TimeoutError):  # the rank answers by now
             patience = self.run.training.rank_patience_seconds
             lost = [f"a rank said nothing for {patience:g} s; a larger training.rank_patience_seconds waits longer"]
         return RanksLostError(" and ".join(lost) if lost else f"ranks cannot reach each other ({error})")
@@ -294,7 +297,7 @@ class Company:
             other.child.end()
 
     def close(self) -> None:
-        """End the other ranks."""
+        """Stop the other ranks and release resources."""
         self._heeding.close()
         self._end_others()
         if self._group is not None:
@@ -310,28 +313,29 @@ class Company:
 
 
 class _Other:
-    """Another rank, from here."""
+    """Connection to another rank."""
 
     def __init__(self, child: Started, patience: float) -> None:
         self.child, self.line = child, Line(child.socket, patience)
-        self.pid = 0  # of its process, once it has begun
-        self._owes = 1  # answers: one more than it has been asked for, for it says that it is there
+        self.pid = 0  # process id, after the start
+        self._owes = 1  # pending answers: one per message, plus the ready message
         self._failed: Failed | None = None
 
     def ask(self, message: object) -> None:
-        """
+        """Send a message to the rank.
+
         Raises:
-            OSError: it has gone, or takes nothing.
+            OSError: the rank has ended, or does not read the message.
         """
         self._owes += 1
         self.line.send(message)
 
     def hear(self, seconds: float) -> Done:
-        """That it has done what it was asked for.
+        """Wait for the rank's reply.
 
         Raises:
-            EOFError: it has ended, or is about to: it has failed.
-            TimeoutError: it did not say so in time.
+            EOFError: the rank has failed or ended.
+            TimeoutError: no reply arrived in time.
         """
         answer = self._answer(seconds)
         if self._failed:
@@ -346,7 +350,10 @@ class _Other:
         return answer
 
     def last_words(self) -> tuple[Failed | None, str]:
-        """What it failed of, if it says so; and how it ended, if it has or does not answer what it was asked."""
+        """Return the failure report, if any, and a description for the end of the process.
+
+        The description is empty if the process still runs and owes no reply.
+        """
         try:
             while not self._failed:
                 self._answer(LAST_WORDS_SECONDS if self._owes else 0.0)
@@ -356,17 +363,18 @@ class _Other:
             if not self._owes:
                 return None, ""
             self.child.end()
-            self.child.outcome()  # once it has ended
+            self.child.outcome()  # waits for the end
             return None, "hung, and was ended"
         return self._failed, ""
 
     def close(self) -> None:
+        """Close the connection and release the process."""
         self.line.close()
         self.child.close()
 
 
 def _without_data(episode: Episode) -> Episode:
-    """An episode as it travels: what a task is graded with need not pickle, and nobody learns from it."""
+    """Return an episode without its task's data, which may not pickle and is not needed for training."""
     return replace(episode, task=replace(episode.task, data={}))
 
 

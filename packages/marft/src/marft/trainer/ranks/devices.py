@@ -1,4 +1,4 @@
-"""Which device each rank computes on."""
+"""Assignment of devices to ranks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from marft.config.placement import cluster_of, open_starter
 from marft.config.run import RunSettings
 from marft.models.loading import pick_device
 
-MOST_A_CORE = 8  # ranks that share one: each is a whole process
+MOST_A_CORE = 8  # maximum ranks per core; each is a separate process
 
 
 def device_of(run: RunSettings, rank: int) -> str:
-    """A rank's device, as a recipe names one: a GPU of its own each, the run's and those after it; or the processor.
-    On a cluster it is what Ray shows the rank.
+    """Return a rank's device, as named in recipes.
+
+    Each rank has its own GPU, counted from the run's device, or shares the CPU. On a cluster, Ray assigns the GPU.
 
     Raises:
-        ValueError: there are fewer GPUs than ranks, or far fewer cores.
+        ValueError: there are fewer GPUs than ranks, or too few CPU cores.
     """
     if cluster_of(run) is not None and rank:
         kind = run.device.partition(":")[0]
@@ -43,10 +44,10 @@ def device_of(run: RunSettings, rank: int) -> str:
 
 
 def for_others(run: RunSettings) -> RunSettings:
-    """Return the recipe as ranks beside the run have it: on a cluster they compute on the kind of device that it does.
+    """Return the recipe for the other ranks; on a cluster they use the same kind of device.
 
     Raises:
-        ValueError: the run's device does not exist here.
+        ValueError: the run's device does not exist on this machine.
     """
     if cluster_of(run) is None:
         return run
@@ -54,13 +55,13 @@ def for_others(run: RunSettings) -> RunSettings:
 
 
 def open_rank_starter(run: RunSettings) -> Starter:
-    """Return a starter of the ranks beside the run. Close it.
+    """Return a starter for the other ranks; call ``close`` at the end.
 
-    On a cluster each asks for one GPU at least where the run computes on one, else for none.
+    On a cluster each rank requests at least one GPU if the run computes on a GPU, else none.
 
     Raises:
-        ValueError: the run's device does not exist here, or the cluster cannot be joined.
-        RunError: the cluster has no room for them.
+        ValueError: the run's device does not exist on this machine, or the cluster cannot be joined.
+        RunError: the cluster has no room for the ranks.
     """
     cluster = cluster_of(run)
     gpus = None

@@ -1,5 +1,7 @@
-"""The processes that learn together, over ``torch.distributed``: objects and decisions travel over gloo, gradients too,
-or over NCCL where they lie on GPUs."""
+"""Rank groups over ``torch.distributed``.
+
+Objects and decisions use gloo. Gradients use NCCL on GPUs, else gloo.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +28,27 @@ T = TypeVar("T")
 HOST = torch.device("cpu")
 NOWHERE: Mapping[str, Sequence[int]] = MappingProxyType({})
 INTERFACE = "GLOO_SOCKET_IFNAME"
-BUCKET = 2**23  # numbers that are summed in one collective: 32 MiB
+BUCKET = 2**23  # elements per all-reduce: 32 MiB
 
 
 class Some:
-    """Ranks in one process group, in which this one is ``rank`` of ``count``."""
+    """Process group in which this process is ``rank`` of ``count``."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.process_group, self.device = group, device
         self.rank, self.count = group.rank(), group.size()
 
     def gather(self, mine: T) -> list[T]:
-        """What every rank gives, by rank."""
+        """Gather a value from every rank, in rank order."""
         found: list[T | None] = [None] * self.count
         dist.all_gather_object(found, mine, self.process_group)
         return found  # type: ignore[return-value]
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Each gradient becomes its sum over ranks, many of them in one collective, in the parameters' order. Those of
-        parameters that lie in parts are sums already."""
+        """Replace each gradient by its sum over ranks, in buckets and in parameter order.
+
+        Gradients of sharded parameters are already sums.
+        """
         wanted = [parameter for parameter in parameters if not in_parts(parameter)]
         for bucket in in_batches(wanted, lambda parameter: parameter.numel(), BUCKET):
             flat = torch.cat(
@@ -55,25 +59,28 @@ class Some:
                 parameter.grad = part.view_as(parameter)
 
     def on(self, base: str) -> Some | None:  # noqa: ARG002
-        """They learn together on whatever they learn."""
+        """Return this group, for every base model."""
         return self
 
     def mesh(self) -> DeviceMesh:
-        """They in one dimension, for what is held in parts."""
+        """Return a one-dimensional device mesh of the ranks, for sharding."""
         return DeviceMesh.from_group(self.process_group, self.device.type)
 
 
 class Group(Some):
-    """All :class:`~marft.trainer.rank_group.Ranks` of a run, each in a process of its own. Close it.
+    """Every :class:`~marft.trainer.rank_group.Ranks` member in a run, with a process each; call ``close`` at the end.
 
     Args:
-        meeting: a file that does not exist yet, the same for all, by which they find each other; or tcp://host:port of
-            a store that is open, where they are on several machines.
-        patience: seconds that one waits for the others, whatever is done together.
-        placed: the ranks that learn on a base model, of models that not all learn on.
+        meeting: rendezvous address, equal on all ranks. It is the path of a file that does not exist yet, or
+            tcp://host:port of an open store for ranks on several machines.
+        rank: index of this rank.
+        count: number of ranks.
+        device: device of this rank.
+        patience: timeout of collective operations, in seconds.
+        placed: ranks of each base model that only some ranks train.
 
     Raises:
-        RuntimeError: (of all that is done together) another one has gone, or was not heard of in time.
+        RuntimeError: (also from all collective operations) another rank has ended, or did not answer in time.
     """
 
     def __init__(
@@ -100,7 +107,7 @@ class Group(Some):
             raise
 
     def _divided(self, placed: Mapping[str, Sequence[int]], patience: float) -> dict[str, Some | None]:
-        """Those that learn on each model; all ranks make all groups, in one order."""
+        """Return the ranks per base model; every rank creates the groups in the same order."""
         found: dict[str, Some | None] = {}
         some: dict[tuple[int, ...], Some | None] = {}
         for name, ranks in sorted(placed.items()):
@@ -112,32 +119,35 @@ class Group(Some):
         return found
 
     def on(self, base: str) -> Some | None:
-        """Those that learn on a base model; None where this one does not."""
+        """Return the ranks that train a base model; None if this rank does not."""
         return self._on.get(base, self)
 
     def mesh_of(self, base: str) -> DeviceMesh | None:
-        """Those that learn on a base model, for what they hold in parts."""
+        """Return a device mesh of the ranks that train a base model, for sharding."""
         here = self.on(base)
         return None if here is None else here.mesh()
 
     def send(self, what: object, rank: int) -> None:
-        """Have one rank :meth:`receive` something."""
+        """Send an object to a rank in :meth:`receive`."""
         dist.send_object_list([what], rank, device=HOST)
 
     def receive(self, rank: int) -> Any:
-        """What a rank sends."""
+        """Receive an object from a rank."""
         found: list[Any] = [None]
         dist.recv_object_list(found, rank, device=HOST)
         return found[0]
 
     def close(self) -> None:
-        """Leave. Whoever waits for this rank hears of it. Once is enough."""
+        """Leave the group; waiting ranks get an error. Repeated calls have no effect."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def open_store(host: str) -> tuple[Any, str]:
-    """Where ranks on several machines meet → it, for as long as they learn together, and its address."""
+    """Open a rendezvous store for ranks on several machines → store, address.
+
+    The store must stay referenced while the ranks train.
+    """
     store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     return store, f"tcp://{host}:{store.port}"
 
@@ -154,8 +164,11 @@ def _store(meeting: str, count: int, patience: float) -> Any:
 
 @contextmanager
 def _interface(meeting: str) -> Iterator[None]:
-    """Meet on the interface that leads to the meeting, and on no other, for nobody else is to join; unless the
-    environment says another. A later meeting may be elsewhere."""
+    """Select the network interface of the rendezvous, and no other, to exclude foreign connections.
+
+    An existing environment variable takes precedence. The variable is removed afterwards, because a later rendezvous
+    may use another interface.
+    """
     if not sys.platform.startswith("linux") or INTERFACE in os.environ:
         yield
         return
@@ -167,18 +180,18 @@ def _interface(meeting: str) -> Iterator[None]:
 
 
 def interface_to(meeting: str) -> str:
-    """The network interface of this machine, which runs Linux, by which it reaches where ranks meet."""
+    """Return the name of the network interface that reaches the rendezvous address; Linux only."""
     import fcntl
 
     if not meeting.startswith("tcp://"):
         return "lo"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
-        end.connect((urlsplit(meeting).hostname, 9))  # sends nothing
+        end.connect((urlsplit(meeting).hostname, 9))  # no packet is sent
         mine = socket.inet_aton(end.getsockname()[0])
         for _, name in socket.if_nameindex():
             try:
                 found = fcntl.ioctl(end, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR, netdevice(7)
-            except OSError:  # it has no address
+            except OSError:  # interface without an address
                 continue
             if found[20:24] == mine:
                 return name

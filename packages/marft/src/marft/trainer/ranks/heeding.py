@@ -1,7 +1,7 @@
-"""Signals that end a run are heeded while its process waits for other ranks.
+"""Signal handling while a process waits for other ranks.
 
-It waits where no handler of Python's comes to run. So somebody else is told of signals too, who lets go of the ranks:
-then there is nothing to wait for, and what the handler raises is raised.
+A process in a collective operation does not run Python signal handlers. A separate thread therefore receives the
+signals too, and ends the other ranks. The wait then stops, and the handler's exception is raised.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-GRACE_SECONDS = 1.0  # for a handler of Python's to have come to run
+GRACE_SECONDS = 1.0  # time for the Python handler to run
 
 
 class Heeding:
-    """Hears of signals from here on, where this is the main thread. Close it.
+    """Watcher of signals, active from construction in the main thread; call ``close`` at the end.
 
     Args:
-        let_go: of other ranks; called on a thread of its own, once a second Ctrl-C or a SIGTERM was not heeded.
+        let_go: function that ends other ranks. It is called on a separate thread, after a second Ctrl-C or a SIGTERM
+            during :meth:`waiting`.
     """
 
     def __init__(self, let_go: Callable[[], None]) -> None:
@@ -34,7 +35,7 @@ class Heeding:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Others are waited for."""
+        """Mark a wait for other ranks."""
         self._waits = True
         try:
             yield
@@ -52,7 +53,7 @@ class Heeding:
         self._here.close()
 
     def close(self) -> None:
-        """Hear of no more. Once is enough."""
+        """Stop watching; repeated calls have no effect."""
         if self._hears:
             self._hears = False
             signal.set_wakeup_fd(self._before)

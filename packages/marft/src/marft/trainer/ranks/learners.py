@@ -1,4 +1,4 @@
-"""Who learns in a run: this process alone, or several ranks, of which it is the first."""
+"""Learner backends: this process alone, or several ranks led by this process."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
 
 class RanksLostError(RunError):
-    """Ranks were lost, and what they held parts of with them; or again, while they were started again."""
+    """Rank loss without repair within the step: sharded ranks, or a repeated loss."""
 
-    times = 1  # that it came to that in the step
+    times = 1  # number of losses in the step
 
 
 class Learners(Protocol):
-    """Whoever makes a run's training steps. Close it, or use it as a context manager."""
+    """Training step backend, used in a ``with`` statement."""
 
     def join(self, models: Models) -> None:
-        """Learn with these models from here on."""
+        """Set the models to train."""
 
     @property
     def kept(self) -> Kept:
-        """What a checkpoint holds of them."""
+        """State for a checkpoint."""
 
     def load(self, start: Start) -> State:
-        """Begin with what a run starts from → where the run stands."""
+        """Load a run's start → run state."""
 
     def restore(self, record: Record) -> None:
-        """Go back to a checkpoint of the run."""
+        """Restore a checkpoint from the run."""
 
     def noting(self, note: Callable[[str], None]) -> None:
-        """Have somebody told of steps that are undone, from here on."""
+        """Set the callback for warnings, for example about reverted steps."""
 
     def learn(self, episodes: Sequence[Episode], progress: Progress, told: Told = ...) -> dict[str, float]:
-        """One training step on scored episodes → its metrics."""
+        """Run one training step on scored episodes → metrics."""
 
     def __enter__(self) -> Learners: ...
 
@@ -55,44 +55,51 @@ class Learners(Protocol):
 
 
 class Solo:
-    """This process alone."""
+    """Learner backend with a single process."""
 
     def __init__(self, run: RunSettings) -> None:
         self.run = run
 
     def join(self, models: Models) -> None:
+        """Set the models to train."""
         self.models, self.kept = models, Learner(self.run, models)
 
     def load(self, start: Start) -> State:
+        """Load a run's start → run state."""
         return start.load(self.models, self.kept)
 
     def restore(self, record: Record) -> None:
+        """Restore a checkpoint from the run."""
         restore(record, self.models, self.kept)
 
     def noting(self, note: Callable[[str], None]) -> None:
+        """Set the callback for warnings, for example about reverted steps."""
         self._careful = Careful(self.kept, note)
 
     def learn(self, episodes: Sequence[Episode], progress: Progress, told: Told = lambda _: None) -> dict[str, float]:
+        """Run one training step on scored episodes → metrics."""
         return self._careful.learn(episodes, progress, told)
 
     def __enter__(self) -> Solo:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing was started."""
+        """No-op: nothing was started."""
 
 
 def open_learners(run: RunSettings, lost: int = 0) -> Solo | Company:
-    """Whoever learns in a run, as ``training.ranks`` says.
+    """Open the learner backend for ``training.ranks``.
 
     Args:
-        lost: how often ranks were lost with what they held, since the last step that was made.
+        run: recipe of the run.
+        lost: number of losses of ranks since the last finished step.
 
     Raises:
-        ValueError: it asks for more than is here.
+        ValueError: there are not enough devices for the ranks.
+        RunError: a rank ended during its start.
     """
     if run.training.ranks == 1:
         return Solo(run)
-    from marft.trainer.ranks.company import Company  # processes and torch.distributed, which one alone does without
+    from marft.trainer.ranks.company import Company  # imported late: a single rank does not need torch.distributed
 
     return Company(run, lost)

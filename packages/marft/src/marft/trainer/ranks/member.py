@@ -1,4 +1,4 @@
-"""What each rank does, the first one and those that follow it."""
+"""Rank worker: operations of every rank, the first rank included."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ from marft.trainer.undoing import Careful
 
 
 def placed(run: RunSettings) -> dict[str, tuple[int, ...]]:
-    """The ranks that learn on a base model, of models that not all ranks learn on."""
+    """Return the ranks of each base model that only some ranks train."""
     return {name: model.ranks for name, model in run.models.items() if model.ranks}
 
 
 def group_of(run: RunSettings, meeting: str, rank: int, device: torch.device) -> Group:
-    """All ranks of a run, met at a place.
+    """Form the rank group at a rendezvous address.
 
     Raises:
-        RuntimeError: one did not come.
+        RuntimeError: a rank did not arrive in time.
     """
     settings = run.training
     return Group(meeting, rank, settings.ranks, device, settings.rank_patience_seconds, placed(run))
 
 
 def nobody(_: str) -> None:
-    """Whoever is told nothing."""
+    """Ignore a warning; default callback."""
 
 
 class Member:
-    """A rank: its models, its learner, and the group that it learns in.
+    """Rank with its models, its learner, and its rank group.
 
-    Between steps the first rank holds everything gathered, to sample from and to save, or in the host's memory where an
-    engine apart samples; the others hold parts, where weights are kept in parts. What it does all ranks do together.
+    Between steps of a sharded run, the first rank holds the full weights, for sampling and saving. With a separate
+    engine the full weights are in host memory. The other ranks keep their shards. All ranks must call the same methods
+    together.
     """
 
     def __init__(self, run: RunSettings, models: Models, group: Group) -> None:
@@ -59,20 +60,24 @@ class Member:
         self.gather()
 
     def noting(self, note: Callable[[str], None]) -> None:
-        """Have somebody told of steps that are undone, from here on."""
+        """Set the callback for warnings, for example about reverted steps."""
         self.careful = Careful(self.learner, note, self.group)
 
     def join(self, group: Group) -> None:
-        """Learn in another group from here on; nothing is held in parts."""
+        """Replace the rank group; only for unsharded runs."""
         assert not self.run.training.shard
         self.group = self.careful.ranks = group
         self.learner.join(group)
 
     def load(self, path: Path, goes_on: bool) -> None:
-        """Take weights from a checkpoint; where a run goes on from it, all that it goes on with.
+        """Load a checkpoint: weights and critic, or the full state to resume.
+
+        Args:
+            path: folder of the checkpoint.
+            goes_on: True to load the full state.
 
         Raises:
-            ValueError: it is not on this machine.
+            ValueError: the checkpoint does not exist on this machine.
         """
         if not path.is_dir():
             raise ValueError(
@@ -86,10 +91,10 @@ class Member:
             load_critic(path, self.learner)
 
     def learn(self, message: Learn, told: Told = lambda _: None) -> dict[str, float]:
-        """One training step → its metrics.
+        """Run one training step → metrics.
 
         Raises:
-            RunError: ranks have drifted apart, or steps had to be undone again and again.
+            RunError: weights differ between ranks, or several steps in a row were reverted.
         """
         self.models.let_go()
         for name, optimizer in self.learner.optimizers.items():
@@ -102,13 +107,13 @@ class Member:
         return metrics
 
     def _hand_over(self) -> None:
-        """Give the first rank what others have learned on models that it does not learn on."""
+        """Send policies that the first rank does not train to the first rank."""
         for policy in self.run.trained_policies:
             ranks = placed(self.run).get(self.models.policies[policy].base, (0,))
             if 0 in ranks:
                 continue
             if self.group.rank in ranks:
-                state = self._state_of(policy)  # whole: all that hold parts make it together
+                state = self._state_of(policy)  # unsharded: a collective over the policy's ranks
                 if self.group.rank == ranks[0]:
                     self.group.send(state, 0)
             elif self.group.rank == 0:
@@ -130,18 +135,18 @@ class Member:
         self.learner.optimizers[policy].settle()
 
     def gather(self) -> None:
-        """Bring everything together on the first rank, where ranks hold parts."""
+        """Collect all shards on the first rank."""
         self.models.gather(keep=self.group.rank == 0, on_host=self.run.engine.apart)
 
     def state(self) -> Adopt:
-        """Everything that moves, as it is; nothing of it lies in parts."""
+        """Return the full state of an unsharded run."""
         learner = self.learner
         policies = {name: _host(it.parameters) for name, it in learner.optimizers.items()}
         critic = _host(learner.critic.state_dict()) if learner.critic else {}
         return Adopt(policies, critic, _host(learner.optimizer_state()), learner.state_dict())
 
     def adopt(self, state: Adopt) -> None:
-        """Undo :meth:`state`."""
+        """Load the state from :meth:`state`."""
         for policy in self.learner.optimizers:
             self._take(policy, state.policies[policy])
         if self.learner.critic:
@@ -151,10 +156,12 @@ class Member:
         self.learner.load_state_dict(state.parts)
 
     def _refuse_drift(self, progress: Progress) -> None:
-        """All ranks step the same weights on the same sums, so that they stay the same to the bit.
+        """Check for bitwise equal weights across ranks.
+
+        All ranks apply the same gradient sums to the same weights.
 
         Raises:
-            RunError: they are not.
+            RunError: weights differ between ranks.
         """
         found = self.group.gather(self._digests())
         if any(of_rank.get(name, digest) != digest for name, digest in found[0].items() for of_rank in found):
@@ -164,8 +171,7 @@ class Member:
             )
 
     def _digests(self) -> dict[str, list[int]]:
-        """Of each policy that is held here, and the critic: a number for each tensor that is whole, the sum of its
-        bits."""
+        """Return a digest of each unsharded tensor, by policy and for the critic: the sum of its bits."""
         held = {name: optimizer.parameters for name, optimizer in self.learner.optimizers.items()}
         held |= {"critic/": self.learner.critic.parameters()} if self.learner.critic else {}
         sums = {
@@ -176,10 +182,10 @@ class Member:
 
 
 def put_in_parts(models: Models, group: Group) -> None:
-    """Have the ranks hold a part of all weights each. Forwards are those that the first has found.
+    """Shard all weights over the ranks, with the first rank's choice of forward functions.
 
     Raises:
-        ValueError: a model cannot lie in parts.
+        ValueError: a model cannot be sharded.
     """
     forwards = group.gather(models.forwards())[0]
     if group.rank:
@@ -189,7 +195,7 @@ def put_in_parts(models: Models, group: Group) -> None:
 
 @contextmanager
 def sharing_cores(run: RunSettings, group: Group) -> Iterator[None]:
-    """Ranks that compute on one processor have an equal share of its cores each, where the recipe does not say."""
+    """Divide the CPU threads equally between ranks inside the context, unless the recipe sets ``threads``."""
     before = torch.get_num_threads()
     if not run.threads and group.device.type == "cpu":
         torch.set_num_threads(max(1, before // group.count))

@@ -1,4 +1,4 @@
-"""The command that a rank beside the run is, and what it does: it follows the first rank until that lets go of it."""
+"""Process of another rank: it executes the first rank's messages until the connection closes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from marft.trainer.ranks.words import Adopt, Begin, Done, Failed, Learn, Line, L
 
 
 def rank_command(descriptor: int) -> Sequence[str]:
-    """Python as here, with the modules that can be found here.
+    """Return the command for a rank, with this process's Python and module search path.
 
     Args:
-        descriptor: the rank's end of its connection.
+        descriptor: file descriptor of the rank's end of the connection.
     """
     return python_here("marft.trainer.ranks.program", descriptor)
 
 
 def main(descriptor: int) -> None:
-    """Follow the first rank, at the other end of a socket, until it lets go.
+    """Follow the first rank over a socket until the connection closes.
 
     Args:
-        descriptor: of the socket; what is started here does not inherit it.
+        descriptor: file descriptor of the socket; child processes do not inherit it.
     """
     os.set_inheritable(descriptor, False)
     line = Line(socket.socket(fileno=descriptor))
     try:
         _follow(line)
-    except EOFError:  # the run has ended, or needs this rank no more
+    except EOFError:  # the run has ended, or has stopped this rank
         return
-    except Exception as error:  # noqa: BLE001  the run must hear of it, whatever it is
+    except Exception as error:  # noqa: BLE001  every error is reported to the run
         line.send(Failed.of(error))
 
 

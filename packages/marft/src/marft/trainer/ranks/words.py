@@ -1,4 +1,7 @@
-"""What a run and the ranks beside it say to each other. Weights and gradients travel between the ranks themselves."""
+"""Messages between the first rank and the other ranks.
+
+Weights and gradients travel directly between the ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,69 +21,73 @@ from marft.common.faults import deliberate, described
 from marft.common.types import Episode
 from marft.trainer.interfaces import Progress
 
-LONGEST_SECONDS = 10**6  # that a system can be asked to wait
+LONGEST_SECONDS = 10**6  # maximum timeout that operating systems accept
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message."""
+    """First message to a rank."""
 
-    run: bytes  # RunSettings, pickled: reading them runs what the recipe names, and may fail
-    meeting: str  # where the ranks find each other: a file, or tcp://host:port
+    run: bytes  # pickled RunSettings; unpickling runs code of the recipe and may fail
+    meeting: str  # rendezvous address: a file, or tcp://host:port
     rank: int
-    verbosity: int  # of transformers
+    verbosity: int  # log level of transformers
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Take weights from a checkpoint."""
+    """Load a checkpoint."""
 
     path: str
-    goes_on: bool  # with the optimizers and all else that a run goes on with
+    goes_on: bool  # True to load the full state, optimizers included
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adopt:
-    """Take over what all ranks had before a step."""
+    """Load the state from before a step, after a restart."""
 
     policies: Mapping[str, Mapping[str, Tensor]]
     critic: Mapping[str, Tensor]
     optimizers: Mapping[str, Tensor]
-    parts: Mapping[str, float]  # what credit and schedule carry
+    parts: Mapping[str, float]  # state of credit and schedule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learn:
-    """Make one training step."""
+    """Run one training step."""
 
     episodes: Sequence[Episode]
     progress: Progress
-    rates: Mapping[str, float]  # each policy's learning rate, before its schedule
+    rates: Mapping[str, float]  # learning rate of each policy, before its schedule
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Bring together what optimizers remember, for the first rank to save."""
+    """Gather the optimizer state, for the first rank to save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was asked for is done: at first, that models are loaded, then that all have met. ``pid`` is the rank's
-    process."""
+    """Reply after a finished operation.
+
+    The first reply means that the models are loaded, the second that the group is formed. ``pid`` is the process id of
+    the rank.
+    """
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The rank has given up, and ends."""
+    """Failure report from an exiting rank."""
 
     said: str
-    kind: str  # "value", "run", "fault", or "gone": it could not reach the others
+    kind: str  # "value", "run", "fault", or "gone" if other ranks were unreachable
     trace: str
 
     @staticmethod
     def of(error: Exception) -> Failed:
+        """Serialize an exception."""
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, RunError):
             return Failed(str(error), "run", trace)
@@ -90,11 +97,14 @@ class Failed:
 
 
 class RankFaultError(Exception):
-    """What nobody foresaw in another rank, in words, with its traceback there as a note."""
+    """Unexpected error on another rank; a note holds the rank's traceback."""
 
 
 def of_company(error: Exception) -> bool:
-    """Whether an error says that others cannot be reached, as far as its words tell: torch has no kind for it."""
+    """Return True if an error indicates unreachable ranks.
+
+    The test uses the error message, because torch has no exception type for it.
+    """
     said = str(error)
     return isinstance(error, OSError | EOFError) or (
         isinstance(error, RuntimeError)
@@ -104,10 +114,11 @@ def of_company(error: Exception) -> bool:
 
 
 class Line:
-    """One end of a connection between two processes of ours, which block on it.
+    """Blocking connection between two processes of the run.
 
     Args:
-        patience: seconds in which the other side must begin to take what is sent, and go on with it; 0: for ever.
+        end: socket of this process.
+        patience: timeout in seconds for the peer to accept sent data; 0 waits forever.
     """
 
     def __init__(self, end: socket.socket, patience: float = 0.0) -> None:
@@ -117,28 +128,30 @@ class Line:
         self._connection = Connection(end.detach())
 
     def send(self, message: object) -> None:
-        """
+        """Send a message.
+
         Raises:
-            OSError: the other side has gone, or takes nothing.
+            OSError: the peer has ended, or did not accept the data in time.
         """
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def receive(self, seconds: float | None = None) -> Any:
-        """The next message.
+        """Wait for the next message.
 
         Args:
-            seconds: that are waited for it; None: for ever.
+            seconds: timeout; None waits forever.
 
         Raises:
-            EOFError: the other side has gone, and nothing of it is left to read.
-            TimeoutError: nothing came in time.
+            EOFError: the peer has ended, and no message is left.
+            TimeoutError: no message arrived in time.
         """
         try:
             if seconds is None or self._connection.poll(seconds):
                 return pickle.loads(self._connection.recv_bytes())
-        except OSError as error:  # it may have gone in the middle of a message
+        except OSError as error:  # the peer may have ended in the middle of a message
             raise EOFError from error
         raise TimeoutError
 
     def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
