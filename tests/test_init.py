@@ -190,7 +190,7 @@ class TestAnEnvironment:
         assert (here / "mine_too" / "README.md").read_text() == "mine"
 
     def test_another_kind_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "nothing is called 'enviroment'; did you mean 'environment'?" in run(
+        assert "unknown 'enviroment'; did you mean 'environment'?" in run(
             capsys, "init", "--kind", "enviroment", status=2
         )
 

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from marft.common.faults import described
+from marft.common.satellites import install_command
 from marft.common.user_modules import import_named
 from marft.config.keys import filled, masked, variables_of
 from marft.config.plugins import import_path, module_in
@@ -75,7 +76,7 @@ def needs(package: str) -> None:
         ValueError: it is not installed.
     """
     if find_spec(package) is None:
-        raise ValueError(f"environment: {package} is not installed; pip install 'marft[{package}]'")
+        raise ValueError(f"environment: {package} is not installed; {install_command(package)}")
 
 
 def _is_path(game: str) -> bool:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
+from marft.common.satellites import install_command
 from marft_envs.instructions.kinds import Given, Kind, Topic, nothing
 
 FIELDS = {
@@ -57,7 +58,7 @@ def _validator(schema: str) -> Any:
         import jsonschema
     except ImportError as error:
         raise ValueError(
-            "environment: instructions of JSON schemas need the jsonschema package: pip install 'marft[instructions]'"
+            f"environment: instructions of JSON schemas need the jsonschema package: {install_command('instructions')}"
         ) from error
     read = json.loads(schema)
     try:

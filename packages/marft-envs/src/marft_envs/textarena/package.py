@@ -16,11 +16,11 @@ from random import Random
 from typing import Any
 
 from marft.common.faults import described
+from marft.common.satellites import install_command
 from marft.config.settings import did_you_mean
 from marft_envs.textarena.games import LOST, WON
 from marft_envs.textarena.randomness import drawing_from, take_over
 
-MISSING = "needs a package that is not installed: pip install 'marft[textarena]'"
 JUDGED = ("OpenRouter", "OpenAI")  # in the code of games that ask a model somewhere else
 _making = threading.Lock()  # while a game's modules are imported, and what they would fetch is refused
 
@@ -122,7 +122,10 @@ class Played:
 
 def _registry() -> Mapping[str, Any]:
     if find_spec("textarena") is None:
-        raise ValueError(f"environment 'textarena' {MISSING}; games of our own need none")
+        raise ValueError(
+            "environment 'textarena' needs a package that is not installed: "
+            f"{install_command('textarena')}; games of our own need none"
+        )
     return import_module("textarena.envs.registration").ENV_REGISTRY  # type: ignore[no-any-return]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from marft.common.satellites import install_command
 from marft.common.texts import one_line
 from marft.config.run import RunSettings
 from marft_lab.cluster.settings import ClusterSettings
@@ -31,7 +32,7 @@ def join(run: RunSettings, settings: ClusterSettings) -> None:
     """
     global _users
     if find_spec("ray") is None:
-        raise ValueError("[cluster] needs Ray: pip install 'marft[ray]'; without the table processes are started here")
+        raise ValueError(f"[cluster] needs Ray: {install_command('ray')}; without the table processes are started here")
     with _LOCK:
         if not _users:
             _connect(settings.address or os.environ.get(ADDRESS, ""), cpus_of(run, settings))

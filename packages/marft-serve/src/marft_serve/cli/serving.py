@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from marft.cli.commands import console, quieten
+from marft.common.satellites import install_command
 from marft_serve.serving.observers import Observer, SecondTeam, observer_named
 from marft_serve.serving.offering import Also, Place, announced
 
@@ -29,14 +30,14 @@ def serve(
         raise ValueError("--shadow: it plays what is recorded, and nothing is; name a folder with --record")
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
-        raise ValueError("serving needs packages that are not installed: pip install 'marft[serve]'")
+        raise ValueError(f"serving needs packages that are not installed: {install_command('serve')}")
     mcp, a2a, _ = also
     if mcp not in ("", "http", "stdio"):
         raise ValueError(f"--mcp: {mcp!r} is none of http, stdio")
     if mcp and find_spec("mcp") is None:
-        raise ValueError("MCP needs a package that is not installed: pip install 'marft[mcp]'")
+        raise ValueError(f"MCP needs a package that is not installed: {install_command('mcp')}")
     if a2a and (find_spec("a2a") is None or find_spec("sse_starlette") is None):
-        raise ValueError("A2A needs packages that are not installed: pip install 'marft[a2a]'")
+        raise ValueError(f"A2A needs packages that are not installed: {install_command('a2a')}")
     where, offered = Place(*place), Also(cast("Any", mcp), *also[1:])
     where.check()
     offered.check()

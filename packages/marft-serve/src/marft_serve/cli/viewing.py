@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from marft.cli.console import INTERRUPTED, wide_console
+from marft.common.satellites import install_command
 
 
 def view(runs: Sequence[Path], host: str, port: int, token: bool) -> None:
@@ -17,7 +18,7 @@ def view(runs: Sequence[Path], host: str, port: int, token: bool) -> None:
         SystemExit: Ctrl-C.
     """
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn")):
-        raise ValueError("the viewer needs packages that are not installed: pip install 'marft[viewer]'")
+        raise ValueError(f"the viewer needs packages that are not installed: {install_command('viewer')}")
     from marft_serve.viewer.serving import view as run_view
 
     console = wide_console()

@@ -19,6 +19,7 @@ from marft.agents.outcome import Outcome
 from marft.agents.reading import RefusedError
 from marft.agents.tasks import own_data
 from marft.common.errors import EpisodeFailedError
+from marft.common.satellites import install_command
 from marft.common.types import JointAction, Observation, Task
 from marft.config.agents import Strings
 from marft.config.endpoint import names_server
@@ -103,7 +104,7 @@ class Program(OrganizationPart):
             raise ValueError(f"there is no program {self.words[0]!r}")
         missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
         if missing:
-            raise ValueError("the gateway needs packages that are not installed: pip install 'marft[gateway]'")
+            raise ValueError(f"the gateway needs packages that are not installed: {install_command('gateway')}")
         return self
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from marft.common.satellites import install_command
 from marft.common.version import __version__
 from marft_serve.tracing.span import Link, Span, Value
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 SCOPE = "marft"
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
 ERROR = 2  # Status.StatusCode
-REMEDY = "sending traces needs the package opentelemetry-proto: pip install 'marft[otel]'"
 
 
 def check_installed() -> None:
@@ -31,7 +31,7 @@ def check_installed() -> None:
         ValueError: what protobuf is written with is not installed.
     """
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.proto") is None:
-        raise ValueError(REMEDY)
+        raise ValueError(f"sending traces needs the package opentelemetry-proto: {install_command('otel')}")
 
 
 def json_line(spans: Sequence[Span], resource: Mapping[str, Value]) -> str:

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from marft.common.registry import registered
+from marft.common.satellites import not_installed, version_problem
 from marft.common.version import __version__
 
 
@@ -34,7 +35,12 @@ class _Commands(MutableMapping[str, Any]):
         self._own = own
 
     def __getitem__(self, name: str) -> Any:
-        return self._own[name] if name in self._own else _loaded(name, registered("commands")[name])
+        if name in self._own:
+            return self._own[name]
+        known = registered("commands")
+        if name not in known and (why := not_installed("commands", name)):
+            return _unusable(why)
+        return _loaded(name, known[name])
 
     def __setitem__(self, name: str, command: Any) -> None:
         self._own[name] = command
@@ -52,22 +58,26 @@ class _Commands(MutableMapping[str, Any]):
 
 def _loaded(name: str, point: EntryPoint) -> Any:
     """Import a registered command. If the import fails, return a command that reports the error when it runs."""
+    if problem := version_problem(point):
+        return _unusable(problem)
     try:
         found = point.load()
         with_paths_at_home(found)
         command = typer.main.get_command(found)
     except (Exception, SystemExit) as error:  # noqa: BLE001  a broken package must not disable other commands
-        return _broken(name, f"{point.value} cannot be imported: {type(error).__name__}: {error}")
+        return _unusable(f"marft {name}: {point.value} cannot be imported: {type(error).__name__}: {error}")
     return getattr(command, "commands", {}).get(name, command)
 
 
-def _broken(name: str, why: str) -> Any:
-    def fail() -> None:
-        raise ValueError(f"marft {name}: {why}")
+def _unusable(why: str) -> Any:
+    """Return a command that fails with a reason, which its help shows too."""
 
-    broken = group()
-    broken.command(name, help="Cannot be used: its package is broken.", context_settings=OVERRIDES)(fail)
-    return typer.main.get_command(broken)
+    def fail() -> None:
+        raise ValueError(why)
+
+    unusable = group()
+    unusable.command(help=f"Cannot be used: {why}", context_settings=OVERRIDES)(fail)
+    return typer.main.get_command(unusable)
 
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.prompt import Prompt
 
 from marft.cli.console import in_bold, wide_console
-from marft.cli.starter import environment
-from marft.cli.starter.environment import write_environment
-from marft.cli.starter.files import DATA, FILES, TINY, Plan, commands, refuse_taken, write
+from marft.cli.starter.files import DATA, FILES, TINY, Plan, Started, commands, refuse_taken, write
 from marft.cli.starter.tables import Table, columns_of, guess, invented, look_at
 from marft.cli.starter.teams import SHAPES
+from marft.common.satellites import not_installed
+from marft.config.plugins import load_registered, plugin_names
 from marft.config.settings import did_you_mean
 
 T = TypeVar("T")
-KINDS = ("team", "environment")
+TEAM = "team"  # the kind that the core writes
 
 
 def init(folder: Path, data: str | None, question: str, answer: str | None, model: str, team: str, yes: bool) -> None:
@@ -71,33 +71,33 @@ def init(folder: Path, data: str | None, question: str, answer: str | None, mode
 
 
 def checked_kind(kind: str) -> str:
-    """Return a valid kind.
+    """Return the kind of project that ``marft init --kind`` should write.
 
     Raises:
-        ValueError: the kind is neither team nor environment.
+        ValueError: neither the core nor an installed package can write it.
     """
-    if kind not in KINDS:
-        raise ValueError(f"--kind: nothing is called {kind!r}{did_you_mean(kind, KINDS)}")
+    known = [TEAM, *plugin_names("starters")]
+    if kind not in known:
+        raise ValueError(f"--kind: {not_installed('starters', kind) or f'unknown {kind!r}{did_you_mean(kind, known)}'}")
     return kind
 
 
-def init_environment(folder: Path, of_teams: Sequence[str | None]) -> None:
-    """``marft init --kind environment``.
+def init_other(kind: str, folder: Path | None, of_teams: Sequence[str | None]) -> None:
+    """Run ``marft init`` with a ``--kind`` that an installed package adds.
 
     Args:
-        of_teams: values of options that apply only to teams.
+        folder: None: the default of that kind.
+        of_teams: options that apply to a team only.
 
     Raises:
-        ValueError: such an option is given, a file would be overwritten, or the folder's name is no package name.
+        ValueError: one of these options is given, a file would be overwritten, or the folder's name does not fit.
     """
     if any(of_teams):
-        raise ValueError(
-            "--data, --question, --answer, --model and --team are for a team: leave out --kind environment"
-        )
+        raise ValueError(f"--data, --question, --answer, --model and --team are for a team: leave out --kind {kind}")
     console = wide_console()
-    names = write_environment(folder)
-    console.print(f"wrote {', '.join(names)} in {folder}", soft_wrap=True)
-    _say_next(console, folder, environment.commands())
+    started: Started = load_registered("starters", kind)(folder)
+    console.print(f"wrote {', '.join(started.files)} in {started.folder}", soft_wrap=True)
+    _say_next(console, started.folder, started.commands)
 
 
 def _say_next(console: Console, folder: Path, said: str) -> None:

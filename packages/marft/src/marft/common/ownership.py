@@ -9,13 +9,15 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("marft", "marft_envs", "marft_serve", "marft_lab")
+from marft.common.satellites import satellites
+
+PACKAGES = frozenset(satellites().packages.values())  # import names
 
 
 def is_ours(module: str) -> bool:
     """Return True if a module, by its full name, belongs to this project.
 
-    >>> [is_ours(module) for module in ("marft.common.types", "marft_lab", "marftish.types", "my_team")]
+    >>> [is_ours(module) for module in ("marft.common.types", "marft", "marftish.types", "my_team")]
     [True, True, False, False]
     """
     return module.partition(".")[0] in PACKAGES
@@ -24,7 +26,7 @@ def is_ours(module: str) -> bool:
 @cache
 def our_folders() -> tuple[Path, ...]:
     """Return the folders of this project's installed packages."""
-    found = [spec for spec in map(find_spec, PACKAGES) if spec]
+    found = [spec for spec in map(find_spec, sorted(PACKAGES)) if spec]
     return tuple(Path(folder) for spec in found for folder in spec.submodule_search_locations or ())
 
 

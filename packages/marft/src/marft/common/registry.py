@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
-DISTRIBUTIONS = frozenset({"marft", "marft-envs", "marft-serve", "marft-lab"})  # distributions of this project
+from marft.common.satellites import satellites
 
 
 def registered(kind: str) -> Mapping[str, EntryPoint]:
@@ -34,4 +34,4 @@ def _by_name(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:  # 
 
 
 def _is_ours(point: EntryPoint) -> bool:
-    return point.dist is not None and point.dist.metadata["Name"] in DISTRIBUTIONS
+    return point.dist is not None and point.dist.metadata["Name"] in satellites().packages

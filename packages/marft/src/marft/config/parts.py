@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny
 
+from marft.common.satellites import install_command
 from marft.common.types import Task
 from marft.config.plugins import Plugin, resolver
 from marft.config.settings import Few, Positive
@@ -164,23 +165,22 @@ class SchedulePart(Plugin):
 class FilterPart(Plugin):
     """Base class for filters on a teacher's episodes before imitation.
 
-    ``refused`` is a pure function of the episodes and of the known recipe data (:mod:`marft_lab.synthesis.candidates`).
+    ``refused`` is a pure function of the episodes and of the known recipe data.
     """
 
 
 class CheckPart(Plugin):
     """Base class for safety checks: forbidden behavior of a team, or behavior that an attack causes.
 
-    ``found`` is a pure function of the team's outputs in an episode (:class:`marft_lab.safety.deeds.Deeds`). It returns
-    one sentence per violation.
+    ``found`` is a pure function of the team's outputs and tool calls in an episode. It returns one sentence per
+    violation.
     """
 
 
 class ProposerPart(Plugin):
     """Base class for prompt proposers, which write new instructions for an agent.
 
-    ``propose`` is a pure function of its input (:class:`marft_lab.profiles.proposals.Asked`) and of the replies of the
-    policies that it prompts.
+    ``propose`` is a pure function of its input and of the replies of the policies that it prompts.
     """
 
     @property
@@ -259,12 +259,12 @@ class SinkPart(Plugin):
     close_seconds: Positive = 20.0  # maximum wait for pending writes at the end of a run, in seconds
 
     def missing(self) -> str:
-        """Return the missing distribution for ``pip install``; "" if installed."""
+        """Return the command that installs what the logger needs; "" where nothing is missing."""
         spec = find_spec(self.package) if self.package else None
         # a spec without origin may be a plain folder of that name
         if not self.package or (spec is not None and spec.origin is not None):
             return ""
-        return f"marft[{self.extra}]" if self.extra else self.package
+        return install_command(self.extra) if self.extra else f"pip install {self.package}"
 
 
 EnginePlugin = Annotated[SerializeAsAny[EnginePart], resolver("engines")]

@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from marft.common.faults import described
 from marft.common.ownership import is_ours
 from marft.common.registry import registered
+from marft.common.satellites import not_installed, version_problem
 from marft.common.user_modules import import_named
 from marft.config.folders import FOLDER, refuse_namesakes
 from marft.config.given import Given
@@ -87,7 +88,11 @@ def load_registered(kind: str, name: str) -> Any:
     """
     known = registered(kind)
     if name not in known:
-        raise ValueError(f"no {one_of(kind)} is called {name!r}{did_you_mean(name, known)}")
+        raise ValueError(
+            not_installed(kind, name) or f"no {one_of(kind)} is called {name!r}{did_you_mean(name, known)}"
+        )
+    if problem := version_problem(known[name]):
+        raise ValueError(problem)
     return _imported(known[name].value, known[name].load)
 
 

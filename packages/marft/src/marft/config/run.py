@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.satellites import not_installed
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.consulting import ConsultingSettings, consulting_problems
@@ -94,8 +95,7 @@ class CheckpointSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """Held-out evaluation: ``every`` schedules the validation split during training; ``tasks`` limits the test split.
-    """
+    """Held-out evaluation: ``every`` schedules the validation split during training; ``tasks`` limits the test split."""
 
     tasks: Count = 500  # maximum tasks of the test split
     # sampling modes: temperature 0 (greedy), and the agents' own parameters (sampled)
@@ -175,6 +175,10 @@ class RunSettings(Settings):
         return section_names()
 
     @classmethod
+    def explain_unknown(cls, key: str) -> str:
+        return not_installed("sections", key)
+
+    @classmethod
     def inner_table(cls, key: str) -> type[Settings] | None:
         """Return the settings class for a section; None if its package cannot be imported."""
         try:
@@ -220,8 +224,8 @@ class RunSettings(Settings):
     def section(self, cls: type[S]) -> S | None:
         """Return a section; None if the recipe does not set it.
 
-        >>> from marft_lab.world_models.settings import DynaSettings
-        >>> RunSettings.model_construct().section(DynaSettings) is None
+        >>> from marft.config.sections import Section
+        >>> RunSettings.model_construct().section(Section) is None
         True
         """
         found = (self.__pydantic_extra__ or {}).get(cls.key)
@@ -289,9 +293,7 @@ def refuse_missing_packages(run: RunSettings) -> None:
     """
     for sink in run.sinks:
         if missing := sink.missing():
-            raise ValueError(
-                f"sinks: {sink.name!r} needs a package that is not installed: pip install '{missing}'; or leave it out"
-            )
+            raise ValueError(f"sinks: {sink.name!r} needs a package that is not installed: {missing}; or leave it out")
 
 
 def check_room(run: RunSettings, contexts: Mapping[str, int]) -> None:

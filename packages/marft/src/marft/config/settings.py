@@ -164,6 +164,11 @@ class Settings(BaseModel):
         return ()
 
     @classmethod
+    def explain_unknown(cls, key: str) -> str:  # noqa: ARG003
+        """Return why the table does not take a key that is known elsewhere; "" for keys that nothing knows."""
+        return ""
+
+    @classmethod
     def inner_table(cls, key: str) -> type[Settings] | None:  # noqa: ARG003
         """Return the table class behind a key without a field."""
         return None
@@ -205,7 +210,9 @@ def _deeper(cls: type[Settings], key: str, prefix: str = "") -> list[str]:
 
 @lru_cache(maxsize=1000)  # thousands of tables may have the same wrong key
 def _meant(key: str, cls: type[Settings]) -> str:
-    """Return a suggestion for an unknown key: the same key in an inner table, or a similar one."""
+    """Return a suggestion for an unknown key: the package that adds it, the same key in an inner table, or a similar one."""
+    if why := cls.explain_unknown(key):
+        return f": {why}"
     deeper = _deeper(cls, key)
     if deeper:
         return f"; did you mean {' or '.join(map(repr, deeper))}?"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from marft.common.satellites import install_command
+
 
 def read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, object]]:
     """Return the rows in one split.
@@ -20,7 +22,7 @@ def read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, ob
         from datasets import load_dataset
     except ImportError as error:
         raise ValueError(
-            f"environment: reading {path!r} needs the datasets package: pip install 'marft[datasets]'; "
+            f"environment: reading {path!r} needs the datasets package: {install_command('datasets')}; "
             "a .jsonl file needs nothing"
         ) from error
     try:

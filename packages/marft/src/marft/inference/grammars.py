@@ -15,6 +15,7 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from marft.common.marks import Grammar
+from marft.common.satellites import install_command
 from marft.common.texts import cut
 from marft.inference.schema_checks import check_schema
 from marft.inference.schemas import schema_text
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 KEPT = 256  # compiled grammars per tokenizer
 SHOWN = 400  # maximum length of an error message, in characters
-TO_INSTALL = "grammars need a package that is not installed: pip install 'marft[grammar]'"
 
 
 class Grammars:
@@ -103,7 +103,7 @@ class Grammars:
         try:
             from llguidance.hf import from_tokenizer
         except ImportError:
-            raise ValueError(TO_INSTALL) from None
+            raise ValueError(f"grammars need a package that is not installed: {install_command('grammar')}") from None
         return from_tokenizer(self.tokenizer, eos_token=self.end)
 
     @cached_property

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from marft.agents.tool_sources import StatelessSource, ToolSession, ToolSource
 from marft.agents.tools.connection import Connection
 from marft.agents.tools.intake import NAME_CHARACTERS, refuse_large
+from marft.common.satellites import install_command
 from marft.common.texts import one_line
 from marft.common.types import Task, Tool
 from marft.config.agents import Strings
@@ -102,7 +103,7 @@ class MCP(Plugin):
         if self.command and shutil.which(self.command[0]) is None:
             raise ValueError(f"there is no program {self.command[0]!r}")
         if find_spec("mcp") is None:
-            raise ValueError("MCP needs a package that is not installed: pip install 'marft[mcp]'")
+            raise ValueError(f"MCP needs a package that is not installed: {install_command('mcp')}")
         connection = Connection(self)
         try:
             chosen = self._chosen(connection.tools())

@@ -15,7 +15,7 @@ def init(
     folder: Annotated[
         Path | None, typer.Argument(help="Where the files go, made where it is not there; my_team, or my_env.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="What is begun: a team, or an environment.")] = "team",
+    kind: Annotated[str, typer.Option(help="What to begin: a team, or an environment.")] = "team",
     data: Annotated[
         str | None, typer.Option(help="Your table: CSV, JSONL, Parquet; '' for a few invented rows.")
     ] = None,
@@ -32,8 +32,8 @@ def init(
     """
     from marft.cli import init as begin
 
-    if begin.checked_kind(kind) == "environment":
-        begin.init_environment(folder or Path("my_env"), [data, question, answer, model, team])
+    if begin.checked_kind(kind) != begin.TEAM:
+        begin.init_other(kind, folder, [data, question, answer, model, team])
         return
     begin.init(folder or Path("my_team"), data, question, answer, model, team, yes)
 

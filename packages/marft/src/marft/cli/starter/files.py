@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -60,6 +60,14 @@ def write(plan: Plan, rows: str = "") -> list[str]:
     for name, text in files.items():
         atomic.write_file(plan.folder / name, text)
     return sorted(files)
+
+
+class Started(NamedTuple):
+    """Result of a starter: the function behind a ``marft init --kind`` that an installed package adds."""
+
+    folder: Path
+    files: list[str]  # names in the folder
+    commands: str  # suggestions for what to type next, one a line
 
 
 def refuse_taken(folder: Path, names: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from marft.agents.loop_threads import LoopThread
 from marft.common.errors import EpisodeFailedError
+from marft.common.satellites import install_command
 from marft.common.usage import Usage
 from marft.config.endpoint import EndpointSettings
 from marft.config.keys import filled, read_key, secrets_in, variables_of
@@ -43,7 +44,7 @@ class Endpoint:
 
     def __init__(self, name: str, settings: EndpointSettings, model: str) -> None:
         if find_spec("openai") is None:
-            raise ValueError(f"endpoint {name!r} needs the package openai; run: pip install 'marft[remote]'")
+            raise ValueError(f"endpoint {name!r} needs the package openai; run: {install_command('remote')}")
         self.name, self.settings, self.model = name, settings, model
         self.used = Usage()
         self._key = _read_key(name, settings)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from marft.agents.environment import Session, Split
 from marft.common.ownership import is_ours
+from marft.common.registry import bundled_parts, registered
 from marft.common.types import Task
 from marft.common.user_modules import CODE
 from marft.config.keys import SECRET, secrets_in
@@ -25,10 +26,6 @@ STAND_IN = "marft.runs.export.recipe:NotExported"
 SKILLS, TEMPLATES, MODELS, POLICIES = "skills", "templates", "models", "policies"
 TRUST = "--trust-code"
 PARTS = ("name", "organization", "kind")  # keys that name a plugin class, which must be of that kind
-EXAMPLES = (
-    "marft_serve.examples.openai_team:solve",
-    "marft.examples.orders:multiply",
-)  # example functions that are safe to name
 MAKERS = ("env", "parallel_env", "raw_env")  # attributes of PettingZoo modules that create a game
 Key = tuple[str | int, ...]
 
@@ -146,8 +143,13 @@ def _is_code(key: Key, value: str, games_are_modules: bool) -> bool:
         if module.partition(".")[0] in ("pettingzoo", "gymnasium"):
             return bool(module_in(value)) and name not in MAKERS
         return bool(colon or "." in module) or games_are_modules
-    own = is_ours(module_in(value)) and key[-1] not in PARTS and value not in EXAMPLES
+    own = is_ours(module_in(value)) and key[-1] not in PARTS and value not in _examples()
     return own or bool(their_module_in(value))
+
+
+def _examples() -> set[str]:
+    """Return the import paths of this project's functions that any recipe may name: they are registered as examples."""
+    return {registered("examples")[name].value for name in bundled_parts("examples")}
 
 
 def trust_flag(table: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import keyword
 import re
 from pathlib import Path
 
-from marft.cli.starter.files import refuse_taken
+from marft.cli.starter.files import Started, refuse_taken
 from marft.cli.starter.teams import SHAPES
 from marft.common import atomic
 from marft.common.ownership import PACKAGES
@@ -56,18 +56,22 @@ def files_of(package: str) -> dict[str, str]:
     return {name: re.sub(r"<<(\w+)>>", lambda found: words[found[1]], text) for name, text in texts.items()}
 
 
-def write_environment(folder: Path) -> list[str]:
-    """Write the files without overwriting existing ones, and return their names.
+def write_environment(folder: Path | None) -> Started:
+    """Write the files of a first environment: ``marft init --kind environment``.
+
+    Args:
+        folder: default ``my_env``. Its name becomes the name of the package.
 
     Raises:
-        ValueError: a file already exists, or the folder's name is no package name.
+        ValueError: a file exists already, or no package can have the folder's name.
     """
+    folder = folder or Path("my_env")
     files = files_of(package_of(folder))
     refuse_taken(folder, files)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         atomic.write_file(folder / name, text)
-    return sorted(files)
+    return Started(folder, sorted(files), commands())
 
 
 def commands() -> str:

@@ -1,0 +1,93 @@
+"""The packages of this project, and the extra that installs each name that they add.
+
+``satellites.json`` beside this file is the only place where the core knows its satellites. It is generated from
+``packages/*/pyproject.toml`` by ``python tools/layout/satellites.py``. Importing this module imports nothing but the
+standard library: ``marft --help`` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
+from pathlib import Path
+from shlex import quote
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from marft.common.version import __version__
+
+CORE = "marft"  # its distribution
+
+
+class Satellites(NamedTuple):
+    """The contents of ``satellites.json``."""
+
+    packages: Mapping[str, str]  # import name of each distribution of this project
+    extras: Mapping[str, list[str]]  # the distributions that each extra of ``marft[…]`` installs, with their own extras
+    names: Mapping[str, Mapping[str, str]]  # kind of entry point → name → extra
+
+
+@cache
+def satellites() -> Satellites:
+    """Read ``satellites.json``."""
+    return Satellites(**json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")))
+
+
+def extra_of(kind: str, name: str) -> str:
+    """Return the extra that installs a name of an entry-point group ``marft.<kind>``; "" where no satellite adds it.
+
+    >>> extra_of("commands", "serve"), extra_of("sections", "dyna"), extra_of("sections", "model")
+    ('serve', 'lab', '')
+    """
+    return satellites().names.get(kind, {}).get(name, "")
+
+
+def not_installed(kind: str, name: str) -> str:
+    """Return why a name that a satellite adds is missing, and the command that installs it; "" for other names."""
+    extra = extra_of(kind, name)
+    return f"{name!r} comes with marft[{extra}], which is not installed: {install_command(extra)}" if extra else ""
+
+
+def version_problem(point: EntryPoint) -> str:
+    """Return why an entry point of a satellite does not fit this version of the core; "" where it fits."""
+    if point.dist is None or point.dist.metadata["Name"] not in satellites().packages:
+        return ""
+    name, version = point.dist.metadata["Name"], point.dist.version
+    if version == __version__:
+        return ""
+    return f"{name} {version} does not fit marft {__version__}: install both in one version"
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, for the way in which MARFT is installed.
+
+    Installed from a checkout, the command names folders of packages. Installed from a wheel file, it names the folder
+    of the wheels.
+    """
+    origin, editable = _origin()
+    if origin is None:
+        return f"pip install {quote(f'{CORE}[{extra}]')}"
+    if origin.suffix == ".whl":
+        return f"pip install --find-links {quote(str(origin.parent))} {quote(f'{CORE}[{extra}]')}"
+    option = "--editable " if editable else ""
+    folders = [str(origin.parent / wanted) for wanted in satellites().extras[extra]]
+    return f"pip install {' '.join(option + quote(folder) for folder in folders)}"
+
+
+def _origin() -> tuple[Path | None, bool]:
+    """Return the folder or wheel file that the core was installed from, and whether the installation is editable.
+
+    The path is None where pip recorded none: it found the core on an index or with ``--find-links``.
+    """
+    try:
+        text = distribution(CORE).read_text("direct_url.json")
+    except PackageNotFoundError:
+        text = None
+    found = json.loads(text) if text else {}
+    url = urlsplit(found.get("url", ""))
+    if url.scheme != "file":
+        return None, False
+    return Path(url2pathname(url.path)), bool(found.get("dir_info", {}).get("editable"))
