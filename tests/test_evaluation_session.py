@@ -14,7 +14,7 @@ import pytest
 
 from marft.common.types import Task
 from marft.config import RunSettings
-from marft.config.models import BUNDLED
+from marft.config.bundled import bundled_models
 from marft.evaluation.scenarios import freeze
 from marft.evaluation.session import Keeping, evaluate_checkpoints
 from marft.models.known import files_of, known
@@ -76,7 +76,7 @@ def test_models_are_checked_before_anything_is_played_and_where_all_is_kept(
 def test_what_a_model_is_known_by_is_not_remembered_for_files_that_came_while_it_was_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Path(shutil.copytree(BUNDLED["tiny"], tmp_path / "model"))
+    model = Path(shutil.copytree(bundled_models()["tiny"], tmp_path / "model"))
     for path in model.iterdir():
         os.utime(path, (1, 1))
     open_rollouts = rollouts_here.open_rollouts

@@ -14,8 +14,8 @@ import yaml
 from peft import LoraConfig
 
 from marft.common.types import Episode
+from marft.config.bundled import bundled_models
 from marft.config.given import refuse_missing
-from marft.config.models import BUNDLED
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
 from marft.models.adapters import CONFIG, read_lora_settings
@@ -304,7 +304,9 @@ class TestWriting:
         self, trained: RunFolder, tmp_path: Path
     ) -> None:
         template, adapter = tmp_path / "own.jinja", trained.saved_steps()[-1] / "policies" / "reasoner"
-        template.write_text(f"{{# of {tmp_path / 'test'} #}}" + (BUNDLED["tiny"] / "chat_template.jinja").read_text())
+        template.write_text(
+            f"{{# of {tmp_path / 'test'} #}}" + (bundled_models()["tiny"] / "chat_template.jinja").read_text()
+        )
         run, folder = finished(
             tmp_path, "--models.second", f"{{ path = 'tiny', chat_template = '{template}' }}", "--training.steps", "1",
             "--policies.actor", "{ model = 'second', train = 'full' }",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from marft.config.models import BUNDLED
+from marft.config.bundled import bundled_models
 from marft.evaluation import keeping
 from marft.evaluation.evaluate import attempts_at
 from marft.evaluation.keeping import Place
@@ -60,7 +60,7 @@ def test_models_are_loaded_again_where_a_file_of_theirs_or_what_is_kept_is_anoth
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model, template, kept = tmp_path / "model", tmp_path / "template.jinja", tmp_path / "evaluations"
-    shutil.copytree(BUNDLED["tiny"], model)
+    shutil.copytree(bundled_models()["tiny"], model)
     template.write_text((model / "chat_template.jinja").read_text())
     for path in [*model.iterdir(), template]:
         os.utime(path, (1, 1))
@@ -89,7 +89,7 @@ def test_what_was_written_a_moment_ago_or_since_it_was_loaded_is_not_remembered(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = tmp_path / "model"
-    shutil.copytree(BUNDLED["tiny"], model)
+    shutil.copytree(bundled_models()["tiny"], model)
     run = lengths(tmp_path, models={"base": {"path": str(model)}})
     for name in ("config.json", "model.safetensors"):
         files = known.files_of(run)

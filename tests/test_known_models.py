@@ -11,7 +11,7 @@ import pytest
 
 from marft.common import atomic
 from marft.config import RunSettings
-from marft.config.models import BUNDLED
+from marft.config.bundled import bundled_models
 from marft.models import known
 from marft.models.known import files_of, remember
 from tests.test_kept_evaluations import lengths
@@ -28,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A folder whose files were written long ago."""
-    folder = Path(shutil.copytree(BUNDLED["tiny"], tmp_path / "model"))
+    folder = Path(shutil.copytree(bundled_models()["tiny"], tmp_path / "model"))
     for path in folder.iterdir():
         os.utime(path, (1, 1))
     return folder

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.config import RunSettings, load_recipe
-from marft.config.models import BUNDLED, ModelSettings
+from marft.config.bundled import bundled, bundled_models, bundled_names
+from marft.config.models import ModelSettings
 from marft.models.cards import CARDS, card_named
 from marft.models.shapes import KNOWN, find_shape, known_shape, shape_of
 from marft_lab.cli.planning import as_json, run_plan
@@ -79,7 +79,7 @@ def test_sizes_that_are_not_known_are_refused_with_what_to_give(tmp_path: Path) 
 
 
 def test_a_given_configuration_takes_the_place_of_the_model_s() -> None:
-    shape = find_shape("base", ModelSettings(path="somebody/model-of-mine"), BUNDLED["tiny"])
+    shape = find_shape("base", ModelSettings(path="somebody/model-of-mine"), bundled_models()["tiny"])
     assert shape == find_shape("base", ModelSettings(path="tiny"))
 
 
@@ -306,20 +306,19 @@ def test_an_engine_in_process_has_logits_of_all_its_rows_three_times_or_a_forwar
 
 
 PROMISE = re.compile(r"one GPU with (\d+) GB")
-RECIPES = Path(str(files("marft") / "recipes"))
 
 
 def promised(name: str) -> float | None:
     """Bytes of the GPU that a bundled recipe says it is for."""
-    head = re.match(r"(?:#.*\n)+", (RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
+    head = re.match(r"(?:#.*\n)+", bundled(name).read_text(encoding="utf-8"))
     found = PROMISE.search(head[0]) if head else None
     return float(found[1]) * 1e9 if found else None
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.toml")))
+@pytest.mark.parametrize("name", bundled_names())
 def test_a_recipe_fits_the_gpu_that_it_is_said_to_be_for(name: str) -> None:
     run, memory = load_recipe(name), promised(name)
-    real = any(model.path not in BUNDLED for model in run.models.values() if model.endpoint is None)
+    real = any(model.path not in bundled_models() for model in run.models.values() if model.endpoint is None)
     assert real == (memory is not None), "a recipe with a model of the hub says which GPU it is for"
     if memory is not None:
         assert plan(run, Ask(1, replace(CARDS["rtx4090"], memory=memory))).fits

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from marft.common.types import Action, Episode, Observation, Task, Transition
 from marft.config import RunSettings
-from marft.config.models import BUNDLED
+from marft.config.bundled import bundled_models
 from marft.models.pool import Models
 from marft.trainer.interfaces import Progress
 from marft.trainer.learner import Learner
@@ -44,7 +44,9 @@ def played(models: Models, number: int, message: str, answer: str = "It is 5.", 
 
 @cache
 def reference() -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"], dtype=torch.float64, attn_implementation="eager")
+    return AutoModelForCausalLM.from_pretrained(
+        bundled_models()["tiny"], dtype=torch.float64, attn_implementation="eager"
+    )
 
 
 @torch.no_grad()

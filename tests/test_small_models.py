@@ -13,13 +13,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from marft.config.bundled import bundled_names
+from marft.config.bundled import bundled_models, bundled_names
 from marft.config.load import load_recipe
-from marft.config.models import BUNDLED
 from marft.models.paths import resolve_path
 
 ROOT = Path(__file__).parents[1]
-WORLDS = sorted(set(BUNDLED) - {"tiny", "tiny-tools", "tiny-textarena"})
+WORLDS = sorted(set(bundled_models()) - {"tiny", "tiny-tools", "tiny-textarena"})
 TEXT = "key one red, box two blue, door six pink, hall ten gray, key"
 
 

@@ -1,8 +1,8 @@
 """Write the file that tells the core which extra installs what: ``python tools/layout/satellites.py``.
 
-It reads ``packages/*/pyproject.toml``. A name is installed by the extra of its own name where its distribution has
-one, by the extra that ``[tool.marft.extras]`` of the distribution gives it, or by the distribution's own extra of the
-core (``marft-lab``: ``lab``).
+It reads ``packages/*/pyproject.toml`` and the folders of recipes and models. A name is installed by the extra of its
+own name where its distribution has one, by the extra that ``[tool.marft.extras]`` of the distribution gives it, or by
+the distribution's own extra of the core (``marft-lab``: ``lab``).
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ def satellites() -> dict[str, Any]:
             for name in points:
                 otherwise = name if name in own else distribution.removeprefix(f"{CORE}-")
                 names.setdefault(kind, {})[name] = given.get(f"{kind}.{name}", otherwise)
+        names.pop("resources", None)
+        source = ROOT / "packages" / distribution / "src" / distribution.replace("-", "_")
+        extra = distribution.removeprefix(f"{CORE}-")
+        for file in source.glob("recipes/*.toml"):
+            names.setdefault("recipes", {})[file.stem] = extra
+        for file in source.glob("models/*/config.json"):
+            names.setdefault("models", {})[file.parent.name.replace("_", "-")] = extra
     extras = {
         extra: _ours(needs) or [f"{CORE}[{extra}]"]
         for extra, needs in tables[CORE]["project"]["optional-dependencies"].items()

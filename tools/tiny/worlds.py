@@ -40,7 +40,8 @@ from marft.rollout.rollouts import LocalRollouts
 from marft_lab.scripted import ScriptedTeam, Spoken
 
 ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "packages/marft/src/marft/models"
+MODELS = ROOT / "packages/marft-envs/src/marft_envs/models"
+TEMPLATE = ROOT / "packages/marft/src/marft/models/tiny_tools"  # whose tokenizer and chat template they begin from
 WIDE = 1_000_000  # tokens of context while games are recorded
 
 
@@ -179,7 +180,7 @@ def check(run: RunSettings, tasks: int) -> str:
 
 def recorded(world: str, skill: float, episodes: int) -> list[Conversation]:
     """What is said in games of a world's recipes."""
-    return [one for run in recipes_of(world, MODELS / "tiny_tools") for one in conversations(run, skill, episodes)]
+    return [one for run in recipes_of(world, TEMPLATE) for one in conversations(run, skill, episodes)]
 
 
 def train(arguments: argparse.Namespace, output: Path) -> None:
@@ -190,7 +191,7 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     )
     clean, mixed = (recorded(arguments.world, skill, making.episodes) for skill in (1.0, making.skill))
     said = [*clean, *mixed]
-    known: Any = AutoTokenizer.from_pretrained(MODELS / "tiny_tools")
+    known: Any = AutoTokenizer.from_pretrained(TEMPLATE)
     texts = [rendered(known, one, None) for one in said]
     tokenizer = train_tokenizer(texts, known.chat_template, making.vocabulary, spaces_apart=True)
     rows = [encode(tokenizer, one) for one in said]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from marft.common.atomic import regular
+from marft.common.satellites import not_installed
 from marft.common.user_modules import is_export
 from marft.config.algorithm import under_the_preset_named
 from marft.config.bundled import bundled, bundled_names
@@ -71,7 +71,7 @@ def load_recipe(
     return parse_recipe(table, overrides, str(path), changes, given)
 
 
-def _file_of(path: Path) -> Path | Traversable:
+def _file_of(path: Path) -> Path:
     if path.is_file():
         return path
     if path.exists() and not path.is_dir():
@@ -81,7 +81,8 @@ def _file_of(path: Path) -> Path | Traversable:
             raise ValueError(f"no recipe at {path}: {error.strerror}") from None
     if not path.exists() and str(path) in bundled_names():
         return bundled(str(path))
-    raise ValueError(f"no recipe at {path}{near(path)}")
+    missing = not_installed("recipes", str(path))
+    raise ValueError(f"no recipe at {path}{f': {missing}' if missing else near(path)}")
 
 
 def near(path: Path) -> str:

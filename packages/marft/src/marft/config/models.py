@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.common.atomic import read_text
 from marft.config.algorithm import LearningRate
+from marft.config.bundled import bundled_models
 from marft.config.endpoint import TeammateEndpoint
 from marft.config.folders import AtHome
 from marft.config.settings import Count, CountOrNone, Felt, Filled, Names, Plain, Positive, Settings, did_you_mean
@@ -98,10 +99,6 @@ class PolicySettings(Settings):
     pool: PoolSettings | None = None  # makes the policy an opponent pool: past versions of another policy, all frozen
 
 
-BUNDLED = {
-    file.parent.name.replace("_", "-"): file.parent
-    for file in sorted((Path(__file__).parents[1] / "models").glob("tiny*/config.json"))
-}
 Models = Mapping[str, ModelSettings]
 
 
@@ -119,8 +116,8 @@ def readers(models: Models) -> set[str]:
 
 
 def hidden_size(model: ModelSettings) -> int | None:
-    """Return a local model's hidden size; None if its files are missing or do not contain the size."""
-    folder = BUNDLED.get(model.path, Path(model.path))
+    """The width of a local model, where it lies on this disk and says so."""
+    folder = bundled_models().get(model.path, Path(model.path))
     try:
         table = json.loads(read_text(folder / "config.json"))
         size = table.get("hidden_size", table.get("text_config", {}).get("hidden_size"))

@@ -210,7 +210,7 @@ def _deeper(cls: type[Settings], key: str, prefix: str = "") -> list[str]:
 
 @lru_cache(maxsize=1000)  # thousands of tables may have the same wrong key
 def _meant(key: str, cls: type[Settings]) -> str:
-    """Return a suggestion for an unknown key: the package that adds it, the same key in an inner table, or a similar one."""
+    """Return a hint for an unknown key: its package, the same key in an inner table, or a similar key."""
     if why := cls.explain_unknown(key):
         return f": {why}"
     deeper = _deeper(cls, key)

@@ -10,10 +10,12 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from marft.common.atomic import read_text
+from marft.common.satellites import not_installed
 from marft.common.texts import visible
 from marft.common.user_modules import refuse_unlisted
+from marft.config.bundled import bundled_models
 from marft.config.folders import at_home
-from marft.config.models import BUNDLED, ModelSettings
+from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.config.settings import closest, did_you_mean
 from marft.models.alone import one_at_a_time
@@ -93,13 +95,14 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     if (path.startswith(FOLDERS) or path.count("/") > 1) and not Path(path).is_dir():
         raise ValueError(f"models: cannot load {path!r}: {_no_folder(path)}. {WHAT_TO_GIVE}")
     if path.startswith(SMALL) and not Path(path).is_dir():
-        raise ValueError(f"models: no small model is called {path!r}{did_you_mean(path, BUNDLED)}")
+        unknown = f"no small model is called {path!r}{did_you_mean(path, bundled_models())}"
+        raise ValueError(f"models: {not_installed('models', path) or unknown}")
     _refuse_folder(Path(path), what)
     refuse_huge_sizes(Path(path), what)
     try:
         config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
     except Exception as error:
-        meant = closest(path, BUNDLED)
+        meant = closest(path, bundled_models())
         what_to_do = f"Did you mean {meant!r}?" if meant else WHAT_TO_GIVE
         neither = f"; as a folder: {_no_folder(path)}" if "/" in path and not Path(path).is_dir() else ""
         raise ValueError(f"models: cannot load {settings.path!r}: {cause_of(error)}{neither}. {what_to_do}") from error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from marft.config.models import BUNDLED
+from marft.config.bundled import bundled_models
 
 
 def resolve_path(path: str) -> str:
-    """Resolve ``"tiny"``, ``"tiny-tools"``, … to the folder of a bundled checkpoint; other paths stay unchanged."""
-    return str(BUNDLED.get(path, path))
+    """Return the folder of a bundled model (``"tiny"``, ``"tiny-tools"``, …), or any other path unchanged."""
+    return str(bundled_models().get(path, path))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from marft.common.atomic import read_text
-from marft.config.models import BUNDLED, ModelSettings
+from marft.config.bundled import bundled_models
+from marft.config.models import ModelSettings
 
 CONFIG = "config.json"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # dense decoders with supported parameter counts
@@ -219,7 +220,7 @@ def find_shape(name: str, model: ModelSettings, given: Path | None = None) -> Sh
         if not file.exists():
             raise ValueError(f"--model-config: there is no {file}; give a model's config.json, or the folder it is in")
         return _read(file, "--model-config")
-    folder = BUNDLED.get(model.path, Path(model.path))
+    folder = bundled_models().get(model.path, Path(model.path))
     if (folder / CONFIG).is_file():
         return _read(folder / CONFIG, f"models.{name}.path {model.path!r}")
     cached = _cached(model)

@@ -15,7 +15,6 @@ import os
 import socket
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
@@ -27,6 +26,7 @@ from transformers.utils import chat_template_utils
 from marft.common.processes.child import Child
 from marft.common.processes.python_here import python_here
 from marft.common.texts import raised, visible
+from marft.config.bundled import bundled_models
 
 SECONDS = 5.0  # timeout for one prompt; templates take about a millisecond
 MOST_TEMPLATE = 2**20  # maximum characters of a template's source
@@ -167,9 +167,9 @@ def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], 
 
 @cache
 def _bundled() -> frozenset[str]:
-    """Return the templates of bundled models."""
-    folder = Path(__file__).parent
-    return frozenset(path.read_text(encoding="utf-8") for path in folder.glob("tiny*/chat_template.jinja"))
+    """Return the chat templates of the bundled models."""
+    files = (folder / "chat_template.jinja" for folder in bundled_models().values())
+    return frozenset(file.read_text(encoding="utf-8") for file in files if file.is_file())
 
 
 @cache
