@@ -98,7 +98,7 @@ def friendly(debug: bool = False) -> Iterator[None]:
 
 
 def about_files(error: Exception) -> str:
-    """Return a message with remedy for a file system error; "" for other errors, and for errors with their own remedy."""
+    """Return message and remedy for a file system error; "" for other errors, and for errors with their own remedy."""
     return _about_files(error, only_full=_is_deliberate(error))
 
 

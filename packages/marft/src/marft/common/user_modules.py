@@ -137,7 +137,7 @@ class _Inside(MetaPathFinder):
 
 
 class _Beside(MetaPathFinder):
-    """Finder for import paths in recipes, and for imports by modules from a root. Comes last, so installed modules win."""
+    """Finder for import paths in recipes, and for imports by modules from a root. Installed modules take precedence."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None  # noqa: ARG002

@@ -33,7 +33,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
-    """AdamW with its learning-rate schedule. Adapters and optimizer state are float32, independent of the base's dtype."""
+    """AdamW with its learning-rate schedule. Adapters and optimizer state are float32, whatever the base dtype."""
 
     learning_rate: LearningRate = 3e-5  # default learning rate of policies
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # decay of the learning rate
@@ -144,7 +144,7 @@ class TeammateTextSettings(Settings):
 
 
 class CriticSettings(Settings):
-    """V_φ: an MLP head on hidden states of the frozen base (formulas: Huber loss and value clip have separate widths)."""
+    """V_φ: an MLP head on hidden states of the frozen base (Huber loss and value clip have separate widths)."""
 
     # input of the critic; independent: without actions that the agent did not see; none: no critic
     kind: Literal["centralised", "independent", "none"] = "centralised"

@@ -95,7 +95,7 @@ class CheckpointSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """Held-out evaluation: ``every`` schedules the validation split during training; ``tasks`` limits the test split."""
+    """Held-out evaluation: ``every`` schedules the validation split during training; ``tasks`` limits the test set."""
 
     tasks: Count = 500  # maximum tasks of the test split
     # sampling modes: temperature 0 (greedy), and the agents' own parameters (sampled)
