@@ -195,7 +195,7 @@ def show(
         bool, typer.Option("--follow", help="Of each step as it is recorded, until the run ends or Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show recorded episodes: inputs, outputs and rewards of the agents."""
+    """Show recorded episodes: prompts, outputs and rewards."""
     from marft.cli.show import show as run_show
 
     orders = [name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted]
