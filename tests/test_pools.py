@@ -10,14 +10,20 @@ import pytest
 
 from marft.common.pools import THEIRS, wait_briefly
 
-LOOK = "import marft, os, sys; assert 'torch' not in sys.modules; print(os.environ.get('GOMP_SPINCOUNT'))"
+LOOK = "import os, sys, marft; marft.train; assert 'torch' not in sys.modules; print(os.environ.get('GOMP_SPINCOUNT'))"
+UNCHANGED = "import os; before = dict(os.environ); import marft; assert os.environ == before"
 
 
 @pytest.mark.parametrize(("said", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
-def test_importing_marft_is_enough(said: dict[str, str], spins: str) -> None:
+def test_it_is_settled_where_something_is_trained(said: dict[str, str], spins: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in THEIRS} | said
     run = subprocess.run([sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == spins
+
+
+def test_importing_marft_changes_no_environment_variable() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in THEIRS}
+    subprocess.run([sys.executable, "-c", UNCHANGED], env=environment, check=True)
 
 
 def test_whoever_has_chosen_a_policy_keeps_it() -> None:

@@ -3,11 +3,9 @@
 Each public name is imported on first use, so ``import marft`` stays cheap.
 """
 
-import os
 from typing import TYPE_CHECKING
 
 from marft.common.lazy import lazy_names
-from marft.common.pools import wait_briefly
 from marft.common.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from marft.config.run import RunSettings
     from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation
-
-wait_briefly(os.environ)  # must run before torch is imported
 
 __all__ = [
     "Action", "Agents", "Comparison", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "JointAction",

@@ -30,7 +30,7 @@ from marft.envs.near_gradings import Fuzzy, Quantities
 from marft.envs.rows import written
 from marft.envs.single_turn import Grade
 from marft.rewards.comparing import close, contains, number_stated, scaled_numbers, token_f1, words_of
-from marft.rewards.grader import Grader
+from marft.rewards.grader import Grader, require_math_verify
 
 NUMBER = re.compile(r"([0-9]{1,3})(?:\.0+)?")  # number of a choice
 LETTER, LETTERS = re.compile("[A-Z]"), Choices(tuple(ascii_uppercase))
@@ -225,6 +225,11 @@ class MathGrading(Grading):
 
     name: Literal["math"] = "math"  # name of the grader
     timeout_seconds: Positive = 5.0  # timeout for grading one answer, in seconds
+
+    @model_validator(mode="after")
+    def _check_package(self) -> MathGrading:
+        require_math_verify()
+        return self
 
     @cached_property
     def _grader(self) -> Grader:

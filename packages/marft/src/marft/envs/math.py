@@ -22,7 +22,7 @@ from marft.envs.rows import FORMATS, TablePath, read_table
 from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import bare, split_of
-from marft.rewards.grader import Grader
+from marft.rewards.grader import Grader, require_math_verify
 
 MOST_STEPS = 32
 
@@ -55,6 +55,7 @@ class Math(EnvironmentPart):
 
     @model_validator(mode="after")
     def _check_files(self) -> Math:
+        require_math_verify()
         for key in ("path", "test_path"):
             path = getattr(self, key)
             if Path(path).suffix.lower() in FORMATS and not os.path.isfile(path):  # noqa: PTH113  any path length

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from marft.common.processes.helpers import DiedError, FailedError, HelperError, Helpers, limit_memory, serve
+from marft.common.satellites import install_command
 
 MEMORY_BYTES = 4 * 2**30
 
 
 class GradingError(Exception):
     """Grading failure. The answer does not count as wrong: its episode leaves the batch and is counted as failed."""
+
+
+def require_math_verify() -> None:
+    """Check that math-verify, which an extra installs, is available.
+
+    Raises:
+        ValueError: it is not installed; the message has the command that installs it.
+    """
+    if find_spec("math_verify") is None:
+        raise ValueError(f"grading mathematics needs math-verify, which is not installed: {install_command('math')}")
 
 
 class Grader:
