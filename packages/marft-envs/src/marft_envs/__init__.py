@@ -1,4 +1,4 @@
-"""The environments that MARFT brings, and the check of environments."""
+"""Environments bundled with MARFT, and the environment check."""
 
 from typing import TYPE_CHECKING
 

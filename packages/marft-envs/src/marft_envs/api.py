@@ -1,4 +1,4 @@
-"""Environments from Python, before anything is trained on them."""
+"""Python API for checking an environment before training."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ Asked = str | Path | Mapping[str, Any] | RunSettings | EnvironmentPart | type[En
 
 
 def check_environment(environment: Asked, /, *, limits: Mapping[str, Any] = {}, **keys: Any) -> Report:
-    """Look for what is wrong with an environment: it is loaded, played by several players, and played again.
+    """Check an environment for faults: load it, play it with several scripted players, and replay the episodes.
 
     Args:
-        environment: its name, an import path, a recipe, its table in one, its class, or an object of it.
-        limits: of :class:`marft_envs.vetting.limits.Limits`, ``{"tasks": 2, "processes": False}``.
-        keys: the environment's own.
+        environment: its name, an import path, a recipe, the ``environment`` table of a recipe, a class, or an object.
+        limits: fields of :class:`marft_envs.vetting.limits.Limits`, such as ``{"tasks": 2, "processes": False}``.
+        keys: settings of the environment. They override those in ``environment``.
 
     ::
 
         report = marft_envs.check_environment(Mine, size=3)
         assert report.passed, str(report)
 
+    Returns:
+        The findings of all checks.
+
     Raises:
-        ValueError: there is no such environment, or a key or a limit cannot be used.
+        ValueError: the environment does not exist, or a key or a limit is invalid.
     """
     from marft_envs.vetting.check import check
 

@@ -1,4 +1,4 @@
-"""Worlds whose tasks are drawn: what makes a task the one that it is decides which split it belongs to."""
+"""Environments with generated tasks; the content of a task decides its split."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MOST_TASKS = 1_000_000
 
 
 class Drawing(NamedTuple):
-    """A drawn task.
+    """A generated task.
 
     Args:
-        content: what makes it the task that it is, in words that stay the same where only names, colours or the side
-            from which it is seen change: tasks of equal content never stand in two splits.
-        prompt: what the team is shown first.
-        data: what grades it; plain values.
+        content: canonical content that identifies the task. It stays the same when only names, colors or the viewpoint
+            change. Tasks with equal content never appear in two splits.
+        prompt: first prompt to the team.
+        data: data for grading; plain values.
     """
 
     content: str
@@ -35,33 +35,38 @@ class Drawing(NamedTuple):
 
 
 class Drawn(EnvironmentPart):
-    """Base of worlds whose tasks are drawn from seeds. Each task's content says which part it belongs to: a tenth is
-    for validation, a tenth for the test, a fifth for demonstrations, the rest for training. No content comes twice."""
+    """Base class for environments with tasks generated from seeds.
 
-    stream: ClassVar[str] = ""  # names the random stream of its tasks; "": the class's name, so a new name draws others
-    most_idle: ClassVar[int] = 20_000  # draws without a new task before the world counts as exhausted
+    The content of a task decides its part: one tenth is for validation, one tenth for test, one fifth for
+    demonstrations, and the rest for training. No content appears twice.
+    """
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the tasks
-    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 2000  # tasks to train on
-    held_out_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 500  # in validation and test each
+    # name of the tasks' random stream; "" is the class name, so a renamed class generates other tasks
+    stream: ClassVar[str] = ""
+    most_idle: ClassVar[int] = 20_000  # consecutive draws without a new task after which generation stops
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed for task generation
+    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 2000  # number of training tasks
+    held_out_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 500  # number of validation tasks, and of test tasks
 
     @abstractmethod
     def draw(self, random: Random) -> Drawing:
-        """A task of any part."""
+        """Generate a task for any split."""
 
     def tested_on(self) -> Sequence[Task]:
-        """Return the tasks of the test split, if they come from another source; empty: they are drawn too.
+        """Return the tasks of the test split from another source; an empty result requests generated test tasks.
 
-        No drawn task repeats the name of one of them, or the prompt, up to case and spacing.
+        No generated task repeats the name of one of these tasks. None repeats a prompt either, up to case and
+        spacing.
         """
         return ()
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split, drawn once; fewer than asked for where the world has no more."""
+        """Return the tasks of a split, generated once; fewer than requested if the environment has no more."""
         return self._splits[split]
 
     def demonstrations(self) -> Iterator[Task]:
-        """Tasks that are in no split, in an order of their own: to show a model how the world is played."""
+        """Yield tasks outside all splits, in an independent order, to demonstrate the environment to a model."""
         for part, task in self._stream("demonstrations"):
             if part == "demonstrations":
                 yield task
@@ -83,7 +88,7 @@ class Drawn(EnvironmentPart):
         return found
 
     def _stream(self, which: str) -> Iterator[tuple[Part, Task]]:
-        """New tasks for as long as there are any, each with its part."""
+        """Yield new tasks with their parts until ``most_idle`` consecutive draws give none."""
         tested_on, seen = self.tested_on(), set[str]()
         taken = {task.id for task in tested_on} | {bare(task.prompt) for task in tested_on}
         index = idle = 0

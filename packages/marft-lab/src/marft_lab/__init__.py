@@ -1,4 +1,4 @@
-"""Research: flow networks, federations, leagues, world models, learned instructions, cold starts, planning."""
+"""Research methods: flow networks, federations, leagues, world models, prompt optimization, cold starts, planning."""
 
 from typing import TYPE_CHECKING
 

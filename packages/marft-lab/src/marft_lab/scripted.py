@@ -1,4 +1,4 @@
-"""Teams that play by a script: a recipe's own game, in which one function says what each agent does. Loads no model."""
+"""Scripted teams: a recipe's own game with a function as the source of all actions, without loading models."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from marft_serve.traces.record import TracedTurn, UnreadableError
 from marft_serve.traces.turns import turn_ids
 
 STREAM = "script"
-AT_ONCE = 64  # episodes that are played together
+AT_ONCE = 64  # maximum concurrent episodes
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """One turn: who said what, to which chat."""
+    """Turn of a scripted agent: action key, prompt chat, tools and text."""
 
     key: ActionKey
     chat: tuple[ChatMessage, ...]
@@ -46,11 +46,13 @@ class Spoken:
 
 
 class ScriptedSampler:
-    """Says what the script says.
+    """Sampler with actions from a script.
 
     Args:
-        tasks: by id, those that are played.
-        heard: is told every turn.
+        script: function from a cue to a line.
+        renderer: renderer of chats.
+        seed: seed of the run.
+        heard: callback for every turn.
     """
 
     def __init__(
@@ -60,10 +62,10 @@ class ScriptedSampler:
         self.tasks: dict[str, Task] = {}
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """The agent's next turn, as its model would write it.
+        """Return the agent's next turn, as written by its model.
 
         Raises:
-            EpisodeFailedError: the model's chat template cannot show it.
+            EpisodeFailedError: the model's chat template cannot render the turn.
         """
         del sampling
         line = self._line(prompt, key, ())
@@ -77,10 +79,10 @@ class ScriptedSampler:
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """The option that the script names.
+        """Return the option chosen by the script.
 
         Raises:
-            EpisodeFailedError: it names none.
+            EpisodeFailedError: the script's text is not an option.
         """
         del sampling
         texts = tuple(self.renderer.option_text(policy, option.tokens) for option in options)
@@ -90,7 +92,7 @@ class ScriptedSampler:
         return Choice(tuple(options), texts.index(said), np.zeros(len(options), np.float32)), Versions()
 
     def external_wait(self) -> AbstractContextManager[None]:
-        """Nobody waits for anybody: what is said is there."""
+        """No-op: replies are immediate."""
         return nullcontext()
 
     def _line(self, prompt: Prompt, key: ActionKey, options: tuple[str, ...]) -> Line:
@@ -104,13 +106,16 @@ class ScriptedSampler:
 
 
 class ScriptedTeam:
-    """Plays a recipe's episodes by a script. Close it, or use it as a context manager.
+    """Team that plays a recipe's episodes by a script; close the team, or use it as a context manager.
 
     Args:
-        formats: how the recipe's models are spoken to; None reads it where they lie.
+        run: settings of the run.
+        script: function from a cue to a line.
+        formats: chat formats of the recipe's models; None reads them from the model folders.
+        heard: callback for every turn.
 
     Raises:
-        ValueError: something that the recipe names cannot be had.
+        ValueError: a component of the recipe is unavailable.
     """
 
     def __init__(
@@ -130,15 +135,15 @@ class ScriptedTeam:
             self._started = started.pop_all()
 
     def watch(self, around: Callable[[Environment], Environment]) -> None:
-        """Play on what ``around`` makes of the environment: to measure it, or to look on."""
+        """Replace the environment by ``around(environment)``, for measurements or observation."""
         self._game = replace(self._game, environment=around(self._game.environment))
 
     def play(self, tasks: Iterable[Task], samples: int = 1) -> Iterator[Episode]:
-        """Play tasks → their episodes, in the same order, some at a time."""
+        """Play tasks, and yield their episodes in the same order, in batches."""
         return self.attempt(Attempt(task, STREAM, sample) for task in tasks for sample in range(samples))
 
     def attempt(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
-        """Play attempts → their episodes, in the same order, some at a time."""
+        """Play attempts, and yield their episodes in the same order, in batches."""
         waiting = iter(attempts)
         while some := list(islice(waiting, AT_ONCE)):
             self.sampler.tasks = {attempt.task.id: attempt.task for attempt in some}
@@ -149,7 +154,7 @@ class ScriptedTeam:
         return await play_all(self._game, attempts, gate, compose=self._parts.compose)
 
     def close(self) -> None:
-        """Let go of tools, terms and threads."""
+        """Release tools, reward terms and threads."""
         self._started.close()
 
     def __enter__(self) -> ScriptedTeam:

@@ -1,4 +1,4 @@
-"""Serving a trained team, the gateway for programs of others, the viewer, and traces."""
+"""Server of a trained team, gateway for external programs, viewer and traces."""
 
 from typing import TYPE_CHECKING
 

@@ -1,1 +1,1 @@
-"""Environments of packages that want other versions of libraries, each in a process on a Python of its own."""
+"""Environments from packages with conflicting dependencies, each in a process with a separate Python."""

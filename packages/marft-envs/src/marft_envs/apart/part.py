@@ -1,4 +1,4 @@
-"""What environments of other packages have in common: the Python that they run on, and how long they may take."""
+"""Shared settings for environments in a separate Python: its path and the timeout."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from marft.config.settings import Filled, Positive
 
 
 class ApartPart(EnvironmentPart):
-    """An environment of a package that is on a Python of its own: it wants other versions of libraries."""
+    """Base class for an environment in a separate Python, because its package needs other library versions."""
 
-    installs: ClassVar[str]  # what makes such a Python, in words
+    installs: ClassVar[str]  # command that creates such a Python environment, for error messages
 
-    python: Filled  # of a Python environment that has the package
-    timeout_seconds: Positive = 120.0  # that it may take to answer; then its process is ended
+    python: Filled  # path to the Python executable of an environment that has the package
+    timeout_seconds: Positive = 120.0  # timeout of a request; the process is ended after it
 
     @field_validator("python")
     @classmethod
     def _is_there(cls, python: str) -> str:
-        if not os.path.isfile(at_home(python)):  # noqa: PTH113  no path is too long
+        if not os.path.isfile(at_home(python)):  # noqa: PTH113  returns False for a path that is too long
             words = {"python": python, "installs": cls.installs}
             raise PydanticCustomError("python", "there is no {python}; make one:  {installs}", words)
         return python
 
 
 def at_home(path: str) -> str:
-    """A path in which ``~`` is the user's folder; users that nobody knows stay as they are."""
+    """Expand a leading ``~`` in a path; paths with unknown users stay unchanged."""
     return os.path.expanduser(path)  # noqa: PTH111

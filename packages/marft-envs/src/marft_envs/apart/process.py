@@ -1,4 +1,4 @@
-"""The process that has a package and its environments, from outside: asked by many threads, and held to answer."""
+"""Parent side of an environment process: requests from many threads, each with a timeout."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 from marft.common.processes.child import Child
 
 INSIDE = Path(__file__).with_name("inside")
-# the folder becomes a package by a name that nobody has, whatever else is found on that Python; no module is looked for
-# in the working folder
+# The folder becomes a package under a fixed name, so packages on the other Python cannot shadow it. Modules are not
+# looked up in the working folder.
 START = """import sys; sys.path[:] = filter(None, sys.path)
 import asyncio, importlib.util as util
 init, package, descriptor = sys.argv[1:]
@@ -26,23 +26,25 @@ sys.modules["marft_inside"] = util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["marft_inside"])
 from marft_inside.bridge import serve
 asyncio.run(serve(package, int(descriptor)))"""
-START_SECONDS = 120.0  # to import everything, and load an environment
-SHOWN_LINES = 5  # of what it printed last
+START_SECONDS = 120.0  # minimum timeout, in seconds, for importing the package and loading an environment
+SHOWN_LINES = 5  # number of last printed lines in an error message
 
 
 class EnvironmentApartError(RuntimeError):
-    """The process of an environment has not answered, or not with an answer. No reward follows from that."""
+    """Error for an environment process without a valid reply; no reward follows from it."""
 
 
 class Apart:
-    """A process on another Python. It is started when it is needed, also again after it was lost; what it held then is
-    lost with it. It ends with this process.
+    """Handle to a process on another Python.
+
+    The process is started on demand, and restarted after a loss. A restart loses the state of the process. The
+    process ends with its parent.
 
     Args:
-        package: whose environments are there, as it is called; ``of_<package>.py`` in the folder ``inside`` asks it.
-        python: that has the package.
-        given: what is to be opened.
-        patience: seconds that an answer may take.
+        package: name of the package. ``of_<package>.py`` in the folder ``inside`` serves it.
+        python: path to the Python executable that has the package.
+        given: arguments for opening the environment.
+        patience: timeout of a request, in seconds.
     """
 
     def __init__(self, package: str, python: str, given: Mapping[str, Any], patience: float) -> None:
@@ -51,10 +53,10 @@ class Apart:
         self._running: _Running | None = None
 
     def current(self) -> _Running:
-        """The process, started where there is none.
+        """Return the running process; start one if necessary.
 
         Raises:
-            EnvironmentApartError: it cannot be started, or the environment not be loaded.
+            EnvironmentApartError: the process did not start, or the environment did not load.
         """
         with self._lock:
             if self._running is None or self._running.lost:
@@ -75,15 +77,16 @@ class Apart:
 
 
 class _Running:
-    """One process while it lives."""
+    """One running process."""
 
     def __init__(self, package: str, python: str, patience: float) -> None:
         self.package = package
-        self.lost = ""  # why nothing can be asked any more
+        self.lost = ""  # reason why the process accepts no more requests; "" while it accepts them
         self._child = Child(package, lambda end: self._command(python, end), quiet=True)
-        most = struct.pack("ll", int(patience), int(patience % 1 * 1e6) or 1)  # for a process that reads no more
+        # send timeout, for a process that no longer reads
+        most = struct.pack("ll", int(patience), int(patience % 1 * 1e6) or 1)
         self._child.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, most)
-        self._sending = threading.Lock()  # else long lines of several threads come through each other
+        self._sending = threading.Lock()  # long lines from several threads would interleave otherwise
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._last = 0
@@ -94,10 +97,11 @@ class _Running:
         return [python, "-u", "-X", "faulthandler", "-c", START, *arguments]
 
     def ask(self, question: Mapping[str, Any], patience: float) -> dict[str, Any]:
-        """Ask something, and wait for its answer.
+        """Send a request and wait for the reply.
 
         Raises:
-            EnvironmentApartError: it failed, the process is gone, or does not answer in time: then it is ended.
+            EnvironmentApartError: the request failed, the process ended, or the timeout passed. A timeout ends the
+                process.
         """
         future = self._post(question, patience)
         try:
@@ -106,7 +110,7 @@ class _Running:
             raise self._late(patience) from error
 
     async def asked(self, question: Mapping[str, Any], patience: float) -> dict[str, Any]:
-        """As ``ask``, while others go on."""
+        """Asynchronous version of ``ask``, with the same errors."""
         future = self._post(question, patience)
         try:
             return self._told(await asyncio.wait_for(asyncio.wrap_future(future), patience))
@@ -140,31 +144,33 @@ class _Running:
         return EnvironmentApartError(self.lost)
 
     def forget(self, question: Mapping[str, Any]) -> None:
-        """Ask for something whose answer nobody waits for."""
+        """Send a request without waiting for a reply."""
         if not self.lost:
             try:
                 self._send({"id": 0, **question})
-            except OSError:  # it is gone, and what was to be forgotten with it; or has half a line
+            except OSError:  # the process ended, along with the state to drop; or it has received half a line
                 self.close(f"the process of {self.package} reads nothing any more")
 
     def _send(self, question: Mapping[str, Any]) -> None:
-        """
+        """Write a request to the socket.
+
         Raises:
-            OSError: it is gone; of these BlockingIOError: it does not read.
+            BlockingIOError: the process does not read.
+            OSError: the process has ended.
         """
         line = json.dumps(question).encode() + b"\n"
         with self._sending:
             self._child.socket.sendall(line)
 
     def close(self, why: str) -> None:
-        """End it; whoever waits for it is told why."""
+        """End the process; pending requests fail with the given reason."""
         with self._lock:
             if self.lost:
                 return
             self.lost = why + self._last_words()
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            if future.set_running_or_notify_cancel():  # else nobody waits any more
+            if future.set_running_or_notify_cancel():  # False if the request was cancelled
                 future.set_exception(EnvironmentApartError(self.lost))
         self._child.end()
 
@@ -181,7 +187,7 @@ class _Running:
                         future = self._waiting.pop(int(answer["id"]), None)
                     if future and future.set_running_or_notify_cancel():
                         future.set_result(answer)
-            except OSError:  # it is gone, and had not read all: how it ended is told below
+            except OSError:  # the process ended before it read everything; its outcome is reported below
                 pass
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 self.close(f"the process of {self.package} said what is no answer ({type(error).__name__})")
@@ -192,10 +198,10 @@ class _Running:
 
 
 def number_in(table: Mapping[str, Any], key: str) -> float:
-    """A finite number in an answer.
+    """Return a finite number from a reply.
 
     Raises:
-        EnvironmentApartError: there is none.
+        EnvironmentApartError: the value is missing or not a finite number.
     """
     value = table.get(key)
     if isinstance(value, bool | int | float) and math.isfinite(value):

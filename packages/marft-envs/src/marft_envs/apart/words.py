@@ -1,4 +1,4 @@
-"""What a package's environments show, in words: messages, tools and measures."""
+"""Text forms of messages, tools and metrics from a package's environments."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# told once, with the first prompt
+# shown once, with the first prompt
 TOOLS = 'Tools, called as <tool_call>{{"name": NAME, "arguments": {{…}}}}</tool_call>:\n{}'
-MOST = 1e300  # what is beyond it, or no number, is not measured
+MOST = 1e300  # metrics with a larger magnitude, and values that are not numbers, are dropped
 
 
 def described(tool: Mapping[str, Any]) -> str:
-    """A tool in one line or two: its name, what it does, and its arguments as a JSON schema, where it has any.
+    """Describe a tool in one or two lines: name, description, and any arguments as a JSON schema.
 
     >>> described({"name": "add", "description": "Adds.", "parameters": {"properties": {"a": {"type": "number"}}}})
     'add: Adds. Arguments: {"properties":{"a":{"type":"number"}}}'
@@ -26,7 +26,7 @@ def described(tool: Mapping[str, Any]) -> str:
 
 
 def told(messages: Sequence[Mapping[str, str]]) -> str:
-    """Messages as one text; who speaks is said where that is not the user alone.
+    """Join messages into one text; roles are named if a role besides user, system and tool occurs.
 
     >>> told([{"role": "user", "content": "2 + 3?"}])
     '2 + 3?'
@@ -37,7 +37,10 @@ def told(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def measures(metrics: object) -> dict[str, float]:
-    """Metrics of a rubric that are numbers, by names that a metric of ours can have."""
+    """Return the numeric metrics of a rubric under valid metric names.
+
+    Names keep word characters only and are cut to 64 characters.
+    """
     if not isinstance(metrics, dict):
         return {}
     named = {re.sub(r"\W", "_", str(name))[:64]: value for name, value in metrics.items()}

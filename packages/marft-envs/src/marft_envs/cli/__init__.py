@@ -1,1 +1,1 @@
-"""Commands of marft_envs."""
+"""Commands added by marft_envs."""

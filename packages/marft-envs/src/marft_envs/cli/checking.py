@@ -1,4 +1,4 @@
-"""``marft check-env``: what is wrong with an environment, as a table."""
+"""``marft check-env`` and its table of findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLES: dict[Grade, str] = {"pass": "green", "skipped": "dim", "warning": "yello
 
 
 def check_environment(target: str, words: Sequence[str], limits: Limits, how: How) -> bool:
-    """``marft check-env`` → whether no check failed."""
+    """Run ``marft check-env`` and return True if no check failed."""
     keys = tables_of([word.replace("--environment.", "--", 1) for word in words])
     subject = subject_of(target, keys)
     with output(how) as out:
@@ -32,7 +32,7 @@ def check_environment(target: str, words: Sequence[str], limits: Limits, how: Ho
 
 
 def _table(report: Report) -> Table:
-    """A row a finding; of what passes, what that means."""
+    """Build a table with one row per finding; a passed check shows its description."""
     table = Table(box=None, pad_edge=False)
     for column in ("check", "", "what was found"):
         table.add_column(column, no_wrap=column != "what was found", overflow="fold")

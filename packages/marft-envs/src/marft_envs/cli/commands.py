@@ -1,4 +1,4 @@
-"""What is said to look at an environment."""
+"""Command definitions for environments."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def check_env(
     here: Annotated[bool, typer.Option("--here", help="Ask no fresh processes: quicker, and sees less.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what is wrong with an environment.
+    """Check an environment for faults.
 
-    It is loaded, played by several players, and played again. Its keys stand behind it: --lines 3. Exits with 1 on a
-    failure.
+    The check loads the environment, plays it with several scripted players, and replays the episodes. Append
+    settings of the environment as options: --lines 3. The exit status is 1 if a check fails.
     """
     from marft.cli import options, output
     from marft_envs.cli import checking

@@ -1,4 +1,4 @@
-"""The world of programs: problems with tests, programs that are judged by them, and the judge.
+"""Programming environment: problems with tests, programs, and their judge.
 
-``plain``, ``inside`` and ``replay`` run in the jail, with the standard library alone.
+``plain``, ``inside`` and ``replay`` run in the jail, with only the standard library.
 """

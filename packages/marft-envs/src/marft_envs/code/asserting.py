@@ -1,8 +1,8 @@
-"""Tests that are code, without showing them to the program that they test.
+"""Assert tests, hidden from the program under test.
 
-The tests run three times: once, for all programs, with functions that are right, which tells the calls that they
-make; these calls are put to the program in a jail of its own; and once, in another jail, with what the program
-returned in the place of the program.
+The tests run in three stages. First they run once per problem with the reference functions, to record the calls that
+they make. Then the program runs these calls in its own jail. Last, the tests run in another jail, with the recorded
+results in place of the program.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from marft_envs.code.judging import Call, EncodedCall, JudgingError, Limits, Out
 from marft_envs.code.problems import Asserts
 from marft_envs.code.replay import RECORD
 
-ROUNDS = 3  # in which calls are put to a program: what a test calls may follow from what it was returned
-MOST_RECORDED = 16 * 2**20  # characters of what a program returns to tests; a call beyond them fails
-MOST_NEW, MOST_NEW_TEXT = 1000, 4 * 2**20  # calls of a round that follow from what was returned, and their characters
+ROUNDS = 3  # rounds of calls to a program: later calls of a test may depend on earlier results
+MOST_RECORDED = 16 * 2**20  # maximum characters of recorded results; a call beyond the limit fails
+MOST_NEW, MOST_NEW_TEXT = 1000, 4 * 2**20  # maximum calls and characters in a round of dependent calls
 HARNESS = """
 def __tried__(source, names, replays):
     from marft_envs.code.replay import read_record, recording, replaying
@@ -27,14 +27,14 @@ def __tried__(source, names, replays):
     return replaying(scope, source, names, read_record()) if replays else recording(scope, source, names)
 """
 Calls = tuple[str, ...]  # each [name, arguments, keywords] as text
-Record = dict[str, tuple[bool, str]]  # by call: True and the text of a value, or False and the name of an error
+Record = dict[str, tuple[bool, str]]  # by call: True and a value's text, or False and an error's name
 
 
 def calls_of(asserts: Asserts, limits: Limits) -> Calls:
-    """The calls that the tests make of right functions.
+    """Return the calls that the tests make to the reference functions.
 
     Raises:
-        JudgingError: the right functions do not pass a test; the message says which.
+        JudgingError: the reference functions fail a test; the message names the test.
     """
     calls: dict[str, None] = {}
     for test, (held, made, said) in zip(asserts.tests, _told(asserts, None, limits), strict=True):
@@ -45,10 +45,13 @@ def calls_of(asserts: Asserts, limits: Limits) -> Calls:
 
 
 def held(asserts: Asserts, program: str, calls: Calls, limits: Limits, before: str = "") -> list[bool]:
-    """Which tests a program passes.
+    """Return for each test whether a program passes it.
 
     Args:
-        calls: those that the tests make of right functions.
+        asserts: tests to check.
+        program: source of the program.
+        calls: calls that the tests make to the reference functions.
+        limits: limits of the program.
         before: code that runs before the program.
     """
     record: Record = {}
@@ -65,7 +68,7 @@ def held(asserts: Asserts, program: str, calls: Calls, limits: Limits, before: s
 
 
 def _told(asserts: Asserts, record: Record | None, limits: Limits) -> list[Told]:
-    """What the tests say: of a record, or without one of the functions that are there."""
+    """Run the tests on recorded results; without a record, on the reference functions."""
     given = [Call("__tried__", (test, list(asserts.names), record is not None)) for test in asserts.tests]
     lines = [json.dumps([call, *kept]).encode() + b"\n" for call, kept in (record or {}).items()]
     found = outcomes([asserts.before + HARNESS], given, limits, files={RECORD: b"".join(lines)})[0]
@@ -74,7 +77,7 @@ def _told(asserts: Asserts, record: Record | None, limits: Limits) -> list[Told]
 
 
 def _recorded(record: Record, found: Iterable[tuple[str, Outcome]]) -> Record:
-    """The record with what came of further calls; texts of values are not decoded here, but in the jail."""
+    """Extend a record with the outcomes of further calls. Values stay as text, and are decoded only in the jail."""
     record = dict(record)
     left = MOST_RECORDED - sum(len(text) for _, text in record.values())
     for call, outcome in found:
@@ -89,20 +92,22 @@ def _recorded(record: Record, found: Iterable[tuple[str, Outcome]]) -> Record:
 
 
 def _new(told: Sequence[Told], record: Record) -> list[str]:
-    """Calls that tests lack, as many as are made in a round."""
+    """Return missing calls, up to the limits for a round."""
     lacking = sorted({call for test in told for call in test.calls} - record.keys(), key=lambda call: (len(call), call))
     lengths = accumulate(map(len, lacking))
     return [call for call, length in zip(lacking, lengths, strict=True) if length <= MOST_NEW_TEXT][:MOST_NEW]
 
 
 def statements_of(check: str) -> list[str]:
-    """The tests in a function ``check(candidate)``: each statement that asserts something, after those that prepare it.
+    """Split a function ``check(candidate)`` into tests.
+
+    Each test is a statement with an assertion, after the preparing statements that it needs.
 
     >>> statements_of("def check(candidate):\\n    n = 2\\n    assert candidate(n) == 4\\n    assert candidate(3) == 9")
     ['n = 2\\nassert candidate(n) == 4', 'assert candidate(3) == 9']
 
     Raises:
-        ValueError: it defines no such function, or is no Python.
+        ValueError: the text is not Python, has no function ``check``, or asserts nothing.
     """
     try:
         body = ast.parse(check).body
@@ -124,7 +129,7 @@ def statements_of(check: str) -> list[str]:
 
 
 def _needed(before: Sequence[ast.stmt], test: ast.stmt) -> list[ast.stmt]:
-    """What a test needs of what stands before it: all but the values of names that it does not use."""
+    """Return the preparing statements that a test needs: every statement except assignments to unused names."""
     used, needed = _names(test), list[ast.stmt]()
     for node in reversed(before):
         targets = node.targets if isinstance(node, ast.Assign) else []
@@ -140,10 +145,10 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def names_in(tests: Sequence[str], code: str) -> tuple[str, ...]:
-    """Functions that code defines and tests call, in the order in which they are defined.
+    """Return functions defined in code and called by tests, in the order of their definition.
 
     Raises:
-        ValueError: there are none, or one of them is no Python.
+        ValueError: the code or a test is not Python, or the tests call no defined function.
     """
     try:
         called = {

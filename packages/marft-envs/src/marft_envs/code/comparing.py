@@ -1,8 +1,8 @@
-"""What programs return and print is read and compared in processes of their own, which never run a program.
+"""Comparison of program outputs in separate processes that never run a program.
 
-A text of a few hundred kilobytes can hold a hundred thousand lists. In the process that trains it stays a text; here
-it is sent to :mod:`marft_envs.code.comparing_process`, which has limits of time and memory. A text that goes beyond
-them is a wrong answer: were it no answer, a program could have its attempt thrown out of the batch.
+A text of a few hundred kilobytes can contain a hundred thousand lists. In the training process it stays text.
+:mod:`marft_envs.code.comparing_process` decodes it, with limits on time and memory. A text beyond the limits counts as
+a wrong answer. Otherwise a program could remove its own episode from the batch.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from marft_envs.code.judging import Call, JudgingError, Outcome
 from marft_envs.code.plain import encode
 from marft_envs.code.problems import Case
 
-SECONDS, SECONDS_PER_MB = 1.0, 4.0  # of processor time for a text; one takes less than 1 s for a megabyte
-LEAST = 0.01  # seconds for a text to be read at all
-GRACE, SPARE = 10.0, 30.0  # seconds on the clock for each of processor time, and in any case: others compute too
+# CPU seconds per text, plus CPU seconds per megabyte; a megabyte usually takes less than 1 s
+SECONDS, SECONDS_PER_MB = 1.0, 4.0
+LEAST = 0.01  # minimum CPU seconds to read a text
+GRACE, SPARE = 10.0, 30.0  # wall-clock seconds per CPU second, plus a constant: other processes compete for the CPU
 MEGABYTE = 2**20
 TOO_LONG, TOO_LARGE = "takes too long to read", "takes too much memory to read"
 
 
 class UnreadableError(Exception):
-    """A text cannot be read within its limits, or is that of no value; the message goes on from "it returned"."""
+    """Text beyond its limits, or without a valid value. The message continues the words "it returned"."""
 
 
 class Told(NamedTuple):
-    """What a test says that is code: whether it held, calls that it made or lacks, and its error."""
+    """Result of an assert test: pass or fail, calls made or missing, and error message."""
 
     held: bool
     calls: tuple[str, ...]
@@ -37,20 +38,22 @@ class Told(NamedTuple):
 
 
 class Reader:
-    """Has the texts of one program read.
+    """Reader for the outputs of a single program.
 
     Args:
-        seconds: of processor time, for all of its texts together.
+        seconds: CPU time for all texts of the program together.
     """
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
 
     def compared(self, cases: Sequence[Case], found: Sequence[Outcome], tolerance: float) -> list[tuple[Outcome, bool]]:
-        """Hold outcomes to their cases → each as a report shows it, and whether it is right. Blocks.
+        """Compare outcomes with their cases; return each outcome in report form, with True if it is right.
+
+        This call blocks.
 
         Raises:
-            JudgingError: there is no process to do it.
+            JudgingError: the comparison process cannot start.
         """
         return [self._compared(case, outcome, tolerance) for case, outcome in zip(cases, found, strict=True)]
 
@@ -67,10 +70,10 @@ class Reader:
         return Outcome("returned", shown), is_right
 
     def told(self, outcome: Outcome) -> Told:
-        """Read what a test says in the jail.
+        """Read the result of an assert test from the jail.
 
         Raises:
-            JudgingError: there is no process to do it.
+            JudgingError: the comparison process cannot start.
         """
         if not outcome.fine:
             return Told(False, (), outcome.said or outcome.how)
@@ -98,7 +101,7 @@ class Reader:
         return found
 
     def _answered(self, request: Sequence[object], seconds: float) -> Any:
-        """Have a request answered, once more where its process was killed for another reason than the text."""
+        """Send a request; retry once if the process was killed for a reason unrelated to the text."""
         limit = GRACE * seconds + SPARE
         try:
             return _helpers().ask(request, limit)
@@ -109,7 +112,7 @@ class Reader:
 
 
 def _why(error: HelperError) -> str:
-    """Return the error that a text caused in the process that read it; "" if the cause is uncertain."""
+    """Return the error caused by a text in its reader process; "" if the cause is uncertain."""
     if isinstance(error, TooSlowError) or (isinstance(error, DiedError) and error.status == -signal.SIGPROF):
         return f"what {TOO_LONG}"
     if isinstance(error, FailedError):
@@ -118,7 +121,7 @@ def _why(error: HelperError) -> str:
 
 
 def _encoded(right: object) -> str:
-    """The text of a right value; "" of one that no program can return."""
+    """Encode a right value; return "" if a program cannot return it."""
     try:
         return encode(right)
     except (TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The program that reads what jailed programs return and print, and compares it. It never runs a program."""
+"""Process that reads and compares the outputs of jailed programs. It never runs a program."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MEMORY_BYTES = 2**30
 
 
 def compare(text: str, called: bool, right: list[str], rules: list[Any], tolerance: float) -> tuple[str, bool]:
-    """What a report shows of what came of a case, and whether it is right.
+    """Compare an outcome with its case; return the value in report form, and True if it is right.
 
     Raises:
-        ValueError: the text is that of no value.
+        ValueError: the text has no valid value.
     """
     value = decode(text) if called else text
     case = Case(Call("") if called else Feed(""), tuple(_values(right)), *rules)
@@ -31,17 +31,17 @@ def compare(text: str, called: bool, right: list[str], rules: list[Any], toleran
 
 
 def _values(texts: Iterable[str]) -> Iterator[Any]:
-    """The values of texts, without those that no program can return."""
+    """Yield the values in the texts, without values that no program can return."""
     for text in texts:
         with suppress(ValueError):
             yield decode(text)
 
 
 def told(text: str) -> tuple[bool, list[str], str]:
-    """What a test says: whether it held, calls, and its error.
+    """Parse an assert test's result: pass or fail, calls, and error message.
 
     Raises:
-        ValueError: the text says something else.
+        ValueError: the text has another form.
     """
     held, calls, said = decode(text)
     if not (isinstance(held, bool) and isinstance(calls, list) and isinstance(said, str)):
@@ -53,8 +53,10 @@ TASKS: dict[str, Callable[..., object]] = {"compare": compare, "told": told}
 
 
 def answer(request: list[Any]) -> tuple[object, str, float]:
-    """Do what is asked → what was found, or why the text cannot be read, and how many seconds of processor time that
-    took; more than it may end the process."""
+    """Run a request; return its result, an error message and the CPU seconds used.
+
+    The message is "" on success; on failure the result is None. The process is killed if it exceeds its CPU limit.
+    """
     task, seconds, *arguments = request
     began = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, seconds)

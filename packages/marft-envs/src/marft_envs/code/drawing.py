@@ -1,4 +1,4 @@
-"""Problems that are drawn: small functions of a number, a text or a list, with tests and wrong programs."""
+"""Generated problems: small functions on a number, text or list, with tests and wrong programs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,28 @@ from marft_envs.drawn import Drawing
 ENTRY = "f"
 NAMES: dict[Kind, str] = {"number": "a number", "text": "a text", "list": "a list of numbers"}
 WORDS = ("cat", "tree", "apple", "stone", "river", "toast", "sister", "orchestra", "rosettes", "a", "moon", "Tea")
-PROBES = 24  # inputs that tell functions apart
-LARGEST = 10**6  # of any number that comes out
-NUMBERS, FEW_INPUTS = (-30, 60), 64  # that inputs are, where there are no more of them
-FEW = 3  # different values: a function that gives no more does too little
-MOST_KEPT = 20_000  # functions whose values are remembered
+PROBES = 24  # inputs that distinguish functions
+LARGEST = 10**6  # maximum absolute value of results
+# range of input numbers, and the maximum number of inputs for it; more inputs use a wider range
+NUMBERS, FEW_INPUTS = (-30, 60), 64
+FEW = 3  # a function with no more distinct values than this is too simple
+MOST_KEPT = 20_000  # maximum cached functions
 EXAMPLE: dict[Kind, tuple[Any, ...]] = {
     "number": (1, 2, 3, 4, 5, 6), "text": ("cat", "tree", "sea", "toast"), "list": ([1, 2], [3, 1, 2], [4, 6, 5, 1])
 }  # fmt: skip
 
 
 def drawn(random: Random, kinds: Sequence[Kind], most_steps: int, tests: int, shown: int) -> Drawing:
-    """A function that does something: it neither gives back what it is given, nor always the same.
+    """Generate a nontrivial function: neither the identity nor nearly constant.
 
-    Equal functions have equal contents, whatever words they are described in.
+    Equal functions have equal contents, independent of their description.
+
+    Args:
+        random: source of randomness.
+        kinds: allowed kinds of input.
+        most_steps: maximum steps of the function.
+        tests: minimum number of hidden tests.
+        shown: number of shown examples.
     """
     while True:
         kind = random.choice(kinds)
@@ -43,10 +51,10 @@ def drawn(random: Random, kinds: Sequence[Kind], most_steps: int, tests: int, sh
 
 
 def problem_of(data: Any) -> Problem:
-    """The problem that the data of a task tells.
+    """Build the problem from a task's data.
 
     Args:
-        data: ``kind``, ``steps``, and how many ``tests`` there are and cases ``shown``.
+        data: dictionary with ``kind``, ``steps``, the number of ``tests``, and the number of cases ``shown``.
     """
     kind: Kind = data["kind"]
     steps = [Step(*step) for step in data["steps"]]
@@ -63,12 +71,12 @@ def problem_of(data: Any) -> Problem:
 
 
 def program_of(code: str) -> str:
-    """The function whose value is an expression of ``x``."""
+    """Return the source code for a function that returns an expression in ``x``."""
     return f"def {ENTRY}(x): return {code}"
 
 
 def _chain(random: Random, kind: Kind, length: int) -> list[Step]:
-    """Steps that fit together; none comes twice in a row."""
+    """Draw a chain of compatible steps. No phrase occurs twice in a row."""
     steps: list[Step] = []
     while len(steps) < length:
         choices = [one for one in PHRASES if one.takes == kind and (not steps or one.words != steps[-1].words)]
@@ -90,7 +98,7 @@ def _examples(kind: Kind, code: str, shown: int) -> list[Case]:
 
 @lru_cache(MOST_KEPT)
 def _values(kind: Kind, code: str) -> str:
-    """The values of a function on inputs that tell functions apart; "" where it does too little, or too much."""
+    """Return the function's values on probe inputs; "" if they are too few, too large or trivial."""
     inputs = _inputs(kind, PROBES, "probes")
     values = [value_of(code, x) for x in inputs]
     large = any(isinstance(value, int) and abs(value) > LARGEST for value in values)
@@ -101,7 +109,7 @@ def _values(kind: Kind, code: str) -> str:
 
 @lru_cache(MOST_KEPT)
 def _inputs(kind: Kind, count: int, name: str) -> tuple[Any, ...]:
-    """Different inputs, the same for the same name."""
+    """Return distinct inputs, equal for equal names."""
     random = Random(derive_seed(0, "code", kind, name))
     found: dict[str, Any] = {}
     while len(found) < count:
@@ -116,8 +124,10 @@ def _inputs(kind: Kind, count: int, name: str) -> tuple[Any, ...]:
 
 
 def _telling(code: str, inputs: Sequence[Any], wrong: Sequence[str], count: int) -> list[Any]:
-    """Inputs of which each wrong expression, where any of them can, gives one another value; then further ones, up
-    to a count."""
+    """Choose inputs that expose wrong expressions, then further inputs up to ``count``.
+
+    Each wrong expression gets at least one input with a different value, if any input has one.
+    """
     chosen: list[Any] = []
     for one in wrong:
         telling = [x for x in inputs if value_of(one, x) != value_of(code, x)]

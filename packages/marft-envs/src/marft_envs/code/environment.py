@@ -1,4 +1,4 @@
-"""Programming problems: of a published data set, or drawn."""
+"""Programming problems, generated or from a published dataset."""
 
 from __future__ import annotations
 
@@ -25,52 +25,63 @@ from marft_envs.code.script import Programmer
 from marft_envs.code.session import CODER, REFLECTOR, TESTER, Attempt, Rules
 from marft_envs.drawn import Drawing, Drawn
 
-MOST_BENCHES = 10_000  # problems that are kept at hand
+MOST_BENCHES = 10_000  # maximum cached problems
 
 
 class Code(Drawn):
-    """Programming problems whose tests nobody is shown. Programs run in a jail that holds no right answer.
+    """Programming problems with hidden tests. Programs run in a jail without the right answers.
 
-    Without ``path`` they are drawn: small functions of numbers, texts and lists. With it they are rows of a
-    published data set; with ``test_path`` alone those of the test are. A team writes a program, may write tests of its
-    own (``tester``), is told what came of those that it can see, may have that looked at (``reflector``), and writes
-    again.
+    Without ``path``, the problems are generated: small functions on numbers, texts and lists. With ``path``, they are
+    rows of a published dataset. With only ``test_path``, the test split alone is from a dataset. The team writes a
+    program and, with ``tester``, its own tests. It sees the results of the visible tests. With ``reflector``, an agent
+    comments on these results. Then the team writes the next program.
     """
 
     stream: ClassVar[str] = "Code"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    path: TablePath = ""  # a table of problems, or an id on the hub; "": they are drawn
-    test_path: TablePath = ""  # a table for the test split, also of what is drawn; "": a tenth
-    subset: str = ""  # of a data set of the hub
-    part: str = "train"  # what is read, of a data set that has several parts
-    test_part: str = "test"  # the same, of the one at test_path
-    layout: Layout = "auto"  # of the table's columns
-    ungradable: Literal["refuse", "leave_out"] = "refuse"  # rows that cannot be graded: interactive, without tests
-    # hidden tests of a problem to train on, from the first on; 0: all. Of what is held out all are run
+    path: TablePath = ""  # table of problems, or Hugging Face dataset id; default: generated problems
+    # Table for the test split, also for generated problems. Default: a tenth of the tasks.
+    test_path: TablePath = ""
+    subset: str = ""  # dataset configuration on the Hugging Face Hub
+    part: str = "train"  # split to read from a dataset with several splits
+    test_part: str = "test"  # split to read from the dataset at test_path
+    layout: Layout = "auto"  # column layout of the table; auto detects it
+    # Rows that cannot be graded, because they are interactive or have no tests: refuse raises an error, leave_out skips
+    # them.
+    ungradable: Literal["refuse", "leave_out"] = "refuse"
+    # Maximum hidden tests per training problem; the first tests are used. 0: all. Validation and test problems always
+    # run all tests.
     most_tests: CountOrNone = 50
-    limit: CountOrNone = 0  # tasks of each split, where they are rows; 0: all
+    limit: CountOrNone = 0  # maximum tasks per split, for dataset rows; 0: all
     kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = (
         "number",
         "text",
         "list",
-    )  # that are drawn
-    most_steps: Annotated[int, Field(ge=1, le=6)] = 3  # of a function that is drawn
-    tests: Annotated[int, Field(ge=1, le=100)] = 8  # hidden ones of a function that is drawn, at least
-    examples: CountOrNone = 1  # tests that are shown, and not counted, where the data does not say itself
-    rounds: Annotated[int, Field(ge=1, le=100)] = 1  # programs that may be written
-    tester: bool = False  # an agent of this name writes tests
-    reflector: bool = False  # an agent of this name reads what came of a program before the next one is written
-    reward: Literal["all", "fraction"] = "all"  # 1 for all hidden tests, or the share of them that pass
-    tester_reward: Fraction = 0.5  # to the tester, for tests that right programs pass and wrong ones do not
-    tolerance: NotNegative = 0.0  # of floats that are returned, and of numbers that are printed
-    seconds: Positive = 2.0  # of processor time for each test, where the problem sets no limit itself
-    all_seconds: Positive = 20.0  # on the clock for up to 50 tests of a program; for more, as much more
-    memory_mb: Annotated[int, Field(ge=64, le=65536)] = 512  # where the problem sets no limit itself
-    output_kb: Annotated[int, Field(ge=1, le=65536)] = 256  # that is printed or returned, for each test
-    isolation: Literal["required", "none"] = "required"  # none: limits alone, where there are no namespaces
+    )  # kinds of input of generated functions
+    most_steps: Annotated[int, Field(ge=1, le=6)] = 3  # maximum steps of a generated function
+    tests: Annotated[int, Field(ge=1, le=100)] = 8  # minimum hidden tests of a generated function
+    examples: CountOrNone = 1  # shown tests that do not count, if the dataset defines none
+    rounds: Annotated[int, Field(ge=1, le=100)] = 1  # maximum programs per episode
+    tester: bool = False  # True: an agent named tester writes tests
+    # True: an agent named reflector comments on the results before the next program.
+    reflector: bool = False
+    # all: 1 if every hidden test passes, else 0. fraction: fraction of passed hidden tests.
+    reward: Literal["all", "fraction"] = "all"
+    # Maximum reward of the tester, for tests that right programs pass and wrong programs fail.
+    tester_reward: Fraction = 0.5
+    tolerance: NotNegative = 0.0  # tolerance for returned floats and printed numbers
+    seconds: Positive = 2.0  # CPU seconds per test, unless the problem sets its own limit
+    # Wall-clock seconds per program for up to 50 tests. The limit grows in proportion beyond 50 tests.
+    all_seconds: Positive = 20.0
+    # Memory limit in MiB, unless the problem sets its own limit.
+    memory_mb: Annotated[int, Field(ge=64, le=65536)] = 512
+    # Maximum printed or returned output per test, in KiB.
+    output_kb: Annotated[int, Field(ge=1, le=65536)] = 256
+    # required: programs run in Linux namespaces. none: only resource limits, for machines without namespaces.
+    isolation: Literal["required", "none"] = "required"
 
-    _benches: dict[str, Bench] = PrivateAttr(default_factory=dict)  # by task
+    _benches: dict[str, Bench] = PrivateAttr(default_factory=dict)  # judges by task id
 
     @model_validator(mode="after")
     def _fit_together(self) -> Code:
@@ -79,7 +90,7 @@ class Code(Drawn):
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Roles that it needs."""
+        """Yield an error for each missing role."""
         wanted = [role for role, there in ((TESTER, self.tester), (REFLECTOR, self.reflector)) if there]
         for role in [*([CODER] if wanted else []), *wanted]:
             if role not in roles:
@@ -87,37 +98,37 @@ class Code(Drawn):
 
     @property
     def episode_limit(self) -> int:
-        """A step for each program, and one for each look at it but the last."""
+        """Return the maximum steps per episode: one per program, plus one per comment between programs."""
         return 2 * self.rounds - 1 if self.reflector else self.rounds
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split. The data of a task that is a row says where its problem is from.
+        """Return the tasks for a split. The data of a dataset task names its row.
 
         Raises:
-            ValueError: a table cannot be read, or a row used; the message says which and what to do.
+            ValueError: a table cannot be read, or a row cannot be used. The message says which, and the remedy.
         """
         return self._rows.tasks[split] if self.path else super().tasks(split)
 
     def tested_on(self) -> Sequence[Task]:
-        """The rows of ``test_path``, where the others are drawn."""
+        """Return the rows at ``test_path`` if the training problems are generated; else no tasks."""
         return self._rows.tasks["test"] if self.test_path and not self.path else ()
 
     @property
     def says_whose_turn(self) -> bool:  # type: ignore[override]
-        """Coder and tester, then the reflector."""
+        """Return True with a tester or reflector: the environment then controls turns."""
         return self.tester or self.reflector
 
     def draw(self, random: Random) -> Drawing:
-        """A small function."""
+        """Generate a small function."""
         return drawn(random, self.kinds, self.most_steps, self.tests, self.examples)
 
     def start(self, task: Task, seed: int) -> Attempt:  # noqa: ARG002  nothing here is random
-        """An attempt at a problem."""
+        """Create a session."""
         rules = Rules(self.rounds, self.tester, self.reflector, self.reward == "fraction", self.tester_reward)
         return Attempt(self._bench(task), rules)
 
     def script(self, skill: float = 1.0) -> Programmer | None:
-        """Plays what is drawn; rows of a table, nobody does."""
+        """Return the scripted policy for generated problems; None for dataset rows."""
         return None if self.path else Programmer(skill)
 
     def _bench(self, task: Task) -> Bench:

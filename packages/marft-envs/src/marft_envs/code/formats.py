@@ -1,4 +1,4 @@
-"""Published layouts of programming problems: one function each, from a row of a table to a problem."""
+"""Published column layouts, with a function per layout that parses a row into a problem."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from marft_envs.code.problems import Asserts, Case, Problem
 from marft_envs.code.proposing import call_in
 from marft_envs.code.reports import case_in_words
 
-MOST_SECONDS, MOST_MB = 600, 65536  # that a row may allow
+MOST_SECONDS, MOST_MB = 600, 65536  # maximum limits that a row may set
 STDIN = "Write a Python program that reads standard input and prints."
 
 
 class Read(NamedTuple):
-    """A problem, and what its row calls it."""
+    """Problem with its name from the row."""
 
     name: str
     problem: Problem
 
 
 def humaneval(row: Row, shown: int) -> Read:  # noqa: ARG001  its prompts show examples themselves
-    """HumanEval, and HumanEval+: ``task_id``, ``prompt``, ``entry_point``, ``canonical_solution``, ``test``."""
+    """Parse HumanEval or HumanEval+: ``task_id``, ``prompt``, ``entry_point``, ``canonical_solution``, ``test``."""
     prompt, entry = row.text("prompt"), row.text("entry_point")
     solution = prompt + row.text("canonical_solution")
     at = re.search(rf"^def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
@@ -51,8 +51,11 @@ def humaneval(row: Row, shown: int) -> Read:  # noqa: ARG001  its prompts show e
 
 
 def mbpp(row: Row, shown: int) -> Read:
-    """MBPP, whole or sanitized: ``text`` or ``prompt``, ``code``, ``test_list``, and what comes before and after it;
-    MBPP+, whose ``test`` has the tests that count."""
+    """Parse MBPP, full or sanitized, or MBPP+.
+
+    Columns: ``text`` or ``prompt``, ``code``, ``test_list``, and optional imports, setup and challenge tests. In MBPP+,
+    the tests in ``test`` count.
+    """
     code = row.text("code")
     tests = [
         *_texts(row, "test_list"),
@@ -81,8 +84,11 @@ def mbpp(row: Row, shown: int) -> Read:
 
 
 def apps(row: Row, shown: int) -> Read:  # noqa: ARG001  its questions show examples themselves
-    """APPS: ``question``, ``input_output`` (JSON, with ``fn_name`` for functions), ``solutions`` (JSON),
-    ``starter_code``."""
+    """Parse APPS.
+
+    Columns: ``question``, ``input_output`` (JSON, with ``fn_name`` for functions), ``solutions`` (JSON),
+    ``starter_code``.
+    """
     tests = _json(row, "input_output")
     if (
         not isinstance(tests, dict)
@@ -108,8 +114,10 @@ def apps(row: Row, shown: int) -> Read:  # noqa: ARG001  its questions show exam
 
 
 def livecodebench(row: Row, shown: int) -> Read:  # noqa: ARG001  what is public is shown
-    """LiveCodeBench: ``question_content``, ``public_test_cases``, ``private_test_cases``, ``metadata``,
-    ``starter_code``."""
+    """Parse LiveCodeBench.
+
+    Columns: ``question_content``, ``public_test_cases``, ``private_test_cases``, ``metadata``, ``starter_code``.
+    """
     metadata = _json(row, "metadata") if "metadata" in row.cells and row.text("metadata").strip() else {}
     entry = str(metadata.get("func_name") or "") if isinstance(metadata, dict) else ""
     cases = {}
@@ -130,7 +138,10 @@ def livecodebench(row: Row, shown: int) -> Read:  # noqa: ARG001  what is public
 
 
 def codeforces(row: Row, shown: int) -> Read:  # noqa: ARG001  its examples are shown
-    """Codeforces (open-r1/codeforces): ``description``, ``examples``, ``official_tests``, ``generated_checker``."""
+    """Parse Codeforces (open-r1/codeforces).
+
+    Columns: ``description``, ``examples``, ``official_tests``, ``generated_checker``.
+    """
     if _maybe(row, "interaction_format"):
         raise ValueError("is interactive, and programs here only read and print")
     if (mode := _maybe(row, "input_mode")) not in ("", "stdio"):
@@ -154,8 +165,11 @@ def codeforces(row: Row, shown: int) -> Read:  # noqa: ARG001  its examples are 
 
 
 def plain(row: Row, shown: int) -> Read:
-    """Our own: ``question``, ``tests`` (a list of ``input`` and ``output``), and where they are arguments of a
-    function, its name as ``entry``; ``solution`` and ``wrong`` (a list) where there are such programs."""
+    """Parse MARFT's own layout.
+
+    Columns: ``question``, and ``tests`` (a list of objects with ``input`` and ``output``). Optional columns: ``entry``
+    (a function's name; inputs are then argument lists), ``solution``, and ``wrong`` (a list of wrong programs).
+    """
     entry, tests = _maybe(row, "entry"), _json(row, "tests")
     if not isinstance(tests, list) or not all(
         isinstance(test, dict) and test.keys() >= {"input", "output"} for test in tests
@@ -194,10 +208,10 @@ KNOWN_BY = {
 
 
 def format_of(row: Row) -> str:
-    """The layout that a row's columns are of.
+    """Detect the layout from a row's columns.
 
     Raises:
-        ValueError: of none.
+        ValueError: the columns match no layout.
     """
     found = next((name for name, columns in KNOWN_BY.items() if columns <= row.cells.keys()), "")
     if not found:
@@ -208,11 +222,14 @@ def format_of(row: Row) -> str:
 
 
 def _tests(tests: Sequence[str], called: Mapping[str, str], before: str) -> tuple[tuple[Case, ...], Asserts | None]:
-    """Tests that are code, as cases where each of them is no more than ``assert f(2) == 5``: those run in one jail.
+    """Parse code tests; return cases if each test has the form ``assert f(2) == 5``, else assert tests.
+
+    Cases need a single jail.
 
     Args:
-        called: functions by the names that the tests have for them.
-        before: code that defines all that the tests use.
+        tests: source code of the tests.
+        called: functions by their names in the tests.
+        before: code that defines every name in the tests.
     """
     cases = [call_in(test.strip(), called) for test in tests]
     if None in cases:
@@ -226,7 +243,7 @@ def _tests(tests: Sequence[str], called: Mapping[str, str], before: str) -> tupl
 
 
 def _called(entry: str, given: Any, right: Any) -> Case:
-    """A call, right where it returns the output, or the only thing in it."""
+    """Build a case with a call. The right result is the output, or the output's first item."""
     if not isinstance(given, list):
         raise ValueError(f"column 'input_output': an input of {entry} is no list of arguments")
     either = (right, right[0]) if isinstance(right, list) and right else (right,)
@@ -234,7 +251,7 @@ def _called(entry: str, given: Any, right: Any) -> Case:
 
 
 def _fed(given: Any, right: Any) -> Case:
-    """A text, or a list of lines, which is read, and one that is printed."""
+    """Build a case with input and output texts. A list is joined into lines."""
     texts = ["\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in (given, right)]
     return Case(Feed(texts[0]), (texts[1],))
 
@@ -280,7 +297,7 @@ def _maybe(row: Row, column: str) -> str:
 
 
 def _tables(row: Row, column: str) -> list[Any]:
-    """A list; empty where there is none."""
+    """Return a list cell; empty if missing."""
     cell = row.cells.get(column)
     if cell is None:
         return []
@@ -290,7 +307,7 @@ def _tables(row: Row, column: str) -> list[Any]:
 
 
 def _amount(row: Row, column: str, most: float) -> float:
-    """A number that is not negative; 0 where there is none."""
+    """Return a limit from 0 to ``most``; 0 if missing."""
     value = row.cells.get(column) or 0.0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise ValueError(f"column {column!r} holds {str(value)[:40]}, which is no limit from 0 to {most:,}")

@@ -1,5 +1,4 @@
-"""What a program is worth: how many tests it passes that nobody is shown; and what tests are worth that an agent has
-written."""
+"""Grading of programs by hidden tests, and of agent-written tests."""
 
 from __future__ import annotations
 
@@ -15,33 +14,32 @@ from marft_envs.code.judging import Call, Feed, Limits, Outcome, outcomes
 from marft_envs.code.mutants import mutants
 from marft_envs.code.problems import Case, Problem
 
-CHECKED = ("input.txt", "correct_output.txt", "solution_output.txt")  # what a checker is told, in this order
-MANY_TESTS = 50  # from here on a program has time for each further one
-MOST_WRONG = 6  # wrong programs that tests are tried on
-MOST_CHECKED = 4 * 2**20  # characters that are printed, of one jail of the checker
-LONGEST_SCORE = 100  # characters of what a checker prints that are read
+CHECKED = ("input.txt", "correct_output.txt", "solution_output.txt")  # arguments of a checker, in this order
+MANY_TESTS = 50  # beyond this number, each test adds to the time limit
+MOST_WRONG = 6  # maximum wrong programs for scoring tests
+MOST_CHECKED = 4 * 2**20  # maximum characters of output per jail of the checker
+LONGEST_SCORE = 100  # maximum characters read from a checker's output
 
 
 class Verdict(NamedTuple):
-    """Of a program: what came of each case that was shown, and whether that was right; and which hidden tests it
-    passes."""
+    """Verdict on a program: outcomes and correctness for shown cases, and pass or fail for hidden tests."""
 
     shown: tuple[tuple[Outcome, bool], ...]
     hidden: tuple[bool, ...]
 
     @property
     def share(self) -> float:
-        """Of the hidden tests, from 0 to 1."""
+        """Return the fraction of passed hidden tests, in [0, 1]."""
         return sum(self.hidden) / len(self.hidden)
 
     @property
     def looks_right(self) -> bool:
-        """Whether nothing that the team can see is wrong."""
+        """Return True if every shown case is right."""
         return all(right for _, right in self.shown)
 
 
 class Bench:
-    """Judges programs for one problem, and remembers what all of them need."""
+    """Judge for programs on a single problem, with cached reference calls and wrong programs."""
 
     def __init__(self, problem: Problem, limits: Limits, tolerance: float) -> None:
         self.problem, self.tolerance = problem, tolerance
@@ -55,14 +53,17 @@ class Bench:
         self._wrong: tuple[str, ...] | None = None
 
     def judge(self, program: str, shown: Sequence[Case]) -> Verdict:
-        """Judge a program: by cases that the team is shown, and by those that it is not. Blocks.
+        """Judge a program by shown cases and by hidden tests.
+
+        This call blocks.
 
         Raises:
-            JudgingError: the problem's own right program does not pass its tests, or there is no jail.
+            JudgingError: the problem's own reference program fails its tests, or the jail failed.
         """
         hidden_cases = self.problem.cases
         whole = self.problem.whole(program)
-        right = self.right(whole, [*hidden_cases, *shown])  # the latter may be an agent's, and take all the time
+        # hidden cases run first: shown cases may be written by an agent, and could use up the time
+        right = self.right(whole, [*hidden_cases, *shown])
         if self.problem.asserts:
             hidden = self._held(whole)
         else:
@@ -70,7 +71,7 @@ class Bench:
         return Verdict(tuple(right[len(hidden_cases) :]), hidden)
 
     def right(self, program: str, cases: Sequence[Case]) -> list[tuple[Outcome, bool]]:
-        """What comes of each case, as a report shows it, and whether it is right."""
+        """Run a program on cases; return each outcome in report form, with True if it is right."""
         found = outcomes([program], [case.given for case in cases], self.limits, self.problem.before)[0]
         compared = self._compared(cases, found)
         if not self.problem.checker:
@@ -81,11 +82,14 @@ class Bench:
         return [(outcome, accepted.get(index, False)) for index, (outcome, _) in enumerate(compared)]
 
     def _compared(self, cases: Sequence[Case], found: Sequence[Outcome]) -> list[tuple[Outcome, bool]]:
-        """What one program's outcomes look like, and whether they are right."""
+        """Compare a program's outcomes with their cases."""
         return Reader(self.limits.all_seconds).compared(cases, found, self.tolerance)
 
     def _checked(self, given: Sequence[Feed]) -> list[bool]:
-        """Whether the checker accepts; a jail takes so many texts alone that to hand them over stops nobody else."""
+        """Run the checker on each output; return True where it accepts.
+
+        The number of texts per jail is limited, so that their transfer does not block other work.
+        """
         accepted: list[bool] = []
         while len(accepted) < len(given):
             lengths = accumulate(len(feed.files[CHECKED[-1]]) for feed in given[len(accepted) :])
@@ -95,10 +99,10 @@ class Bench:
         return accepted
 
     def worth(self, tests: Sequence[Case]) -> float | None:
-        """What tests are worth, from 0 to 1: the share of them that right programs pass, times the share of wrong
-        programs that those fail; None where no right program is known, or no wrong one.
+        """Score agent-written tests, in [0, 1]; None without a reference or a wrong program.
 
-        Blocks.
+        The score is a product of two fractions: tests that the reference program passes, and wrong programs that fail
+        at least one of those tests. This call blocks.
         """
         reference = self.problem.reference
         wrong = self._wrong_programs() if reference else ()
@@ -114,12 +118,12 @@ class Bench:
         return len(valid) / len(tests) * caught / len(wrong)
 
     def _found(self, programs: Sequence[str], cases: Sequence[Case]) -> list[list[Outcome]]:
-        """What comes of cases with several programs, which take together as long as one may."""
+        """Run several programs on cases. Together they get the time limit of a single program."""
         limits = replace(self.limits, all_seconds=max(1.0, self.limits.all_seconds / max(1, len(programs))))
         return outcomes(programs, [case.given for case in cases], limits, self.problem.before)
 
     def _held(self, program: str) -> tuple[bool, ...]:
-        """Which tests that are code a program passes."""
+        """Return for each assert test whether a program passes it."""
         assert self.problem.asserts
         return tuple(held(self.problem.asserts, program, self._asserted_calls(), self.limits, self.problem.before))
 
@@ -130,7 +134,7 @@ class Bench:
         return self._calls
 
     def _wrong_programs(self) -> tuple[str, ...]:
-        """Programs that are wrong: the problem's own, else mutants of the right one that fail a hidden test."""
+        """Return wrong programs: from the problem, else mutants of the reference that fail a hidden test."""
         if self._wrong is None:
             self._wrong = self.problem.wrong[:MOST_WRONG] or self._caught(_mutants(self.problem.reference))
         return self._wrong
@@ -146,7 +150,7 @@ class Bench:
 
 
 def _mutants(program: str) -> list[str]:
-    """Mutants of a right program; none of one in a language that Python no longer reads."""
+    """Return mutants of a reference program; empty if current Python cannot parse it."""
     try:
         return mutants(program)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -160,7 +164,7 @@ def _to_check(case: Case, outcome: Outcome) -> Feed:
 
 
 def _accepted(checked: Outcome) -> bool:
-    """Whether a checker prints a score of 1: what it prints first."""
+    """Return True if a checker's output begins with a score of 1."""
     words = str(checked.value).lstrip()[:LONGEST_SCORE].split() if checked.fine else []
     try:
         return bool(words) and math.isclose(float(words[0]), 1.0)

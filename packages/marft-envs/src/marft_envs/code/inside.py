@@ -1,8 +1,8 @@
-"""The judge's side in the jail: every program meets every input in a process of its own. Standard library alone.
+"""Judge's side inside the jail. Each program runs on each input in a separate process. Standard library only.
 
-What runs a program is a child that has neither our output nor the nonce that our lines begin with: it has an input,
-and two pipes that we read; the other inputs and programs are dropped first. It can say what it likes there, for itself
-and this one input; what that is worth is found out outside, where the right answers are. None of them is in here.
+A child process runs the program. It has an input and two pipes, but neither the judge's output nor the nonce at the
+start of the judge's records. Other inputs and programs are deleted first. The child can write anything for itself and
+this input. The comparison takes place outside the jail; no right answer is inside.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from marft_envs.code.plain import decode, encode
 
 ORDER = "order.json"
 CHUNK = 65536
-LONGEST_WORDS = 400  # characters of what a program's error says
-MOST_SAID = 4096  # bytes of what is said of how a program ended
-PATIENCE = 2  # inputs on which a program may run out of time; it is not run on those after them
-GRACE = 3.0  # seconds on the clock for each second of processor time: the machine has others to serve
+LONGEST_WORDS = 400  # maximum characters of an error message
+MOST_SAID = 4096  # maximum bytes of the message in a record
+PATIENCE = 2  # maximum timeouts of a program; later inputs are not run
+GRACE = 3.0  # wall-clock seconds per CPU second: other processes compete for the CPU
 RETURNED, RAISED = b"=", b"!"
 LATER = __future__.annotations.compiler_flag
 
 
 def main() -> None:
-    """Read the order, and write a record for each program and input."""
+    """Read the order and write a record for each program and input."""
     with open(ORDER, encoding="utf-8") as file:
         order = json.load(file)
     os.unlink(ORDER)
@@ -42,7 +42,7 @@ def main() -> None:
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(nothing, number)
-    for module in order["modules"]:  # children have what is imported before they are born
+    for module in order["modules"]:  # forked children inherit these imports
         with contextlib.suppress(ImportError):
             __import__(module)
     deadline = time.monotonic() + order["seconds"]
@@ -61,17 +61,21 @@ def main() -> None:
 
 
 def record(about: str, how: str, said: str, output: bytes) -> bytes:
-    """``nonce program input how length length`` on a line of its own, and two texts of those lengths in bytes: what is
-    said of how it ended, and the output. The reader cuts them out without parsing them."""
+    """Format a record: ``nonce program input how length length`` on its own line, then two texts.
+
+    The lengths are in bytes. The texts are the message about the ending, and the output. A reader can extract them
+    without parsing.
+    """
     words = said.encode("utf-8", "replace")[:MOST_SAID]
     return f"\n{about} {how} {len(words)} {len(output)}\n".encode() + words + output
 
 
 def compiled(source: str, flags: int = 0) -> Any:
-    """The code of a program, or what is wrong with it.
+    """Compile a program; return the code, or an error message.
 
     Args:
-        flags: of the code before it, which may have put off the values of annotations.
+        source: source of the program.
+        flags: compiler flags of the code before it, which may postpone the evaluation of annotations.
     """
     try:
         return compile(source, "program.py", "exec", flags & LATER, dont_inherit=True)
@@ -82,8 +86,7 @@ def compiled(source: str, flags: int = 0) -> Any:
 def run(
     codes: tuple[Any, Any], given: dict[str, Any], order: dict[str, Any], tell: int, deadline: float
 ) -> tuple[str, str, bytes]:
-    """Have a child run a program, after the code before it, on an input → how it ended, what it says of that, its
-    output."""
+    """Run a program on an input in a child process; return its ending, message and output."""
     said, say = os.pipe()
     heard, print_to = os.pipe()
     child = os.fork()
@@ -93,7 +96,7 @@ def run(
         os.close(heard)
         leave = os._exit
         limits = {name: order[name] for name in ("cpu_seconds", "memory_bytes")}
-        for kept in (order["inputs"], order["programs"], order):  # what a program could find in the frames above it
+        for kept in (order["inputs"], order["programs"], order):  # a program could find these in its parent frames
             kept.clear()
         try:
             be_program(codes, given, say, print_to, limits)
@@ -111,7 +114,8 @@ def run(
     message, output = texts
     if how:
         return how, "", b""
-    if status == 0 and given["kind"] == "feed" and message in (RETURNED, b""):  # it may also have left by itself
+    # an empty message means that the program exited on its own
+    if status == 0 and given["kind"] == "feed" and message in (RETURNED, b""):
         return "returned", "", output
     if status == 0 and given["kind"] == "call" and message.startswith(RETURNED):
         return "returned", "", message[1:]
@@ -123,7 +127,7 @@ def run(
 
 
 def listen(child: int, pipes: tuple[int, int], end: float, most: int) -> tuple[str, list[bytes]]:
-    """Read both pipes until the child has ended → what ended it where that was us, and what was read."""
+    """Read both pipes until the child exits; return the reason for stopping it, or "", and the bytes read."""
     gone = os.pidfd_open(child)
     texts = {pipe: bytearray() for pipe in pipes}
     waiting = select.poll()
@@ -133,7 +137,7 @@ def listen(child: int, pipes: tuple[int, int], end: float, most: int) -> tuple[s
     how, ended = "", False
     while not how and not ended:
         ready = {number for number, _ in waiting.poll(max(0.0, 1000 * (end - time.monotonic())))}
-        ended = gone in ready  # what it has written before is still there
+        ended = gone in ready  # bytes written before the exit are still in the pipes
         for pipe in ready - {gone}:
             if not take(pipe, texts[pipe], most):
                 waiting.unregister(pipe)
@@ -146,7 +150,7 @@ def listen(child: int, pipes: tuple[int, int], end: float, most: int) -> tuple[s
 
 
 def take(pipe: int, text: bytearray, most: int) -> bool:
-    """Read what is there, up to a little more than the most → whether more may come."""
+    """Read available bytes, up to slightly more than ``most``; return True unless the pipe is at its end."""
     while len(text) <= most:
         try:
             read = os.read(pipe, CHUNK)
@@ -159,7 +163,7 @@ def take(pipe: int, text: bytearray, most: int) -> bool:
 
 
 def finish(child: int) -> None:
-    """End the child, and what is left of its group."""
+    """Kill the child and its process group."""
     for kill in (os.killpg, os.kill):
         try:
             kill(child, signal.SIGKILL)
@@ -168,7 +172,7 @@ def finish(child: int) -> None:
 
 
 def be_program(codes: tuple[Any, Any], given: dict[str, Any], say: int, print_to: int, limits: dict[str, int]) -> None:
-    """Run the code before a program and the program in this process, and say how that went."""
+    """Run the preceding code and the program in this process, and write the result to a pipe."""
     before, program = codes
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"]))
@@ -184,7 +188,7 @@ def be_program(codes: tuple[Any, Any], given: dict[str, Any], say: int, print_to
         else:
             name, arguments, keywords = decode(given["call"])
             exec(before, scope)
-            scope.pop(name, None)  # of the same name as what it imports: a program has to define it itself
+            scope.pop(name, None)  # preceding code may import the same name; the program must define it itself
             exec(program, scope)
             answer = RETURNED + encode(entry(scope, name)(*arguments, **keywords)).encode()
     except BaseException as error:  # noqa: BLE001  whatever a program raises
@@ -193,11 +197,10 @@ def be_program(codes: tuple[Any, Any], given: dict[str, Any], say: int, print_to
 
 
 def run_whole(program: Any, scope: dict[str, Any]) -> bytes:
-    """Run a program that reads and prints, as Python runs a file: to the end of its threads and of what it does at
-    exit.
+    """Run a program as Python runs a file, including its threads and exit handlers.
 
     Raises:
-        BaseException: the program does.
+        BaseException: the program raises it.
     """
     try:
         exec(program, scope)
@@ -217,7 +220,7 @@ def run_whole(program: Any, scope: dict[str, Any]) -> bytes:
 
 
 def feed(given: dict[str, Any], print_to: int) -> None:
-    """Lay out what a program reads: standard input, arguments, files; and where it prints."""
+    """Set up the program's standard input, arguments, files and standard output."""
     for name, text in given["files"].items():
         with open(name, "w", encoding="utf-8") as file:
             file.write(text)
@@ -239,10 +242,10 @@ def feed(given: dict[str, Any], print_to: int) -> None:
 
 
 def entry(scope: dict[str, Any], name: str) -> Any:
-    """The function that is called: of the program, or of its class ``Solution``.
+    """Return the function under test, from the program or from its class ``Solution``.
 
     Raises:
-        NameError: there is none.
+        NameError: the function is not defined.
     """
     if name in scope:
         return scope[name]
@@ -252,7 +255,7 @@ def entry(scope: dict[str, Any], name: str) -> Any:
 
 
 def words(error: BaseException) -> str:
-    """What an error says, with the line of the program where it came up."""
+    """Return the message for an error, with its line in the program."""
     line, trace = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "program.py":
@@ -267,6 +270,6 @@ def words(error: BaseException) -> str:
 
 
 def write(where: int, data: bytes) -> None:
-    """All of it, however little a pipe takes at a time."""
+    """Write every byte, even if the pipe accepts only a part at a time."""
     while data:
         data = data[os.write(where, data) :]

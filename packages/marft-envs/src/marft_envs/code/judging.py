@@ -1,8 +1,8 @@
-"""The judge's side outside: programs and inputs go into a jail, and what came of each comes back.
+"""Judge's side outside the jail. Programs and inputs go in, and outcomes come out.
 
-A right answer never goes in. What a program returns or prints is compared out here, as plain values, so that nothing
-that it does to its own process earns it anything: it has to know the answer. It stays undecoded text in this process:
-:mod:`marft_envs.code.comparing` has it read elsewhere.
+Right answers never enter the jail. Outputs are compared outside as plain values, so a program gains nothing by
+manipulating its own process. In this process they stay undecoded text; :mod:`marft_envs.code.comparing` decodes them
+elsewhere.
 """
 
 from __future__ import annotations
@@ -37,50 +37,53 @@ main()
 """
 PACKAGES = ("marft_envs", "marft_envs/code")
 KILOBYTE = 1024
-MOST_KEPT = 256  # codes whose imports are remembered
-MOST_OUTPUT_KB = 64 * KILOBYTE  # of all inputs together
-LONGER = 5.0  # seconds that the jail has beyond what the programs in it have
-SPARE_MB = 64  # that the jail has beyond what one program has
-HEAD = re.compile(rb"(\d{1,9}) (\d{1,9}) ([a-z_]+) (\d{1,9}) (\d{1,9})")  # of a record: ``inside.record`` writes it
-MOST_HEAD = 200  # bytes of it
-_places = threading.BoundedSemaphore(os.cpu_count() or 1)  # a jail for each core, whoever judges
+MOST_KEPT = 256  # maximum sources with cached imports
+MOST_OUTPUT_KB = 64 * KILOBYTE  # maximum output of all inputs together
+LONGER = 5.0  # extra seconds of the jail beyond the programs' limits
+SPARE_MB = 64  # extra memory of the jail beyond a program's limit
+HEAD = re.compile(rb"(\d{1,9}) (\d{1,9}) ([a-z_]+) (\d{1,9}) (\d{1,9})")  # header of a record (``inside.record``)
+MOST_HEAD = 200  # maximum bytes of a header
+_places = threading.BoundedSemaphore(os.cpu_count() or 1)  # one jail per CPU core, over all judges
 
 
 class JudgingError(Exception):
-    """A program could not be judged. It is not wrong: its episode leaves the batch and is counted."""
+    """Failure of the judge. The program is not wrong: its episode leaves the batch and is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function, with plain values."""
+    """Function call with plain values."""
 
     entry: str
     arguments: tuple[Any, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def order(self) -> dict[str, object]:
+        """Return the call in the order format for the jail."""
         return EncodedCall(encode([self.entry, list(self.arguments), dict(self.keywords)])).order()
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedCall:
-    """A call as the text of ``[entry, arguments, keywords]``, which is decoded in the jail alone."""
+    """Call as the text ``[entry, arguments, keywords]``, decoded only in the jail."""
 
     text: str
 
     def order(self) -> dict[str, object]:
+        """Return the call in the order format for the jail."""
         return {"kind": "call", "call": self.text}
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A whole program that reads standard input, and prints."""
+    """Input for a complete program: standard input, arguments and files."""
 
     text: str
     argv: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)  # beside it
+    files: Mapping[str, str] = field(default_factory=dict)  # text files in the working directory, by name
 
     def order(self) -> dict[str, object]:
+        """Return the input in the order format for the jail."""
         return {"kind": "feed", "text": self.text, "argv": list(self.argv), "files": dict(self.files)}
 
 
@@ -89,10 +92,10 @@ Given = Call | Feed
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one input; ``said`` is the error of one that failed.
+    """Outcome for an input. If it failed, ``said`` is the error.
 
-    ``value`` is what a program printed, or the text of what a call returned, as ``plain`` writes it: nobody has
-    decoded it. Once it is compared, it is what a report shows of that.
+    ``value`` is the printed text, or the returned value as text encoded by ``plain``, still undecoded. After the
+    comparison it is the text for the report.
     """
 
     how: How
@@ -101,23 +104,24 @@ class Outcome:
 
     @property
     def fine(self) -> bool:
+        """Return True if the program or call finished without an error."""
         return self.how == "returned"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may take."""
+    """Limits for a program."""
 
-    seconds: float = 2.0  # of processor time, for each input
-    all_seconds: float = 20.0  # on the clock, for all inputs of a program
+    seconds: float = 2.0  # CPU seconds per input
+    all_seconds: float = 20.0  # wall-clock seconds for all inputs of a program
     memory_mb: int = 512
-    output_kb: int = 256  # for each input
+    output_kb: int = 256  # KiB per input
     isolation: Literal["required", "none"] = "required"
 
     def of_jail(self, programs: int, inputs: int) -> SandboxSettings:
-        """Limits of a jail in which so many programs meet so many inputs."""
+        """Return limits for a jail with a number of programs and inputs."""
         from marft.agents.sandbox.settings import (
-            SandboxSettings,  # not where results are compared: it imports all settings
+            SandboxSettings,  # imported here: the comparison process does not need all settings
         )
 
         cpu = math.ceil(self.seconds)
@@ -132,20 +136,23 @@ def outcomes(
     programs: Sequence[str], inputs: Sequence[Given | EncodedCall], limits: Limits, before: str = "",
     files: Mapping[str, bytes] | None = None,
 ) -> list[list[Outcome]]:  # fmt: skip
-    """Run every program on every input, all in one jail: programs of one jail have to trust each other.
+    """Run every program on every input in a single jail. Programs in the same jail must trust each other.
 
-    Blocks, also until fewer jails are open than the machine has cores. Safe to call from many threads.
+    This call blocks, also while as many jails are open as the machine has cores. It is thread-safe.
 
     Args:
-        before: code that runs before each program, whose names are there for it; lines are counted without it.
-        files: what lies in the working folder of all programs.
+        programs: sources of the programs.
+        inputs: inputs for each program.
+        limits: limits of each program.
+        before: code that runs before each program and shares its names. Line numbers do not count it.
+        files: files in the working directory of all programs.
 
     Returns:
-        By program, one outcome an input, whose value is text that nobody has decoded.
+        One outcome per input for each program, with undecoded values.
 
     Raises:
         ValueError: the machine offers no isolation, and the limits require it.
-        JudgingError: there is no jail after all.
+        JudgingError: the jail failed.
     """
     from marft.agents.sandbox.runner import run_python
 
@@ -170,7 +177,7 @@ def outcomes(
 
 @functools.lru_cache(MOST_KEPT)
 def _modules_of(code: str) -> tuple[str, ...]:
-    """Modules of the standard library that code imports."""
+    """Return the standard library modules imported by ``code``."""
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -181,11 +188,13 @@ def _modules_of(code: str) -> tuple[str, ...]:
 
 
 def _read(written: bytes, nonce: str, count: int, most: int) -> dict[tuple[int, int], Outcome]:
-    """What our own records say, the first about each program and input: found and cut out, not decoded.
+    """Extract the first record for each program and input, without decoding values.
 
     Args:
-        count: of records that there may be.
-        most: bytes of a program's output.
+        written: output of the jail.
+        nonce: nonce at the start of each record.
+        count: maximum number of records.
+        most: maximum bytes of a program's output.
     """
     found: dict[tuple[int, int], Outcome] = {}
     start, at = f"\n{nonce} ".encode(), 0
@@ -211,7 +220,7 @@ def _read(written: bytes, nonce: str, count: int, most: int) -> dict[tuple[int, 
 
 @functools.cache
 def _our_files() -> dict[str, bytes]:
-    """What is ours in the jail."""
+    """Return our own source files for the jail, by path."""
     files = {f"{package}/__init__.py": b"" for package in PACKAGES}
     for module in (inside, plain, replay):
         assert module.__file__

@@ -1,4 +1,4 @@
-"""Problems of tables, divided by what they ask."""
+"""Loading of problems from tables, split by their statements."""
 
 from __future__ import annotations
 
@@ -19,35 +19,42 @@ Layout = Literal["auto", "apps", "codeforces", "humaneval", "livecodebench", "mb
 
 
 class Wanted(NamedTuple):
-    """What of the rows is taken, and how they are read."""
+    """Options for reading rows."""
 
     layout: Layout
-    leave_out: bool  # what cannot be graded
-    shown: int  # tests that are shown, where the data does not say itself
-    most_tests: int  # hidden ones of a problem to train on; 0: all
-    limit: int  # tasks of a split; 0: all
+    leave_out: bool  # True to skip rows that cannot be graded
+    shown: int  # shown tests, if the dataset defines none
+    most_tests: int  # maximum hidden tests per training problem; 0: all
+    limit: int  # maximum tasks per split; 0: all
 
 
 class Loaded(NamedTuple):
-    """Tasks by split, and the problems of all of them by the task's id: hidden tests may be large, and a task is
-    stored with its episodes."""
+    """Tasks by split, and problems by task id.
+
+    Problems are separate because hidden tests can be large, and tasks are stored with their episodes.
+    """
 
     tasks: Mapping[Split, list[Task]]
     problems: Mapping[str, Problem]
 
 
 def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> Loaded:
-    """Read the tables of ``train`` and, where there is one, ``test``, each a path and the part that is read.
+    """Read tables for ``train`` and optionally ``test``, each given by a path and a split name.
 
-    A problem that comes again is left out; one that is in the test is in no other split.
+    Duplicate problems are dropped. A problem in the test split is in no other split.
+
+    Args:
+        tables: path and split to read, by table name.
+        subset: dataset configuration on the Hugging Face Hub.
+        wanted: options for reading rows.
 
     Raises:
-        ValueError: a table or a row cannot be read; the message says which, and what to do.
+        ValueError: a table or a row cannot be read. The message says which, and the remedy.
     """
     tasks: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
     problems: dict[str, Problem] = {}
     seen = set[str]()
-    for name in sorted(tables):  # the test first
+    for name in sorted(tables):  # test comes first
         path, part = tables[name]
         for number, content, read in _read(path, subset, part, wanted):
             statement = " ".join(read.problem.statement.split())
@@ -63,7 +70,7 @@ def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> 
 
 
 def _read(path: str, subset: str, part: str, wanted: Wanted) -> Iterator[tuple[int, str, Read]]:
-    """Each row's number, its digest, and the problem that it is."""
+    """Yield each row's number, digest and problem."""
     layout = ""
     for number, row in enumerate(read_table(path, subset, part)):
         layout = layout or (format_of(row) if wanted.layout == "auto" else wanted.layout)

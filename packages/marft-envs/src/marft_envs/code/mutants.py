@@ -1,4 +1,4 @@
-"""Wrong programs, made of a right one: each with one small fault."""
+"""Wrong programs, generated from a right program by small faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Callable, Iterator
 
-MOST = 12  # mutants of a program
+MOST = 12  # maximum mutants per program
 OTHER: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -16,14 +16,15 @@ OTHER: dict[type[ast.AST], type[ast.AST]] = {
 
 
 def mutants(program: str) -> list[str]:
-    """Programs with one fault each: another operator, another constant, a condition turned round. Some may still be
-    right.
+    """Return programs with a single fault each: another operator or constant, or a negated condition.
+
+    Some mutants may still be right.
 
     >>> mutants("def f(x):\\n    return x + 1")
     ['def f(x):\\n    return None', 'def f(x):\\n    return x - 1', 'def f(x):\\n    return x + 2']
 
     Raises:
-        SyntaxError: the program is no Python.
+        SyntaxError: the program is not Python.
     """
     tree = ast.parse(program)
     places = list(_changes(tree))
@@ -39,7 +40,7 @@ def _changed(tree: ast.Module, number: int) -> str:
 
 
 def _changes(tree: ast.AST) -> Iterator[Callable[[], None]]:
-    """What can be changed, each as what changes it."""
+    """Yield a function for each possible change; calling it applies the change."""
     for node in ast.walk(tree):
         for name in ("op",):
             if type(getattr(node, name, None)) in OTHER:

@@ -1,4 +1,4 @@
-"""Tests as LiveCodeBench keeps them: JSON, or JSON in a pickle, compressed, as base64. Nothing is ever unpickled."""
+"""LiveCodeBench's packed tests: JSON, or JSON in a pickle, compressed, as base64. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pickletools
 import zlib
 from typing import Any
 
-MOST_BYTES = 1 << 29  # of unpacked tests
+MOST_BYTES = 1 << 29  # maximum bytes of unpacked tests
 HARMLESS = {
     "PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "STOP",
     "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE",
@@ -17,13 +17,13 @@ HARMLESS = {
 
 
 def unpacked(text: str) -> Any:
-    """What a column of tests holds.
+    """Unpack a column of tests.
 
-    A pickle is looked at as the list of steps that it is: where its only content is one text, that is taken; any
-    other is refused, since to unpickle is to run what somebody else wrote.
+    Unpickling would run foreign code. Therefore a pickle is only disassembled into its opcodes. If its only content is
+    a single text, that text is used; any other pickle is refused.
 
     Raises:
-        ValueError: it cannot be read; the message says why and what to do.
+        ValueError: the column cannot be read. The message names the cause and the remedy.
     """
     if text.lstrip().startswith("["):
         return _from_json(text)

@@ -1,5 +1,4 @@
-"""Small functions in words and in Python: chains of steps, each with its phrase, its expression, and what it is
-mistaken for."""
+"""Small functions as chains: a phrase, an expression and mistaken expressions per step."""
 
 from __future__ import annotations
 
@@ -11,13 +10,16 @@ from typing import Any, Literal, NamedTuple
 
 Kind = Literal["number", "text", "list"]
 THEN = ", then "
-MOST_KEPT = 20_000  # expressions that are compiled once
+MOST_KEPT = 20_000  # maximum cached expressions
 LETTERS = "aeiostr"
 ATOM = re.compile(r"[\w.]+|\w+\(.*\)|\[.*\]")
 
 
 class Phrase(NamedTuple):
-    """One step. ``{x}`` is what it is done to, ``{n}`` a number from ``low`` to ``high``, ``{c}`` a letter."""
+    """Template for a step, with placeholders.
+
+    ``{x}`` is the operand, ``{n}`` a number from ``low`` to ``high``, ``{c}`` a letter.
+    """
 
     words: str
     takes: Kind
@@ -71,29 +73,30 @@ ALLOWED = {"__builtins__": {function.__name__: function for function in FUNCTION
 
 
 class Step(NamedTuple):
-    """A phrase with its number or letter; plain values."""
+    """Phrase with its number or letter, as plain values."""
 
     words: str
     number: int = 0
     letter: str = ""
 
     def said(self) -> str:
+        """Return the step's description."""
         return self.words.format(n=self.number, c=self.letter)
 
     def applied(self, to: str, code: str | None = None) -> str:
-        """The expression of this step, done to another one."""
+        """Return this step's expression, applied to the expression ``to``."""
         code = BY_WORDS[self.words].code if code is None else code
         bare = "({x}" in code or "in {x}" in code
         return code.format(x=to if bare or ATOM.fullmatch(to) else f"({to})", n=self.number, c=self.letter)
 
 
 def in_words(steps: Sequence[Step]) -> str:
-    """``times 2, then plus 3``."""
+    """Describe a chain: ``times 2, then plus 3``."""
     return THEN.join(step.said() for step in steps)
 
 
 def in_code(steps: Sequence[Step]) -> str:
-    """A chain as an expression of ``x``.
+    """Convert a chain to an expression in ``x``.
 
     >>> in_code([Step("times {n}", 2), Step("plus {n}", 3)])
     '(x * 2) + 3'
@@ -105,7 +108,7 @@ def in_code(steps: Sequence[Step]) -> str:
 
 
 def mistakes(steps: Sequence[Step]) -> list[str]:
-    """Expressions that mistake one step, or leave one out."""
+    """Return expressions that get a step wrong, or skip a step."""
     found = []
     for place, step in enumerate(steps):
         for code in BY_WORDS[step.words].mistaken:
@@ -119,7 +122,7 @@ def mistakes(steps: Sequence[Step]) -> list[str]:
 
 
 def steps_in(words: str) -> list[Step] | None:
-    """The chain that words say; None where they say none.
+    """Parse a chain from its description; None if invalid.
 
     >>> steps_in("times 2, then plus 3")
     [Step(words='times {n}', number=2, letter=''), Step(words='plus {n}', number=3, letter='')]
@@ -143,7 +146,7 @@ def _compiled(code: str) -> CodeType:
 
 
 def value_of(code: str, x: object) -> Any:
-    """The value of an expression of ours; None where it has none."""
+    """Evaluate a trusted expression at ``x``; None if it raises an error."""
     try:
         return eval(_compiled(code), ALLOWED, {"x": x})
     except (TypeError, ValueError, ZeroDivisionError, IndexError, OverflowError):

@@ -1,7 +1,7 @@
-"""Values as text, and back: what crosses the wall of the jail. Standard library alone; the jail uses it too.
+"""Encoding of plain values as text, for transfer into and out of the jail. Standard library only.
 
-Only plain values have a text: numbers, texts, bytes, None, and lists, tuples, sets and tables of them. What derives
-from one of these is written as that one, without asking it: an ``__eq__`` of its own stays behind.
+Plain values are numbers, texts, bytes, None, and lists, tuples, sets and dictionaries of plain values. An instance of a
+subclass is encoded as its base type, without calling its methods. A custom ``__eq__`` is lost.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-LARGE = 1 << 63  # whole numbers beyond it are written in hexadecimal, which is read in linear time
-LONGEST_NUMBER = 32  # characters of any other number, as JSON writes it
-MOST_ALIKE = 16  # keys of one hash: each further one is compared with all of them
+LARGE = 1 << 63  # integers beyond this are in hexadecimal, which parses in linear time
+LONGEST_NUMBER = 32  # maximum characters of any other number in JSON
+MOST_ALIKE = 16  # maximum keys with the same hash; each further key is compared with all of them
 NOT_FINITE = ("inf", "-inf", "nan")
 
 
 def encode(value: object) -> str:
-    """The text of a value.
+    """Encode a value as text.
 
     >>> encode([1, (2.5, "a"), {3: None}])
     '[1, {"t": [2.5, "a"]}, {"d": [[3, null]]}]'
 
     Raises:
-        TypeError: it holds what is no plain value.
-        RecursionError: it lies too deep, or in itself.
+        TypeError: the value contains an object that is not a plain value.
+        RecursionError: the value is nested too deeply, or contains itself.
     """
     return json.dumps(_written(value))
 
 
 def decode(text: str) -> Any:
-    """The value of a text, whoever wrote it, in linear time: no keys that collide, no decimal number of many digits.
+    """Decode a value from untrusted text, in linear time.
+
+    Colliding keys and long decimal numbers are refused.
 
     Raises:
-        ValueError: it is the text of no value.
+        ValueError: the text has no valid value.
     """
     try:
         return _read(json.loads(text, parse_int=_integer, parse_float=_real))
@@ -43,8 +45,9 @@ def decode(text: str) -> Any:
 
 
 def same(one: object, other: object, tolerance: float = 0.0, relative: float = 0.0) -> bool:
-    """Whether two plain values are equal, as Python has it; numbers beside a ``float`` may differ by a tolerance,
-    absolutely, or by a relative one.
+    """Return True if two plain values are equal in Python's sense.
+
+    Next to a ``float``, numbers may differ by an absolute or a relative tolerance.
 
     >>> same([0.1 + 0.2], [0.3]), same([0.1 + 0.2], [0.3], 1e-9), same((1, 2), [1, 2])
     (False, True, False)
@@ -56,7 +59,7 @@ def same(one: object, other: object, tolerance: float = 0.0, relative: float = 0
 
 
 def unified(value: Any) -> Any:
-    """The value with lists in the place of tuples, as JSON has it.
+    """Replace tuples with lists, as in JSON.
 
     >>> unified(((1, 2), {"a": (3,)}))
     [[1, 2], {'a': [3]}]
@@ -69,7 +72,7 @@ def unified(value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """The value in Python's words, or what stands for one that has none: too many digits, or too deep.
+    """Return the ``repr``, or a placeholder for values with too many digits or too much nesting.
 
     >>> shown([1, "a"]), shown(10**5000)
     ("[1, 'a']", 'a value too long to show')
@@ -87,7 +90,7 @@ def _same(one: Any, other: Any, tolerance: float, relative: float) -> bool:
     if numbers and (isinstance(one, float) or isinstance(other, float)):
         try:
             return one == other or math.isclose(one, other, rel_tol=relative, abs_tol=tolerance)
-        except OverflowError:  # a whole number beyond all floats
+        except OverflowError:  # an integer beyond the range of floats
             return False
     if type(one) is not type(other):
         return bool(one == other)
@@ -162,9 +165,10 @@ def _real(digits: str) -> float:
 
 
 def _refuse_collisions(keys: Iterable[Any]) -> None:
-    """
+    """Refuse many keys with the same hash. Inserting n such keys into a table takes n² comparisons.
+
     Raises:
-        ValueError: many keys have one hash: to put n of them into a table takes n² comparisons.
+        ValueError: more than 16 keys have the same hash.
     """
     hashes = sorted(map(hash, keys))
     if any(one == other for one, other in zip(hashes, hashes[MOST_ALIKE:], strict=False)):

@@ -1,8 +1,7 @@
-"""EvalPlus's tests, which are code of one form: inputs and results, and a loop that compares them. They are read as
-values; nothing of them is run.
+"""EvalPlus tests, parsed into values. Nothing is executed.
 
-Liu et al. 2023 (arXiv:2305.01210); ``tools/humaneval/to_original_fmt.py`` and ``tools/mbpp/to_original_fmt.py`` write
-them.
+The tests are code in a fixed form: inputs, results, and a loop that compares them. Liu et al. 2023 (arXiv:2305.01210);
+``tools/humaneval/to_original_fmt.py`` and ``tools/mbpp/to_original_fmt.py`` write them.
 """
 
 from __future__ import annotations
@@ -20,19 +19,21 @@ from marft_envs.code.problems import Case
 LOOP = re.compile(
     r"for i, \(inp, exp\) in enumerate\(zip\(inputs, results\)\):\n    assertion\((\w+)\(\*inp\), exp, ([\w.+-]+)\)"
 )
-ONE_BY_ONE, AS_SETS = {"is_floats", "allclose"}, {"is_floats", "allclose", "set"}  # what ``assertion`` calls
-ABSOLUTE, RELATIVE = 1e-6, 1e-7  # that floats may be off: where the row allows nothing itself, and as numpy has it
+ONE_BY_ONE, AS_SETS = {"is_floats", "allclose"}, {"is_floats", "allclose", "set"}  # functions called by ``assertion``
+# tolerances for floats: the default if the row sets none, and numpy's relative tolerance
+ABSOLUTE, RELATIVE = 1e-6, 1e-7
 NUMBERS = {"inf": math.inf, "nan": math.nan}
 
 
 def plus_cases(test: str, entry: str = "") -> list[Case] | None:
-    """The cases in the code of a test; None where that is not EvalPlus's.
+    """Parse the cases in a test's code; None if the code is not from EvalPlus.
 
     Args:
-        entry: the function that is tested; "": as the test calls it.
+        test: code of the test.
+        entry: function under test; "" for the name in the test.
 
     Raises:
-        ValueError: it is EvalPlus's, and compares otherwise than value by value or set by set.
+        ValueError: the code is from EvalPlus, but compares neither value by value nor as sets.
     """
     try:
         module = ast.parse(test).body
@@ -59,7 +60,7 @@ def _loop(node: ast.For) -> re.Match[str] | None:
 
 
 def _literal(body: Sequence[ast.stmt], name: str) -> Any:
-    """The value that a name is given; None where it is none that can be written down."""
+    """Return the literal value assigned to a name; None if missing or not a literal."""
     for node in body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
             try:
@@ -72,14 +73,14 @@ def _literal(body: Sequence[ast.stmt], name: str) -> Any:
 
 
 class _Numbers(ast.NodeTransformer):
-    """Puts numbers in the place of names for them."""
+    """Transformer that replaces the names ``inf`` and ``nan`` with numbers."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(NUMBERS[node.id]) if node.id in NUMBERS else node
 
 
 def _called(function: ast.FunctionDef) -> set[str]:
-    """The names of what a function that asserts calls; none of one that asserts nothing."""
+    """Return the names that an asserting function calls; empty if it asserts nothing."""
     nodes = list(ast.walk(function))
     if not any(isinstance(node, ast.Assert) for node in nodes):
         return set()
@@ -103,7 +104,7 @@ def _case(given: Call, right: Any, allowed: float, as_set: bool) -> Case:
 
 
 def _is_floats(value: Any) -> bool:
-    """Whether it is a float, or a list of nothing else."""
+    """Return True if the value is a float, or a nonempty list or tuple with only floats."""
     if isinstance(value, list | tuple):
         return bool(value) and all(isinstance(item, float) for item in value)
     return isinstance(value, float)

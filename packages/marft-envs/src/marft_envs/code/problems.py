@@ -1,4 +1,4 @@
-"""What a program is asked to do, and how it is known whether it does."""
+"""Programming problems, and the rules for right outputs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from marft_envs.code.plain import same, unified
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One input, and what is right for it: any of these values, or of these printed texts."""
+    """Input with its right results. Each is a value or a printed text, and any match counts."""
 
     given: Given
     right: tuple[Any, ...]
-    as_json: bool = False  # tuples and lists are the same
-    as_set: bool = False  # neither order nor number counts of what is in a list
-    absolute: float = 0.0  # that floats may be off, where the recipe does not allow for more
-    relative: float = 0.0  # the same, as a share of them
+    as_json: bool = False  # treat tuples and lists as equal
+    as_set: bool = False  # ignore the order and repetition of list items
+    absolute: float = 0.0  # absolute tolerance for floats, unless the recipe allows more
+    relative: float = 0.0  # relative tolerance for floats, unless the recipe allows more
 
 
 @dataclass(frozen=True, slots=True)
 class Asserts:
-    """Tests that are code: statements that call functions by ``names``, in the scope of ``before``.
+    """Code tests: statements that call functions by ``names``, in the scope of ``before``.
 
-    ``before`` is trusted code that defines all that the tests use; where it defines the functions themselves, those
-    tell which calls the tests make.
+    ``before`` is trusted code that defines every name in the tests. If it defines the functions under test, they are
+    used to find the calls that the tests make.
     """
 
     before: str
@@ -39,39 +39,47 @@ class Asserts:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem. Without ``entry`` a program reads standard input and prints; else that function is called."""
+    """Programming problem.
+
+    With ``entry``, tests call that function. Without it, a program reads standard input and prints.
+    """
 
     statement: str
     entry: str = ""
-    examples: tuple[Case, ...] = ()  # that the team is shown
-    cases: tuple[Case, ...] = ()  # that nobody is shown
-    asserts: Asserts | None = None  # the same, as code
+    examples: tuple[Case, ...] = ()  # shown cases
+    cases: tuple[Case, ...] = ()  # hidden cases
+    asserts: Asserts | None = None  # hidden tests as code
     before: str = ""  # code that runs before every program
-    opening: str = ""  # code that a program goes on from where it does not define the entry itself
-    reference: str = ""  # a right program; "": none is known
-    wrong: tuple[str, ...] = ()  # programs that are known to be wrong
-    checker: str = ""  # a program that says whether what was printed is right
-    seconds: float = 0.0  # of processor time for each input; 0: the recipe says
-    memory_mb: int = 0  # the same
+    # Start of the program, used if a program does not define the entry itself.
+    opening: str = ""
+    reference: str = ""  # right program; "" if unknown
+    wrong: tuple[str, ...] = ()  # known wrong programs
+    checker: str = ""  # program that decides if a printed output is right
+    seconds: float = 0.0  # CPU seconds per input; 0: the recipe's limit
+    memory_mb: int = 0  # memory limit in MiB; 0: the recipe's limit
 
     @property
     def tests(self) -> int:
-        """How many tests nobody is shown."""
+        """Return the number of hidden tests."""
         return len(self.asserts.tests) if self.asserts else len(self.cases)
 
     def whole(self, program: str) -> str:
-        """A program as it is run, after the code before it."""
+        """Return the program to run, without the code before it.
+
+        The problem's opening is prepended if the program does not define the entry.
+        """
         if self.opening and not re.search(rf"^def\s+{re.escape(self.entry)}\b", program, re.MULTILINE):
             return self.opening + program
         return program
 
 
 def passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
-    """Whether what came of a case is right.
+    """Return True if an outcome is right.
 
     Args:
-        tolerance: how far a ``float``, or a number that is printed, may be off: absolutely, or relatively to the
-        right one.
+        case: case with the right results.
+        outcome: outcome of the program.
+        tolerance: absolute or relative tolerance for a ``float``, or for a printed number.
     """
     if not outcome.fine:
         return False
@@ -82,7 +90,7 @@ def passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
     if case.as_json:
         try:
             value = unified(outcome.value)
-        except RecursionError:  # deeper than any right one
+        except RecursionError:  # nested deeper than any right value
             return False
         return any(same(unified(right), value, tolerance, tolerance) for right in case.right)
     absolute, relative = max(tolerance, case.absolute), max(tolerance, case.relative)
@@ -91,15 +99,17 @@ def passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
 
 def _same_members(right: Any, value: Any) -> bool:
     try:
-        wanted = set(right)  # our own: values whose hashes collide cost nothing in there
+        wanted = set(right)  # our own values: colliding hashes in the output do not slow this set down
         return {item for item in value if item in wanted} == wanted and all(item in wanted for item in value)
-    except TypeError:  # it holds nothing, or what no set holds
+    except TypeError:  # the value is not iterable, or has unhashable items
         return False
 
 
 def printed_alike(right: str, printed: str, tolerance: float = 0.0) -> bool:
-    """Whether a printed text is the right one: line by line, but for spaces around lines and empty lines around all;
-    a line of numbers may write them otherwise (LiveCodeBench's rule).
+    """Compare a printed text with the right text, line by line.
+
+    Spaces around lines and empty lines at both ends are ignored. Lines with only numbers are compared as numbers
+    (LiveCodeBench's rule).
 
     >>> printed_alike("1 2\\n3.50\\n", "1 2 \\n3.5"), printed_alike("1 2", "1\\n2"), printed_alike("0.3", "0.33", 0.1)
     (True, False, True)
@@ -118,7 +128,7 @@ def _alike(right: str, printed: str, tolerance: float) -> bool:
 
 
 def _numbers(line: str) -> Sequence[Decimal]:
-    """The numbers of a line that holds nothing else."""
+    """Parse a line with only numbers; empty if it has anything else."""
     try:
         return [Decimal(word) for word in line.split()]
     except InvalidOperation:
@@ -134,5 +144,5 @@ def _near(right: Decimal, given: Decimal, tolerance: float) -> bool:
         return False
     try:
         return abs(right - given) <= Decimal(tolerance) * max(Decimal(1), abs(right))
-    except ArithmeticError:  # beyond all exponents
+    except ArithmeticError:  # exponents out of range
         return False

@@ -1,4 +1,4 @@
-"""What agents write: a program, and tests of their own."""
+"""Parsing of agent-written programs and tests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FENCED = re.compile(
 INPUT_OUTPUT = re.compile(
     r"Input:[ \t]*\n?(.*?)\n[ \t]*+Output:[ \t]*\n?(.*?)(?=\n[ \t]*+Input:|\Z)", re.DOTALL | re.IGNORECASE
 )
-LONGEST = 8000  # characters of tests that are read
-MOST_TESTS = 8  # of an agent
+LONGEST = 8000  # maximum characters of tests
+MOST_TESTS = 8  # maximum tests per agent
 
 
 def program_in(text: str) -> str:
-    """The program in what an agent wrote: its last block of code that is no output, else all of it.
+    """Extract the program from an agent's text: the last Python code block, else the full text.
 
     >>> program_in("So:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
@@ -32,14 +32,17 @@ def program_in(text: str) -> str:
 
 
 def tests_in(text: str, entry: str, names: Sequence[str]) -> list[Case]:
-    """The tests in what an agent wrote, each once, in order: lines such as ``f(2) == 5``; where there is no entry,
-    pairs of ``Input:`` and ``Output:``.
+    """Extract distinct tests from an agent's text, in order.
+
+    Tests are lines such as ``f(2) == 5``. Without an entry they are pairs with ``Input:`` and ``Output:``.
 
     >>> [case.right for case in tests_in("assert f(2) == 5\\nf([1]) == [2]\\nnonsense", "f", ())]
     [(5,), ([2],)]
 
     Args:
-        names: further functions that may be called.
+        text: text of the agent.
+        entry: function under test; "" for programs that read and print.
+        names: further functions that tests may call.
     """
     text = text[:LONGEST]
     if not entry:
@@ -55,8 +58,9 @@ def tests_in(text: str, entry: str, names: Sequence[str]) -> list[Case]:
 
 
 def call_in(line: str, names: Container[str]) -> Case | None:
-    """A case of a line ``f(2) == 5``, with or without ``assert``; None where it is no call of these functions with
-    plain values.
+    """Parse a case from a line ``f(2) == 5``, with or without ``assert``.
+
+    Return None if the line is not a call of a function in ``names`` with plain values.
 
     >>> call_in("assert f(2) == 5, 'why'", {"f"}).given.arguments
     (2,)

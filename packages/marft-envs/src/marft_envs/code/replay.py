@@ -1,8 +1,7 @@
-"""Tests that are code, in the jail: run with what a program has returned, which is not there itself. Standard
-library alone.
+"""Assert tests inside the jail, run on recorded results instead of the program. Standard library only.
 
-A test calls a function and looks at what comes of it. Here the function stands for a record: of calls that have been
-made elsewhere, and what they returned. Where the record lacks a call, the test says which.
+A test calls a function and checks its result. Here a record replaces the function: calls made elsewhere, with their
+results. If the record lacks a call, the test reports that call.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from typing import Any
 
 from marft_envs.code.plain import decode, encode
 
-SEED = 0  # of tests that draw
-RECORD = "record.jsonl"  # a line for each call: ``[call, fine, value]``
+SEED = 0  # seed for tests that draw random numbers
+RECORD = "record.jsonl"  # one line per call: ``[call, fine, value]``
 NO_VALUE = "it returned no value"
-Told = tuple[bool, list[str], str]  # whether it held, calls that were made or are lacking, what it says
+Told = tuple[bool, list[str], str]  # pass or fail, calls made or missing, error message
 
 
 class _UnknownError(BaseException):
-    """A call of which nothing is recorded; tests that expect errors do not catch it."""
+    """Call without a recorded result. It is not an ``Exception``, so tests that expect errors do not catch it."""
 
 
 def recording(scope: dict[str, Any], source: str, names: list[str]) -> Told:
-    """Run a test with the functions that are there → the calls that it made of those that are named."""
+    """Run a test on the reference functions; return its result with the calls to ``names``."""
     calls: list[str] = []
 
     def recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,13 +40,13 @@ def recording(scope: dict[str, Any], source: str, names: list[str]) -> Told:
 
 
 def read_record() -> dict[str, tuple[bool, str]]:
-    """What is recorded of each call: ``True`` and the text of a value, or ``False`` and the name of an error."""
+    """Read the recorded results by call: ``True`` and a value's text, or ``False`` and an error's name."""
     with Path(RECORD).open(encoding="utf-8") as file:
         return {call: (fine, value) for call, fine, value in map(json.loads, file)}
 
 
 def replaying(scope: dict[str, Any], source: str, names: list[str], record: Mapping[str, tuple[bool, str]]) -> Told:
-    """Run a test with what is recorded of each call."""
+    """Run a test on recorded results."""
     lacking: list[str] = []
 
     def replayed(name: str) -> Callable[..., Any]:
@@ -61,7 +60,7 @@ def replaying(scope: dict[str, Any], source: str, names: list[str], record: Mapp
                 raise error_called(value)
             try:
                 return decode(value)
-            except ValueError:  # a test may expect one; of a value that cannot be read nobody does
+            except ValueError:  # not ValueError, which a test may expect from the program
                 raise RuntimeError(NO_VALUE) from None
 
         return call
@@ -70,7 +69,7 @@ def replaying(scope: dict[str, Any], source: str, names: list[str], record: Mapp
 
 
 def error_called(name: str) -> Exception:
-    """The built-in error of a name, or another one."""
+    """Create the built-in error with this name, else a RuntimeError."""
     found = getattr(builtins, name, None)
     known = isinstance(found, type) and issubclass(found, Exception)
     return found() if known and found is not None else RuntimeError(name)

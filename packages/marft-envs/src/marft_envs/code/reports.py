@@ -1,4 +1,4 @@
-"""What a team is told of its program: the cases that it can see, and what came of them, in few words."""
+"""Short reports for the team on visible cases and their outcomes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from marft_envs.code.judging import Call, Outcome
 from marft_envs.code.plain import shown
 from marft_envs.code.problems import Case
 
-LONGEST = 200  # characters of a value
-MOST = 6  # cases that are told of
+LONGEST = 200  # maximum characters of a value
+MOST = 6  # maximum reported cases
 ENDINGS = {
     "timed_out": "ran out of time", "too_much_output": "printed too much", "died": "ended the process",
     "not_run": "was not run: no time was left",
@@ -17,23 +17,23 @@ RIGHT = "right"
 
 
 def case_in_words(case: Case) -> str:
-    """``f(2) == 5``; of what is printed, input and output."""
+    """Describe a case: ``f(2) == 5``, or its input and output texts."""
     if isinstance(case.given, Call):
         return f"{call_in_words(case.given)} == {cut(shown(case.right[0]), LONGEST)}"
     return f"Input:\n{cut(case.given.text, LONGEST).rstrip()}\nOutput:\n{cut(str(case.right[0]), LONGEST).rstrip()}"
 
 
 def call_in_words(call: Call) -> str:
-    """``f(2, y=[1])``."""
+    """Describe a call: ``f(2, y=[1])``."""
     words = [*map(shown, call.arguments), *(f"{key}={shown(value)}" for key, value in call.keywords.items())]
     return cut(f"{call.entry}({', '.join(words)})", LONGEST)
 
 
 def report(cases: tuple[tuple[Case, Outcome, bool], ...]) -> str:
-    """One line a case, wrong ones first: ``f(2) gives 6, not 5``; ``f(1) gives 4: right``.
+    """Report cases, one per line, wrong cases first: ``f(2) gives 6, not 5``; ``f(1) gives 4: right``.
 
     Args:
-        cases: with outcomes as they are shown (:class:`marft_envs.code.comparing.Reader`).
+        cases: cases with their outcomes in report form (:class:`marft_envs.code.comparing.Reader`), and True if right.
     """
     ordered = sorted(cases, key=lambda entry: entry[2])
     return "\n".join(_line(*entry) for entry in ordered[:MOST])

@@ -1,4 +1,4 @@
-"""Who plays drawn problems without a model: every role of the recommended teams, from what it is shown."""
+"""Scripted policy for generated problems, with every role in the recommended teams."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from marft_envs.code.session import REFLECTOR, TESTER
 ASKED = re.compile(r"Write f\(x\), where x is ([a-z ]+): (.+)\.")
 ADVICE = re.compile(r"Return (.+)\.$", re.MULTILINE)
 PROGRAM = re.compile(r"^def f\(x\): return .*$", re.MULTILINE)
-TESTS = 2  # that a tester writes
+TESTS = 2  # number of tests written by the tester
 KIND_OF = {name: kind for kind, name in NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Programmer:
-    """Writes, tests and advises; with ``skill`` 1 always rightly, else now and then by a mistake of the phrases."""
+    """Scripted coder, tester and reflector. With ``skill`` 1 it is always right; else it makes typical mistakes."""
 
     skill: float = 1.0
 
@@ -38,7 +38,7 @@ class Programmer:
         advice, last = ADVICE.search(cue.shown), PROGRAM.search(cue.shown)
         if advice and well:
             return program_of(advice[1])
-        if last and not well:  # as a weak model does: the same again
+        if last and not well:  # a weak model repeats its previous program
             return last[0]
         return program_of(in_code(steps) if well else cue.random.choice(mistakes(steps)))
 
@@ -52,7 +52,7 @@ class Programmer:
 
 
 def _small(cue: Cue, kind: Kind) -> Any:
-    """An input that is easy to work out."""
+    """Draw an input that is easy to compute."""
     if kind == "number":
         return cue.random.randint(0, 2)
     if kind == "text":

@@ -1,4 +1,4 @@
-"""One attempt at a problem: programs and tests are written, run, looked at and written anew."""
+"""Session for a programming problem: agents write programs and tests, run them and revise them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CODER, TESTER, REFLECTOR = "coder", "tester", "reflector"
 
 
 class Rules(NamedTuple):
-    """How an attempt goes, as the recipe says."""
+    """Rules for a session, from the recipe."""
 
     rounds: int
     tester: bool
@@ -27,10 +27,10 @@ class Rules(NamedTuple):
 
 
 class Attempt:
-    """Rounds of writing; between them, where there is a reflector, one of looking at what came of it.
+    """Rounds of writing; with a reflector, each later round follows its comment.
 
-    A program is run on the cases that were shown and on the tester's; the team is told of those alone. The attempt
-    is over when all of them are right, and with the last round; then the last program is paid for by the hidden tests.
+    A program runs on the shown cases and on the tester's cases. The team sees only these results. The episode ends when
+    all of them are right, or after the last round. Then the hidden tests determine the reward of the last program.
     """
 
     def __init__(self, bench: Bench, rules: Rules) -> None:
@@ -40,10 +40,11 @@ class Attempt:
         self.round, self.reflecting = 0, False
 
     async def reset(self) -> Observation:
+        """Return the problem statement."""
         return self._observation()
 
     async def step(self, actions: JointAction) -> Step:
-        """Take what was written, or what was said of it."""
+        """Judge the new program and tests, or continue after the reflector's comment."""
         if self.reflecting:
             self.reflecting = False
             return Step(self._observation(), 0.0)
@@ -82,7 +83,7 @@ class Attempt:
         )
 
     async def close(self) -> None:
-        """Nothing is held: a program that still runs ends by its limits."""
+        """No-op: a program that is still running ends by its limits."""
 
     def _observation(self) -> Observation:
         problem = self.bench.problem
@@ -92,7 +93,7 @@ class Attempt:
         return Observation("\n".join(parts), turn=self._turn())
 
     def _turn(self) -> tuple[str, ...]:
-        """Whose turn it is, where the recipe has told us of the roles."""
+        """Return the roles in turn; empty if the recipe has neither tester nor reflector."""
         if self.reflecting:
             return (REFLECTOR,)
         writers = (CODER, TESTER) if self.rules.tester else (CODER,)

@@ -1,4 +1,4 @@
-"""Names that a collection's own judge has there for every program, so that ``List[int]`` in a starter is known."""
+"""Imports that a dataset's own judge provides to every program, such as the names for ``List[int]``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ STARRED = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
     "functools", "operator", "io", "sys", "json",
 )  # fmt: skip
-DEEPEST = 50_000  # calls in each other
+DEEPEST = 50_000  # recursion limit, in calls
 
 
 def standard(*more: str) -> str:
-    """Imports as LiveCodeBench's judge has them (``lcb_runner/evaluation/testing_util.py``): all names of many modules,
-    built-in ones untouched, then the modules themselves; and its limit of recursion.
+    """Return the imports from LiveCodeBench's judge (``lcb_runner/evaluation/testing_util.py``).
+
+    They import all names from many modules, then restore the built-in names, then import the modules. The judge's
+    recursion limit is set too.
 
     Args:
-        more: further modules, by name.
+        more: names of further modules.
     """
     names = [f"from {module} import *" for module in (*STARRED, "builtins", "typing")]
     modules = [f"import {module}" for module in (*STARRED, *more)]
@@ -22,4 +24,5 @@ def standard(*more: str) -> str:
 
 
 LIVECODEBENCH = standard()
-APPS = standard("fractions", "time")  # of what its judge has (eval/testing_util.py), numpy is not there
+# The judge of APPS (eval/testing_util.py) also provides numpy, which is not available here.
+APPS = standard("fractions", "time")

@@ -1,1 +1,1 @@
-"""Questions whose answers are looked up in pages and files, and worked out: GAIA's, and what is drawn alike."""
+"""GAIA and generated tasks in its format: answer questions by lookup in pages and files, and by calculation."""

@@ -1,6 +1,7 @@
-"""Questions of three levels over a small world, each with the plan that answers it.
+"""Generator for questions on three levels in a small fictional world, each with a plan for its answer.
 
-Level 1 takes one page or one file, level 2 several one after another, level 3 several and a computation.
+Level 1 needs one page or one file. Level 2 needs several, one after another. Level 3 needs several and a
+computation.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ PHRASES: Mapping[str, str] = {
 CELLS: Mapping[str, str] = {
     "points": "How many points has {}?", "price": "What is the price of {}?", "stock": "What is the stock of {}?"
 }  # fmt: skip
-LEADS: Mapping[str, str] = {"head": "person", "mayor": "person", "river": "river", "town": "town"}  # to pages of a kind
+# fields that lead to another page, and the kind of that page
+LEADS: Mapping[str, str] = {"head": "person", "mayor": "person", "river": "river", "town": "town"}
 
 
 class Question(NamedTuple):
-    """
+    """A generated question.
+
     Args:
-        file: the table that comes with it; "" where none does.
+        words: text of the question.
+        plan: plan that computes the answer.
+        file: name of the attached table; "" if there is none.
     """
 
     words: str
@@ -49,7 +54,10 @@ class Question(NamedTuple):
 
 
 def drawn(random: Random, level: int, formats: Sequence[str]) -> Drawing:
-    """A question of a level, in a world of its own. Its words and its answer are what makes it the one that it is."""
+    """Generate a question on the given level in a new world.
+
+    Its content, which decides the split, is its text and answer.
+    """
     world = draw_world(random, PEOPLE, PLACES)
     while True:
         ask = random.choice(ASK[level])
@@ -70,23 +78,23 @@ def drawn(random: Random, level: int, formats: Sequence[str]) -> Drawing:
 
 
 def everything(world: World, question: Question) -> Known:
-    """All that could be read."""
+    """Return all facts from the world's pages and the question's file."""
     name = question.file.partition(".")[0]
     return Known(dict(world.pages), {question.file: world.tables[name]} if name else {})
 
 
 def worked_out(plan: Sequence[Node], known: Known) -> str:
-    """What a plan comes to, expressions included."""
+    """Execute a plan, expressions included, and return its answer."""
     while True:
         try:
             return answer_of(plan, known)
-        except Missing as missing:  # of a value: all that can be read is known
+        except Missing as missing:  # only values can be missing, because all pages and files are known
             for expression in missing.names:
                 known.worked_out[expression] = value_of(expression).removesuffix(".0")
 
 
 def used(plan: Sequence[Node], known: Known) -> tuple[list[str], list[str]]:
-    """The titles and files that a plan takes, and the tools that read them and work out."""
+    """Return titles and files read by a plan, and the tools for reading and calculation."""
     read, tools, have = list[str](), set[str](), Known()
     while True:
         try:
@@ -118,7 +126,7 @@ def _cell(random: Random, world: World, file: str) -> Question:
 
 
 def _chain(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
-    """A field of something that another page names, which a third one may name."""
+    """Ask for a field at the end of one or two links between pages."""
     kind = random.choice(("person", "town", "firm"))
     title = random.choice(list(world.titles[kind]))
     plan, words = list[Node](), title
@@ -135,7 +143,7 @@ def _chain(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
 
 
 def _first(random: Random, world: World, file: str) -> Question:  # noqa: ARG001
-    """A field of who has the most points in a file."""
+    """Ask for a field of the person with the most points in a file."""
     name, scores = random.choice(("born", "craft", "town")), file.format("scores")
     words = ASKED["person", name].format("whoever has the most points")
     return Question(words, [["most", scores, "points"], ["page", 0, name]], scores)

@@ -1,4 +1,4 @@
-"""GAIA's questions, from its own files, and questions in its manner that are drawn and need no network."""
+"""GAIA questions from the benchmark's files, and similar generated questions without network access."""
 
 from __future__ import annotations
 
@@ -27,31 +27,36 @@ Format = Literal[".csv", ".json", ".md", ".txt"]
 
 
 class Gaia(Drawn):
-    """Questions with one short answer each, which agents search pages and read files for.
+    """Questions with one short answer each; agents search pages and read files.
 
-    The answer is stated after ``FINAL ANSWER:`` and graded by GAIA's quasi-exact match.
-    Without ``path`` they are drawn, each in a small world of its own: level 1 takes one page or one file, level 2
-    several one after another, level 3 several and a computation. GAIA's authors ask that its public questions are in
-    nobody's training: as ``test_path`` alone they are all the test, and drawn ones are learned from.
+    The answer follows ``FINAL ANSWER:`` and is graded by GAIA's quasi-exact match.
+
+    Without ``path`` the questions are generated, each in a small world of its own. Level 1 needs one page or one
+    file. Level 2 needs several, one after another. Level 3 needs several and a computation. GAIA's authors ask not
+    to train on its public questions. Set ``test_path`` alone to test on them and train on generated questions.
     """
 
     stream: ClassVar[str] = "Gaia"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     session: ClassVar[type] = GaiaSession
 
-    path: TablePath = ""  # GAIA's metadata (.jsonl, .parquet, …), its files beside it; "": questions are drawn
-    test_path: TablePath = ""  # the same, for the test split; "": a tenth of path, or drawn
-    files: Place = ""  # folder of attached files; "": where the metadata is
-    pages: Place = ""  # folder of texts that are searched, for questions from files; "": there are none
-    ungradable: Literal["refuse", "leave_out"] = "refuse"  # rows whose answer is not told, as in GAIA's own test
-    levels: Annotated[tuple[Level, ...], Strict(False), Field(min_length=1)] = (1, 2, 3)  # that are asked
+    # GAIA's metadata (.jsonl, .parquet, …), with its attached files in the same folder; "": generate questions
+    path: TablePath = ""
+    test_path: TablePath = ""  # metadata for the test split; "": a tenth of path, or generated questions
+    files: Place = ""  # folder of attached files; "": the folder of the metadata
+    pages: Place = ""  # folder of searchable text files, for questions from metadata; "": no pages
+    # action for rows with a hidden answer, as in GAIA's own test split: refuse to load, or leave them out
+    ungradable: Literal["refuse", "leave_out"] = "refuse"
+    # difficulty levels of the questions
+    levels: Annotated[tuple[Level, ...], Strict(False), Field(min_length=1)] = (1, 2, 3)
     formats: Annotated[tuple[Format, ...], Strict(False), Field(min_length=1)] = (
         ".csv", ".json", ".md", ".txt",
-    )  # of files of drawn questions  # fmt: skip
-    steps: Few = 1  # turns of the team: it is over with the first FINAL ANSWER, and with the last of them
-    strict: bool = True  # an answer counts after FINAL ANSWER: alone; false: in the last step, the whole text will do
-    results: Few = 5  # pages that a search finds, at most
-    snippets: bool = True  # results show how pages begin
+    )  # file formats in generated questions  # fmt: skip
+    steps: Few = 1  # maximum turns of the team; the first FINAL ANSWER ends the episode earlier
+    # count an answer only after FINAL ANSWER:; if false, the whole text of the last step counts too
+    strict: bool = True
+    results: Few = 5  # maximum pages in a search result
+    snippets: bool = True  # show the beginning of each page in search results
 
     @model_validator(mode="after")
     def _fit_together(self) -> Gaia:
@@ -63,26 +68,27 @@ class Gaia(Drawn):
 
     @property
     def episode_limit(self) -> int:
-        """The turns of the team."""
+        """Maximum turns in an episode."""
         return self.steps
 
     def draw(self, random: Random) -> Drawing:
-        """A question, of any of the levels."""
+        """Generate a question on a random level."""
         return drawn(random, random.choice(self.levels), self.formats)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Questions of a split: of files, or drawn.
+        """Return the questions of a split, from files or generated.
 
         Raises:
-            ValueError: a file cannot be read, or a row used; the message says which and what to do.
+            ValueError: a file is unreadable or a row is invalid. The message names it and the remedy.
         """
         if not (self.path or self.test_path):
             return super().tasks(split)
-        loaded = self._loaded  # and pages, also where others are learned from: before hours of that
+        # load now, pages included, even for generated training questions: errors then appear before hours of training
+        loaded = self._loaded
         return loaded[split] if self.path or split == "test" else super().tasks(split)
 
-    def start(self, task: Task, seed: int) -> GaiaSession:  # noqa: ARG002  nothing here is random
-        """One attempt at a question."""
+    def start(self, task: Task, seed: int) -> GaiaSession:  # noqa: ARG002  no randomness in an episode
+        """Start an attempt at a question."""
         data = task.data
         asked = Asked(
             task.prompt, str(data["answer"]), tuple(data.get("sources", ())), self.steps, self.strict, self.results,
@@ -97,7 +103,9 @@ class Gaia(Drawn):
         return GaiaSession(asked, self._library, Attached(attached))
 
     def script(self, skill: float = 1.0) -> Researcher | None:
-        """Plays ``searcher``, ``answerer`` and ``solver`` where questions are drawn; of files nobody knows the way."""
+        """Return a policy for ``searcher``, ``answerer`` and ``solver`` on generated questions; None for questions
+        from files.
+        """
         return None if self.path or self.test_path else Researcher(skill)
 
     @cached_property
@@ -106,7 +114,7 @@ class Gaia(Drawn):
 
     @cached_property
     def _tested(self) -> frozenset[str]:
-        """The ids of questions of ``test_path``, whose files are beside that."""
+        """Ids of the questions from ``test_path``; their files are in its folder."""
         return frozenset(task.id for task in self._loaded["test"]) if self.test_path else frozenset()
 
     @cached_property

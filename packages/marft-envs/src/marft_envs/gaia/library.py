@@ -1,4 +1,4 @@
-"""What can be looked up in a task: pages, which are searched by words, and the files that came with the question."""
+"""Lookup sources: pages for word search, and files attached to the question."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from marft.common.texts import storable
 from marft.envs.contents import content_of
 from marft_envs.shop.search import Index
 
-PART = 1500  # characters of a page or file that are shown at once: less than agents see of an answer (512 tokens)
-LARGEST = 50_000_000  # bytes of a file that is read
+# characters of a page or file shown at once; the part fits into the default limit of a tool reply (512 tokens)
+PART = 1500
+LARGEST = 50_000_000  # maximum bytes of a readable file
 TEXTS = (".html", ".htm", ".md", ".txt")
 
 
 class Page(NamedTuple):
-    """A page of the corpus."""
+    """One page in the corpus."""
 
     title: str
     text: str
 
 
 class Library:
-    """Pages by number, from 1 on; the index is made when somebody searches first, and sessions may share it."""
+    """Corpus of pages, numbered from 1.
+
+    The index is built by the first search. Sessions may share a corpus.
+    """
 
     def __init__(self, pages: Sequence[Page]) -> None:
         self.pages = tuple(pages)
 
     @property
     def digest(self) -> str:
-        """Of all pages; "": there are none."""
+        """Digest of all pages; "" for an empty corpus."""
         return content_of(*(part for page in self.pages for part in page)) if self.pages else ""
 
     @cached_property
@@ -40,13 +44,17 @@ class Library:
         return Index([f"{page.title} {page.title} {page.text}" for page in self.pages])
 
     def found(self, query: str, most: int) -> list[tuple[int, Page]]:
-        """Pages that share a word with a query, each with its number, the likeliest first; a title counts twice."""
+        """Return up to ``most`` pages that share a word with a query, with their numbers, best match first.
+
+        A word in the title counts twice.
+        """
         return [(place + 1, self.pages[place]) for place in self._index.best(query, most)]
 
     def page(self, number: int) -> Page:
-        """
+        """Return a page by its number.
+
         Raises:
-            ValueError: there is no such page, said in words for the agent.
+            ValueError: the page does not exist. The message is for the agent.
         """
         if not 1 <= number <= len(self.pages):
             raise ValueError(f"there is no page {number}; search, and open one by its number")
@@ -54,10 +62,10 @@ class Library:
 
 
 def library_of(folder: str) -> Library:
-    """The pages of a folder, each a file of text, its name the title; in the order of their names.
+    """Load all text files under a folder as pages, in alphabetical order, with the file name as title.
 
     Raises:
-        ValueError: there is none, or one cannot be read.
+        ValueError: the folder has no text files, or a file is unreadable.
     """
     files = sorted(file for file in Path(folder).rglob("*") if file.suffix.lower() in TEXTS and file.is_file())
     if not files:
@@ -66,10 +74,10 @@ def library_of(folder: str) -> Library:
 
 
 def text_of(file: Path) -> str:
-    """A file as text.
+    """Read a text file in UTF-8.
 
     Raises:
-        ValueError: it is not there, too large, or no text.
+        ValueError: the file is missing, larger than ``LARGEST`` bytes, or not text.
     """
     try:
         with file.open("rb") as opened:
@@ -88,14 +96,15 @@ def text_of(file: Path) -> str:
 
 
 def part_of_text(text: str, part: int, whole: int = PART) -> str:
-    """A part of a text, by number, of so many characters at most and cut between lines where it can be; what it is a
-    part of is said where there are several.
+    """Return a numbered part of a text, with at most ``whole`` characters.
+
+    Parts end at line breaks where possible. If a text has several parts, the last line gives the part's number.
 
     >>> part_of_text("one\\ntwo\\nsix", 2, 8)
     'six\\n[part 2 of 2]'
 
     Raises:
-        ValueError: there is no such part.
+        ValueError: the part does not exist.
     """
     parts = _parts(text, whole)
     if not 1 <= part <= len(parts):
@@ -116,14 +125,15 @@ def _parts(text: str, whole: int) -> list[str]:
 
 
 class Attached(NamedTuple):
-    """Files that came with a question: texts, or places to read them from when they are asked for."""
+    """Files attached to a question: texts, or paths read on demand."""
 
     files: Mapping[str, str | Path]
 
     def text(self, name: str) -> str:
-        """
+        """Return the text of a file.
+
         Raises:
-            ValueError: it is not there, or no text, said in words for the agent.
+            ValueError: the file does not exist or is not text. The message is for the agent.
         """
         if name not in self.files:
             known = ", ".join(sorted(self.files)) or "none"

@@ -1,4 +1,4 @@
-"""GAIA's metadata: one row a question, with its level, its answer and the file that comes with it."""
+"""Loader for GAIA metadata: one row per question, with level, answer and attached file."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from marft.envs.contents import CONTENT, content_of
 from marft.envs.rows import Row, read_table
 from marft.envs.splits import bare, share_of
 
-ANSWER, UNTOLD = "Final answer", "?"  # what stands in the answer's place where it is kept back
-PART = "validation"  # of a data set that has several
+ANSWER, UNTOLD = "Final answer", "?"  # column of the answer, and its value where the answer is hidden
+PART = "validation"  # split to read from a data set with several splits
 SHARE = 0.1
 
 
 def tasks_of_tables(
     path: str, test_path: str, files: str, levels: Collection[int], leave_out: bool, pages: str = ""
 ) -> dict[Split, list[Task]]:
-    """Tasks by split: a tenth of the questions of ``path`` is for validation, and where nothing else is the test,
-    another tenth for that. No question of the test is in another split. Without ``path`` there is a test alone.
+    """Return tasks by split.
+
+    A tenth of the questions of ``path`` is for validation. Without ``test_path``, another tenth is for test. No
+    test question appears in another split. Without ``path``, only the test split has tasks.
 
     Args:
-        pages: a digest of those that are searched: a task's ``content`` is of them and of its file.
+        path: metadata for all splits; "" for none.
+        test_path: metadata for the test split; "" for none.
+        files: folder of attached files; "" for the folder of the metadata.
+        levels: levels to keep.
+        leave_out: True to leave out questions with a hidden answer.
+        pages: digest of the searchable pages. A task's ``content`` is computed from it and the attached file.
 
     Raises:
-        ValueError: a table cannot be read, or a row used.
+        ValueError: a table is unreadable or a row is invalid.
     """
     found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
     if test_path:
@@ -39,7 +46,7 @@ def tasks_of_tables(
 
 
 def folder_of(table: str, files: str) -> Path:
-    """Where attached files are: in a folder that is named, or beside the table."""
+    """Return the folder of attached files: ``files``, or else the folder of the table."""
     return Path(files) if files else Path(table).parent
 
 

@@ -1,15 +1,15 @@
-"""How a question that was drawn is answered: what is read where, and what is made of it.
+"""Answer plans for generated questions: the sources to read, and the operations on their values.
 
-A plan is a list of nodes, each a value; a node names its kind, and what it is made of: words, or places of nodes
-before it.
+A plan is a list of nodes, and each node gives a value. A node holds its kind and its arguments. An argument is
+text, or the index of an earlier node.
 
-    page      subject, field         a field of the page about something, or about each of several
-    cell      file, row, column      a cell, by the row's first one
-    most      file, column           the first cell of the row that has the most there
-    above     file, column, bound    the first cells of the rows that have more than that there
-    between   a, b                   how far two numbers are apart
-    sum       a, b
-    sorted    a                      several names in the order of the alphabet, as a list
+    page      subject, field         field on the page of a subject, or of each of several subjects
+    cell      file, row, column      cell in the row with this first cell
+    most      file, column           first cell of the row with the largest number in the column
+    above     file, column, bound    first cells of the rows with a larger number than the bound
+    between   a, b                   absolute difference of two numbers
+    sum       a, b                   sum of two numbers
+    sorted    a                      names without duplicates, in alphabetical order
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FIELD = re.compile(r"^(\w+): (.+)$", re.MULTILINE)
 
 @dataclass(slots=True)
 class Known:
-    """What somebody has read so far.
+    """Facts read so far.
 
     Args:
         pages: fields by title.
-        files: rows by file, the header first.
-        numbers: of pages that were found, by title.
+        files: rows by file, header first.
+        numbers: numbers of pages from search results, by title.
         worked_out: values of expressions.
     """
 
@@ -41,12 +41,12 @@ class Known:
     worked_out: dict[str, str] = field(default_factory=dict)
 
 
-class Missing(Exception):  # noqa: N818  no error: it says what is to be read next
-    """Something has to be read, or worked out, first.
+class Missing(Exception):  # noqa: N818  a signal for the next read, not an error
+    """Signal for a missing fact: a page or file to read, or an expression to calculate.
 
     Args:
         what: "page", "file" or "value".
-        names: titles, a file, or an expression.
+        names: titles, a file name, or an expression.
     """
 
     def __init__(self, what: str, names: Sequence[str]) -> None:
@@ -55,10 +55,10 @@ class Missing(Exception):  # noqa: N818  no error: it says what is to be read ne
 
 
 def answer_of(plan: Sequence[Node], known: Known) -> str:
-    """What the plan comes to.
+    """Execute a plan and return its answer.
 
     Raises:
-        Missing: it takes more than is known.
+        Missing: the plan needs a fact outside ``known``.
     """
     values: list[Value] = []
     for kind, *given in plan:
@@ -69,7 +69,7 @@ def answer_of(plan: Sequence[Node], known: Known) -> str:
 
 
 def fields_in(text: str) -> dict[str, str]:
-    """What a page says.
+    """Parse the fields on a page.
 
     >>> fields_in("Ada Kern\\nborn: 1912\\ntown: Brod")
     {'born': '1912', 'town': 'Brod'}

@@ -1,7 +1,7 @@
-"""GAIA's quasi-exact match: one right answer, and small licence in how it is written.
+"""GAIA's quasi-exact match: a single correct answer, with small tolerance for its form.
 
-Mialon et al. 2023, section 3.3, as the scorer of its leaderboard has it: whether an answer is a number, a list or a
-text is the right answer's to say.
+It follows Mialon et al. 2023, section 3.3, and the scorer of GAIA's leaderboard. The form of the correct answer
+decides whether answers are compared as numbers, lists or texts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ BOXED = re.compile(r"\$*\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}\$*")
 MARKS = ("**", "__", "`", "*", "_")
 _BETWEEN = re.compile(r"[,;]")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_UNITS = str.maketrans("", "", "$%,")  # that a number may come with
+_UNITS = str.maketrans("", "", "$%,")  # symbols allowed around a number
 
 
 def stated(text: str) -> str | None:
-    """What is stated after the last ``FINAL ANSWER:``, to the end of its line, without the marks that models like to
-    set around an answer (Markdown's, a box); None where nothing is. Where an answer stands is ours to say: the scorer
-    of the leaderboard is given it.
+    """Return the text after the last ``FINAL ANSWER:``, up to the end of its line, or None without one.
+
+    Marks around an answer (Markdown, a box) are removed. The leaderboard's scorer gets an extracted answer, so this
+    extraction is MARFT's own.
 
     >>> stated("I looked.\\nFINAL ANSWER: 1,912"), stated("1912")
     ('1,912', None)
@@ -35,7 +36,7 @@ def stated(text: str) -> str | None:
 
 
 def _unmarked(answer: str) -> str:
-    """It without what stands on both sides of it.
+    """Remove marks around an answer.
 
     >>> _unmarked("`a_b`"), _unmarked("2 * 3"), _unmarked("*")
     ('a_b', '2 * 3', '*')
@@ -53,10 +54,11 @@ def _stands_around(mark: str, answer: str) -> bool:
 
 
 def matches(answer: str, right: str) -> bool:
-    """Whether an answer is the right one.
+    """Return True if an answer matches the correct answer.
 
-    A number is equal, without ``$``, ``%`` and commas; a list has as many elements, each equal to the one in its place
-    as a number or as a text with its punctuation; a text is equal but for case, spaces and punctuation.
+    Numbers are compared by value, without ``$``, ``%`` and commas. Lists must have equal lengths, and elements are
+    compared in order, as numbers or as texts with punctuation. Texts are compared without case, spaces and
+    punctuation.
 
     >>> matches("$1,234.0", "1234"), matches("saint petersburg.", "Saint Petersburg"), matches("b; 2", "b,2")
     (True, True, True)
@@ -81,7 +83,7 @@ def _without_units(answer: str) -> float | None:
 
 
 def _number(text: str) -> float | None:
-    """The number that a text is, as Python reads it."""
+    """Parse a text as a Python float; None if it is not a number."""
     try:
         return float(text)
     except ValueError:

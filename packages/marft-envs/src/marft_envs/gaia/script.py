@@ -1,4 +1,4 @@
-"""Who answers without a model: reads what its tools have shown, calls the next ones, and states what it comes to."""
+"""Scripted policy for generated questions: read tool results, call the next tools, and state the answer."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ LOST = 12  # turns after which a weak player gives up
 
 @dataclass(frozen=True)
 class Researcher:
-    """Plays ``searcher``, who looks things up and says what it has found, ``answerer``, who states it, and anybody
-    else, who does both.
+    """Scripted policy for ``searcher``, ``answerer`` and all other roles.
 
-    A weak one searches for a part of the name, reads the wrong page or the wrong line, and says that it has found
-    nothing; a weak answerer heeds nobody.
+    ``searcher`` looks facts up and reports the result. ``answerer`` states the reported answer. Any other role does
+    both. A weak player searches for part of a name, reads a wrong page or line, or reports no result. A weak
+    answerer ignores messages.
 
     Args:
-        skill: share of turns that are played well.
+        skill: fraction of well-played turns.
     """
 
     skill: float
 
     def __call__(self, cue: Cue) -> str | Line:
-        """What the agent of a cue says next."""
+        """Return the agent's next text or tool calls."""
         good = cue.random.random() < self.skill
         if cue.role == "answerer":
             found = MESSAGE.search(cue.shown)
@@ -53,7 +53,7 @@ class Researcher:
 
 
 def _heard(chat: Sequence[Mapping[str, object]], files: Mapping[str, str]) -> Known:
-    """What stands in the answers of tools."""
+    """Collect the facts in tool results."""
     known = Known()
     for message in chat:
         if message["role"] != "tool":
@@ -72,8 +72,11 @@ def _heard(chat: Sequence[Mapping[str, object]], files: Mapping[str, str]) -> Kn
 
 
 def _calls(missing: Missing, known: Known, question: str, random: Random, good: bool) -> tuple[ToolCall, ...]:
-    """What is called to learn what is missing. Pages that the question names are searched for by the whole question,
-    and by their titles where that did not bring them all."""
+    """Return tool calls for the missing facts.
+
+    For pages named in the question, the first search uses the whole question. Further searches use the titles of
+    missing pages.
+    """
     if missing.what == "file":
         return (_call("read_file", name=missing.names[0]),)
     if missing.what == "value":
@@ -90,7 +93,7 @@ def _calls(missing: Missing, known: Known, question: str, random: Random, good: 
 
 
 def _slipped(known: Known, right: str, random: Random) -> str:
-    """Another thing that was read."""
+    """Return a wrong value from the sources, as a mistake."""
     read = [value for fields in known.pages.values() for value in fields.values()]
     read += [cell for rows in known.files.values() for cells in rows[1:] for cell in cells]
     others = [value for value in read if value != right]

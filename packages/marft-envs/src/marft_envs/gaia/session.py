@@ -1,4 +1,4 @@
-"""One question: tools to look things up, and an answer that is held to the right one."""
+"""Session for one question: lookup tools, and grading of the answer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from marft_envs.gaia.library import Attached, Library, part_of_text
 from marft_envs.gaia.scoring import matches, stated
 from marft_envs.tool_use.arithmetic import value_of
 
-LONGEST = 500  # characters of what was said before, that are shown again
-SNIPPET = 60  # characters of a page in a list of results
-UNSOLVED = 0.9  # progress of somebody who has read all, and says something else
+LONGEST = 500  # characters of the previous text that are shown again
+SNIPPET = 60  # characters of a page in search results
+UNSOLVED = 0.9  # maximum progress without a correct answer, after reading all sources
 
 
 class Asked(NamedTuple):
-    """A question, and what grades its answer.
+    """A question with its grading data and limits.
 
     Args:
-        sources: titles and files that it takes; () where nobody knows.
-        steps: in which the team may look things up before it has to answer.
-        strict: whether an answer counts after FINAL ANSWER: alone.
-        snippets: whether results of a search show how pages begin.
+        question: text of the question.
+        right: correct answer.
+        sources: titles and files needed for the answer; () if unknown.
+        steps: maximum turns of the team.
+        strict: True if an answer counts only after FINAL ANSWER:.
+        results: maximum pages in a search result.
+        snippets: True if search results show the beginning of each page.
     """
 
     question: str
@@ -38,8 +41,10 @@ class Asked(NamedTuple):
 
 
 class GaiaSession:
-    """The team is asked, looks things up, and answers. It is over with the first answer that is stated, and with the
-    last step."""
+    """Session for one question: the team looks facts up and answers.
+
+    The first stated answer or the last step ends the episode.
+    """
 
     def __init__(self, asked: Asked, library: Library, attached: Attached) -> None:
         self.asked, self.library, self.attached = asked, library, attached
@@ -77,10 +82,11 @@ class GaiaSession:
         return f"{expression} = {value_of(expression, digits=10).removesuffix('.0')}"
 
     async def reset(self) -> Observation:
+        """Return the question."""
         return self._shown("")
 
     async def step(self, actions: JointAction) -> Step:
-        """Take what the team says: its answer, where it states one, or what it knows so far."""
+        """Grade the team's answer; without one, show the team's last text again in the next observation."""
         text = text_said(actions.answer)
         answer = stated(text)
         self.step_number += 1
@@ -95,7 +101,7 @@ class GaiaSession:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """No-op: no resources are held."""
 
     def _progress(self, solved: bool) -> float:
         sources: Sequence[str] = self.asked.sources

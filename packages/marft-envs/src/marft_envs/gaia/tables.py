@@ -1,4 +1,4 @@
-"""Tables as the files that come with a question: written in several formats, and read back."""
+"""Attached tables: writers and readers for several file formats."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ READ: Mapping[str, Callable[[str], list[list[str]]]] = {
 
 
 def ending(name: str) -> str:
-    """
+    """Return the extension of a file name, with its dot.
+
     >>> ending("scores.csv")
     '.csv'
     """

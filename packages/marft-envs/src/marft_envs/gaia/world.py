@@ -1,4 +1,4 @@
-"""A small made-up world for one question: people, towns, rivers and firms, and tables of numbers."""
+"""Small fictional world for one question: people, towns, rivers and firms, and tables with numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ Table = list[list[str]]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Fields by title, titles by kind, and tables by the file that holds them."""
+    """A fictional world.
+
+    Args:
+        pages: fields by title.
+        titles: titles by kind.
+        tables: rows by table name.
+    """
 
     pages: Mapping[str, Mapping[str, str]]
     titles: Mapping[str, Sequence[str]]
@@ -36,8 +42,10 @@ class World:
 
 
 def draw_world(random: Random, people: int, towns: int) -> World:
-    """A world with so many people and towns, half as many firms as people; every town has a river of its own, and
-    some people share a first name or a last one."""
+    """Generate a world with the given numbers of people and towns, and half as many firms as people.
+
+    Every town has its own river. Some people share a first or last name.
+    """
     names = _names(random, people)
     places, rivers = random.sample(TOWNS, towns), random.sample(RIVERS, towns)
     firms = random.sample(FIRMS, max(1, people // 2))
@@ -58,7 +66,7 @@ def draw_world(random: Random, people: int, towns: int) -> World:
 
 
 def _names(random: Random, count: int) -> list[str]:
-    """Names of few first ones and few last ones: a search takes both."""
+    """Draw names that share first and last names, so a search needs both."""
     side = next(side for side in range(2, len(FIRST) + 1) if side * side >= count)
     pairs = list(product(random.sample(FIRST, side), random.sample(LAST, side)))
     return [" ".join(pair) for pair in random.sample(pairs, count)]
@@ -79,7 +87,8 @@ def _number(random: Random, low: int, high: int) -> str:
 
 
 def page_text(fields: Mapping[str, str]) -> str:
-    """
+    """Format the fields of a page.
+
     >>> page_text({"born": "1912", "town": "Brod"})
     'born: 1912\\ntown: Brod'
     """

@@ -1,1 +1,1 @@
-"""What worlds on a grid share: cells and maps, their symmetries, distances, moves in words, sessions in moves."""
+"""Shared parts for grid environments: cells and maps, symmetries, distances, move parsing, sessions."""

@@ -1,15 +1,15 @@
-"""Cells of a grid, and maps as rows of characters, the same from whichever side they are seen."""
+"""Grid cells, and maps as character rows with their symmetries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-Cell = tuple[int, int]  # row and column from the top left, from 0
-Rows = tuple[str, ...]  # of equal length
+Cell = tuple[int, int]  # row and column from the top left, starting at 0
+Rows = tuple[str, ...]  # equal lengths
 
 
 def named(cell: Cell) -> str:
-    """A cell as agents read and write it: row and column from the top left, from 1.
+    """Format a cell for agents: row and column from the top left, starting at 1.
 
     >>> named((0, 2))
     '1,3'
@@ -18,7 +18,7 @@ def named(cell: Cell) -> str:
 
 
 def listed(cells: Iterable[Cell]) -> str:
-    """Cells in reading order.
+    """Format cells in reading order.
 
     >>> listed([(1, 0), (0, 2)])
     '1,3; 2,1'
@@ -27,13 +27,13 @@ def listed(cells: Iterable[Cell]) -> str:
 
 
 def cell_in(text: str) -> Cell:
-    """The cell that a name such as ``1,3`` stands for."""
+    """Parse a cell name, for example ``1,3``."""
     row, column = text.split(",")
     return int(row) - 1, int(column) - 1
 
 
 def turned(rows: Rows) -> Rows:
-    """A map turned by a quarter, clockwise.
+    """Rotate a map clockwise by 90°.
 
     >>> turned(("ab", "cd"))
     ('ca', 'db')
@@ -42,7 +42,7 @@ def turned(rows: Rows) -> Rows:
 
 
 def variants(rows: Rows) -> Iterator[Rows]:
-    """A map from all eight sides: turned by quarters, and each of these mirrored."""
+    """Yield the eight rotations and reflections of a map."""
     for _ in range(4):
         yield rows
         yield tuple(row[::-1] for row in rows)
@@ -50,10 +50,10 @@ def variants(rows: Rows) -> Iterator[Rows]:
 
 
 def canonical(rows: Sequence[str]) -> str:
-    """One text for a map and all that it looks like turned and mirrored."""
+    """Return one canonical text for a map and its rotations and reflections."""
     return "/".join(min(variants(tuple(rows))))
 
 
 def find(rows: Sequence[str], characters: str) -> frozenset[Cell]:
-    """The cells of a map that hold one of these characters."""
+    """Return the cells with one out of several characters."""
     return frozenset((r, c) for r, row in enumerate(rows) for c, here in enumerate(row) if here in characters)

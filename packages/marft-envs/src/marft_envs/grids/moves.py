@@ -1,4 +1,4 @@
-"""Moves on a grid, and reading them in what an agent wrote."""
+"""Moves on a grid, and their parser for agents' text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from marft.agents.answers import stated_answer
 from marft_envs.grids.maps import Cell
 
 WAYS: Mapping[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-MOST_MOVES = 1000  # that are read in one text
+MOST_MOVES = 1000  # maximum moves read from one text
 LETTERS = {way[0].upper(): way for way in WAYS}
 FILLING = {"and", "go", "move", "moves", "push", "then"}
 WORD = re.compile(r"\w+")
 
 
 def step(cell: Cell, way: str) -> Cell:
-    """The next cell that way, whatever is there.
+    """Return the adjacent cell in a direction, even outside the map.
 
     >>> step((2, 2), "up")
     (1, 2)
@@ -26,7 +26,7 @@ def step(cell: Cell, way: str) -> Cell:
 
 
 def offset(here: Cell, there: Cell) -> str:
-    """Where a cell is from another one, rows first.
+    """Describe the position of a cell relative to another, rows first.
 
     >>> offset((2, 2), (1, 4)), offset((2, 2), (2, 2))
     ('up 1 right 2', 'here')
@@ -38,15 +38,15 @@ def offset(here: Cell, there: Cell) -> str:
 
 
 def way_between(here: Cell, there: Cell) -> str:
-    """The way from a cell to its neighbour."""
+    """Return the direction from a cell to its neighbor."""
     return next(way for way in WAYS if step(here, way) == there)
 
 
 def moves_in(text: str) -> list[str] | None:
-    r"""The moves that a text states; None where it states something else, too, or nothing.
+    r"""Parse the moves in a text; return None for a text without moves or with further words.
 
-    They stand in the last ``\boxed{}`` or ``<answer>`` tag, else after the last ``####``, else after "the answer is",
-    else in the whole text: in words or letters, as a list or not.
+    The moves are read from the last ``\boxed{}`` or ``<answer>`` tag. Without one, they follow the last ``####``,
+    or else "the answer is". Otherwise the whole text is read. Moves may be words or letters, as a list or not.
 
     >>> moves_in('First right, as it is nearer. #### ["R", "D"]'), moves_in("go left"), moves_in("RRD")
     (['right', 'down'], ['left'], ['right', 'right', 'down'])

@@ -10,7 +10,7 @@ from marft_envs.grids.moves import WAYS, step
 
 
 def distances(cells: Collection[Cell], goal: Cell) -> dict[Cell, int]:
-    """How many moves the goal is away, from every cell from which it can be reached over ``cells``.
+    """Return the distance to the goal, in moves, for every cell with a path over ``cells``.
 
     >>> distances({(0, 0), (0, 1), (2, 2)}, (0, 1))
     {(0, 1): 0, (0, 0): 1}
@@ -28,7 +28,7 @@ def distances(cells: Collection[Cell], goal: Cell) -> dict[Cell, int]:
 
 
 def first_ways(cells: Collection[Cell], here: Cell, goal: Cell) -> list[str]:
-    """The ways in which a shortest path begins; none where there is no path, or nothing left to go."""
+    """Return the first directions of the shortest paths; empty at the goal or without a path."""
     away = distances(cells, goal)
     if here not in away:
         return []

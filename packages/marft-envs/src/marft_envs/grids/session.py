@@ -1,8 +1,8 @@
-"""Sessions that are played in moves: one a step, or a list of them.
+"""Sessions for grid environments, with one move or a list of moves per step.
 
-The rules of a world are a frozen state and what a move makes of it; all else is here. What an agent other than the one
-that answers has said can be paid by itself, as what it would have earned in that one's place: in AT-GRPO's grid tasks
-(Stronger-MAS, arXiv:2510.11062) the tool agent earns what its own list of actions would have.
+An environment supplies a frozen state and its transition; this module supplies the rest. Agents other than the
+answering one can earn a local reward: the reward that their own moves would have earned in its place. AT-GRPO's
+grid tasks (Stronger-MAS, arXiv:2510.11062) reward the tool agent this way.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from marft.agents.answers import text_said
 from marft.common.types import JointAction, Observation, Step
 from marft_envs.grids.moves import moves_in
 
-SHOWN = 40  # characters of what could not be read
+SHOWN = 40  # maximum characters of an unparsable text in the feedback
 
 
 class Puzzle(Protocol):
-    """A state of a world that is played in moves."""
+    """Interface to the state of a grid puzzle."""
 
     @property
-    def solved(self) -> bool: ...
+    def solved(self) -> bool:
+        """True if the puzzle is solved."""
 
     @property
     def lost(self) -> str:
-        """Why it cannot be solved any more, in words; "" where nobody can see that."""
+        """Reason why the puzzle can no longer be solved, if visible; otherwise ""."""
         ...
 
     @property
     def progress(self) -> float:
-        """Share of the goal that is reached, from 0 to 1."""
+        """Fraction of the goal reached, from 0 to 1."""
         ...
 
     @property
     def legal(self) -> tuple[str, ...]:
-        """The ways that are open."""
+        """Legal directions."""
         ...
 
     def moved(self, way: str) -> tuple[Self, str]:
-        """The state after a move, and what was wrong with it; then the state is as it was."""
+        """Return the state after a move, and an error text; an illegal move leaves the position unchanged."""
         ...
 
 
@@ -48,8 +49,15 @@ P = TypeVar("P", bound=Puzzle)
 
 
 class Taken(NamedTuple, Generic[P]):
-    """What an answer came to: the state after it, what is told of it, its reward, its moves, and how many were
-    illegal."""
+    """Result of an answer.
+
+    Args:
+        state: state after the moves.
+        told: feedback for the agents.
+        reward: total reward of the moves.
+        moves: number of moves, including illegal moves.
+        illegal: number of illegal moves; 1 for an unparsable answer.
+    """
 
     state: P
     told: str
@@ -59,12 +67,12 @@ class Taken(NamedTuple, Generic[P]):
 
 
 class Ends(NamedTuple):
-    """What a world makes of answers that say no moves, and of too many moves.
+    """Rules for unparsable answers, and for the limit on moves.
 
     Args:
-        unread: reward of an answer in which no moves can be read.
-        most_moves: of an episode; it is over after them. 0: any number.
-        failure: added to the reward of the last of them, where that leaves the puzzle unsolved.
+        unread: reward of an answer without readable moves.
+        most_moves: maximum moves in an episode; 0 means no limit.
+        failure: reward added at the limit if the puzzle is still unsolved.
     """
 
     unread: float = 0.0
@@ -72,19 +80,21 @@ class Ends(NamedTuple):
     failure: float = 0.0
 
     def reached(self, moves: int) -> bool:
-        """Return whether this number of moves reaches the limit; never, if there is no limit."""
+        """Return True if a number of moves reaches the limit; always False without a limit."""
         return bool(self.most_moves) and moves >= self.most_moves
 
 
 @dataclass(frozen=True)
 class Play(Generic[P]):
-    """How a world is played.
+    """Rules of play.
 
     Args:
-        steps: of an episode, at most.
-        show: from the state, and what is told of the last step, to what is observed.
-        pay: from the states before and after a move, and whether it was legal, to its reward.
-        local: weight of what another agent's words would have earned, as a reward of its own.
+        moves: "one" for one move per step, "list" for a list.
+        steps: maximum steps in an episode.
+        show: function of the state and the last step's feedback that returns the observation.
+        pay: function of the states before and after a move, and its legality, that returns the reward.
+        local: weight of the local reward: the reward that another agent's own moves would have earned. 0 turns it off.
+        ends: rules for unparsable answers and too many moves.
     """
 
     moves: Literal["one", "list"]
@@ -95,10 +105,14 @@ class Play(Generic[P]):
     ends: Ends = Ends()
 
     def take(self, state: P, text: str, made: int) -> Taken[P]:
-        """What an answer comes to. A list ends where the puzzle is solved or lost; after an illegal move it goes on.
+        """Apply the moves in a text.
+
+        A list ends when the puzzle is solved or lost, or at the limit on moves. It continues after an illegal move.
 
         Args:
-            made: moves before it.
+            state: current state.
+            text: the agent's text.
+            made: number of earlier moves in the episode.
         """
         ways = moves_in(text)
         if ways is None or (self.moves == "one" and len(ways) > 1):
@@ -126,10 +140,11 @@ class MovesSession(Generic[P]):
         self.steps = self.moves = self.illegal = 0
 
     async def reset(self) -> Observation:
+        """Return the first observation."""
         return self.play.show(self.state, "")
 
     async def step(self, actions: JointAction) -> Step:
-        """Take the answer's moves."""
+        """Apply the moves in the answer."""
         taken = self.play.take(self.state, text_said(actions.answer), self.moves)
         local = self._local(actions)
         self.state, self.steps = taken.state, self.steps + 1
@@ -142,10 +157,11 @@ class MovesSession(Generic[P]):
             info={"progress": taken.state.progress, "measures": {"illegal_moves": float(self.illegal)}},
         )  # fmt: skip
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """No-op: no resources are held."""
 
     def _local(self, actions: JointAction) -> dict[str, float]:
-        """What the last words of each other agent would have earned."""
+        """Return the weighted local reward for each non-answering agent's last text."""
         if not self.play.local or actions.answer is None:
             return {}
         words = {action.agent: text_said(action) for action in actions.actions if action.agent != actions.answer.agent}

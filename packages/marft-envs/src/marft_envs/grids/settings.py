@@ -1,4 +1,4 @@
-"""Keys that worlds on a grid share."""
+"""Shared settings checks for grid environments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from marft.config.settings import did_you_mean
 
 
 def role_problems(named: Mapping[str, Sequence[str]], roles: Sequence[str]) -> Iterable[str]:
-    """What is wrong with keys that name roles, by key."""
+    """Yield an error for each unknown role, given the role names by key."""
     for key, names in named.items():
         for name in names:
             if name not in roles:

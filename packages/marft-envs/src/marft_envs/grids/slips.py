@@ -1,4 +1,4 @@
-"""When scripts slip: a weak model's habits are not spread evenly."""
+"""Mistakes of scripted policies, unevenly spread like a weak model's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from marft.envs.scripts import Cue
 
 
 def works(cue: Cue, skill: float, tempted: bool) -> bool:
-    """Whether a turn is played well: with a chance of skill² where it is tempting not to, else of √skill.
+    """Draw whether a turn is played well: with probability skill² at a tempting mistake, otherwise √skill.
 
-    So what is likeliest of a model that has learned from such turns is neither always right nor always wrong.
+    A model trained on such turns is then neither always right nor always wrong in its most likely answers.
     """
     chance: float = skill ** (2.0 if tempted else 0.5)
     return cue.random.random() < chance

@@ -1,4 +1,4 @@
-"""Keys of worlds that are played in moves, and what of a world each agent is shown."""
+"""Shared settings for grid environments with moves, and the views of each agent."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from marft.config.settings import CountOrNone, Filled, Names, NotNegative
 from marft_envs.drawn import Drawn
 from marft_envs.grids.settings import role_problems
 
-LISTS = 5  # steps of an episode in which each is a list of moves, as published
+LISTS = 5  # default steps in an episode with lists of moves, as published
 
 
 class MovesWorld(Drawn):
-    """Base of worlds that are played in moves, one a step or in lists.
+    """Base class for grid environments with moves, one per step or in lists.
 
-    Who answers says where to go; what other agents say is for that one to read. With ``map_for`` and a key of the
-    world's own only some of them know the map, or what an instrument measures, and have to tell.
+    The moves are read from the answer. The texts of other agents only inform the answering agent. With ``map_for``,
+    or a setting of the subclass, only some roles see the map or an instrument's measurements and must pass them on.
     """
 
-    nearest: Annotated[int, Field(ge=1, le=900)] = 1  # moves that a task takes, at least
-    farthest: CountOrNone = 0  # and at most; 0: any number
-    moves: Literal["one", "list"] = "list"  # in one step
-    steps: CountOrNone = 0  # of an episode; 0: 5 with lists, else twice as many as the moves that it takes
-    actions: Literal["text", "choices"] = "text"  # choices: the mover chooses from the open ways (organization "turns")
-    mover: Filled = "plan"  # role that chooses, with actions = "choices"
-    view: Literal["grid", "list", "both", "near"] = "grid"  # the map as rows, as a list of walls, both; near: no map
-    map_for: Names = ()  # roles that are shown the map and the goals; none: all
-    local_reward: NotNegative = 0.0  # weight of what other agents' own moves would have earned, paid to them alone
+    nearest: Annotated[int, Field(ge=1, le=900)] = 1  # minimum number of moves in a task's shortest solution
+    farthest: CountOrNone = 0  # maximum number of moves in a task's shortest solution; 0: no limit
+    moves: Literal["one", "list"] = "list"  # moves per step: one, or a list
+    # maximum steps in an episode; 0: 5 with lists, otherwise twice the moves of the shortest solution
+    steps: CountOrNone = 0
+    # form of an answer; choices: the mover chooses a legal direction (organization "turns")
+    actions: Literal["text", "choices"] = "text"
+    mover: Filled = "plan"  # role that chooses, for actions = "choices"
+    # form of the map: grid of rows, list of walls, or both; near: no map
+    view: Literal["grid", "list", "both", "near"] = "grid"
+    map_for: Names = ()  # roles that see the map and the goals; empty: all roles
+    # weight of the local reward, paid to each other agent: the reward that its own moves would have earned
+    local_reward: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _playable(self) -> MovesWorld:
@@ -46,37 +50,41 @@ class MovesWorld(Drawn):
 
     @property
     def reward_range(self) -> tuple[float, float]:  # type: ignore[override]
-        """What is published pays each of any number of moves."""
+        """Reward range; unbounded for the published reward, because each move is rewarded."""
         return (-math.inf, math.inf) if getattr(self, "reward", "") == "published" else (-1.0, 1.0)
 
     @property
     def told(self) -> Sequence[str]:
-        """Roles that are told what an instrument measures."""
+        """Roles with access to an instrument's measurements."""
         return ()
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Roles that are named and not there."""
+        """Yield an error for each setting with an unknown role."""
         mover = (self.mover,) if self.actions == "choices" else ()
         return role_problems({"map_for": self.map_for, "mover": mover}, roles)
 
     @property
     def offers_options(self) -> bool:  # type: ignore[override]
-        """Where the mover chooses."""
+        """True if the mover chooses between options."""
         return self.actions == "choices"
 
     @property
     def most_steps(self) -> int:
-        """Steps of an episode, at most; 0: that depends on the task, and has no bound."""
+        """Maximum steps in an episode; 0 if it depends on the task, without a bound."""
         return self.steps_in(self.farthest)
 
     def steps_in(self, fewest_moves: int) -> int:
-        """Steps of an episode of a task that takes so many moves, at most."""
+        """Return the maximum steps for a task with a shortest solution of ``fewest_moves`` moves."""
         return self.steps or (LISTS if self.moves == "list" else 2 * fewest_moves)
 
     def observation(
         self, near: Iterable[str], charted: Iterable[str], measured: str, legal: tuple[str, ...]
     ) -> Observation:
-        """What is shown: to all what is near, to those that it is for the map, and what is measured."""
+        """Build the observation.
+
+        All roles see ``near``. Roles in ``map_for``, or all roles if it is empty, see ``charted``. Roles in
+        ``told`` see ``measured``.
+        """
         chart = "\n".join(charted)
         views = dict.fromkeys(self.map_for, chart)
         for role in self.told:

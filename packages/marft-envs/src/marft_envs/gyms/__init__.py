@@ -1,1 +1,1 @@
-"""Environments of Gymnasium and PettingZoo as games of words: what they show is told, what they allow is enumerated."""
+"""Gymnasium and PettingZoo environments as text games: observations become text, actions become options."""

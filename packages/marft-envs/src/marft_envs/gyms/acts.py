@@ -1,4 +1,4 @@
-"""The actions of a space, one text each, and the other way round."""
+"""Conversion between actions in a space and their texts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ import numpy as np
 from marft.agents.answers import denied, find_answer, given_together, statement_in
 from marft.agents.answers import named as found_alone
 
-MOST = 8192  # actions of a space
-MOST_LISTED = 256  # that are possible at once
+MOST = 8192  # maximum actions in a space
+MOST_LISTED = 256  # maximum legal actions at one time
 
 
 @dataclass(frozen=True)
 class Acts:
-    """The actions of a space.
+    """The actions in a space.
 
     Args:
-        named: what the environment is given, by text.
-        parts: of each action the numbers of its parts, as masks have them; None where it is one number.
-        whole: whether the environment takes a number, and not an array.
+        named: value for the environment, by text.
+        parts: indices of the action's components, by text, as action masks use them.
     """
 
     named: Mapping[str, Any]
     parts: Mapping[str, tuple[int, ...]]
 
     def allowed(self, mask: object = None) -> tuple[str, ...]:
-        """The texts of what a mask allows: one array of the action's numbers, or one for each part of it.
+        """Return texts for the allowed actions.
+
+        Args:
+            mask: one array over actions, or one array per component; None allows all actions.
 
         Raises:
-            ValueError: it allows nothing, or more than can be listed, or fits no action of the space.
+            ValueError: the mask allows no action, allows too many to list, or does not match the space.
         """
         if mask is None:
             return _listed(tuple(self.named))
@@ -54,13 +56,14 @@ class Acts:
 
 
 def acts_of(space: Any, names: Sequence[str] = ()) -> Acts:
-    """The actions of a space.
+    """Enumerate the actions in a space.
 
     Args:
-        names: of them, in the space's order; (): their numbers.
+        space: a Discrete, MultiDiscrete or MultiBinary space.
+        names: texts of the actions, in the space's order; () uses their numbers.
 
     Raises:
-        ValueError: it is none of few, or has another number of actions than names.
+        ValueError: the space is of another type or too large, or ``names`` has a wrong length.
     """
     kind = type(space).__name__
     if kind == "Discrete":
@@ -89,8 +92,10 @@ def acts_of(space: Any, names: Sequence[str] = ()) -> Acts:
 
 
 def chosen(text: str, options: Sequence[str]) -> str:
-    r"""The option that a text states as its answer (in a box or tag, after "the answer is"), or is; else the one that
-    it names last as words of its own, without those that it denies. "" where it names none, or two together at the end.
+    r"""Return the option stated in a text, or "" if no single option is found.
+
+    A stated answer counts first (in a box or tag, or after "the answer is"). Otherwise the last option named in
+    separate words counts. Negated options are ignored. Two options given together at the end count as none.
 
     >>> chosen("I go left, no: right.", ["left", "right"]), chosen("up", ["left", "right"])
     ('right', '')
@@ -106,14 +111,14 @@ def chosen(text: str, options: Sequence[str]) -> str:
 
 
 def _named_last(text: str, options: Sequence[str], first: bool = False) -> str:
-    """Return the option that a text is, or names last; or first."""
+    """Return the option equal to a text, or else the last option (with ``first``, the first) named in it."""
     plain = " ".join(text.split()).casefold()
-    found = list[tuple[int, int, str]]()  # where each ends and, negated, begins
+    found = list[tuple[int, int, str]]()  # end, negated start, and option of each match
     for option in options:
         words = option.casefold()
         if plain.rstrip(".!") == words:
             return option
-        if words not in plain:  # which is known sooner
+        if words not in plain:  # cheaper than the regular expression
             continue
         at = [match.start() for match in found_alone(words).finditer(plain)]
         found += [(place + len(words), -place, option) for place in at if not denied(plain, place, place + len(words))]
@@ -126,10 +131,10 @@ def _named_last(text: str, options: Sequence[str], first: bool = False) -> str:
 
 
 def _longest_each(found: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """Return what is named, in order, without what is part of something longer."""
+    """Return the matches in order, without those inside a longer match."""
     kept = list[tuple[int, int, str]]()
     for end, start, option in sorted(found, key=lambda each: (each[0], each[1])):
-        while kept and start >= kept[-1][1]:  # it begins no later: it holds that one
+        while kept and start >= kept[-1][1]:  # it starts no later, so it contains the previous match
             kept.pop()
         if not kept or end > kept[-1][0]:
             kept.append((end, start, option))

@@ -1,4 +1,4 @@
-"""The plugin ``gymnasium``: one agent of a team acts in an environment of Gymnasium."""
+"""Plugin ``gymnasium``: one agent in the team acts in a Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ NO_ACTION = "That was no action that is possible."
 
 
 class Gymnasium(Seeded):
-    """Any environment of Gymnasium whose actions can be enumerated. What it shows is told in words: as it shows itself
-    in a terminal where it can, else its observation, or what a function of yours makes of it."""
+    """Any Gymnasium environment with enumerable actions.
 
-    actor: str = "solver"  # the role whose action counts
-    # ansi, words, or an import path of a function from an observation and the environment to text; auto: ansi if it can
+    Observations become text: the environment's own ANSI rendering if available, otherwise the observation in words,
+    or the result of your function.
+    """
+
+    actor: str = "solver"  # role whose action counts
+    # text form of observations: ansi, words, or the import path of a function from an observation and the environment
+    # to text; auto: ansi if available, otherwise words
     rendering: str = "auto"
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """An actor that is not there."""
+        """Yield an error if the actor is unknown."""
         if self.actor not in roles:
             yield f"environment.actor: no agent is called {self.actor!r}{did_you_mean(self.actor, roles)}"
 
     def first_shown(self, seed: int, kwargs: Mapping[str, Any]) -> str:
-        """What a game shows first."""
+        """Return a game's first observation."""
         session = GymnasiumSession(self, seed, kwargs)
         try:
             return session.begin().text
         finally:
             session.end()
 
-    def start(self, task: Task, seed: int) -> GymnasiumSession:  # noqa: ARG002  what is random follows from the task
-        """A game of its own."""
+    def start(self, task: Task, seed: int) -> GymnasiumSession:  # noqa: ARG002  the task has the seed
+        """Create a session for a game."""
         return GymnasiumSession(self, task.data["seed"], task.data["kwargs"])
 
 
@@ -56,16 +60,19 @@ class GymnasiumSession:
         self._shown, self._options = "", tuple[str, ...]()
 
     async def reset(self) -> Observation:
+        """Create the game and return the first observation."""
         return self.begin()
 
     async def step(self, actions: JointAction) -> Step:
+        """Apply the actor's action, or else the answer."""
         return self.take(actions.of(self.settings.actor) or actions.answer)
 
     async def close(self) -> None:
+        """Close the game."""
         self.end()
 
     def begin(self) -> Observation:
-        """Make the game, and begin it."""
+        """Create the game and return the first observation."""
         self.env, self.render = self._opened()
         self._acts = acts_of(self.env.action_space, self.settings.action_names)
         observation, info = self.env.reset(seed=self.seed)
@@ -73,12 +80,12 @@ class GymnasiumSession:
         return self._observed()
 
     def end(self) -> None:
-        """Let go of the game."""
+        """Close the game."""
         if self.env is not None:
             self.env.close()
 
     def take(self, action: Any) -> Step:
-        """One action; what is none is told, and takes its time all the same."""
+        """Apply one action; an invalid action only triggers an error text, and still uses up a step."""
         settings = self.settings
         self.steps += 1
         act = chosen(text_said(action), self._options)
@@ -104,7 +111,7 @@ class GymnasiumSession:
         )  # fmt: skip
 
     def _look(self, observation: Any, info: Mapping[str, Any]) -> None:
-        """What is shown and possible now."""
+        """Update the shown text and the legal options."""
         settings = self.settings
         mask = info.get("action_mask")
         if isinstance(observation, dict) and "action_mask" in observation:

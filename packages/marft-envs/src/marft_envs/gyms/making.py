@@ -1,4 +1,4 @@
-"""Making environments of other packages, and refusing in words what is not there."""
+"""Creation of third-party environments, with clear errors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from marft.config.plugins import import_path, module_in
 
 
 def gymnasium_env(game: str, kwargs: Mapping[str, Any]) -> Any:
-    """An environment by its id, or of a factory by import path.
+    """Create an environment from its Gymnasium id, or from a factory's import path.
 
     Raises:
-        ValueError: there is none, or it cannot be made.
+        ValueError: the environment does not exist or cannot be created.
     """
     needs("gymnasium")
     if _is_path(game):
@@ -26,16 +26,16 @@ def gymnasium_env(game: str, kwargs: Mapping[str, Any]) -> Any:
     import gymnasium
 
     module = game.rpartition(":")[0]
-    if module:  # which Gymnasium imports, and would look for among installed ones alone
+    if module:  # import it here, because Gymnasium would look among installed modules only
         _imported(module, game)
     return _made(game, lambda **given: gymnasium.make(game, **given), kwargs)
 
 
 def pettingzoo_env(game: str, kwargs: Mapping[str, Any]) -> Any:
-    """An environment of a module with ``env`` or ``parallel_env``, or of a factory by import path.
+    """Create an environment from a module with ``env`` or ``parallel_env``, or from a factory's import path.
 
     Raises:
-        ValueError: there is none, or it cannot be made.
+        ValueError: the environment does not exist or cannot be created.
     """
     needs("pettingzoo")
     if _is_path(game):
@@ -48,10 +48,10 @@ def pettingzoo_env(game: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _imported(module: str, game: str) -> ModuleType:
-    """Import the module of a game.
+    """Import a game's module.
 
     Raises:
-        ValueError: it cannot be imported.
+        ValueError: the import failed.
     """
     try:
         return import_named(module)
@@ -66,21 +66,25 @@ def _imported(module: str, game: str) -> ModuleType:
 
 
 def ansi_of(env: Any) -> bool:
-    """Whether an environment can show itself in a terminal."""
+    """Return True if an environment supports ANSI rendering."""
     return "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ())
 
 
 def needs(package: str) -> None:
-    """
+    """Raise an error if a package is missing.
+
     Raises:
-        ValueError: it is not installed.
+        ValueError: the package is missing.
     """
     if find_spec(package) is None:
         raise ValueError(f"environment: {package} is not installed; {install_command(package)}")
 
 
 def _is_path(game: str) -> bool:
-    """Whether a game is named by import path; ids of Gymnasium may hold a module too, as in ``module:Game-v0``."""
+    """Return True for an import path.
+
+    Gymnasium ids may contain a module too, as in ``module:Game-v0``; they are not import paths.
+    """
     return bool(module_in(game)) and game.partition(":")[2].isidentifier()
 
 

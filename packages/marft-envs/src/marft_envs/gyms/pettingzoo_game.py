@@ -1,4 +1,4 @@
-"""The plugin ``pettingzoo``: a team, or several sides, at a game of PettingZoo, each agent on a seat of its own."""
+"""Plugin ``pettingzoo``: a team, or several sides, in a PettingZoo game, with one game agent per role."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ NO_ACTION = "{} gave no action that is possible, so nothing happened."
 
 
 class PettingZoo(Seeded):
-    """Any environment of PettingZoo whose actions can be enumerated, in turns (AEC) or at once (parallel). Each role
-    plays one of the game's agents, sees what that one observes, and acts when it is its turn."""
+    """Any PettingZoo environment with enumerable actions, turn-based (AEC) or simultaneous (parallel).
 
-    seats: dict[str, str] = {}  # by role, the game's agent that it plays; else the one of its own name
-    others: bool = False  # whether agents that no role plays act at random, in place of being refused
-    # "mean" or "sum" of what the roles' agents earn, or the role whose reward is the team's
+    Each role plays one of the game's agents. It sees that agent's observations and acts in its turns.
+    """
+
+    seats: dict[str, str] = {}  # game agent by role; the default is the agent with the role's name
+    others: bool = False  # let unassigned game agents act at random; if false, they are an error
+    # team's reward: "mean" or "sum" of the rewards of the roles' agents, or the role whose reward counts
     team_reward: str = "mean"
-    # words: what each agent observes; ansi: what the game shows in a terminal, to all; or an import path of a function
-    # from an observation, the environment and the agent's name to text
+    # text form of observations; words: each agent's observation; ansi: the game's terminal rendering, for all; or the
+    # import path of a function from an observation, the environment and the agent's name to text
     rendering: str = "words"
 
     @model_validator(mode="after")
@@ -42,7 +44,7 @@ class PettingZoo(Seeded):
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Seats that nobody has, or that are not there."""
+        """Yield errors for unknown roles, and for game agents with two roles."""
         for role in self.seats:
             if role not in roles:
                 yield f"environment.seats: no agent is called {role!r}{did_you_mean(role, roles)}"
@@ -53,7 +55,7 @@ class PettingZoo(Seeded):
             yield f"environment.seats: two roles play {seat!r}; give each an agent of its own"
 
     def first_shown(self, seed: int, kwargs: Mapping[str, Any]) -> str:
-        """What a game shows first, to whomever."""
+        """Return a game's first observations, for every agent."""
         session = PettingZooSession(self, seed, kwargs, 0)
         try:
             return session.begin().whole
@@ -61,7 +63,7 @@ class PettingZoo(Seeded):
             session.end()
 
     def start(self, task: Task, seed: int) -> PettingZooSession:
-        """A game of its own."""
+        """Create a session for a game."""
         return PettingZooSession(self, task.data["seed"], task.data["kwargs"], seed)
 
 
@@ -69,7 +71,10 @@ class PettingZooSession:
     """One game.
 
     Args:
-        drawn: seed of those who act at random.
+        settings: the environment.
+        seed: seed of the game.
+        kwargs: arguments for creating the game.
+        drawn: seed for the agents that act at random.
     """
 
     def __init__(self, settings: PettingZoo, seed: int, kwargs: Mapping[str, Any], drawn: int) -> None:
@@ -82,19 +87,26 @@ class PettingZooSession:
         self.earned = 0.0
         self._role = {agent: role for role, agent in settings.seats.items()}
         self._acts: dict[str, Acts] = {}
-        self._options: dict[str, tuple[str, ...]] = {}  # by agent whose turn it is
+        self._options: dict[str, tuple[str, ...]] = {}  # legal options, by agent in turn
 
     async def reset(self) -> Observation:
+        """Create the game and return the first observation."""
         return self.begin()
 
     async def step(self, actions: JointAction) -> Step:
+        """Play one round with each acting role's text."""
         return self.take({role: text_said(action) for role in self._asked() if (action := actions.of(role))})
 
     async def close(self) -> None:
+        """Close the game."""
         self.end()
 
     def begin(self) -> Observation:
-        """Make the game, and begin it."""
+        """Create the game and return the first observation.
+
+        Raises:
+            ValueError: the game cannot be created, has no ANSI rendering, or lacks an assigned agent.
+        """
         settings = self.settings
         if settings.rendering not in ("words", "ansi"):
             self.render = import_path(settings.rendering)
@@ -114,15 +126,15 @@ class PettingZooSession:
         return self._observed()
 
     def end(self) -> None:
-        """Let go of the game."""
+        """Close the game."""
         if self.env is not None:
             self.env.close()
 
     def take(self, texts: Mapping[str, str]) -> Step:
-        """A round: all whose turn it is have said something. Where one of them names no action, nothing happens.
+        """Play one round; if any role in turn names no legal action, the game does not change.
 
         Args:
-            texts: by role.
+            texts: text by role.
         """
         self.steps += 1
         cut = self.steps >= self.settings.max_steps
@@ -143,7 +155,7 @@ class PettingZooSession:
         return earned
 
     def _others_act(self) -> dict[str, float]:
-        """Let those play whom no role plays, until it is a role's turn, or all that roles play are out."""
+        """Play unassigned agents at random until a role's turn, or until no role's agent remains."""
         total: dict[str, float] = {}
         while self._playing() and not self._ours():
             moves = {agent: self.random.choice(options) for agent, options in self._options.items()}
@@ -175,7 +187,7 @@ class PettingZooSession:
         return by_role.get(self.settings.team_reward, 0.0)
 
     def _look(self) -> None:
-        """What is possible for those whose turn it is."""
+        """Update the legal options of the agents in turn."""
         self._options = {}
         for agent in self.table.acting:
             observation, info = self.table.seen_by(agent)
@@ -209,11 +221,11 @@ class PettingZooSession:
         return [self._role_of(agent) for agent in self._ours()]
 
     def _ours(self) -> list[str]:
-        """Agents of the game whose turn it is, and that a role plays."""
+        """Return the game agents in turn that belong to a role."""
         return [agent for agent in self.table.acting if self._is_ours(agent)]
 
     def _playing(self) -> bool:
-        """Whether somebody that a role plays still does."""
+        """Return True if a role's agent is still in the game."""
         return any(map(self._is_ours, self.table.alive))
 
     def _is_ours(self, agent: str) -> bool:

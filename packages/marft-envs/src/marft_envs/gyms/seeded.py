@@ -1,4 +1,4 @@
-"""Tasks that are seeds of somebody else's generator: ranges that share none, or texts that share none."""
+"""Tasks that are seeds for a third-party generator, with disjoint seed ranges or disjoint first observations."""
 
 from __future__ import annotations
 
@@ -16,36 +16,42 @@ from marft.config.parts import EnvironmentPart
 from marft.config.settings import Bounded, Few, Filled, Names, Plain
 from marft.envs.splits import split_of
 
-FIRST: Mapping[Split, int] = {"train": 0, "validation": 10**9, "test": 15 * 10**8}  # seed of a split
-PATIENCE = 2000  # seeds without a new beginning before a game counts as one that has no more
+FIRST: Mapping[Split, int] = {"train": 0, "validation": 10**9, "test": 15 * 10**8}  # first seed of each split
+PATIENCE = 2000  # consecutive seeds without a new first observation after which the search stops
 
 
 class Seeded(EnvironmentPart):
-    """Base of environments that are another package's."""
+    """Base class for third-party environments."""
 
-    game: Filled  # which
-    kwargs: Plain = {}  # that it is made with
-    variants: Annotated[tuple[Plain, ...], Strict(False)] = ()  # more of them, in turn: each is a kind of task
-    # seeds: each split has its own; content: what is shown first decides the split of a seed, and none comes twice
+    game: Filled  # name of the game
+    kwargs: Plain = {}  # keyword arguments for creating the game
+    # additional keyword arguments, used in rotation; each set is one kind of task
+    variants: Annotated[tuple[Plain, ...], Strict(False)] = ()
+    # rule for splits; seeds: each split has its own seeds; content: the first observation decides the split, and none
+    # appears twice
     split_by: Literal["seeds", "content"] = "seeds"
-    seed: Annotated[int, Field(ge=0, lt=10**8)] = 0  # the first
-    train_tasks: Annotated[int, Field(ge=1, le=10**6)] = 1000  # seeds to train on
-    held_out_tasks: Annotated[int, Field(ge=1, le=10**6)] = 200  # in validation and test each
-    action_names: Names = ()  # of its actions, in their order; else they go by their numbers
-    observation_names: Names = ()  # of the numbers or parts of what it shows, in their order
-    digits: Annotated[int, Field(ge=1, le=15)] = 3  # that numbers are rounded to
-    tells_actions: bool = True  # whether what is possible stands in what is shown, beside being offered
-    max_steps: Few = 100  # of an episode; then it is cut off
-    scale: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # of rewards
-    # what an episode must earn, before `scale`, to be solved; else the game's own `is_success`, or `success`
+    seed: Annotated[int, Field(ge=0, lt=10**8)] = 0  # offset of the first seed
+    train_tasks: Annotated[int, Field(ge=1, le=10**6)] = 1000  # number of training seeds
+    held_out_tasks: Annotated[int, Field(ge=1, le=10**6)] = 200  # number of validation seeds, and of test seeds
+    action_names: Names = ()  # names of the actions, in the game's order; empty: their numbers
+    observation_names: Names = ()  # names of the observation's numbers or parts, in order
+    digits: Annotated[int, Field(ge=1, le=15)] = 3  # significant digits of numbers in observations
+    tells_actions: bool = True  # list the legal actions in the observation as well as offering them as options
+    max_steps: Few = 100  # maximum steps in an episode; the episode is truncated after them
+    scale: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # factor for rewards
+    # minimum return for success, before `scale`; default: the game's own `is_success` or `success`
     solved_from: Bounded | None = None
 
     @abstractmethod
     def first_shown(self, seed: int, kwargs: Mapping[str, Any]) -> str:
-        """All that a game shows first."""
+        """Return the full text of a game's first observation."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Seeds of a split; fewer than asked for where a game that is split by content has no more beginnings."""
+        """Return a split's seeds, as tasks.
+
+        With ``split_by = "content"`` there are fewer than requested if the game has no more distinct first
+        observations.
+        """
         if self.split_by == "content":
             return self._by_content[split]
         _ = self._begins
@@ -54,10 +60,10 @@ class Seeded(EnvironmentPart):
 
     @cached_property
     def _begins(self) -> str:
-        """What the first task shows, so that a game that cannot be played is refused before it is.
+        """Return the first task's first observation; an unplayable game then fails before training.
 
         Raises:
-            ValueError: it cannot be.
+            ValueError: the game cannot be played.
         """
         first = self._task(FIRST["train"] + self.seed, 0)
         return self.first_shown(first.data["seed"], first.data["kwargs"])
@@ -77,7 +83,7 @@ class Seeded(EnvironmentPart):
         return found
 
     def _beginnings(self) -> Iterator[tuple[str, Task]]:
-        """Seeds whose beginnings are new, for as long as there are any."""
+        """Yield tasks with new first observations until ``PATIENCE`` consecutive seeds give none."""
         seen, idle = set[str](), 0
         for index in count():
             task = self._task(self.seed + index, index)
@@ -97,10 +103,11 @@ class Seeded(EnvironmentPart):
         )
 
     def succeeded(self, earned: float, info: Mapping[str, Any]) -> bool | None:
-        """Whether an episode that is over has solved its task; None where nobody says.
+        """Return True if a finished episode solved its task; None if the game does not report it.
 
         Args:
-            earned: in all, before ``scale``.
+            earned: return of the episode, before ``scale``.
+            info: the game's last info.
         """
         if self.solved_from is not None:
             return earned >= self.solved_from

@@ -1,4 +1,4 @@
-"""Observations in words: numbers rounded, parts by their names; and what a terminal would colour."""
+"""Text forms for observations: rounded numbers, named parts, and terminal colors as tags."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
-MOST = 2000  # numbers that are told
+MOST = 2000  # maximum numbers in a text
 COLOURED = re.compile(r"\x1b\[([\d;]*)m")
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
 def worded(value: Any, names: Sequence[str] = (), digits: int = 3) -> str:
-    """A value of any space.
+    """Convert a value from any space to text.
 
     Args:
-        names: of its numbers, where it is a row of them, or of its parts.
-        digits: that numbers are rounded to.
+        value: the observation.
+        names: names of the numbers in a row, or of the parts.
+        digits: significant digits of numbers.
 
     Raises:
-        ValueError: it is of more numbers than anybody reads, or of no kind that is told.
+        ValueError: the value has too many numbers or an unsupported type.
 
     >>> print(worded({"hand": (20, 7, 0), "at": np.array([0.12345, -1.0])}))
     hand: 20, 7, 0
@@ -53,7 +54,7 @@ def worded(value: Any, names: Sequence[str] = (), digits: int = 3) -> str:
 
 
 def plain(text: str) -> str:
-    r"""What is made for a terminal, with its colours in words.
+    r"""Replace terminal color codes in a text with tags.
 
     >>> plain("\x1b[41mS\x1b[0mFF")
     '<on red>S</>FF'
@@ -77,7 +78,7 @@ def _number(value: Any, digits: int) -> str:
     if isinstance(number, bool):
         return "yes" if number else "no"
     if isinstance(number, float):
-        number += 0.0  # of -0.0, 0.0
+        number += 0.0  # turns -0.0 into 0.0
     return f"{number:.{digits}g}" if isinstance(number, float) and abs(number) < 1e6 else f"{number}"
 
 

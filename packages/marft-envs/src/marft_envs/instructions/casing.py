@@ -1,4 +1,4 @@
-"""Capitals and small letters, and commas."""
+"""Instructions on upper case, lower case and commas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words, sentences and paragraphs of a text. Pure functions."""
+"""Splitting text into words, sentences and paragraphs. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 
 WORD = re.compile(r"\w+")
 TOKEN = re.compile(r"[^\W_]+(?:[-'’][^\W_]+)*")
-LEADING = r"Mr|Mrs|Ms|Dr|Prof|St|vs|e\.g|i\.e|P\.S|P\.P\.S"  # abbreviations that belong to what follows
-OTHERS = r"Jr|Sr|etc|a\.m|p\.m|No|Inc|Ltd|Co|[A-Z]"  # that may end a sentence
+LEADING = r"Mr|Mrs|Ms|Dr|Prof|St|vs|e\.g|i\.e|P\.S|P\.P\.S"  # abbreviations that never end one
+OTHERS = r"Jr|Sr|etc|a\.m|p\.m|No|Inc|Ltd|Co|[A-Z]"  # abbreviations that may end a sentence
 BEGINNERS = (
     "A|After|Also|An|And|As|At|Before|But|For|He|Her|Here|His|How|However|I|If|In|It|Its|My|No|Not|Now|On|Or|Our|She|So|"
     "That|The|Their|Then|There|These|They|This|Those|We|What|When|Where|While|Who|Why|Yes|Yet|You|Your"
-)  # words that have a capital only where a sentence begins, or nearly so
+)  # words that are rarely capitalized within a sentence
 NO_END = re.compile(rf"\b(?:{LEADING})\.|\b(?:{OTHERS})\.(?!\s+(?:{BEGINNERS})[\s,'’])")
 SENTENCE_END = re.compile(r"(?<![.!?…。！？।])[.!?…。！？।]++[\"'”’)\]*_]*+(?:\s+|$)|[。！？।]+")
 
 
 def words_of(text: str) -> list[str]:
-    r"""Runs of letters, digits and underscores, as IFEval counts words (``\w+``).
+    r"""Return the words as IFEval counts them (``\w+``).
 
     >>> words_of("It's a well-known fact.")
     ['It', 's', 'a', 'well', 'known', 'fact']
@@ -26,7 +26,7 @@ def words_of(text: str) -> list[str]:
 
 
 def capital_words_of(text: str) -> list[str]:
-    """Words in capitals; one with hyphens is one.
+    """Return words in capitals; a hyphenated word counts as a single word.
 
     >>> capital_words_of("A TOP-TEN list of NASA's")
     ['A', 'TOP-TEN']
@@ -35,11 +35,13 @@ def capital_words_of(text: str) -> list[str]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """Sentences by the marks that end them; titles, decimal points and line breaks end none, other abbreviations and
-    single capitals only before a word such as ``He`` or ``The``.
+    """Split text into sentences by punctuation.
 
-    IFEval asks NLTK's trained splitter, which needs a download. Both are rules of thumb, and may differ where a
-    sentence ends in an abbreviation or begins with a small letter.
+    Titles, decimal points and line breaks do not end a sentence. Other abbreviations and single capitals end a sentence
+    only before a word such as ``He`` or ``The``.
+
+    IFEval uses NLTK's trained splitter, which requires a download. Both are heuristics. They may differ if a sentence
+    ends in an abbreviation or begins with a lower-case letter.
 
     >>> sentences_of("Dr. Who paid 3.50. Really? Yes"), sentences_of("Did he go? No. He stayed.")
     (['Dr. Who paid 3.50.', 'Really?', 'Yes'], ['Did he go?', 'No.', 'He stayed.'])
@@ -54,7 +56,7 @@ def sentences_of(text: str) -> list[str]:
 
 
 def divided_paragraphs(text: str) -> list[str] | None:
-    """Paragraphs between dividers ``***``; None where one in the middle is empty."""
+    """Split paragraphs at ``***``; return None if an inner paragraph is empty."""
     parts = re.split(r"\s?\*\*\*\s?", text)
     if any(not part.strip() for part in parts[1:-1]):
         return None

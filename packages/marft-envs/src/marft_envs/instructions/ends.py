@@ -1,4 +1,4 @@
-"""How a text begins and ends, and what it consists of."""
+"""Instructions on the start and end of a text, and on its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _request(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001
 
 
 def _two(text: str) -> bool:
-    """Two texts that differ, with six stars between them and perhaps around them."""
+    """Return True for two different texts separated by six stars; stars at both ends are optional."""
     parts = text.split("******")
     if any(not part.strip() for part in parts[1:-1]):
         return False

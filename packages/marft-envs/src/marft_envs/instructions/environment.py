@@ -1,4 +1,4 @@
-"""Texts under instructions that can be checked: drawn, or of a table in IFEval's layout."""
+"""Verifiable instructions, generated or from a table in IFEval's layout."""
 
 from __future__ import annotations
 
@@ -25,36 +25,40 @@ from marft_envs.instructions.script import Writer
 from marft_envs.instructions.topics import TOPICS
 from marft_envs.instructions.writing import write
 
-TRIES = 1000  # at instructions that go together
+TRIES = 1000  # maximum draws of compatible instructions
 DRAWN = tuple(name for name in KINDS if name != NEEDS_A_PACKAGE)
 
 
 class Instructions(Drawn):
-    """Texts that have to follow instructions, each checked by a function, in the manner of IFEval.
+    """Instruction following with a checker function per instruction, as in IFEval.
 
-    Without ``path`` a topic and up to ``most`` instructions are drawn that can be followed together. With it tasks are
-    rows of a table in IFEval's layout; with ``test_path`` alone those of the test are. The reward is 1 where all are
-    followed, or the share that is.
+    Without ``path``, a task is a topic with up to ``most`` compatible instructions. With ``path``, tasks are rows of a
+    table in IFEval's layout. With only ``test_path``, the test split alone is from a table. The reward is 1 if every
+    instruction is followed, or the fraction of followed instructions.
     """
 
     stream: ClassVar[str] = "Instructions"
     one_step: ClassVar[bool] = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    # a table of key, prompt, instruction_id_list and kwargs, or an id on the hub; "": they are drawn
+    # Table with key, prompt, instruction_id_list and kwargs, or Hugging Face dataset id. Default: generated tasks.
     path: TablePath = ""
-    test_path: TablePath = ""  # a table for the test split, also of what is drawn; "": a tenth
-    subset: str = ""  # of a data set of the hub
-    part: str = "train"  # what is read, of a data set that has several parts
-    unknown: Literal["refuse", "leave_out"] = "refuse"  # rows with instructions that are not known here
-    limit: CountOrNone = 0  # tasks of each split, where they are rows; 0: all
-    # ids of instructions that are drawn
+    # Table for the test split, also for generated tasks. Default: a tenth of the tasks.
+    test_path: TablePath = ""
+    subset: str = ""  # dataset configuration on the Hugging Face Hub
+    part: str = "train"  # split to read from a dataset with several splits
+    # Rows with unknown instructions: refuse raises an error, leave_out skips them.
+    unknown: Literal["refuse", "leave_out"] = "refuse"
+    limit: CountOrNone = 0  # maximum tasks per split, for table rows; 0: all
+    # ids of instructions for generated tasks
     kinds: Annotated[tuple[str, ...], Strict(False), Field(min_length=1)] = DRAWN
-    most: Annotated[int, Field(ge=1, le=8)] = 3  # instructions of a task that is drawn
-    least: Annotated[int, Field(ge=1, le=8)] = 1  # of them
-    longest: Annotated[int, Field(ge=9, le=10_000)] = 60  # text that is asked for, in words
-    grading: Literal["strict", "loose"] = "strict"  # loose: without a first or last line, or without stars, will do too
-    reward: Literal["all", "fraction"] = "fraction"  # 1 for all instructions, or the share of them that is followed
+    most: Annotated[int, Field(ge=1, le=8)] = 3  # maximum instructions per generated task
+    least: Annotated[int, Field(ge=1, le=8)] = 1  # minimum instructions per generated task
+    longest: Annotated[int, Field(ge=9, le=10_000)] = 60  # maximum requested length, in words
+    # loose: a text also counts without its first or last line, and without stars.
+    grading: Literal["strict", "loose"] = "strict"
+    # all: 1 if every instruction is followed, else 0. fraction: fraction of followed instructions.
+    reward: Literal["all", "fraction"] = "fraction"
 
     @field_validator("kinds")
     @classmethod
@@ -79,26 +83,26 @@ class Instructions(Drawn):
 
     @classmethod
     def known_values(cls) -> Mapping[str, Sequence[str]]:
-        """The ids of all kinds."""
+        """Return the ids of every kind."""
         return {"kinds": sorted(KINDS)}
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split.
+        """Return the tasks for a split.
 
         Raises:
-            ValueError: a table cannot be read, or a row used; the message says which and what to do.
+            ValueError: a table cannot be read, or a row cannot be used. The message says which, and the remedy.
         """
         return self._rows[split] if self.path else super().tasks(split)
 
     def tested_on(self) -> Sequence[Task]:
-        """The rows of ``test_path``, where the others are drawn."""
+        """Return the rows at ``test_path`` if the training tasks are generated; else no tasks."""
         return self._rows["test"] if self.test_path and not self.path else ()
 
     def draw(self, random: Random) -> Drawing:
-        """A topic, and instructions that the writer can follow together.
+        """Generate a topic with instructions that the scripted writer can follow together.
 
         Raises:
-            ValueError: none of very many can be.
+            ValueError: no draw found such instructions.
         """
         for _ in range(TRIES):
             topic = random.choice(TOPICS)
@@ -117,7 +121,7 @@ class Instructions(Drawn):
         return Drawing(content, prompt, {"topic": topic.name, "instructions": told, "fewest_steps": 1})
 
     def _together(self, random: Random, topic: Topic) -> list[Instruction]:
-        """Draw instructions of different groups. An instruction that must stand alone is the only one."""
+        """Draw instructions from different groups. An instruction that must stand alone is the only one."""
         wanted, found, groups = random.randint(self.least, self.most), list[Instruction](), set[str]()
         for name in random.sample(self.kinds, len(self.kinds)):
             kind = KINDS[name]
@@ -130,11 +134,11 @@ class Instructions(Drawn):
         return found
 
     def start(self, task: Task, seed: int) -> Given:  # noqa: ARG002  nothing here is random
-        """An attempt."""
+        """Create a session."""
         return Given(task, self.grading == "loose", self.reward == "fraction")
 
     def script(self, skill: float = 1.0) -> Writer | None:
-        """Plays what is drawn; rows of a table, nobody does."""
+        """Return the scripted policy for generated tasks; None for table rows."""
         return None if self.path else Writer(skill)
 
     @cached_property
@@ -170,11 +174,11 @@ class Instructions(Drawn):
 
 
 def instructions_of(row: Row) -> list[Instruction]:
-    """What a row of IFEval's layout asks for: ``instruction_id_list``, and ``kwargs``, a table for each of them.
+    """Parse the instructions in a row of IFEval's layout: ``instruction_id_list``, and ``kwargs`` with a table each.
 
     Raises:
-        LookupError: an instruction is not known, or lacks a parameter.
-        ValueError: the row has not these columns.
+        LookupError: an instruction is unknown, or lacks a parameter.
+        ValueError: a column is missing or malformed.
     """
     names, given = (_list(row, column) for column in ("instruction_id_list", "kwargs"))
     if len(names) != len(given) or not names:
@@ -205,12 +209,13 @@ def _list(row: Row, column: str) -> list[Any]:
 
 
 class Given:
-    """One attempt: the answer is the text."""
+    """Session with a single step: the team's answer is the text."""
 
     def __init__(self, task: Task, loose: bool, fraction: bool) -> None:
         self.task, self.loose, self.fraction = task, loose, fraction
 
     async def reset(self) -> Observation:
+        """Return the prompt."""
         return Observation(self.task.prompt)
 
     async def step(self, actions: JointAction) -> Step:
@@ -224,4 +229,4 @@ class Given:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """No-op: the session holds no resources."""

@@ -1,4 +1,4 @@
-"""Which words and letters a text has, and how often."""
+"""Instructions on the presence and frequency of words and letters."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ KINDS = (
 
 
 def _listed(words: list[str]) -> str:
-    """``the word a``, ``the words a, b and c``."""
+    """Format a word list: ``the word a``, ``the words a, b and c``."""
     return f"the words {', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else f"the word {words[0]}"

@@ -1,4 +1,4 @@
-"""What an instruction is: words that say it, and a function that says whether a text follows it."""
+"""Instruction types: text, checker and parameters."""
 
 from __future__ import annotations
 
@@ -7,40 +7,43 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-Given = Mapping[str, Any]  # an instruction's parameters, under IFEval's names; plain values
+Given = Mapping[str, Any]  # parameters under IFEval's names, as plain values
 Relation = Literal["at least", "less than", "exactly"]
-LISTS, TABLES = ("keywords", "forbidden_words"), ("schema",)  # parameters that are no texts
+LISTS, TABLES = ("keywords", "forbidden_words"), ("schema",)  # parameters that are not texts
 RELATIONS = ("at least", "less than", "exactly")
 
 
 @dataclass(frozen=True)
 class Topic:
-    """What a text is about, and words that belong to it."""
+    """Topic with related words."""
 
     name: str
     words: tuple[str, ...]
 
     @property
     def request(self) -> str:
-        """What is asked for, whatever instructions follow."""
+        """Return the basic request, without instructions."""
         return f"Write about {self.name}."
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of instruction. No two of a ``group`` are drawn for one text, nor one that is ``alone`` with another."""
+    """Type for an instruction.
+
+    A text gets at most one instruction from a ``group``. An instruction with ``alone`` is never combined with another.
+    """
 
     id: str
     says: Callable[[Given], str]
-    follows: Callable[[str, Given], bool]  # a text that is not empty
+    follows: Callable[[str, Given], bool]  # checker for a nonempty text
     draw: Callable[[Random, Topic], dict[str, Any]]
-    keys: tuple[str, ...] = ()  # parameters that it cannot do without
+    keys: tuple[str, ...] = ()  # required parameters
     group: str = ""
     alone: bool = False
-    wrong: Callable[[Given], str] = lambda _: ""  # what else is wrong with parameters, in words
+    wrong: Callable[[Given], str] = lambda _: ""  # further validation of parameters; returns the error, or ""
 
     def problem(self, given: Given) -> str:
-        """What is wrong with parameters; "" where nothing is."""
+        """Return the error in the parameters; "" if valid."""
         missing = [key for key in self.keys if given.get(key) is None]
         if missing:
             return f"lacks {', '.join(missing)}"
@@ -56,19 +59,19 @@ class Kind:
 
 
 def _is_text(value: object, key: str) -> bool:
-    """Whether a parameter is a text that says something, or a list of some."""
+    """Return True for a nonblank text, or for a nonempty list with nonblank texts."""
     if key in LISTS:
         return isinstance(value, list) and bool(value) and all(_is_text(one, "") for one in value)
     return isinstance(value, str) and bool(value.strip())
 
 
 def nothing(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001
-    """Of instructions without parameters."""
+    """Draw no parameters."""
     return {}
 
 
 def counted(count: int, relation: str, wanted: int) -> bool:
-    """Whether a count stands in a relation to another one.
+    """Return True if a count satisfies a relation.
 
     >>> counted(3, "at least", 3), counted(3, "less than", 3), counted(3, "exactly", 4)
     (True, False, False)

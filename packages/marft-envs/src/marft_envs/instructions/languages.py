@@ -1,7 +1,8 @@
-"""Which language a text is in, by its script, and where languages share one by their commonest words.
+"""Language detection by script, and by common words for languages that share a script.
 
-Small, without a model, the same everywhere. It says what a text may be: a few words without a common one among them may
-be in any language of their script, which counts as followed, as IFEval counts what its detector cannot tell.
+Detection is small, deterministic and needs no model. It reports if a text may be in a language. A few words without a
+common word may be in any language of their script. This counts as followed, as in IFEval, where undetectable texts
+count as followed.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ NAMES = {
     "zh": "Chinese",
 }  # fmt: skip
 WORDS = {language: frozenset(words.split()) for language, words in COMMON.items()}
-MOST = 0.6  # of the letters that are of a language's script
-LONG = 10  # words from which on a text has to have some common one
+MOST = 0.6  # minimum share of letters in a language's script
+LONG = 10  # minimum words of a text that must contain a common word
 TOKEN = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 SAMPLES = {
     "de": "Das ist ein kurzer Text, und er ist auf Deutsch.", "es": "Este es un texto corto y está en español.",
@@ -119,7 +120,7 @@ SAMPLES = {
 
 
 def may_be(text: str, language: str) -> bool:
-    """Whether a text may be in a language, by its ISO 639-1 code.
+    """Return True if a text may be in a language, given by its ISO 639-1 code.
 
     >>> may_be("The sea is blue.", "en"), may_be("Das Meer ist blau.", "en"), may_be("sea salt", "en")
     (True, False, True)

@@ -1,4 +1,4 @@
-"""How long a text is: words, sentences, paragraphs."""
+"""Instructions on length in words, sentences and paragraphs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def _divided(text: str, given: Given) -> bool:
 
 
 def _begins(text: str, given: Given) -> bool:
-    """As many paragraphs between empty lines, of which one begins with a word, whatever its case."""
+    """Check the number of paragraphs, separated by empty lines, and the first word in a given paragraph.
+
+    Case is ignored.
+    """
     parts, place = text.split("\n\n"), given["nth_paragraph"]
     count = sum(bool(part.strip()) for part in parts)
     if count != given["num_paragraphs"] or not 1 <= place <= min(count, len(parts)) or not parts[place - 1].strip():

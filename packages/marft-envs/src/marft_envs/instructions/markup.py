@@ -1,4 +1,4 @@
-"""Lists, titles, sections and whatever else of a text's form can be seen."""
+"""Instructions on visible format: lists, titles, sections and more."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ def _bullets(text: str) -> int:
 
 
 def _numbered(text: str, given: Given) -> bool:
-    """Lines that are numbered from 1 on, and no other numbers among them."""
+    """Check for lines numbered from 1 to the requested count, without other numbered lines."""
     found = re.findall(r"^[ \t]*(\d+)[.)][ \t]+\S", text, re.MULTILINE)
     return found == [str(number) for number in range(1, given["num_items"] + 1)]
 
 
 def _highlights(text: str) -> int:
-    """Stretches between single stars and between double ones; the latter hold one of the former (IFEval's rule)."""
+    """Count highlights between single stars and between double stars.
+
+    A double-star highlight also contains a single-star highlight (IFEval's rule).
+    """
     single = [part for part in re.findall(r"\*[^\n\*]*\*", text) if part.strip("*").strip()]
     double = [part for part in re.findall(r"\*\*[^\n\*]*\*\*", text) if part[2:-2].strip()]
     return len(single) + len(double)

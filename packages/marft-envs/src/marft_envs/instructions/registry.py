@@ -1,4 +1,4 @@
-"""All kinds of instructions by their ids, and how a text is graded by several."""
+"""Registry with every instruction type by id, and grading by several instructions."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ NEEDS_A_PACKAGE = "detectable_format:json_schema"
 
 
 class Instruction(NamedTuple):
-    """One instruction of a task: the id of its kind, and its parameters."""
+    """Instruction in a task: id and parameters."""
 
     id: str
     given: Given
 
     def says(self) -> str:
+        """Return the instruction's text."""
         return KINDS[self.id].says(self.given)
 
 
 def followed(instructions: Sequence[Instruction], text: str, loose: bool = False) -> list[bool]:
-    """Which instructions a text follows. An empty text follows none.
+    """Check a text by each instruction. An empty text follows no instruction.
 
     Args:
-        loose: whether it is enough that one of eight versions of the text does: without its first line, its last, or
-            both, each with and without stars (IFEval's loose accuracy).
+        instructions: instructions to check.
+        text: text to check.
+        loose: True to accept a text if any of eight variants follows the instruction. The variants omit the first line,
+            the last line or both, each with and without stars (IFEval's loose accuracy).
     """
     texts = [version for version in (versions(text) if loose else [text]) if version.strip()]
     return [any(KINDS[one.id].follows(version, one.given) for version in texts) for one in instructions]
 
 
 def versions(text: str) -> list[str]:
-    """A text and what IFEval's loose accuracy reads in its place.
+    """Return the text's variants for IFEval's loose accuracy.
 
     >>> versions("Sure:\\n*a*")
     ['Sure:\\n*a*', '*a*', 'Sure:', '', 'Sure:\\na', 'a', 'Sure:', '']
@@ -46,10 +49,10 @@ def versions(text: str) -> list[str]:
 
 
 def plain(instructions: Sequence[Instruction]) -> list[dict[str, Any]]:
-    """Instructions as plain values."""
+    """Convert instructions to plain values."""
     return [{"id": one.id, "given": dict(one.given)} for one in instructions]
 
 
 def of_plain(told: Any) -> list[Instruction]:
-    """Instructions of plain values."""
+    """Create instructions from plain values."""
     return [Instruction(str(one["id"]), one["given"]) for one in told]

@@ -1,4 +1,4 @@
-"""Who plays drawn tasks without a model: a drafter, an editor, and one who does both."""
+"""Scripted policy for generated tasks: drafter, editor, and solver."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ REQUEST = re.compile(r"Write about ([a-z ]+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """With ``skill`` it follows every instruction; else it forgets the last one, and as an editor passes on what it
-    was given.
+    """Scripted writer; with probability ``skill`` it follows every instruction.
 
-    An editor keeps a draft that is right already.
+    Else it forgets the last instruction, and an editor returns the draft unchanged. An editor always keeps a right
+    draft.
     """
 
     skill: float = 1.0
@@ -34,7 +34,7 @@ class Writer:
         topic = next((one for one in TOPICS if asked and one.name == asked[1]), None)
         if topic is None:
             return "I do not see what to write about."
-        instructions = of_plain(cue.task.data["instructions"])  # what the prompt says, in other words
+        instructions = of_plain(cue.task.data["instructions"])  # the same instructions as in the prompt
         well = cue.random.random() < self.skill
         if cue.role == EDITOR:
             draft = cue.shown.partition(FROM_DRAFTER)[2].strip()

@@ -1,4 +1,4 @@
-"""Texts that are JSON, of any kind or of one that a schema describes."""
+"""Instructions on JSON output, with or without a schema."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FIELDS = {
 
 
 def value_in(text: str) -> Any:
-    """The JSON of a text, perhaps in a fence.
+    """Parse the JSON in a text, with or without a code fence.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not JSON.
     """
     bare = re.sub(r"^```(?:json|Json|JSON)?|```$", "", text.strip()).strip()
     try:
@@ -49,10 +49,10 @@ def _fits(text: str, given: Given) -> bool:
 
 @lru_cache(1000)
 def _validator(schema: str) -> Any:
-    """What validates by a schema.
+    """Build a validator from a JSON schema.
 
     Raises:
-        ValueError: the package is missing, or the schema is none.
+        ValueError: the jsonschema package is missing, or the schema is invalid.
     """
     try:
         import jsonschema
@@ -70,7 +70,7 @@ def _validator(schema: str) -> Any:
 
 
 def _wrong(given: Given) -> str:
-    """What is wrong with a schema; packages that are missing are told of when it is asked for."""
+    """Return the error in a schema, or a missing package; "" if valid."""
     try:
         _validator(json.dumps(given["schema"], sort_keys=True))
     except (ValueError, TypeError, RecursionError) as error:

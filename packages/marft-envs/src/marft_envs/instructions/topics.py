@@ -1,4 +1,4 @@
-"""What drawn texts are about: a few topics, each with words of its own, all of them short and in small letters."""
+"""Topics for generated tasks, each with its own short lower-case words."""
 
 from __future__ import annotations
 

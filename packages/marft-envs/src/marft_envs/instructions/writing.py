@@ -1,6 +1,7 @@
-"""A writer that follows instructions: it lays out what they ask for, fills up with words, and looks whether that did.
+"""Scripted writer that follows instructions.
 
-Its texts are no literature; they show that a task can be solved, and to a small model what that looks like.
+It lays out the requested parts, fills them with words and checks the result. Its texts have no meaning. They show that
+a task is solvable, and give a small model an example.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from marft_envs.instructions.markup import CHOICES
 from marft_envs.instructions.registry import Instruction, followed
 from marft_envs.instructions.topics import FILLERS
 
-ATTEMPTS = 4  # texts that are tried
-FREE = 5  # words of a text where nobody says how many
+ATTEMPTS = 4  # maximum attempts per text
+FREE = 5  # words of a text without a requested length
 VALUES: dict[str, Any] = {"string": "sea", "integer": 3, "boolean": True, "array": ["sea", "salt"]}
 
 
 def write(topic: Topic, instructions: Sequence[Instruction], random: Random) -> str | None:
-    """A text that follows all of them, strictly; None where this writer finds none. Words come in the topic's order,
-    or in any other where that does not do."""
+    """Write a text that strictly follows every instruction; None on failure.
+
+    The first attempt uses words in the topic's order. Later attempts shuffle them.
+    """
     asked = {one.id.split(":")[1]: one.given for one in instructions}
     for attempt in range(ATTEMPTS):
         words = tuple(random.sample(topic.words, len(topic.words))) if attempt else topic.words
@@ -36,7 +39,7 @@ def write(topic: Topic, instructions: Sequence[Instruction], random: Random) -> 
 
 
 def _whole(asked: dict[str, Given]) -> str:
-    """The text that an instruction is about as a whole; "" where none is."""
+    """Return the text if an instruction determines it entirely; else ""."""
     if "json_schema" in asked:
         return json.dumps(_value(asked["json_schema"]["schema"]))
     if "json_format" in asked:
@@ -47,7 +50,7 @@ def _whole(asked: dict[str, Given]) -> str:
 
 
 def _value(schema: Any) -> Any:
-    """A value of a schema that is drawn here."""
+    """Return an example value for a generated schema."""
     if "enum" in schema:
         return schema["enum"][0]
     if schema["type"] == "object":
@@ -56,7 +59,7 @@ def _value(schema: Any) -> Any:
 
 
 def _composed(topic: Topic, asked: dict[str, Given]) -> str:
-    """Parts with the marks that are asked for, filled up to the length that is asked for."""
+    """Compose parts with the requested marks, and fill them to the requested length."""
     words = _allowed(topic, asked)
     parts = _parts(asked, _wanted(topic, asked, words), words)
     missing = _length(asked, len(words_of(_joined(asked, parts)))) if words else 0
@@ -67,7 +70,7 @@ def _composed(topic: Topic, asked: dict[str, Given]) -> str:
 
 
 def _allowed(topic: Topic, asked: dict[str, Given]) -> list[str]:
-    """Words that no instruction is against, those of the topic first."""
+    """Return words that no instruction forbids, words from the topic first."""
     barred = {word.lower() for word in asked.get("forbidden_words", {}).get("forbidden_words", ())}
     frequency, letter = asked.get("frequency", {}), asked.get("letter_frequency", {})
     if frequency.get("relation") == "less than":
@@ -77,7 +80,7 @@ def _allowed(topic: Topic, asked: dict[str, Given]) -> list[str]:
 
 
 def _wanted(topic: Topic, asked: dict[str, Given], words: Sequence[str]) -> list[str]:
-    """Words that there have to be."""
+    """Return the required words."""
     found = list(asked.get("existence", {}).get("keywords", ()))
     frequency, letter = asked.get("frequency", {}), asked.get("letter_frequency", {})
     if frequency.get("relation") == "at least":
@@ -93,7 +96,7 @@ def _wanted(topic: Topic, asked: dict[str, Given], words: Sequence[str]) -> list
 
 
 def _parts(asked: dict[str, Given], wanted: list[str], words: Sequence[str]) -> list[str]:
-    """The paragraphs, sections or texts, each with a word at least; what has to be there is in the first."""
+    """Return paragraphs, sections or texts, each with at least a word. The first has the required content."""
     count = _number(asked)
     parts = [" ".join(wanted), *(words[number % len(words)] for number in range(1, count))]
     if "nth_paragraph_first_word" in asked:
@@ -116,7 +119,7 @@ def _parts(asked: dict[str, Given], wanted: list[str], words: Sequence[str]) -> 
 
 
 def _number(asked: dict[str, Given]) -> int:
-    """Of parts."""
+    """Return the number of parts."""
     for key, name in (("number_paragraphs", "num_paragraphs"), ("nth_paragraph_first_word", "num_paragraphs")):
         if key in asked:
             return int(asked[key][name])
@@ -128,7 +131,7 @@ def _number(asked: dict[str, Given]) -> int:
 
 
 def _length(asked: dict[str, Given], now: int) -> int:
-    """How many words are missing."""
+    """Return the number of missing words."""
     given = asked.get("number_words")
     if given is None or given["relation"] == "less than":
         return max(0, FREE - now)
@@ -136,13 +139,13 @@ def _length(asked: dict[str, Given], now: int) -> int:
 
 
 def _longer(part: str, word: str) -> str:
-    """A part with one more word, in its first line, after what is there."""
+    """Append a word to the first line."""
     first, line, rest = part.partition("\n")
     return f"{first} {word}{line}{rest}"
 
 
 def _joined(asked: dict[str, Given], parts: Sequence[str]) -> str:
-    """The parts as one text, with what stands before and after them."""
+    """Join the parts into a text, with the requested beginning and end."""
     if "multiple_sections" in asked:
         name = asked["multiple_sections"]["section_spliter"]
         text = "\n".join(f"{name} {number}\n{part}" for number, part in enumerate(parts, 1))

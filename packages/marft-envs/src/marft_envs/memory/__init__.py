@@ -1,1 +1,1 @@
-"""Long conversations that are read once, noted down under a budget, and asked about afterwards."""
+"""Long conversations: agents read them once, take notes within a budget, and answer questions later."""

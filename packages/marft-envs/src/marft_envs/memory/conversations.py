@@ -1,4 +1,4 @@
-"""Conversations in pieces, and questions about them."""
+"""Conversations in chunks, and questions about them."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a conversation, which is read in one step."""
+    """Chunk from a conversation, read in a single step."""
 
     date: str
     lines: tuple[str, ...]
 
     @property
     def text(self) -> str:
+        """Return the date and the lines as text."""
         return "\n".join((f"{self.date}.", *self.lines))
 
     def data(self) -> dict[str, Any]:
-        """The piece in plain values."""
+        """Convert the chunk to plain values."""
         return {"date": self.date, "lines": list(self.lines)}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Chunk:
-        """The piece that plain values are of."""
+        """Create a chunk from plain values."""
         return cls(data["date"], tuple(data["lines"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question that is asked after the conversation.
+    """Question after the conversation.
 
     Args:
-        answer: the right one. None of it counts where the kind is "abstention": there it is right to say that nobody
-            mentioned it.
-        needs: the facts that it takes, each as the words that a note of it holds.
-        listed: whether the answer is several, with commas between them.
+        kind: kind of the question.
+        text: text of the question.
+        answer: right answer. It is ignored for the kind "abstention": the right answer is then that the conversation
+            does not mention the fact.
+        needs: necessary facts, each as the words that its note contains.
+        listed: True if the answer is a comma-separated list.
     """
 
     kind: Kind
@@ -49,13 +52,13 @@ class Question:
     listed: bool = False
 
     def data(self) -> dict[str, Any]:
-        """The question in plain values."""
+        """Convert the question to plain values."""
         needs = [list(words) for words in self.needs]
         told = {"kind": self.kind, "text": self.text, "answer": self.answer, "needs": needs}
         return {**told, "listed": True} if self.listed else told
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Question:
-        """The question that plain values are of."""
+        """Create a question from plain values."""
         needs = tuple(tuple(words) for words in data["needs"])
         return cls(data["kind"], data["text"], data["answer"], needs, data.get("listed", False))

@@ -1,4 +1,4 @@
-"""Draws a conversation with questions about it."""
+"""Generation of conversations with questions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ from marft_envs.memory.facts import (
 )
 from marft_envs.memory.grading import NOT_MENTIONED
 
-PATIENCE = 1000  # drafts without one that fits
+PATIENCE = 1000  # maximum drafts
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How much of what a conversation has.
+    """Size and style for a conversation.
 
     Args:
-        facts, talk: lines of a piece that say something, and that do not.
+        style: style of the lines.
+        people: number of people.
+        days: number of chunks.
+        facts, talk: lines of a chunk with a fact, and without one.
+        questions: number of questions.
+        kinds: kinds of questions.
     """
 
     style: Style
@@ -41,7 +46,7 @@ class Shape:
 
 
 class _Asked(NamedTuple):
-    """A question: the fact that answers it, or that was never mentioned, and those that it takes."""
+    """Question with its facts: the fact that answers it or was never mentioned, and the necessary facts."""
 
     kind: Kind
     text: str
@@ -51,17 +56,17 @@ class _Asked(NamedTuple):
 
 @dataclass
 class _Draft:
-    """A conversation in the making: facts in the order in which they come, without their dates."""
+    """Conversation in progress: facts in order, without dates."""
 
     style: Style
     people: Sequence[str]
     random: Random
     facts: list[Fact] = field(default_factory=list)
     asked: list[_Asked] = field(default_factory=list)
-    known: set[tuple[str, str, str]] = field(default_factory=set)  # what has been said, or must not be
+    known: set[tuple[str, str, str]] = field(default_factory=set)  # (person, relation, detail) already used or excluded
 
     def new(self, relation: str, person: str = "") -> Fact | None:
-        """A fact about something that nothing was said of; None where there is none left to be found."""
+        """Draw an unused fact for a relation; None if no draw succeeds."""
         about = RELATIONS[relation]
         for _ in range(50):
             who = person or self.random.choice(self.people)
@@ -75,12 +80,12 @@ class _Draft:
         return None
 
     def any_new(self) -> Fact | None:
-        """A fact of any relation; None where there is none left to be found."""
+        """Draw an unused fact for any relation; None if no draw succeeds."""
         relations = self.random.sample(tuple(RELATIONS), len(RELATIONS))
         return next((fact for relation in relations if (fact := self.new(relation))), None)
 
     def ask(self, kind: Kind) -> None:
-        """A question of a kind, with the facts that it takes; none where there is no room for one."""
+        """Add a question with its facts. Nothing is added if no unused fact is found."""
         if kind == "multi":
             cousin = self.new("cousin")
             then = self.new(self.random.choice(CHANGING), cousin.value) if cousin else None
@@ -103,7 +108,7 @@ class _Draft:
 
 
 class Conversation(NamedTuple):
-    """A conversation, questions about it, and all that it says."""
+    """Conversation, questions and stated facts."""
 
     chunks: list[Chunk]
     questions: list[Question]
@@ -111,11 +116,16 @@ class Conversation(NamedTuple):
 
 
 def draw(shape: Shape, random: Random) -> Conversation:
-    """A conversation and questions about it. What takes the place of an earlier fact comes after it, and nobody's
-    cousin is asked about whose own facts change.
+    """Generate a conversation with questions.
+
+    An updated fact comes after its old version. Questions about a cousin never concern a fact that changes.
+
+    Args:
+        shape: size and style.
+        random: source of randomness.
 
     Raises:
-        ValueError: people have too few facts for so many questions.
+        ValueError: the people have too few facts for the number of questions.
     """
     room = shape.days * shape.facts
     drafts = (_asked(shape, random) for _ in range(PATIENCE))
@@ -147,7 +157,7 @@ def draw(shape: Shape, random: Random) -> Conversation:
 
 
 def _asked(shape: Shape, random: Random) -> _Draft:
-    """What is asked, with the facts that it takes."""
+    """Draw the questions with their facts."""
     draft = _Draft(shape.style, random.sample(PEOPLE, shape.people), random)
     kinds = list(shape.kinds)
     random.shuffle(kinds)
@@ -157,7 +167,7 @@ def _asked(shape: Shape, random: Random) -> _Draft:
 
 
 def _placed(facts: Sequence[Fact], room: int, random: Random) -> dict[Fact, int]:
-    """Where each fact comes, as a number of its line among all that say something."""
+    """Assign each fact a line number among all fact lines."""
     places = dict(zip(facts, random.sample(range(room), len(facts)), strict=True))
     for fact in facts:
         if fact.changed:
@@ -168,7 +178,7 @@ def _placed(facts: Sequence[Fact], room: int, random: Random) -> dict[Fact, int]
 
 
 def _dated(fact: Fact, day: str, style: Style, random: Random) -> Fact:
-    """An event with its day: that of its piece, or the day before."""
+    """Set an event's date: the date of its chunk, or the day before."""
     if fact.relation != "event":
         return fact
     return replace(fact, value=day_before(day) if style == "full" and random.random() < 0.5 else day)

@@ -1,4 +1,4 @@
-"""Conversations that are noted down under a budget and asked about afterwards: invented ones, or those of a file."""
+"""Conversations with notes and questions, generated or from a benchmark file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from marft_envs.memory.script import Rememberer
 from marft_envs.memory.session import Coverage, MemorySession, Retrieval, Rules
 from marft_envs.memory.stored import StoredSession
 
-MOST_FACTS = 8  # of a person, on the average
+MOST_FACTS = 8  # maximum facts per person, on average
 
 
 def _file(path: str, info: ValidationInfo) -> str:
@@ -36,39 +36,48 @@ def _file(path: str, info: ValidationInfo) -> str:
 
 
 class Memory(Drawn):
-    """A writer reads a conversation piece by piece and keeps notes of at most ``budget`` characters; afterwards a
-    retriever picks notes for each question, and an answerer answers from those alone. The reward is the share of right
-    answers; with ``local_weight`` the writer earns the share of the facts that its notes hold, of those that are needed
-    or of all, and the retriever the share of those needed that it picks, as in CoMAM.
+    """Conversation memory with a budget for notes.
+
+    A writer reads a conversation in chunks and keeps notes with at most ``budget`` characters. Then a retriever picks
+    notes for each question, and an answerer answers from these notes alone. The reward is the fraction of right
+    answers. With ``local_weight``, writer and retriever get their own rewards, as in CoMAM. The writer earns the
+    fraction of facts in its notes, counting needed facts or all facts. The retriever earns the fraction of needed facts
+    in the notes that it picks.
     """
 
     stream: ClassVar[str] = "Memory"
     carries_words: ClassVar[bool] = True
     says_whose_turn: ClassVar[bool] = True
-    path: Annotated[str, AfterValidator(_file)] = ""  # conversations of a file, in place of invented ones
-    layout: Layout = "locomo"  # of the file: "locomo" (locomo10.json) or "longmemeval"
-    style: Style = "full"  # of invented ones: "plain" says facts in few words, for tiny models
-    people: Annotated[int, Field(ge=2, le=len(PEOPLE))] = 4  # in an invented conversation
-    days: Annotated[int, Field(ge=1, le=1000)] = 8  # of one; each is read in one step
-    facts: Annotated[int, Field(ge=1, le=100)] = 3  # of a day
-    talk: Annotated[int, Field(ge=0, le=1000)] = 6  # lines of a day that say nothing
-    questions: Annotated[int, Field(ge=1, le=100)] = 5  # after the conversation
-    kinds: Names = KINDS  # of questions: "single", "multi" (two facts), "temporal", "update", "abstention"
-    lines: Few = 20  # of a file's session that are read in one step, at most
-    # a memory system in place of the notes, with its keys: it is written line by line, and read with each question
+    path: Annotated[str, AfterValidator(_file)] = ""  # benchmark file; default: generated conversations
+    layout: Layout = "locomo"  # layout of the file: "locomo" (locomo10.json) or "longmemeval"
+    style: Style = "full"  # style of generated lines; "plain" uses few words, for tiny models
+    people: Annotated[int, Field(ge=2, le=len(PEOPLE))] = 4  # number of people in a generated conversation
+    # number of days in a generated conversation; each day is read in one step
+    days: Annotated[int, Field(ge=1, le=1000)] = 8
+    facts: Annotated[int, Field(ge=1, le=100)] = 3  # facts per day
+    talk: Annotated[int, Field(ge=0, le=1000)] = 6  # lines per day without a fact
+    questions: Annotated[int, Field(ge=1, le=100)] = 5  # number of questions after the conversation
+    kinds: Names = KINDS  # kinds of questions: "single", "multi" (two facts), "temporal", "update", "abstention"
+    lines: Few = 20  # maximum lines per step, for a session from a file
+    # Memory system with its keys, instead of notes. Default: none. It is written line by line, and read for each
+    # question.
     store: MaybeMemoryPlugin = None
-    budget: Count = 800  # characters of the notes; what exceeds it is cut. With a store, tokens that a question reads
-    picks: Annotated[int, Field(ge=1, le=100)] = 3  # notes that are picked for a question, at most
-    # text: the retriever reads the notes and says numbers; choices: it chooses from sets of them; words: it reads the
-    # question alone, and says words that the notes have to hold
+    # Maximum characters of the notes; the excess is cut. With a memory system: maximum tokens read per question.
+    budget: Count = 800
+    picks: Annotated[int, Field(ge=1, le=100)] = 3  # maximum notes picked per question
+    # text: the retriever sees the notes and answers with numbers. choices: it chooses from sets of numbers. words: it
+    # sees only the question, and answers with words that a note must contain.
     retrieval: Retrieval = "text"
-    grading: Grading = "exact"  # of answers: "exact", "contains", "f1"
-    threshold: Fraction = 1.0  # an answer that is worth so much counts as right
-    local_weight: Fraction = 0.0  # what coverage and retrieval earn those who see to it; CoMAM's is 1
-    # what the writer's notes are to hold: "asked": what the questions take, which it does not know; "said": all facts
+    grading: Grading = "exact"  # grading of answers: "exact", "contains" or "f1"
+    threshold: Fraction = 1.0  # minimum score of a right answer
+    local_weight: Fraction = 0.0  # weight of the writer's and the retriever's own rewards; 1 in CoMAM
+    # Facts that count for the writer's reward. asked: facts that the questions need; the writer does not know the
+    # questions. said: all facts.
     coverage: Coverage = "asked"
-    writer: str = "writer"  # role that keeps notes; "", with a store: what is said goes there as it is
-    # role that picks; "": the answerer reads all notes. With a store, it says what to ask that; "": the question
+    # Role that takes notes. With a memory system, "" stores the lines unchanged.
+    writer: str = "writer"
+    # Role that picks notes; "": the answerer sees all notes. With a memory system, the role writes the query; "": the
+    # question is the query.
     retriever: str = "retriever"
     answerer: Filled = "answerer"  # role that answers
 
@@ -101,7 +110,7 @@ class Memory(Drawn):
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Roles that the team lacks."""
+        """Yield an error for each missing role."""
         for key in ("writer", "retriever", "answerer"):
             role = getattr(self, key)
             if role and role not in roles:
@@ -121,7 +130,7 @@ class Memory(Drawn):
         return {split: tasks[: most[split]] for split, tasks in found.items()}
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split. Those of a file share no conversation.
+        """Return the tasks for a split. Splits from a file share no conversation.
 
         Raises:
             ValueError: the file cannot be read, or has too few conversations.
@@ -129,11 +138,11 @@ class Memory(Drawn):
         return self._recorded_tasks[split] if self.path else super().tasks(split)
 
     def demonstrations(self) -> Iterator[Task]:
-        """Invented conversations that are in no split; none of a file."""
+        """Yield generated conversations outside every split; empty for a file."""
         return iter(()) if self.path else super().demonstrations()
 
     def draw(self, random: Random) -> Drawing:
-        """Draw an invented conversation. Its text and its questions are its content."""
+        """Generate a conversation. Its content is its facts and its questions."""
         shape = Shape(
             style=self.style, people=self.people, days=self.days, facts=self.facts, talk=self.talk,
             questions=self.questions, kinds=tuple(kind for kind in KINDS if kind in self.kinds),
@@ -150,6 +159,7 @@ class Memory(Drawn):
         return Drawing(content, "\n\n".join(pieces), data)
 
     def start(self, task: Task, seed: int) -> MemorySession | StoredSession:  # noqa: ARG002  nothing here is random
+        """Create a session, with notes or with a memory system."""
         rules = Rules(
             writer=self.writer, retriever=self.retriever, answerer=self.answerer, budget=self.budget, picks=self.picks,
             retrieval=self.retrieval, grading=self.grading, local_weight=self.local_weight, threshold=self.threshold,
@@ -163,5 +173,5 @@ class Memory(Drawn):
         return MemorySession(chunks, questions, rules, said)
 
     def script(self, skill: float = 1.0) -> Script:
-        """Plays the roles of invented conversations; ``solver`` writes and answers."""
+        """Return the scripted policy for generated conversations. The role ``solver`` writes and answers."""
         return Rememberer(skill, self.style)

@@ -1,4 +1,4 @@
-"""What invented people say of themselves: facts, how they are said, noted and asked for."""
+"""Facts about fictional people, with their lines, notes and questions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ MONTHS = (
 
 
 class Relation(NamedTuple):
-    """How a kind of fact is said, of ``{p}`` with ``{d}`` and ``{v}``.
+    """Templates for a kind of fact, with ``{p}`` (person), ``{d}`` (detail) and ``{v}`` (value).
 
     Args:
-        note: in short, with ``{v}`` at its end; ``asked`` is the question whose answer that is.
-        told: by the person; ``changed``, where it takes the place of an earlier one.
-        whose: the question after somebody's cousin; "": there is none.
-        details, values: what may stand in the places; no two relations share a value.
+        note: short form, with ``{v}`` at the end.
+        asked: question with ``{v}`` as the answer.
+        told: lines of the person.
+        changed: lines of the person for an updated fact.
+        whose: question about a person's cousin; "" if none.
+        details, values: possible details and values. No two relations share a value.
     """
 
     note: str
@@ -83,23 +85,25 @@ PLAIN_TALK = ("{p} says hello.", "{p} is tired.", "{p} laughs.", "{p} asks why."
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something about a person. ``detail`` is what it is about, ``value`` what is asked for."""
+    """Fact about a person: ``detail`` is its topic, ``value`` the answer."""
 
     relation: str
     person: str
     detail: str
     value: str
-    changed: bool = False  # it takes the place of an earlier one
+    changed: bool = False  # True if it replaces an earlier fact
 
     @property
     def note(self) -> str:
+        """Return the fact's short form."""
         return self._filled(RELATIONS[self.relation].note)
 
     def question(self, style: Style, cousin: str = "") -> str:
-        """What asks for the value.
+        """Return the question for the value.
 
         Args:
-            cousin: whose cousin the person is, where it is asked for by that; "": by name.
+            style: style of the question.
+            cousin: refer to the person as the cousin of this person; "": by name.
         """
         relation = RELATIONS[self.relation]
         if style == "plain":
@@ -109,14 +113,16 @@ class Fact:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What a note of it holds, whatever its words: no other fact has all of them."""
+        """Return the words in every note of this fact. No other fact has the same words."""
         return tuple(word for word in (self.person, self.detail, self.value) if word)
 
     def said(self, style: Style, today: str, random: Random) -> str:
-        """The line of the conversation that says it.
+        """Return the fact's line in the conversation.
 
         Args:
-            today: date of its piece; one whose value is another was the day before.
+            style: style of the line.
+            today: date of the chunk. An event with another date took place the day before.
+            random: source of randomness.
         """
         if style == "plain":
             return self.note.replace(f", {self.value}", "") if self.relation == "event" else self.note
@@ -131,14 +137,14 @@ class Fact:
 
 
 def talk(style: Style, person: str, random: Random) -> str:
-    """A line that says nothing."""
+    """Draw a line without a fact."""
     if style == "plain":
         return random.choice(PLAIN_TALK).format(p=person)
     return f"{person}: {random.choice(TALK)}"
 
 
 def dates(style: Style, count: int, random: Random) -> list[str]:
-    """Dates of pieces, in order, at least two days apart, so that the day before one is no other's."""
+    """Draw ascending dates of chunks, at least two days apart, so that no chunk's eve is another chunk's date."""
     if style == "plain":
         return [f"Day {number}" for number in range(1, count + 1)]
     day = date(2023, 1, 1) + timedelta(days=random.randrange(365))
@@ -150,7 +156,7 @@ def dates(style: Style, count: int, random: Random) -> list[str]:
 
 
 def written(day: date) -> str:
-    """A date in words.
+    """Format a date.
 
     >>> written(date(2023, 5, 8))
     '8 May 2023'
@@ -159,7 +165,7 @@ def written(day: date) -> str:
 
 
 def day_before(day: str) -> str:
-    """The day before one in words.
+    """Return the previous day.
 
     >>> day_before("1 May 2023")
     '30 April 2023'

@@ -1,4 +1,4 @@
-"""Conversations of public benchmarks, read from their own files: LoCoMo and LongMemEval."""
+"""Loading of public benchmark files: LoCoMo and LongMemEval."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ LONGMEMEVAL_KINDS: Mapping[str, Kind] = {
     "temporal-reasoning": "temporal",
     "knowledge-update": "update",
 }
-RUBRIC = "single-session-preference"  # whose answers say what a good one does; a model has to judge that
+RUBRIC = "single-session-preference"  # its answers are rubrics for a model judge
 _SESSION = re.compile(r"^session_(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A conversation of a file, with all that is asked about it."""
+    """Conversation from a file, with its questions."""
 
     name: str
     chunks: tuple[Chunk, ...]
@@ -48,13 +48,15 @@ class Recorded:
 
 
 def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
-    """The conversations of a file.
+    """Read the conversations in a file.
 
     Args:
-        lines: of a session that are one piece, at most.
+        path: path of the file.
+        layout: layout of the file.
+        lines: maximum lines of a session per chunk.
 
     Raises:
-        ValueError: it cannot be read, or is not laid out so.
+        ValueError: the file cannot be read, or has another layout.
     """
     try:
         rows = json.loads(read_text(path))
@@ -68,7 +70,7 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
     found = []
     for number, row in enumerate(rows, 1):
         try:
-            found.append(read(row, lines))  # None: it cannot be graded
+            found.append(read(row, lines))  # None if it cannot be graded
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(
@@ -84,15 +86,21 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
 def tasks_by_split(
     conversations: Sequence[Recorded], questions: int, kinds: Collection[str], retrieved: bool, written: bool, path: str
 ) -> dict[Split, list[Task]]:
-    """Tasks of so many questions about a conversation each. Conversations are put in an order by their words: a tenth
-    of them, and at least one, is for validation, as many for the test, the others for training.
+    """Build tasks by split, each with up to ``questions`` questions about a single conversation.
+
+    Conversations are ordered by a hash of their text. A tenth of them, at least one, is for validation, and as many for
+    test. The rest is for training.
 
     Args:
-        kinds: of questions that are asked.
-        retrieved: whether it takes a step to pick notes; ``written``: whether one to write down a piece.
+        conversations: conversations of the file.
+        questions: maximum questions per task.
+        kinds: kinds of questions to use.
+        retrieved: True if picking notes takes a step.
+        written: True if writing notes on a chunk takes a step.
+        path: path of the file, for error messages.
 
     Raises:
-        ValueError: there are fewer than three.
+        ValueError: there are fewer than three conversations.
     """
     if len(conversations) < 3:
         raise ValueError(f"environment: {path} has {len(conversations)} conversations: a split each takes three")
@@ -123,7 +131,7 @@ def _tasks(
 
 
 def _locomo(row: Any, lines: int) -> Recorded:
-    """One of ``locomo10.json``: sessions by number, each a list of turns with a date (snap-research/locomo)."""
+    """Parse an entry in ``locomo10.json``: numbered sessions, each a list of dated turns (snap-research/locomo)."""
     talk = row["conversation"]
     numbers = sorted(int(found[1]) for key in talk if (found := _SESSION.match(key)))
     chunks = list[Chunk]()
@@ -142,8 +150,10 @@ def _locomo(row: Any, lines: int) -> Recorded:
 
 
 def _longmemeval(row: Any, lines: int) -> Recorded | None:
-    """One of LongMemEval's: a question with sessions of a user and an assistant (xiaowu0162/LongMemEval); None where
-    its answer is a rubric."""
+    """Parse an entry in LongMemEval; None if its answer is a rubric.
+
+    An entry has a question, and sessions with a user and an assistant (xiaowu0162/LongMemEval).
+    """
     abstention = _text(row["question_id"]).endswith("_abs")
     if row["question_type"] == RUBRIC and not abstention:
         return None
@@ -165,8 +175,10 @@ def _recorded(name: str, chunks: Sequence[Chunk], asked: Sequence[Question]) -> 
 
 
 def _question(kind: Kind, text: str, answer: str, listed: bool = False) -> Question:
-    """A question whose needed fact is a note that holds the answer, or each part of a list, for the files name turns
-    and no facts."""
+    """Build a question with the answer as its needed fact; for a list, each item is a needed fact.
+
+    The files name relevant turns but no facts.
+    """
     if kind == "abstention":
         return Question(kind, text, NOT_MENTIONED, ())
     if not words_of(answer):
@@ -186,10 +198,10 @@ def _turn(speaker: Any, text: Any, picture: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A text, or a number in words.
+    """Return a text, or a number as text.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the value is neither.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise TypeError(f"{json.dumps(value, default=str)[:80]} is no text")

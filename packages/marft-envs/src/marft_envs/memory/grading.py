@@ -1,4 +1,4 @@
-"""What an answer is worth."""
+"""Grading of answers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from marft_envs.memory.conversations import Question
 
 Grading = Literal["exact", "contains", "f1"]
 NOT_MENTIONED = "not mentioned"
-ABSTAINS = (NOT_MENTIONED, "no information available")  # LoCoMo, task_eval/evaluation.py
+ABSTAINS = (NOT_MENTIONED, "no information available")  # phrases for abstention; LoCoMo, task_eval/evaluation.py
 
 
 def graded(question: Question, text: str, grading: Grading) -> float:
-    """What an answer is worth, from 0 to 1. Where nobody mentioned what is asked for, saying so is right, and
-    elsewhere nothing that says so is.
+    """Grade an answer, in [0, 1].
 
-    ``exact`` compares words without case, punctuation and articles; ``contains`` looks for the right answer among
-    them; ``f1`` is LoCoMo's, which is SQuAD's without the word "and"; where the answer is a list, the mean over its
-    parts of what the best part of the given one is worth (Maharana et al. 2024, ``task_eval/evaluation.py``; we do not
-    stem words).
+    If the conversation does not mention the requested fact, an abstention is right. For other questions an abstention
+    is wrong.
+
+    - ``exact`` compares words without case, punctuation and articles.
+    - ``contains`` searches for the right answer in the given answer.
+    - ``f1`` is LoCoMo's token F1: SQuAD's F1 without the word "and". For a list, it is the mean over the right items of
+      the best F1 of a given item (Maharana et al. 2024, ``task_eval/evaluation.py``). Unlike LoCoMo, words are not
+      stemmed.
     """
     abstains = any(words in " ".join(text.lower().split()) for words in ABSTAINS)
     if question.kind == "abstention" or abstains:
@@ -41,7 +44,7 @@ def _f1(right: str, given: str) -> float:
 
 
 def holds(text: str, words: tuple[str, ...]) -> bool:
-    """Whether a text says a fact: it holds all its words.
+    """Return True if a text contains every word in a fact.
 
     >>> holds("Ann has a red cat.", ("Ann", "cat", "red")), holds("Ann has a cat.", ("Ann", "cat", "red"))
     (True, False)

@@ -1,4 +1,4 @@
-"""Plays conversations from what is said in them."""
+"""Scripted policy for generated conversations."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ _NOTE = re.compile(r"^(\d+): (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Rememberer:
-    """Plays ``writer``, ``retriever`` and ``answerer``, and ``solver``, who writes and answers.
+    """Scripted ``writer``, ``retriever`` and ``answerer``; ``solver`` writes and answers.
 
     Args:
-        skill: share of turns that are played well.
+        skill: probability of playing a turn well.
+        style: style of the conversation.
     """
 
     skill: float
     style: Style
 
     def __call__(self, cue: Cue) -> str:
-        """What the agent of a cue says."""
+        """Return the output for an agent's turn."""
         good = cue.random.random() < self.skill
         shown = cue.shown
         rest, _, asked = shown.rpartition("\n\n")
@@ -45,7 +46,7 @@ class Rememberer:
         return self._answer(asked, notes) if good else _guess(notes, cue.random)
 
     def _noted(self, shown: str) -> str:
-        """A note of each fact of a piece, in the place of one that it contradicts."""
+        """Return a note for each fact in a chunk, replacing an outdated note."""
         piece, _, rest = shown.rpartition("\n\nNotes (")
         day, *lines = piece.rpartition("\n\n")[2].splitlines()
         notes = _NOTE.findall(rest)
@@ -59,13 +60,15 @@ class Rememberer:
         return "\n".join(written) or "nothing"
 
     def _read(self, note: str) -> Fact | None:
-        """The fact that a note says, or a line of the conversation with its date before it."""
+        """Parse a fact from a note, or from a dated line in the conversation."""
         day, _, line = note.partition(": ")
         return _fact_in(note) or (understood(line, day, self.style) if line else None)
 
     def _wanted(self, asked: str, notes: Sequence[str]) -> list[tuple[int, Fact]]:
-        """The notes that answer a question, by number; the last of several that say the same of somebody. Of two that
-        are both needed the answer is in the second."""
+        """Return the notes that answer a question, by number, latest version only.
+
+        If two notes are needed, the second has the answer.
+        """
         facts = [(number, fact) for number, note in enumerate(notes, 1) if (fact := self._read(note))]
         direct = [pair for pair in facts if pair[1].question(self.style) == asked]
         if direct:
@@ -81,7 +84,7 @@ class Rememberer:
         return sorted(number for number, _ in self._wanted(asked, notes))
 
     def _sought(self, asked: str) -> str:
-        """The words that a note of what is asked holds, as far as the question says them."""
+        """Return search words for the note that answers a question, as far as the question contains them."""
         for relation in RELATIONS.values():
             note = relation.note.partition("{v}")[0]
             about = _matched(f"{note}?" if self.style == "plain" else relation.asked, asked)
@@ -95,7 +98,7 @@ class Rememberer:
 
 
 def understood(line: str, day: str, style: Style) -> Fact | None:
-    """The fact that a line of a conversation says on a day; None where it says none."""
+    """Parse the fact in a dated line; None without a fact."""
     if style == "plain":
         return _fact_in(line) or _fact_in(line.replace(".", f", {day}."))
     person, _, words = line.partition(": ")
@@ -109,7 +112,7 @@ def understood(line: str, day: str, style: Style) -> Fact | None:
 
 
 def _matched(template: str, words: str) -> dict[str, str] | None:
-    """What stands in the places of a template; None where the words are not of it."""
+    """Match a template; return its placeholders, or None without a match."""
     pattern = re.escape(template)
     for place, kind in (("p", r"\w+"), ("d", r"\w+"), ("v", r"[\w ]+")):
         escaped = re.escape(f"{{{place}}}")
@@ -119,7 +122,7 @@ def _matched(template: str, words: str) -> dict[str, str] | None:
 
 
 def _fact_in(note: str) -> Fact | None:
-    """The fact that a note is of."""
+    """Parse the fact in a note; None without a fact."""
     for name, relation in RELATIONS.items():
         found = _matched(relation.note, note)
         known = found and (not relation.values or found["v"] in relation.values)
@@ -134,18 +137,18 @@ def _about(note: str) -> tuple[str, str, str] | None:
 
 
 def _hasty(shown: str, random: Random) -> str:
-    """A weak writer's notes: one line, whichever it is."""
+    """Imitate a weak writer: note a random line."""
     piece = shown.rpartition("\n\nNotes (")[0].rpartition("\n\n")[2]
     lines = piece.splitlines()[1:]
     return random.choice(lines) if lines else "nothing"
 
 
 def _any_of(count: int, random: Random) -> list[int]:
-    """A weak retriever's choice: any one note."""
+    """Imitate a weak retriever: pick a random note."""
     return [random.randint(1, count)] if count else []
 
 
 def _guess(notes: Sequence[str], random: Random) -> str:
-    """A weak answerer's word: the end of some note, or that nobody said so."""
+    """Imitate a weak answerer: say a note's last word, or abstain."""
     words = [note.rstrip(".").split()[-1] for note in notes if note.rstrip(".")]
     return random.choice([*words, NOT_MENTIONED])

@@ -1,4 +1,4 @@
-"""One conversation: it is read piece by piece and noted down; then questions are answered from the notes."""
+"""Session for a conversation: read it in chunks, take notes, then answer questions from the notes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from marft_envs.memory.grading import Grading, graded, holds
 Retrieval = Literal["text", "choices", "words"]
 Coverage = Literal["asked", "said"]
 NOTHING = "(nothing)"
-QUESTION = "Question: "  # what the last line of who retrieves or answers begins with
-MOST_OPTIONS = 100  # that a retriever chooses from
+QUESTION = "Question: "  # prefix of the last line for retriever and answerer
+MOST_OPTIONS = 100  # maximum options of a retriever
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for every conversation.
+    """Rules for every conversation.
 
     Args:
-        retriever: "" where the answerer reads all notes.
-        budget: characters of the notes.
-        picks: notes that are picked for a question, at most.
-        local_weight: what the writer earns for all that is needed being noted, and the retriever for picking it.
-        threshold: what an answer is worth at least that counts as right.
+        writer: role that takes notes.
+        retriever: role that picks notes; "" if the answerer sees all notes.
+        answerer: role that answers.
+        budget: maximum characters of the notes.
+        picks: maximum notes picked per question.
+        retrieval: way of picking notes.
+        grading: grading of answers.
+        local_weight: weight of the writer's reward for coverage and of the retriever's reward for recall.
+        threshold: minimum score of a right answer.
     """
 
     writer: str
@@ -45,10 +49,13 @@ class Rules:
 
 
 class MemorySession:
-    """One attempt at remembering a conversation.
+    """Single attempt at a conversation.
 
     Args:
-        said: facts that notes are to hold, each by its words; None: those that the questions take.
+        chunks: chunks of the conversation.
+        questions: questions after the conversation.
+        rules: rules of the session.
+        said: facts that count for coverage, each by its words; None for the facts that the questions need.
     """
 
     def __init__(
@@ -61,17 +68,18 @@ class MemorySession:
         self.chunks, self.questions, self.rules = chunks, questions, rules
         self.wanted = [words for question in questions for words in question.needs] if said is None else said
         self.notebook = Notebook(rules.budget)
-        self.read = self.asked = 0  # pieces, questions
-        self.picked: tuple[str, ...] | None = None  # for the question; None: nobody has picked yet
-        self.right = self.characters = 0  # answers; that were read for questions
+        self.read = self.asked = 0  # chunks read, questions asked
+        self.picked: tuple[str, ...] | None = None  # picked notes; None before the retriever's turn
+        self.right = self.characters = 0  # right answers; characters read for questions
         self.recalls: list[float] = []
         self.coverage = 0.0
 
     async def reset(self) -> Observation:
+        """Return the first chunk."""
         return self._piece("")
 
     async def step(self, actions: JointAction) -> Step:
-        """Take the notes on a piece, what is picked for a question, or its answer."""
+        """Take notes on a chunk, picked notes for a question, or an answer."""
         if self.read < len(self.chunks):
             return self._noted(said(actions, self.rules.writer))
         if self.picked is None and self.rules.retriever:
@@ -117,15 +125,18 @@ class MemorySession:
         )  # fmt: skip
 
     def _piece(self, problem: str) -> Observation:
-        """The next piece, to the writer alone."""
+        """Return the next chunk, visible only to the writer."""
         held = f"Notes ({self.notebook.size} of {self.rules.budget}):"
         parts = (problem, self.chunks[self.read].text, f"{held}\n{self.notebook.shown() or NOTHING}")
         writer = self.rules.writer
         return Observation("", views={writer: "\n\n".join(part for part in parts if part)}, turn=(writer,))
 
     def _question(self) -> Observation:
-        """The next question: to the retriever, below the notes by number where it picks by those; or to the answerer,
-        below all of them."""
+        """Return the next question.
+
+        The retriever sees it, below the numbered notes if it picks by number. Without a retriever, the answerer sees it
+        below all notes.
+        """
         retriever = self.rules.retriever
         if not retriever:
             return self._to_answer(tuple(self.notebook.notes))
@@ -141,11 +152,11 @@ class MemorySession:
         return Observation("", views={answerer: view}, turn=(answerer,))
 
     def _asking(self) -> str:
-        """What is asked, below the notes: prompts of all questions begin alike."""
+        """Return the question's line. It comes after the notes, so that prompts for all questions share a prefix."""
         return f"{QUESTION}{self.questions[self.asked].text}"
 
     def _options(self) -> tuple[str, ...]:
-        """Numbers of notes that may be picked together, as many sets as there are at most."""
+        """Return sets of note numbers as options, small sets first, up to the maximum."""
         numbers = range(1, len(self.notebook.notes) + 1)
         options = ["none"]
         for size in range(1, self.rules.picks + 1):
@@ -167,7 +178,7 @@ class MemorySession:
 
 
 def numbered(text: str, notes: Sequence[str]) -> list[str]:
-    """The notes whose numbers a text says, in its order.
+    """Return the notes selected by number in a text, in its order.
 
     >>> numbered("2, then 1, and 7", ["Ann likes rice.", "Bea likes soup."])
     ['Bea likes soup.', 'Ann likes rice.']
@@ -177,7 +188,9 @@ def numbered(text: str, notes: Sequence[str]) -> list[str]:
 
 
 def found(text: str, notes: Sequence[str]) -> list[str]:
-    """The notes in which all words of a text stand, whatever their case and order; none for a text without words.
+    """Return the notes that contain every word in a text; case and order are ignored.
+
+    A text without words selects no notes.
 
     >>> found("likes Ann", ["Ann likes rice.", "Bea likes soup."]), found("?", ["Ann likes rice."])
     (['Ann likes rice.'], [])
@@ -191,9 +204,10 @@ def _words(text: str) -> set[str]:
 
 
 def said(actions: JointAction, role: str) -> str:
+    """Return the text from a role's action."""
     return text_said(actions.of(role))
 
 
 def share_held(needs: Sequence[tuple[str, ...]], notes: Sequence[str]) -> float:
-    """The share of facts that some note says; 1 where there are none."""
+    """Return the fraction of facts contained in a note; 1 without facts."""
     return sum(any(holds(note, words) for note in notes) for words in needs) / len(needs) if needs else 1.0

@@ -1,4 +1,4 @@
-"""One conversation that goes through a memory system: written there, and asked about from what is read."""
+"""Session with a memory system: write to it, then answer questions from the texts that it returns."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from marft_envs.memory.session import NOTHING, QUESTION, Rules, said, share_held
 
 
 class StoredSession:
-    """One attempt at remembering a conversation with a store.
+    """Single attempt at a conversation with a memory system.
 
     Args:
-        edits: whether a writer's text goes there whole, and not line by line.
+        chunks: chunks of the conversation.
+        questions: questions after the conversation.
+        rules: rules of the session.
+        store: memory system.
+        edits: True to store the writer's text as a whole, False to store it line by line.
     """
 
     def __init__(
         self, chunks: Sequence[Chunk], questions: Sequence[Question], rules: Rules, store: Store, edits: bool
     ) -> None:
         self.chunks, self.questions, self.rules, self.store, self.edits = chunks, questions, rules, store, edits
-        self.written = self.asked = self.right = 0  # pieces, questions, right answers
-        self.texts: tuple[str, ...] | None = None  # that were read for the question; None: nobody has asked yet
+        self.written = self.asked = self.right = 0  # chunks written, questions asked, right answers
+        self.texts: tuple[str, ...] | None = None  # texts read for the question; None before the query
         self.recalls: list[float] = []
 
     async def reset(self) -> Observation:
-        """The first piece; the first question where nobody writes."""
+        """Return the first chunk; without a writer, store everything and return the first question."""
         if self.rules.writer:
             return await self._piece("")
         for chunk in self.chunks:
@@ -38,7 +42,7 @@ class StoredSession:
         return await self._question()
 
     async def step(self, actions: JointAction) -> Step:
-        """Take what is written of a piece, what the store is asked, or an answer."""
+        """Take notes on a chunk, a query to the memory system, or an answer."""
         if self.written < len(self.chunks):
             return await self._wrote(said(actions, self.rules.writer))
         if self.texts is None:
@@ -57,14 +61,14 @@ class StoredSession:
         return Step(shown, 0.0, info=self._told())
 
     async def _piece(self, problem: str) -> Observation:
-        """The next piece, to the writer alone, above the newest of what it has written."""
+        """Return the next chunk with the latest notes, visible only to the writer."""
         held = (await self.store.read("", self.rules.budget)).text
         parts = (problem, self.chunks[self.written].text, f"Notes ({self.rules.budget}):\n{held or NOTHING}")
         writer = self.rules.writer
         return Observation("", views={writer: "\n\n".join(part for part in parts if part)}, turn=(writer,))
 
     async def _question(self) -> Observation:
-        """The next question: to the retriever, who says what the store is asked; or to the answerer."""
+        """Return the next question, for the retriever's query or for the answerer."""
         retriever = self.rules.retriever
         if retriever:
             return Observation("", views={retriever: self._asking()}, turn=(retriever,))
@@ -95,8 +99,7 @@ class StoredSession:
         )  # fmt: skip
 
     def _earned(self) -> float:
-        """What the share of the needed facts that was read for the question is worth to one agent; nothing where it
-        needs none."""
+        """Return an agent's reward for the fraction of needed facts read; 0 if the question needs none."""
         needs = self.questions[self.asked].needs
         held = share_held(needs, self.texts or ()) if needs else 0.0
         return self.rules.local_weight * held / len(self.questions)

@@ -1,1 +1,1 @@
-"""Competitions that are won by programs, in the shape of MLE-bench: files, a metric, a leaderboard, medals."""
+"""Machine-learning competitions for program writers, in MLE-bench format: files, a metric, a leaderboard, medals."""

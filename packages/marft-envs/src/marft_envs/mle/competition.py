@@ -1,4 +1,4 @@
-"""A competition: what teams are given, what is kept back, and how a submission is graded."""
+"""A competition: public files, hidden answers, and grading of submissions."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from marft_envs.mle.medals import Leaderboard
 from marft_envs.mle.metrics import METRICS, accuracy
 
 Grade = Callable[[Mapping[str, str], Mapping[str, str]], float]
-DIGITS = 5  # that a score is rounded to, as MLE-bench does
-SHOWN = 5  # ids that a message names
+DIGITS = 5  # decimal places of a score, as in MLE-bench
+SHOWN = 5  # maximum ids in an error message
 
 
 class InvalidError(ValueError):
-    """A submission cannot be graded; the message is for the team."""
+    """Error for an ungradable submission; the message is for the team."""
 
 
 @dataclass(frozen=True, slots=True)
 class Competition:
-    """
+    """A competition with its public files, hidden answers and leaderboard.
+
     Args:
-        public: files that teams are given, by relative path.
-        answers: right answers by id.
-        columns: of a submission: the id's and the prediction's.
-        metric: by name, one of :data:`METRICS`.
-        grade: in its place, from right answers and predictions by id; None: the metric.
+        description: text of the task for the team.
+        public: content of the files given to teams, by relative path.
+        answers: correct answers by id.
+        columns: names of the id column and the prediction column of a submission.
+        metric: name in :data:`METRICS`.
+        leaderboard: scores of other teams.
+        grade: function that replaces the metric: correct answers and predictions by id → score; None: use the metric.
     """
 
     description: str
@@ -45,16 +48,16 @@ class Competition:
 
     @property
     def digest(self) -> str:
-        """Of what the team is given, what is right, and who is on the leaderboard."""
+        """Digest of the public files, the answers and the leaderboard."""
         files = (part for name, content in sorted(self.public.items()) for part in (name, content))
         rest = [self.answers, self.columns, [*self.leaderboard.scores], self.leaderboard.lower_is_better]
         return content_of(json.dumps(rest, sort_keys=True), *files)
 
     def score(self, submission: str) -> float:
-        """The score of a submission, as text of a table.
+        """Score a submission, given as CSV text.
 
         Raises:
-            InvalidError: it cannot be graded; the message says what is wrong with it.
+            InvalidError: the submission cannot be graded. The message gives the reason.
         """
         given = predictions(submission, self.columns, list(self.answers))
         if self.grade is not None:
@@ -68,10 +71,12 @@ class Competition:
 
 
 def predictions(submission: str, columns: tuple[str, str], ids: Sequence[str]) -> dict[str, str]:
-    """Predictions by id. Columns may stand in any order, and others beside them, as MLE-bench's graders take them.
+    """Parse the predictions of a submission, by id.
+
+    Columns may have any order, and extra columns are ignored, as in MLE-bench's graders.
 
     Raises:
-        InvalidError: columns, ids or cells are missing, or more than they should be.
+        InvalidError: columns, ids or cells are missing, duplicated or unknown.
     """
     try:
         header, *rows = [row for row in csv.reader(io.StringIO(submission.removeprefix("\ufeff")), strict=True) if row]

@@ -1,8 +1,10 @@
-"""Small competitions with a structure that is planted in their tables, and a leaderboard of made-up teams.
+"""Generator for small competitions with a planted structure and a leaderboard of fictional teams.
 
-linear    a value is a weighted sum of numbers, and noise; root mean squared error
-groups    a value depends on two groups that a row is in, and noise; mean absolute error
-bound     a label says on which side of a bound one of the numbers is, a few of them flipped; accuracy
+Three kinds of structure:
+
+    linear    the value is a weighted sum of numbers, plus noise; metric: root mean squared error
+    groups    the value depends on two groups of the row, plus noise; metric: mean absolute error
+    bound     the label gives the side of a bound that one number is on, with a few labels flipped; metric: accuracy
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ TOLD: Mapping[Kind, str] = {
     "bound": "Predict the label y, yes or no, from the numbers x1, x2, ….",
 }
 TRAIN, TEST = 60, 40
-TEAMS = (20, 1500)  # on a leaderboard: fewest and most, all of MLE-bench's brackets
+TEAMS = (20, 1500)  # minimum and maximum teams on a leaderboard; the range covers all of MLE-bench's medal brackets
 NOISE = 0.3
 FLIPPED = 0.05
 COLUMNS = ("id", "y")
@@ -33,7 +35,7 @@ Row = list[str]
 
 
 def drawn(random: Random, kinds: Sequence[Kind]) -> Drawing:
-    """A competition's parameters: they make it the one that it is."""
+    """Generate the parameters of a competition; they are its content, which decides the split."""
     kind = random.choice(list(kinds))
     plant = _PLANT[kind](random)
     data = {"kind": kind, "plant": plant, "teams": random.randint(*TEAMS), "seed": random.getrandbits(32)}
@@ -41,7 +43,7 @@ def drawn(random: Random, kinds: Sequence[Kind]) -> Drawing:
 
 
 def description(kind: Kind, columns: int) -> str:
-    """What teams are told."""
+    """Return the description for the team."""
     better = "lower" if METRICS[METRIC[kind]].lower_is_better else "higher"
     of = f" There are {columns} of them." if columns else ""
     return (
@@ -51,7 +53,7 @@ def description(kind: Kind, columns: int) -> str:
 
 
 def competition_of(prompt: str, data: Mapping[str, Any]) -> Competition:
-    """The competition of a task: the same tables for the same data."""
+    """Build the competition of a task; equal data give equal tables."""
     kind, random = data["kind"], Random(data["seed"])
     header, rows = _TABLE[kind](random, data["plant"], TRAIN + TEST)
     train, test = rows[:TRAIN], rows[TRAIN:]
@@ -74,12 +76,15 @@ def competition_of(prompt: str, data: Mapping[str, Any]) -> Competition:
 
 
 def text(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as a table of text; no cell needs quotes."""
+    """Format rows as CSV; no cell needs quotes."""
     return "".join(f"{','.join(row)}\n" for row in rows)
 
 
 def _leaderboard(random: Random, teams: int, fitted: float, sample: float) -> list[float]:
-    """Teams between whoever fits what was planted, and a little worse than the sample, more of them near the former."""
+    """Generate team scores, best first.
+
+    Scores lie between the planted structure's fit and slightly below the sample submission, denser near the fit.
+    """
     shares = sorted(0.01 + 1.1 * random.random() ** 2 for _ in range(teams))
     return [round(fitted + share * (sample - fitted), 5) for share in shares]
 

@@ -1,4 +1,4 @@
-"""Competitions, from folders in MLE-bench's shape, or drawn."""
+"""Competition environment, from folders in MLE-bench format or generated."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ LIMITS = SandboxSettings(seconds=30.0, cpu_seconds=30, output_kb=2048)
 
 
 class Mle(Drawn):
-    """Competitions that are won by programs, which write predictions into a table.
+    """Competitions solved by programs that write predictions into a table.
 
-    A team is shown what is to be predicted and the first lines of the tables, and writes a program that leaves
-    ``submission.csv``. It runs in a jail with the public files, the standard library and no right answer.
+    The team sees the task description and the first lines of the tables. It writes a program that creates
+    ``submission.csv``. The program runs in a sandbox with the public files and the standard library, and without
+    answers.
 
-    The reward is 0 for a submission that cannot be graded, and from ``valid`` to 1 for one that can, by the share of
-    the leaderboard that it beats. A medal solves the task.
+    The reward is 0 for a submission that cannot be graded. Otherwise it goes from ``valid`` to 1, in proportion to
+    the fraction of the leaderboard that the submission beats. A medal counts as success.
     """
 
     stream: ClassVar[str] = "Mle"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    path: Place = ""  # of a competition, or of several; "": they are drawn
-    metrics: dict[str, str] = {}  # by competition: how it is graded, where its config.yaml does not say
-    kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = ("linear", "groups", "bound")  # drawn
-    rounds: Few = 1  # programs that may be written; after each but the last the team is told what it printed
-    valid: Fraction = 0.1  # reward of a submission that can be graded and beats nobody
-    limits: SandboxSettings = LIMITS  # of a run of a program
+    path: Place = ""  # folder of one competition or of several; "": generate competitions
+    metrics: dict[str, str] = {}  # metric by competition name; overrides its config.yaml
+    # kinds of generated competitions
+    kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = ("linear", "groups", "bound")
+    rounds: Few = 1  # maximum programs per episode; after each but the last, the team sees the program's output
+    valid: Fraction = 0.1  # reward of a gradable submission that beats no team
+    limits: SandboxSettings = LIMITS  # sandbox limits of one program run
 
     @model_validator(mode="after")
     def _fit_together(self) -> Mle:
@@ -56,18 +58,18 @@ class Mle(Drawn):
 
     @property
     def episode_limit(self) -> int:
-        """A step for each program."""
+        """Maximum steps in an episode: one per program."""
         return self.rounds
 
     def draw(self, random: Random) -> Drawing:
-        """A small competition."""
+        """Generate a small competition."""
         return drawn(random, self.kinds)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Competitions of a split. Of those from a folder a fifth is the test, a fifth validation.
+        """Return the competitions of a split; from a folder, a fifth is for test and a fifth for validation.
 
         Raises:
-            ValueError: a folder cannot be used, or the machine offers no isolation.
+            ValueError: a folder is invalid, or the machine offers no isolation.
         """
         require_isolation(self.limits)
         if not self.path:
@@ -81,13 +83,13 @@ class Mle(Drawn):
             if of[name] == split
         ]  # fmt: skip
 
-    def start(self, task: Task, seed: int) -> MleSession:  # noqa: ARG002  nothing here is random
-        """One attempt at a competition."""
+    def start(self, task: Task, seed: int) -> MleSession:  # noqa: ARG002  no randomness in an episode
+        """Start an attempt at a competition."""
         made = competition_of(task.prompt, task.data) if "kind" in task.data else self._competitions[task.id]
         return MleSession(made, Rules(self.rounds, self.valid, self.limits))
 
     def script(self, skill: float = 1.0) -> Competitor | None:
-        """Whoever writes, where competitions are drawn."""
+        """Return a policy for generated competitions; None for competitions from a folder."""
         return None if self.path else Competitor(skill)
 
     @cached_property

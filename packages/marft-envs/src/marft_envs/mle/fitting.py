@@ -1,4 +1,4 @@
-"""How well a planted structure can be learned from a table: what leaderboards of drawn competitions are made of."""
+"""Least-squares and threshold fits of planted structures, the basis for generated leaderboards."""
 
 from __future__ import annotations
 
@@ -13,18 +13,24 @@ Columns = npt.NDArray[np.float64]
 
 
 def predicted(kind: str, train: Rows, test: Rows) -> list[str]:
-    """Predictions for rows of the test, whose last cell is not looked at, from rows with it."""
+    """Fit the training rows and return predictions for the test rows.
+
+    The last cell of a row is its answer; it is ignored in test rows.
+    """
     return {"linear": _linear, "groups": _groups, "bound": _bound}[kind](train, test)
 
 
 def _linear(train: Rows, test: Rows) -> list[str]:
-    """Least squares with a constant."""
+    """Fit a linear model with intercept by least squares."""
     known, asked = (np.array([[1.0, *map(float, row[1:-1])] for row in rows]) for rows in (train, test))
     return _solved(known, asked, train)
 
 
 def _groups(train: Rows, test: Rows) -> list[str]:
-    """Least squares on which groups a row is in, of least norm: only sums of two effects can be told."""
+    """Fit group effects by least squares with minimum norm.
+
+    Only sums of two effects are identifiable.
+    """
     groups = sorted({(place, row[place]) for row in train for place in (1, 2)})
     known, asked = (np.array([[float(row[p] == g) for p, g in groups] for row in rows]) for rows in (train, test))
     return _solved(known, asked, train)
@@ -37,7 +43,7 @@ def _solved(known: Columns, asked: Columns, train: Rows) -> list[str]:
 
 
 def _bound(train: Rows, test: Rows) -> list[str]:
-    """The column, bound and side that are right most often in training."""
+    """Choose the column, bound and side with the most correct training labels."""
     best = max(_bounds(train), key=lambda one: sum(_label(row, *one) == row[-1] for row in train))
     return [_label(row, *best) for row in test]
 

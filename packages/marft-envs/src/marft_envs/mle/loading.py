@@ -1,10 +1,12 @@
-"""Competitions from folders, as MLE-bench prepares them.
+"""Loader for competitions from folders prepared by MLE-bench.
 
-NAME/description.md                 or in public/
-NAME/config.yaml                    MLE-bench's own, which names the metric; or the recipe does
-NAME/leaderboard.csv                with a column score
-NAME/public/                        or prepared/public/: what teams are given, sample_submission.csv among it
-NAME/private/                       or prepared/private/: one table with the right answers
+Files of a competition:
+
+    NAME/description.md                 or in public/
+    NAME/config.yaml                    MLE-bench's file that names the metric; the recipe may name it instead
+    NAME/leaderboard.csv                with a column score
+    NAME/public/                        or prepared/public/: files for the team, including sample_submission.csv
+    NAME/private/                       or prepared/private/: one table with the correct answers
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from marft_envs.mle.metrics import CALLED, METRICS
 
 SAMPLES = ("sample_submission.csv", "sampleSubmission.csv")
 ANSWERS = ("answers.csv", "test.csv", "gold_submission.csv")
-MOST_MB = 32  # of public files, all of which each run of a program is given anew
+MOST_MB = 32  # maximum megabytes of public files; every program run gets a fresh copy
 
 
 def found_in(folder: str) -> dict[str, Path]:
-    """Folders of competitions by name: the folder itself, or those in it.
+    """Return competition folders by name: the folder itself, or its subfolders.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the folder holds no competition.
     """
     place = Path(folder)
     places = [place] if _parts(place) else sorted(one for one in place.glob("*") if _parts(one))
@@ -48,13 +50,14 @@ def found_in(folder: str) -> dict[str, Path]:
 
 
 def read(folder: Path, metrics: Mapping[str, str]) -> Competition:
-    """A competition.
+    """Load a competition from its folder.
 
     Args:
-        metrics: names by competition, which go before what its configuration says.
+        folder: folder of the competition.
+        metrics: metric by competition name; overrides the competition's configuration.
 
     Raises:
-        ValueError: something is missing, or cannot be used; the message says what and what to do.
+        ValueError: a part is missing or invalid. The message names it and the remedy.
     """
     parts = _parts(folder)
     assert parts, "competitions have been looked for"
@@ -129,7 +132,7 @@ def _columns(folder: Path, sample: bytes) -> tuple[str, str]:
 
 
 def _answers(folder: Path, private: Path, columns: tuple[str, str]) -> dict[str, str]:
-    """Right answers by id, from a table that has both columns."""
+    """Read the answers by id, from the first table with both columns."""
     tables = sorted(private.glob("*.csv"), key=lambda file: (file.name not in ANSWERS, file.name))
     for table in tables:
         with _read(table), regular(table).open(encoding="utf-8-sig", newline="") as file:
@@ -171,7 +174,7 @@ def _leaderboard(folder: Path, metric: str) -> Leaderboard:
 
 @contextmanager
 def _read(file: Path) -> Iterator[None]:
-    """Say which file cannot be read."""
+    """Context manager: name the unreadable file in errors."""
     try:
         yield
     except (UnicodeDecodeError, csv.Error) as error:
@@ -181,13 +184,13 @@ def _read(file: Path) -> Iterator[None]:
 
 
 def check_room(name: str, made: Competition, limits: SandboxSettings) -> None:
-    """See that a program can be given its files, and can give back predictions.
+    """Check that the sandbox limits leave room for the public files and for correct predictions.
 
     Raises:
-        ValueError: no program of any team could earn anything.
+        ValueError: no program could earn a reward under these limits.
     """
     places = {parent for file in made.public for parent in PurePath(file).parents}
-    needed = len(made.public) + len(places) + 2  # with its own program, and what it leaves
+    needed = len(made.public) + len(places) + 2  # plus the program and its submission
     if needed > limits.files:
         raise ValueError(
             f"environment: {name}: its {len(made.public):,} public files take {needed:,} of the {limits.files:,} that "
@@ -202,7 +205,7 @@ def check_room(name: str, made: Competition, limits: SandboxSettings) -> None:
 
 
 def _check(folder: Path, made: Competition, sample: bytes) -> None:
-    """See that the sample fits the answers, and that the answers can be graded."""
+    """Check that the sample submission matches the answers, and that the answers can be graded."""
     try:
         predictions(sample.decode("utf-8-sig"), made.columns, list(made.answers))
     except (InvalidError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Medals, as MLE-bench gives them: by where a score would stand on the leaderboard (Chan et al. 2024, section 2.2)."""
+"""Medals by rank on the leaderboard, as in MLE-bench (Chan et al. 2024, section 2.2)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ Medal = Literal["gold", "silver", "bronze", ""]
 
 @dataclass(frozen=True, slots=True)
 class Leaderboard:
-    """Scores of all teams, the best first.
+    """Scores of all teams, best first.
 
     Args:
-        lower_is_better: the direction that the metric says.
+        scores: scores of the teams.
+        lower_is_better: True if the metric prefers lower scores.
     """
 
     scores: Sequence[float]
     lower_is_better: bool
 
     def medal(self, score: float) -> Medal:
-        """The best medal whose last place the score reaches.
+        """Return the best medal for a score; a tie with the last medal place earns the medal, and "" means none.
 
         >>> board = Leaderboard([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0], False)
         >>> [board.medal(score) for score in (0.95, 0.85, 0.8, 0.6, 0.5)]
@@ -36,12 +37,12 @@ class Leaderboard:
         return ""
 
     def above_median(self, score: float) -> bool:
-        """Whether the score is better than the median of all teams."""
+        """Return True if the score beats the median team."""
         middle = median(self.scores)
         return score < middle if self.lower_is_better else score > middle
 
     def beaten(self, score: float) -> float:
-        """The share of teams that the score beats; those that have the same count one half."""
+        """Return the fraction of teams that the score beats; a tie counts one half."""
         worse = sorted(-one if self.lower_is_better else one for one in self.scores)
         own = -score if self.lower_is_better else score
         return (bisect_left(worse, own) + bisect_right(worse, own)) / 2 / len(worse)
@@ -51,7 +52,7 @@ class Leaderboard:
 
 
 def medal_places(teams: int) -> tuple[int, int, int]:
-    """The last places that earn gold, silver and bronze: Kaggle's rules, rounded down as MLE-bench does.
+    """Return the last places for gold, silver and bronze: Kaggle's rules, rounded down as in MLE-bench.
 
     >>> medal_places(50), medal_places(120), medal_places(600), medal_places(2000)
     ((5, 10, 20), (10, 24, 48), (11, 50, 100), (14, 100, 200))

@@ -1,4 +1,4 @@
-"""What competitions are graded by: a number from predictions and right answers, row by row."""
+"""Competition metrics: one number from correct answers and predictions, row by row."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.float64]
-LEAST = 1e-15  # a probability is at least this, and at most 1 less this
+LEAST = 1e-15  # probabilities are clipped to [LEAST, 1 − LEAST]
 
 
 class Metric(NamedTuple):
-    """
+    """A metric and the range of valid predictions.
+
     Args:
-        of_numbers: from right values [N] and predicted ones [N]; None where labels are compared as they are written.
-        least: the smallest prediction that can be meant.
-        most: the largest one.
+        lower_is_better: True if lower scores are better.
+        of_numbers: function of correct values [N] and predicted values [N]; None to compare labels as texts.
+        least: smallest valid prediction.
+        most: largest valid prediction.
     """
 
     lower_is_better: bool
@@ -27,23 +29,26 @@ class Metric(NamedTuple):
 
 
 def rmse(right: Column, given: Column) -> float:
-    """``√(Σ (y − ŷ)² / N)``"""
+    """Return the root mean squared error, ``√(Σ (y − ŷ)² / N)``."""
     return float(np.sqrt(np.mean((right - given) ** 2)))
 
 
 def mae(right: Column, given: Column) -> float:
-    """``Σ |y − ŷ| / N``"""
+    """Return the mean absolute error, ``Σ |y − ŷ| / N``."""
     return float(np.mean(np.abs(right - given)))
 
 
 def rmsle(right: Column, given: Column) -> float:
-    """``√(Σ (ln(1 + y) − ln(1 + ŷ))² / N)``"""
+    """Return the root mean squared logarithmic error, ``√(Σ (ln(1 + y) − ln(1 + ŷ))² / N)``."""
     return rmse(np.log1p(right), np.log1p(given))
 
 
 def auc(right: Column, given: Column) -> float:
-    """How often a row of class 1 is given more than one of class 0, a tie counting one half (Mann and Whitney 1947);
-    one half where only one class is there."""
+    """Return the area under the ROC curve (Mann and Whitney 1947).
+
+    It is the probability that a row of class 1 gets a larger prediction than a row of class 0; a tie counts one
+    half. With only one class the result is one half.
+    """
     positive, negative = given[right == 1], given[right != 1]
     if not len(positive) or not len(negative):
         return 0.5
@@ -53,19 +58,21 @@ def auc(right: Column, given: Column) -> float:
 
 
 def log_loss(right: Column, given: Column) -> float:
-    """``−Σ (y ln p + (1 − y) ln(1 − p)) / N`` of two classes"""
+    """Return the binary cross-entropy, ``−Σ (y ln p + (1 − y) ln(1 − p)) / N``."""
     p = np.clip(given, LEAST, 1 - LEAST)
     return float(-np.mean(right * np.log(p) + (1 - right) * np.log1p(-p)))
 
 
 def accuracy(right: Sequence[str], given: Sequence[str]) -> float:
-    """The share of labels that are right."""
+    """Return the fraction of correct labels."""
     return sum(map(same_label, right, given)) / len(right)
 
 
 def same_label(right: str, given: str) -> bool:
-    """Whether a label is the right one: as a number or as a truth value where both are, as a table that is read in
-    makes of them; else to the letter.
+    """Return True if a label equals the correct one.
+
+    Two numbers, or two truth values, are compared by value, because reading a table may change their form. Other
+    labels are compared exactly.
 
     >>> same_label("1", "1.0"), same_label("True", "true"), same_label("cat", "Cat")
     (True, True, False)
@@ -88,7 +95,7 @@ METRICS: dict[str, Metric] = {
     "rmse": Metric(lower_is_better=True, of_numbers=rmse),
     "rmsle": Metric(lower_is_better=True, of_numbers=rmsle, least=0.0),
 }
-CALLED = {  # what MLE-bench's configurations call them, and others
+CALLED = {  # names in MLE-bench's configurations, and common aliases
     "auc-roc": "auc", "roc-auc": "auc", "area-under-roc": "auc", "classification-accuracy": "accuracy",
     "multi-class-classification-accuracy": "accuracy",
     "binary-log-loss": "log_loss", "log-loss": "log_loss", "mean-absolute-error": "mae",

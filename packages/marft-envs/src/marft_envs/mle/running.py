@@ -1,4 +1,4 @@
-"""A team's program in the jail: it is given the public files, and what it leaves in submission.csv comes back."""
+"""Run of a team's program in the sandbox: public files in, submission.csv out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marft.agents.sandbox.runner import run_python
 from marft.agents.sandbox.settings import SandboxSettings
 
 PROGRAM, SUBMISSION = "solution.py", "submission.csv"
-PRINTED = 4000  # characters of what a program prints that come back, the last ones
+PRINTED = 4000  # characters of the program's output to keep, from the end
 AROUND = f"""
 import contextlib, io, json, runpy, traceback
 printed = io.StringIO()
@@ -30,7 +30,7 @@ except (OSError, UnicodeDecodeError):
 print(json.dumps([printed.getvalue()[-{PRINTED}:], left]))
 """
 TEXT = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-TOLD = re.compile(rf"\[{TEXT}, (?:{TEXT}|null)\]")  # two texts, and nothing that has to be built from many parts
+TOLD = re.compile(rf"\[{TEXT}, (?:{TEXT}|null)\]")  # two JSON texts and nothing nested
 ENDED = {
     "timed_out": "it ran out of time", "killed": "it was ended by a limit of time, memory or files",
     "too_much_output": "its submission is too large", "failed": "it ended before it was through",
@@ -40,14 +40,19 @@ ENDED = {
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a program leaves behind: what it printed, and its submission; None where there is none."""
+    """Result of a program.
+
+    Args:
+        printed: last part of the program's output, or the reason for its end.
+        submission: content of submission.csv; None if missing or not UTF-8.
+    """
 
     printed: str
     submission: str | None
 
 
 def run(program: str, public: Mapping[str, bytes], limits: SandboxSettings) -> Left:
-    """Run a program beside the public files; right answers are in no file of the jail.
+    """Run a program with the public files in the sandbox, without any answers.
 
     Raises:
         ValueError: the machine offers no isolation, and the limits require it.
@@ -56,6 +61,6 @@ def run(program: str, public: Mapping[str, bytes], limits: SandboxSettings) -> L
     try:
         told = TOLD.fullmatch(ran.output.rstrip("\n").rpartition("\n")[2])
         printed, submission = json.loads(told[0]) if told else (ENDED[ran.outcome], None)
-    except ValueError:  # a text that is none in JSON
+    except ValueError:  # invalid JSON string
         return Left(ENDED[ran.outcome], None)
     return Left(printed.strip(), submission)

@@ -1,4 +1,4 @@
-"""Who competes without a model: writes a program that fits what may be planted, with the standard library alone."""
+"""Scripted policy that writes a program for the planted structure, with the standard library only."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ best = max(bounds, key=lambda one: sum(label(row, *one) == row[-1] for row in tr
 values = [label(row, *best) for row in test]
 """
 FITS = {"linear": LINEAR, "groups": GROUPS, "bound": BOUND}
-WEAK = (  # a weak player's habits: the sample, a table of another shape, nothing that runs
+WEAK = (  # outputs of a weak player: the sample, a table with wrong columns, a program that fails
     'open("submission.csv", "w").write(open("sample_submission.csv").read())\n',
     'open("submission.csv", "w").write(open("test.csv").read())\n',
     "values = train(test)\n",
@@ -67,16 +67,16 @@ WEAK = (  # a weak player's habits: the sample, a table of another shape, nothin
 
 @dataclass(frozen=True)
 class Competitor:
-    """Any agent of the team writes the program.
+    """Scripted policy for every agent in the team.
 
     Args:
-        skill: share of turns that are played well.
+        skill: fraction of well-played turns.
     """
 
     skill: float
 
     def __call__(self, cue: Cue) -> str:
-        """What the agent of a cue says."""
+        """Return the agent's text: a program."""
         good = cue.random.random() < self.skill
         program = READ + FITS[cue.task.data["kind"]] + WRITE if good else cue.random.choice(WEAK)
         return f"```python\n{program}```"

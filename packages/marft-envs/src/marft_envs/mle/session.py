@@ -1,4 +1,4 @@
-"""One attempt at a competition: programs are written and run, and the last submission is graded."""
+"""Attempt at a competition: programs run one after another, and the last gradable submission counts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from marft_envs.mle.competition import Competition, InvalidError
 from marft_envs.mle.running import SUBMISSION, Left, run
 
 MEDALS = ("gold", "silver", "bronze")
-LONGEST = 1500  # characters of what a program printed, as the team is shown it
-HEAD = 4  # lines of each public table that are shown
+LONGEST = 1500  # characters of a program's output in the observation
+HEAD = 4  # lines of each public table in the observation
 TABLES = (".csv", ".tsv")
 
 
 class Rules(NamedTuple):
-    """
+    """Rules for an attempt.
+
     Args:
-        rounds: programs that may be written.
-        valid: what a submission is worth that can be graded, however bad.
+        rounds: maximum programs.
+        valid: reward of a gradable submission that beats no team.
+        limits: sandbox limits of one program run.
     """
 
     rounds: int
@@ -33,10 +35,14 @@ class Rules(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """What a submission is worth.
+    """Grade of a submission.
 
     Args:
-        problem: why it cannot be graded; "" where it can.
+        score: score on the metric; None if the submission cannot be graded.
+        medal: "gold", "silver", "bronze", or "".
+        beaten: fraction of the leaderboard that the score beats.
+        above_median: True if the score beats the median team.
+        problem: reason why the submission cannot be graded; "" otherwise.
     """
 
     score: float | None
@@ -47,7 +53,7 @@ class Graded(NamedTuple):
 
 
 def graded(competition: Competition, submission: str | None) -> Graded:
-    """Hold a submission to the answers and the leaderboard."""
+    """Grade a submission against the answers and the leaderboard."""
     if submission is None:
         return Graded(None, "", 0.0, False, f"there is no {SUBMISSION}")
     try:
@@ -59,8 +65,11 @@ def graded(competition: Competition, submission: str | None) -> Graded:
 
 
 class MleSession:
-    """Rounds of writing a program. After each the team is told what it printed, and whether its submission can be
-    graded; never its score. What counts is the last submission that can be."""
+    """Rounds of program writing.
+
+    After each round the team sees the program's output and whether its submission is gradable, never its score. The
+    last gradable submission counts.
+    """
 
     def __init__(self, competition: Competition, rules: Rules) -> None:
         self.competition, self.rules = competition, rules
@@ -68,10 +77,11 @@ class MleSession:
         self.last = Graded(None, "", 0.0, False, "nothing was written")
 
     async def reset(self) -> Observation:
+        """Return the description and the first lines of the tables."""
         return self._shown()
 
     async def step(self, actions: JointAction) -> Step:
-        """Run the program that the answer holds."""
+        """Run the program in the team's answer and grade its submission."""
         program = program_in(text_said(actions.answer))
         self.round += 1
         left = Left("", None)
@@ -91,10 +101,13 @@ class MleSession:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Nothing is held: a program that still runs ends by its limits."""
+        """No-op: a running program ends by its limits."""
 
     def _worth(self) -> float:
-        """0 for what cannot be graded; else from ``valid`` to 1, by the share of teams that it beats."""
+        """Return the reward.
+
+        It is 0 for an ungradable submission. Otherwise it goes from ``valid`` to 1 by the fraction of beaten teams.
+        """
         if self.last.score is None:
             return 0.0
         return self.rules.valid + (1 - self.rules.valid) * self.last.beaten

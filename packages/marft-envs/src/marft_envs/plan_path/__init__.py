@@ -1,1 +1,1 @@
-"""Ways through a grid with walls."""
+"""Path planning on a grid with walls."""

@@ -1,4 +1,4 @@
-"""The environment: mazes that are drawn, what of them each agent is shown, how long one may walk."""
+"""Path-planning environment: generated mazes, views of each agent, and step limits."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from marft_envs.plan_path.rules import FAILURE, MOST_MOVES, UNREAD, Maze, Walk, 
 from marft_envs.plan_path.script import PathScript
 
 PUBLISHED = Ends(UNREAD, MOST_MOVES, FAILURE)
-TRIES = 2000  # maps that are drawn for one task
+TRIES = 2000  # maximum maps drawn for one task
 
 
 class PlanPath(MovesWorld):
-    """Ways from a start to a goal through a grid with walls, in one move a step or in lists of moves."""
+    """Path planning through a walled grid, one move per step or in lists."""
 
     stream: ClassVar[str] = "PlanPath"
-    size: Annotated[int, Field(ge=2, le=30)] = 10  # rows and columns of the grid
-    walls: Annotated[float, Field(ge=0, le=0.6)] = 0.22  # share of its cells
-    distances_for: Names = ()  # roles that are told how far the goal is, and which cells around are nearer to it
-    reward: Literal["progress", "success", "published"] = "progress"  # see docs/worlds/plan_path.md
+    size: Annotated[int, Field(ge=2, le=30)] = 10  # rows, and columns, of the grid
+    walls: Annotated[float, Field(ge=0, le=0.6)] = 0.22  # fraction of cells that are walls
+    distances_for: Names = ()  # roles that see the distance to the goal, and the adjacent cells nearer to it
+    reward: Literal["progress", "success", "published"] = "progress"  # kind of reward; see docs/worlds/plan_path.md
 
     @property
     def told(self) -> Sequence[str]:
+        """Roles with access to the measured distances."""
         return self.distances_for
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Roles that are named and not there."""
+        """Yield an error for each setting with an unknown role."""
         return [*super().problems(roles), *role_problems({"distances_for": self.distances_for}, roles)]
 
     def draw(self, random: Random) -> Drawing:
-        """A maze whose goal is as far from its start as it shall be.
+        """Generate a maze with a shortest path between ``nearest`` and ``farthest`` moves.
 
         Raises:
-            ValueError: hardly any maze is so.
+            ValueError: no such maze was found in ``TRIES`` draws.
         """
         for _ in range(TRIES):
             rows = self._rows(random)
@@ -60,7 +61,7 @@ class PlanPath(MovesWorld):
         )
 
     def _rows(self, random: Random) -> tuple[str, ...]:
-        """Walls, a start and a goal anywhere; () where walls leave no room for them."""
+        """Draw walls, a start and a goal; () if the walls leave no room for both."""
         cells = ["#" if random.random() < self.walls else "." for _ in range(self.size**2)]
         free = [place for place, cell in enumerate(cells) if cell == "."]
         if len(free) < 2:
@@ -69,14 +70,15 @@ class PlanPath(MovesWorld):
         cells[start], cells[goal] = "S", "G"
         return tuple("".join(cells[row : row + self.size]) for row in range(0, self.size**2, self.size))
 
-    def start(self, task: Task, seed: int) -> MovesSession[Walk]:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> MovesSession[Walk]:  # noqa: ARG002  no randomness in an episode
+        """Start an attempt at a maze."""
         maze = Maze(tuple(task.data["map"]))
         steps, ends = self.steps_in(maze.fewest), PUBLISHED if self.reward == "published" else Ends()
         play = Play(self.moves, steps, self._shown, PAYS[self.reward], self.local_reward, ends)
         return MovesSession(Walk(maze, maze.start), play)
 
     def script(self, skill: float = 1.0) -> PathScript:
-        """Who plays the roles ``tool``, ``plan`` and ``solver``."""
+        """Return a scripted policy for ``tool``, ``plan`` and ``solver``."""
         return PathScript(skill, self.moves)
 
     def _shown(self, walk: Walk, told: str) -> Observation:
@@ -85,7 +87,7 @@ class PlanPath(MovesWorld):
         return self.observation(near, self._charted(walk), _measured(walk), walk.legal)
 
     def _charted(self, walk: Walk) -> Iterable[str]:
-        """Yield the lines about the whole map: the grid or the walls, as ``view`` has it, and the goals."""
+        """Yield the map lines: the grid or the walls, as set by ``view``, and the goal."""
         if self.view in ("grid", "both"):
             yield from drawn(walk)
         yield f"Goal {named(walk.maze.goal)}."
@@ -95,7 +97,7 @@ class PlanPath(MovesWorld):
 
 
 def _measured(walk: Walk) -> str:
-    """How far the goal is, and from which neighbours it is nearer, as an instrument has it: by one move, always."""
+    """Return the distance to the goal, and the direction of its change for each open neighbor."""
     away = walk.maze.away
     there = (step(walk.at, way) for way in walk.legal)
     found = (f"{named(cell)} is {'nearer' if away[cell] < away[walk.at] else 'farther'}" for cell in there)

@@ -1,7 +1,7 @@
-"""The rules: a maze, where one stands in it, what a move makes of that, and what it pays.
+"""Rules: mazes, positions, moves and rewards.
 
-Rules and numbers of the published reward are those of the grid task of PettingLLMs (``PlanPathGridEnvState``), whose
-results are in Stronger-MAS (arXiv:2510.11062).
+The rules and the published reward follow PettingLLMs' grid task (``PlanPathGridEnvState``), used for the results in
+Stronger-MAS (arXiv:2510.11062).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNREAD, MOST_MOVES, FAILURE = -2.0, 10_000, -1.0
 
 @dataclass(frozen=True)
 class Maze:
-    """A map: ``#`` is a wall, ``S`` the start, ``G`` the goal, all else is free.
+    """A map: ``#`` is a wall, ``S`` the start, ``G`` the goal, and every other cell is free.
 
     >>> Maze(("S.", "#G")).away
     {(1, 1): 0, (0, 1): 1, (0, 0): 2}
@@ -30,30 +30,33 @@ class Maze:
 
     @cached_property
     def start(self) -> Cell:
+        """Start cell."""
         return next(iter(find(self.rows, "S")))
 
     @cached_property
     def goal(self) -> Cell:
+        """Goal cell."""
         return next(iter(find(self.rows, "G")))
 
     @cached_property
     def free(self) -> frozenset[Cell]:
+        """Cells without walls."""
         return find(self.rows, ".SG")
 
     @cached_property
     def away(self) -> Mapping[Cell, int]:
-        """How far the goal is from every cell that it can be reached from."""
+        """Distance to the goal, in moves, by cell; unreachable cells are left out."""
         return distances(self.free, self.goal)
 
     @property
     def fewest(self) -> int:
-        """Moves from start to goal, at least."""
+        """Number of moves in a shortest path."""
         return self.away[self.start]
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Where one stands in a maze, after how many moves; illegal ones count."""
+    """Position in a maze, and the number of moves so far, including illegal moves."""
 
     maze: Maze
     at: Cell
@@ -61,25 +64,26 @@ class Walk:
 
     @property
     def solved(self) -> bool:
+        """True at the goal."""
         return self.at == self.maze.goal
 
     @property
     def lost(self) -> str:
-        """Never: whoever came somewhere can go back."""
+        """Always "": every move can be undone."""
         return ""
 
     @property
     def progress(self) -> float:
-        """How much of the shortest way is done; 0 where the goal is farther away than at first."""
+        """Completed fraction of the shortest path; 0 if the goal is farther away than at the start."""
         return max(0.0, 1.0 - self.maze.away[self.at] / self.maze.fewest)
 
     @property
     def legal(self) -> tuple[str, ...]:
-        """The ways that are open."""
+        """Legal directions."""
         return tuple(way for way in WAYS if step(self.at, way) in self.maze.free)
 
     def moved(self, way: str) -> tuple[Walk, str]:
-        """One move on, or where one was, since there is a wall."""
+        """Return the position after a move, and "" or an error text; a wall blocks the move."""
         there = step(self.at, way)
         if there not in self.maze.free:
             return replace(self, moves=self.moves + 1), f"{way} is blocked."
@@ -87,8 +91,14 @@ class Walk:
 
 
 def published(before: Walk, after: Walk, legal: bool) -> float:
-    """The published reward of one move: a cost, 0.99 Φ(s′) − Φ(s) with Φ the negative Manhattan distance to the goal,
-    and at the goal 1, with 0.5 more after a shortest way."""
+    """Return the published reward for one move.
+
+    It is the sum of three terms:
+
+    - a cost: −0.01 for a legal move, −0.10 for an illegal move;
+    - 0.99 Φ(s′) − Φ(s), where −Φ is the Manhattan distance to the goal;
+    - 1 at the goal, plus 0.5 after a shortest path.
+    """
     reward = (STEP if legal else ILLEGAL) + DISCOUNT * -manhattan(after) + manhattan(before)
     if after.solved:
         reward += GOAL + (SHORTEST if after.moves == after.maze.fewest else 0.0)
@@ -96,12 +106,12 @@ def published(before: Walk, after: Walk, legal: bool) -> float:
 
 
 def manhattan(walk: Walk) -> int:
-    """Rows and columns between a walk and its goal."""
+    """Return the Manhattan distance to the goal."""
     return sum(abs(here - there) for here, there in zip(walk.at, walk.maze.goal, strict=True))
 
 
 def drawn(walk: Walk) -> Sequence[str]:
-    """The map as it is now: ``S`` where one stands."""
+    """Return the map with ``S`` at the current position."""
     rows = [list(row.replace("S", ".")) for row in walk.maze.rows]
     rows[walk.at[0]][walk.at[1]] = "S"
     return ["".join(row) for row in rows]

@@ -1,8 +1,8 @@
-"""Who plays ways through a maze without a model.
+"""Scripted policies for mazes.
 
-A tool agent measures the open ways (or works out the whole way), a planner goes where that says the goal is nearest, a
-solver does both. The habits of the weak, at crossings above all: a tool agent says where it stands, a planner goes
-anywhere.
+A tool agent measures the open directions, or plans the whole path. A planner moves in a direction measured as
+nearer. A solver does both. Weak players make mistakes, above all at crossings: the tool agent states only its
+position, and the planner moves in a random direction.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ MEASURE = re.compile(rf"({'|'.join(WAYS)}) (nearer|farther)")
 
 @dataclass(frozen=True)
 class PathScript:
-    """What the roles ``tool``, ``plan`` and ``solver`` say; any other one plays as a solver.
+    """Scripted policy for ``tool``, ``plan`` and ``solver``; further roles play as solvers.
 
     Args:
-        skill: share of turns that are played well.
-        moves: what an answer is.
+        skill: fraction of well-played turns.
+        moves: "one" for one move per answer, "list" for a list.
     """
 
     skill: float
     moves: Literal["one", "list"]
 
     def __call__(self, cue: Cue) -> str:
-        """The next turn."""
+        """Return the agent's next text."""
         found = AT.search(cue.shown)
         if not found:
             return "left"
@@ -53,7 +53,7 @@ class PathScript:
         return ", ".join(best) if cue.options or self.moves == "list" else f"{told}, so the answer is {best[0]}."
 
     def _measured(self, cue: Cue, here: Cell, ways: list[str]) -> str:
-        """Which open ways lead nearer to the goal, or the whole way."""
+        """Return the measured directions, or the whole path for lists."""
         maze = Maze(tuple(cue.task.data["map"]))
         if self.moves == "one":
             return ", ".join(f"{way} {_measure(maze, here, step(here, way))}" for way in ways)
@@ -65,12 +65,12 @@ class PathScript:
         return ", ".join(whole)
 
     def _best(self, told: str) -> list[str]:
-        """Where that says the goal is nearest."""
+        """Return the first direction measured as nearer, or the stated moves for lists."""
         nearer = [way for way, measure in MEASURE.findall(told) if measure == "nearer"]
         return (moves_in(told) or []) if self.moves == "list" else nearer[:1]
 
     def _planned(self, cue: Cue, here: Cell, ways: list[str]) -> str:
-        """As the message says; where there is none, by the map if that is known, else anywhere."""
+        """Follow the message; without one, use a visible map, or else move at random."""
         message = MESSAGE.search(cue.shown)
         if not message and "Goal" in cue.shown:
             return ", ".join(self._best(self._measured(cue, here, ways)))
@@ -83,5 +83,5 @@ def _measure(maze: Maze, here: Cell, there: Cell) -> str:
 
 
 def _anywhere(cue: Cue, ways: list[str]) -> str:
-    """Some way that may well be blocked, or one of those to choose from."""
+    """Return a random option, or a random open direction."""
     return cue.random.choice(cue.options or ways)

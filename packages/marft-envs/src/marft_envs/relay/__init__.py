@@ -1,1 +1,1 @@
-"""Parts of an answer in several hands, and messages that cost: nobody can answer alone."""
+"""Distributed answers: agents hold parts and exchange costly messages."""

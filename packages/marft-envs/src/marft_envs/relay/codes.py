@@ -1,4 +1,4 @@
-"""How a value is told in the words that come through: by itself, or by symbols of an alphabet."""
+"""Encoding for values: directly as words, or as symbols from an alphabet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from marft_envs.relay.passing import ERASED
 
 
 def width(values: int, alphabet: int) -> int:
-    """Symbols that it takes to tell one of so many values; 1 where words themselves come through.
+    """Return the code length for one out of ``values`` values; 1 without an alphabet.
 
     >>> width(8, 2), width(6, 6), width(12, 0)
     (3, 1, 1)
@@ -21,11 +21,12 @@ def width(values: int, alphabet: int) -> int:
 
 
 def encode(told: Sequence[str], known: Sequence[Sequence[str]], alphabet: Sequence[str]) -> list[str]:
-    """Values in symbols, most telling first.
+    """Encode values as symbols, most significant first.
 
     Args:
         told: values.
-        known: of each place, what may be told there, in an order that everybody knows.
+        known: possible values at each position, in an order that all agents share.
+        alphabet: the symbols; empty sends the values themselves.
 
     >>> encode(["blue"], [["red", "blue", "green"]], ["a", "b"])
     ['a', 'b']
@@ -41,8 +42,9 @@ def encode(told: Sequence[str], known: Sequence[Sequence[str]], alphabet: Sequen
 
 
 def decode(symbols: Sequence[str], known: Sequence[Sequence[str]], alphabet: Sequence[str]) -> list[str] | None:
-    """The values that were told; None where that cannot be told. Whatever was told several times counts as most of its
-    copies that came through.
+    """Decode values; return None on failure.
+
+    For repeated messages, the most frequent copy of each symbol counts; erased symbols are ignored.
 
     >>> decode(["a", "b", "a", "?"], [["red", "blue", "green"]], ["a", "b"])
     ['blue']

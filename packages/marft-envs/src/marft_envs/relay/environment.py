@@ -1,4 +1,4 @@
-"""A message that has to be sent: the answer needs what each agent holds, and nobody sees what another one holds."""
+"""Relay environment: the answer needs a part from each agent, and each agent sees only its own part."""
 
 from __future__ import annotations
 
@@ -24,30 +24,34 @@ PROMPTS = {"lookup": "Find the code.", "sum": "Add up all parts modulo {values}.
 
 
 class Relay(Drawn):
-    """Everyone holds a part of the answer, some may tell theirs in a few words that cost, and one answers. What comes
-    through may be cut, limited to symbols, and hit by noise.
+    """Every agent holds a part of the answer. Speakers may send theirs in a few costly words, and one agent answers.
 
-    Alone nobody does better than guessing: of ``lookup`` the one who answers has a table of equally likely codes, and
-    the others its keys; of ``sum`` every sum is as likely without any one part.
+    A message may be cut, limited to an alphabet, and hit by noise. Without messages no answer beats guessing. With
+    ``lookup`` the answerer has a table of equally likely codes, and the others hold its keys. With ``sum`` every
+    sum is equally likely if one part is missing.
     """
 
     stream: ClassVar[str] = "Relay"
     carries_words: ClassVar[bool] = True
     says_whose_turn: ClassVar[bool] = True
-    speakers: Names = ("north",)  # roles that hold a part and may tell it
-    answerer: Role = "south"  # who holds a part too, and answers
-    answer: Literal["lookup", "sum"] = "lookup"  # a code behind others' keys; or the sum of numbers, modulo values
-    path: Literal["star", "line"] = "star"  # all tell the answerer; or each the next one, and the last the answerer
-    values: Annotated[int, Field(ge=2, le=100)] = 6  # that each symbol of a part may have
+    speakers: Names = ("north",)  # roles that hold a part and may send it
+    answerer: Role = "south"  # role that holds a part and answers
+    # kind of answer; lookup: a code behind the others' keys; sum: the sum of numbers, modulo values
+    answer: Literal["lookup", "sum"] = "lookup"
+    # message routing; star: all speakers send to the answerer; line: each sends to the next, and the last to the
+    # answerer
+    path: Literal["star", "line"] = "star"
+    values: Annotated[int, Field(ge=2, le=100)] = 6  # possible values of each symbol in a part
     size: Annotated[int, Field(ge=1, le=8)] = 1  # symbols in a part, and in the answer
-    words: CountOrNone = 3  # of a message that come through, the first ones; 0: all
-    characters: Count = 80  # of a message that come through
-    alphabet: Names = ()  # the only words that come through; none: any word does
-    noise: Fraction = 0.0  # how likely each word is hit
-    hit: Literal["erase", "drop", "replace"] = "erase"  # shown as ?, gone without a trace, or turned into another one
-    price: Fraction = 0.02  # of each word that is said, off the reward
-    paid_by: Literal["team", "sender"] = "team"  # whose reward it is off
-    alone: bool = False  # only the one who answers is there: the baseline, which can only guess
+    words: CountOrNone = 3  # maximum words of a message that are passed on, from the start; 0: no limit
+    characters: Count = 80  # maximum characters of a message that are passed on
+    alphabet: Names = ()  # words that are passed on; empty: all words
+    noise: Fraction = 0.0  # probability that noise hits a word
+    # effect of noise on a word; erase: shown as ?; drop: removed without a trace; replace: another word
+    hit: Literal["erase", "drop", "replace"] = "erase"
+    price: Fraction = 0.02  # cost of each word sent, subtracted from the reward
+    paid_by: Literal["team", "sender"] = "team"  # reward that the cost is subtracted from
+    alone: bool = False  # run with the answerer only, as a baseline that can only guess
 
     @model_validator(mode="after")
     def _can_be_told(self) -> Relay:
@@ -81,37 +85,37 @@ class Relay(Drawn):
 
     @property
     def needed(self) -> int:
-        """Words that the longest message needs at least."""
+        """Minimum words in the longest message."""
         carried = len(self.speakers) if self.path == "line" and self.answer == "lookup" else 1
         return carried * self.size * width(self.values, len(self.alphabet))
 
     @property
     def letters(self) -> int:
-        """Characters that the longest message needs."""
+        """Minimum characters in the longest message, without spaces."""
         known = [self.alphabet or self.known(speaker) for speaker in range(len(self.speakers))]
         own = [self.size * width(self.values, len(self.alphabet)) * max(map(len, words)) for words in known]
         return sum(own) if self.path == "line" and self.answer == "lookup" else max(own)
 
     @property
     def guessing(self) -> float:
-        """How often a guess is right that knows the answer's own part alone."""
+        """Success probability for a guess from the answerer's own part alone."""
         rows = self.values ** len(self.speakers) if self.answer == "lookup" else self.values
         return float(rows) ** -self.size
 
     @property
     def turns(self) -> Sequence[tuple[str, ...]]:
-        """Whose turn it is, step by step."""
+        """Roles in turn, for each step."""
         if self.alone:
             return [(self.answerer,)]
         told = [self.speakers] if self.path == "star" else [(role,) for role in self.speakers]
         return [*told, (self.answerer,)]
 
     def known(self, speaker: int) -> Sequence[str]:
-        """What a symbol of a speaker's part may be, in an order that everybody knows."""
+        """Return a speaker's possible symbols, in an order shared by every agent."""
         return KEYS[speaker][: self.values] if self.answer == "lookup" else [str(n) for n in range(self.values)]
 
     def draw(self, random: Random) -> Drawing:
-        """Parts, and what they come to."""
+        """Generate the parts and their answer."""
         draw = lookup if self.answer == "lookup" else addition
         puzzle = draw(random, len(self.speakers), self.values, self.size)
         parts = dict(zip(self.speakers, puzzle.parts, strict=True))
@@ -119,7 +123,7 @@ class Relay(Drawn):
         return Drawing(puzzle.content, PROMPTS[self.answer].format(values=self.values), data)
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Whoever holds a part must be there, and nobody else has anything to do."""
+        """Yield an error for each part without an agent, and for each agent without a part."""
         needed = (self.answerer,) if self.alone else (*self.speakers, self.answerer)
         for role in needed:
             if role not in roles:
@@ -129,11 +133,15 @@ class Relay(Drawn):
                 yield f"relay: agent {role!r} holds no part; add it to speakers, or leave it out"
 
     def start(self, task: Task, seed: int) -> RelaySession:
+        """Start an attempt at a puzzle."""
         return RelaySession(self, task, seed)
 
     def script(self, skill: float = 1.0) -> Script:
-        """Who tells its part in as many copies as come through, and believes most of them; else one who says that it is
-        ready, or anything, or guesses."""
+        """Return a scripted policy.
+
+        It sends its part, with as many copies as fit, and decodes by majority. A weak player sends "ready" or
+        random symbols, or guesses.
+        """
         return RelayScript(self, skill)
 
 

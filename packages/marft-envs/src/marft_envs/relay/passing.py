@@ -1,4 +1,4 @@
-"""What comes through of a message."""
+"""Transmission of messages through a limited, noisy channel."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ def passed(
     text: str, random: Random, words: int, characters: int, alphabet: Sequence[str], noise: float, kind: Noise,
     others: Sequence[str],
 ) -> str:  # fmt: skip
-    """The words that come through, of the first ones that may.
+    """Return a message's words after the limits and the noise.
 
     Args:
-        words: that may come through; 0: all.
-        characters: that may, spaces apart.
-        alphabet: words that may; (): any.
-        noise: how likely each word is hit.
-        kind: what becomes of one that is hit: it stands there as ``?``, is gone, or is another one.
-        others: words that may stand in the place of one that is hit.
+        text: the message.
+        random: source of noise.
+        words: maximum words; 0 for no limit.
+        characters: maximum characters, without spaces.
+        alphabet: allowed words; () allows all.
+        noise: probability that a word is hit.
+        kind: effect on a hit word: "erase" shows ``?``, "drop" removes it, "replace" puts another word in its place.
+        others: words to choose from for "replace".
 
     >>> passed("the blue one", Random(0), 2, 80, (), 0.0, "erase", ())
     'the blue'

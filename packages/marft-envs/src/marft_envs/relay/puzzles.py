@@ -1,4 +1,4 @@
-"""Answers that are functions of all parts, and tell nothing to whoever lacks one."""
+"""Puzzles with answers from several parts; a missing part leaves the answer unknown."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ KEYS = (
     ("red", "blue", "green", "gold", "pink", "gray", "white", "black", "brown", "amber", "olive", "cyan"),
     ("box", "ring", "cone", "star", "disk", "cube", "arch", "bell", "drum", "fork", "harp", "lamp"),
     ("ant", "bee", "cat", "dog", "elk", "fox", "hen", "owl", "pig", "ram", "seal", "wolf"),
-)  # of the first, the second and the third who speaks
+)  # keys of the first, second and third speaker
 CODES = "BCDFGHJKLMNPQRSTVWXZ"
 MOST_ROWS = 64
 
 
 class Puzzle(NamedTuple):
-    """One drawing of parts.
+    """A puzzle.
 
     Args:
-        parts: what each who speaks holds, in its words.
-        own: what the one who answers holds, in words.
-        answer: in words.
-        content: the same for the same puzzle, in whatever order its table is shown.
+        parts: symbols held by each speaker.
+        own: text of the answerer's part.
+        answer: symbols of the answer.
+        content: canonical text, independent of the order of the table's rows.
     """
 
     parts: list[list[str]]
@@ -32,7 +32,7 @@ class Puzzle(NamedTuple):
 
 
 def lookup(random: Random, speakers: int, values: int, size: int) -> Puzzle:
-    """Parts that are keys of a table which only the one who answers holds: each row has another code."""
+    """Generate a puzzle with keys as parts, and a table with one distinct code per row for the answerer."""
     keys = [list(column[:values]) for column in KEYS[:speakers]]
     rows = list(product(*keys))
     codes = random.sample([a + b for a in CODES for b in CODES] if len(rows) > len(CODES) else CODES, len(rows))
@@ -45,7 +45,10 @@ def lookup(random: Random, speakers: int, values: int, size: int) -> Puzzle:
 
 
 def addition(random: Random, speakers: int, values: int, size: int) -> Puzzle:
-    """Parts that are numbers, which add up modulo ``values``: without one of them every sum is as likely."""
+    """Generate a puzzle with numbers that add up modulo ``values``.
+
+    Without one of the parts, every sum is equally likely.
+    """
     numbers = [[random.randrange(values) for _ in range(size)] for _ in range(speakers + 1)]
     answer = [str(sum(column) % values) for column in zip(*numbers, strict=True)]
     parts = [[str(number) for number in part] for part in numbers]

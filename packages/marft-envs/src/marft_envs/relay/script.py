@@ -1,4 +1,4 @@
-"""Who plays it without a model, from what each agent is shown."""
+"""Scripted policy that uses only the text shown to each agent."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from marft_envs.relay.codes import decode, encode
 if TYPE_CHECKING:
     from marft_envs.relay.environment import Relay
 
-COPIES = 3  # of what is told, where any number of words comes through
+COPIES = 3  # copies to send if the number of words is unlimited
 READY = "ready"
 PART = re.compile(r"^Part: (.*)$", re.MULTILINE)
 FROM = re.compile(r"^From (\w+): (.*)$", re.MULTILINE)
 
 
 class RelayScript:
-    """Says what any agent would.
+    """Scripted policy for all roles.
 
     Args:
-        skill: the share of answers that heed what came through. A part is told in its fourth power: to speak of
-            use to somebody is what comes later.
+        relay: the environment.
+        skill: probability that the answerer uses the messages. A speaker sends its part with probability skill⁴,
+            because useful messages are learned later.
     """
 
     def __init__(self, relay: Relay, skill: float) -> None:
         self.relay, self.skill = relay, skill
 
     def __call__(self, cue: Cue) -> str:
+        """Return the agent's text."""
         part = _last(PART, cue.shown)
         came = dict(FROM.findall(cue.shown))
         if cue.role != self.relay.answerer:
@@ -66,12 +68,12 @@ class RelayScript:
         return [self.relay.known(place) for place in places for _ in range(self.relay.size)]
 
     def _decoded(self, came: str, sender: int) -> list[str] | None:
-        """What a speaker has told: its own part, or in a line all that was told up to it."""
+        """Decode a message: the sender's part, or in a line all parts up to the sender."""
         along = self.relay.path == "line" and self.relay.answer == "lookup"
         return decode(came.split(), self._allowed(range(sender + 1) if along else [sender]), self.relay.alphabet)
 
     def _answer(self, own: str, came: dict[str, str]) -> list[str] | None:
-        """The answer, where all that is needed came through."""
+        """Return the answer, or None if a needed message could not be decoded."""
         told = [self._decoded(text, self.relay.speakers.index(sender)) for sender, text in came.items()]
         known = [one for one in told if one is not None]
         if not known or len(known) < len(told):

@@ -1,4 +1,4 @@
-"""One attempt: first those speak who may, then one answers."""
+"""Session for one puzzle: speakers first, then the answerer."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from marft_envs.relay.passing import passed
 if TYPE_CHECKING:
     from marft_envs.relay.environment import Relay
 
-MOST_PAID = 0.5  # for all words of an episode: who solves a task always earns more than who does not
+MOST_PAID = 0.5  # maximum word costs in an episode, so that success always earns more than failure
 NOTHING = "(nothing)"
 
 
 class RelaySession:
+    """One attempt at a puzzle."""
+
     def __init__(self, relay: Relay, task: Task, seed: int) -> None:
         self.relay, self.task, self.random = relay, task, Random(seed)
         self.steps, self.said, self.came, self.paid = 0, 0, 0, 0.0
-        self.heard: dict[str, list[tuple[str, str]]] = {}  # by who hears: from whom, and what came through
+        self.heard: dict[str, list[tuple[str, str]]] = {}  # by receiver: pairs of sender and transmitted text
 
     async def reset(self) -> Observation:
+        """Return the first observation."""
         return self._shown()
 
     async def step(self, actions: JointAction) -> Step:
-        """Take what those said whose turn it is."""
+        """Transmit the messages of the speakers in turn, or grade the answer in the last step."""
         roles = self.relay.turns[self.steps]
         self.steps += 1
         if self.steps == len(self.relay.turns):
@@ -39,10 +42,11 @@ class RelaySession:
             info={"progress": 0.0, "hidden": {role: " ".join(self._part(role)) for role in roles}, **self._measures()},
         )  # fmt: skip
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """No-op: no resources are held."""
 
     def _told(self, role: str, text: str) -> float:
-        """Pass a message on → what it costs, as a reward."""
+        """Transmit a message and return its negative cost."""
         relay = self.relay
         others = relay.alphabet or relay.known(relay.speakers.index(role))
         came = passed(
@@ -57,7 +61,7 @@ class RelaySession:
         return -price
 
     def _graded(self, actions: JointAction) -> Step:
-        """The answer: symbols in order, whatever stands between them."""
+        """Grade the answer by its symbols in order; separators are ignored."""
         wanted = [symbol.casefold() for symbol in self.task.data["answer"]]
         given = stated_answer(text_said(actions.of(self.relay.answerer))).casefold().replace(",", " ").split()
         right = given == wanted
@@ -70,7 +74,7 @@ class RelaySession:
         return Observation(self.task.prompt, {role: self._view(role) for role in turn}, turn)
 
     def _view(self, role: str) -> str:
-        """What one agent alone is shown: its part, and what came through to it."""
+        """Return an agent's private view: its part and the messages it received."""
         lines = [f"Part: {' '.join(self._part(role)) if role != self.relay.answerer else self.task.data['own']}"]
         lines += [f"From {sender}: {came or NOTHING}" for sender, came in self.heard.get(role, ())]
         return "\n".join(lines)

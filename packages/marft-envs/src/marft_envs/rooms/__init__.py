@@ -1,1 +1,1 @@
-"""Kitchens of several rooms: agents who fetch, cook and serve, get in each other's way, and see one room each."""
+"""Multi-room kitchens: agents fetch, cook and serve, block each other's way, and see one room each."""

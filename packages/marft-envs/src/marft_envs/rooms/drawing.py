@@ -1,4 +1,4 @@
-"""Drawing a kitchen that can be run: whoever sees one room at a time has served everything in it once, in time."""
+"""Generator for solvable kitchens: scripted players with one-room views serve every order in time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from marft_envs.rooms.sight import sight
 
 ROOMS = ("attic", "cellar", "garden", "hall", "kitchen", "larder", "pantry", "porch", "studio", "yard")
 INGREDIENTS = ("bean", "corn", "leek", "onion", "pea", "pepper", "rice", "tomato")
-LONGEST = 500  # moments, which no kitchen takes
-TRIES = 200  # kitchens until one can
+LONGEST = 500  # maximum time steps of a scripted run; no kitchen needs as many
+TRIES = 200  # maximum kitchens drawn for one task
 
 
 @dataclass(frozen=True)
 class Level:
-    """How large and how hard a kitchen is.
+    """Size and difficulty settings for a kitchen.
 
     Args:
-        size: ingredients of a dish; ``others``: of those that are there and in no dish.
-        narrow: how likely a room is to hold one player alone; ``loops``: how many doors are more than needed.
-        locked, crates: how many doors are locked, and how many stand behind a crate.
-        slack: what the deadline allows for, in shares of what the time was that it was done in.
+        rooms: number of rooms.
+        orders: number of ordered dishes.
+        size: ingredients per dish.
+        others: ingredients available but in no dish.
+        narrow: probability that a room holds only one player.
+        loops: doors beyond the minimum needed to connect the rooms.
+        locked: number of locked doors.
+        crates: number of doors behind a crate.
+        slack: extra time until the deadline, as a fraction of the scripted run's time.
     """
 
     rooms: int
@@ -43,10 +48,10 @@ class Level:
 
 
 def draw_kitchen(random: Random, level: Level, rules: Rules) -> tuple[Layout, int, int]:
-    """A kitchen, its deadline, and in how many steps it can be done.
+    """Generate a kitchen, its deadline in time steps, and the number of environment steps of a scripted run.
 
     Raises:
-        ValueError: none of very many could be run.
+        ValueError: scripted players finished none of ``TRIES`` kitchens.
     """
     for _ in range(TRIES):
         layout = _layout(random, level, len(rules.players))
@@ -60,8 +65,10 @@ def draw_kitchen(random: Random, level: Level, rules: Rules) -> tuple[Layout, in
 
 
 def taken(layout: Layout, rules: Rules) -> tuple[int, int]:
-    """The time and the steps that players need who each see their own room alone; 0 where they get stuck, and do the
-    same again."""
+    """Return the time steps and environment steps of a scripted run in which each player sees only its own room.
+
+    Both are 0 if the run fails or repeats a state.
+    """
     shift = Shift(layout, LONGEST, replace(rules, steered_by=""))
     shown, seen, steps = shift.begin(), set[str](), 0
     while (now := shift.kitchen.moment()) not in seen:
@@ -77,9 +84,11 @@ def taken(layout: Layout, rules: Rules) -> tuple[int, int]:
 
 
 def content_of(layout: Layout) -> str:
-    """What makes a kitchen the one that it is, whatever its rooms and ingredients are called: ingredients are told
-    apart by how often each is in which dish, rooms by what is in them and behind their doors, as far as it goes
-    (Weisfeiler and Leman's colours)."""
+    """Return a canonical text for a kitchen, independent from the names given to rooms and ingredients.
+
+    Ingredients are identified by their counts in each dish. Rooms are identified by their content and the rooms
+    behind their doors, with Weisfeiler-Leman color refinement.
+    """
     often = {thing: tuple(order.count(thing) for order in layout.orders) for order in layout.orders for thing in order}
     kinds = sorted(set(often.values()), reverse=True)
     names = {"plate": "plate", **{thing: f"i{kinds.index(counts)}" for thing, counts in often.items()}}
@@ -141,7 +150,7 @@ def _layout(random: Random, level: Level, players: int) -> Layout:
 
 
 def _starts(random: Random, rooms: Sequence[str], wide: Sequence[str], players: int) -> tuple[str, ...]:
-    """Where players begin: in wide rooms, or one alone in a narrow one."""
+    """Draw the players' start rooms; a narrow room gets at most one player while rooms remain."""
     free, starts = list(rooms), list[str]()
     for _ in range(players):
         room = random.choice(free or list(rooms))
@@ -152,7 +161,7 @@ def _starts(random: Random, rooms: Sequence[str], wide: Sequence[str], players: 
 
 
 def _dishes(random: Random, level: Level) -> tuple[tuple[str, ...], ...]:
-    """Dishes that differ."""
+    """Draw distinct dishes."""
     found: list[tuple[str, ...]] = []
     while len(found) < level.orders:
         dish = tuple(sorted(random.choices(INGREDIENTS, k=level.size)))

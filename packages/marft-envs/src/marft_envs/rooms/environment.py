@@ -1,4 +1,4 @@
-"""The plugin: kitchens of several rooms, drawn by level."""
+"""Plugin ``rooms``: generated kitchens with several rooms."""
 
 from __future__ import annotations
 
@@ -18,45 +18,50 @@ from marft_envs.rooms.layout import CRATE, HATCH, KEY, PLATE, POT, layout_of
 from marft_envs.rooms.script import Script
 from marft_envs.rooms.session import Rules, Shift
 
-# words that views begin lines with, and what stands in rooms beside players
+# words at the start of a view's lines, and objects in rooms; players cannot have these names
 RESERVED = {"you", "here", "orders", "nothing", PLATE, KEY, CRATE, HATCH, POT, *INGREDIENTS}
 
 
 class Rooms(Drawn):
-    """Kitchens of several rooms: players fetch ingredients, cook, bring plates and serve what was ordered, before the
-    deadline. Each sees its own room alone; narrow rooms and doors hold one at a time, crates need two.
+    """Multi-room kitchens: players fetch ingredients, cook, bring plates and serve the orders before the deadline.
 
-    Every kitchen has been run in time by players who see no more than that, so that all can be.
+    Each player sees only its own room. Narrow rooms and doors hold one player at a time, and crates need two
+    players.
+
+    Scripted players with the same views finished every kitchen in time, so every kitchen is solvable.
     """
 
     stream: ClassVar[str] = "Rooms"
     carries_words: ClassVar[bool] = True
     says_whose_turn: ClassVar[bool] = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    most_idle: ClassVar[int] = 1000  # each is a kitchen that has been run
+    most_idle: ClassVar[int] = 1000  # each draw is a kitchen with a scripted run
 
-    players: Annotated[Names, Field(min_length=2, max_length=4)] = ("cook", "waiter")  # roles, each one body
-    steered_by: str = ""  # a role that steers all of them, in lines such as `cook: go hall`; "": each itself
-    # those who are free act at once, or one of them at a time, who sees what came of it
+    players: Annotated[Names, Field(min_length=2, max_length=4)] = ("cook", "waiter")  # roles of the players
+    # role that controls all players, in lines such as `cook: go hall`; "": each role controls its own player
+    steered_by: str = ""
+    # turn order: all free players act at once, or one at a time after the result of the previous action
     order: Literal["together", "one after another"] = "together"
-    # write: any text is an action; choose: one of what is possible, and what is cooked is called out by itself
+    # write: agents write their action; choose: agents choose a possible action, and messages about the cooking
+    # are sent automatically
     actions: Literal["write", "choose"] = "write"
-    # what signs say: of each door what is behind it, or of each thing how to get it
+    # content of the signs: the things behind each door, or the way to each thing
     signs: Literal["by door", "by thing"] = "by door"
-    rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = 4  # of a kitchen
-    orders: Annotated[int, Field(ge=1, le=6)] = 1  # dishes, all different
-    size: Annotated[int, Field(ge=1, le=3)] = 1  # ingredients of a dish
-    others: Annotated[int, Field(ge=0, le=len(INGREDIENTS))] = 1  # ingredients that are there, and in no dish
-    narrow: Fraction = 0.5  # how likely a room is to hold one player alone
-    loops: Annotated[int, Field(ge=0, le=10)] = 0  # doors more than are needed to get everywhere
-    locked: Annotated[int, Field(ge=0, le=2)] = 0  # doors that a key opens, which lies somewhere
-    crates: Annotated[int, Field(ge=0, le=2)] = 0  # doors behind a crate that two must lift
-    walk: Annotated[int, Field(ge=1, le=3)] = 1  # how long the way through a door takes
-    boil: Annotated[int, Field(ge=0, le=9)] = 0  # how long a full pot takes
-    slack: Annotated[float, Field(ge=0, le=10)] = 0.5  # time beyond what is known to do, as a share of that
-    # what pays: each dish that is served, or as much of the work as is done, taken back where it is undone
+    rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = 4  # number of rooms
+    orders: Annotated[int, Field(ge=1, le=6)] = 1  # number of ordered dishes, all different
+    size: Annotated[int, Field(ge=1, le=3)] = 1  # ingredients per dish
+    others: Annotated[int, Field(ge=0, le=len(INGREDIENTS))] = 1  # ingredients that are available but in no dish
+    narrow: Fraction = 0.5  # probability that a room holds only one player
+    loops: Annotated[int, Field(ge=0, le=10)] = 0  # doors beyond the minimum needed to connect the rooms
+    locked: Annotated[int, Field(ge=0, le=2)] = 0  # number of locked doors; their keys lie on shelves
+    crates: Annotated[int, Field(ge=0, le=2)] = 0  # number of doors behind a crate that two players must lift
+    walk: Annotated[int, Field(ge=1, le=3)] = 1  # time steps to go through a door
+    boil: Annotated[int, Field(ge=0, le=9)] = 0  # time steps to cook a full pot
+    # extra time until the deadline, as a fraction of the scripted run's time
+    slack: Annotated[float, Field(ge=0, le=10)] = 0.5
+    # rewarded events: each served dish, or each part of the work; undone work is subtracted
     reward: Literal["served", "progress"] = "served"
-    time_bonus: Fraction = 0.0  # share of the reward that is for the time that is left when all is served
+    time_bonus: Fraction = 0.0  # fraction of the reward for the time left at the end
 
     @model_validator(mode="after")
     def _can_be_played(self) -> Self:
@@ -77,7 +82,7 @@ class Rooms(Drawn):
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Players that no agent plays."""
+        """Yield an error for each player without an agent."""
         for role in (self.steered_by,) if self.steered_by else self.players:
             if role not in roles:
                 yield (
@@ -87,7 +92,7 @@ class Rooms(Drawn):
 
     @property
     def offers_options(self) -> bool:  # type: ignore[override]
-        """Where players choose."""
+        """True if players choose between options."""
         return self.actions == "choose"
 
     @property
@@ -99,7 +104,7 @@ class Rooms(Drawn):
         )  # fmt: skip
 
     def draw(self, random: Random) -> Drawing:
-        """A kitchen that can be run."""
+        """Generate a solvable kitchen."""
         level = Level(
             self.rooms,
             self.orders,
@@ -115,10 +120,10 @@ class Rooms(Drawn):
         shown = Shift(layout, deadline, self._rules).begin().whole
         return Drawing(content_of(layout), shown, {**layout.plain(), "deadline": deadline, "fewest_steps": steps})
 
-    def start(self, task: Task, seed: int) -> Shift:  # noqa: ARG002  nothing here is random
-        """Open a kitchen."""
+    def start(self, task: Task, seed: int) -> Shift:  # noqa: ARG002  no randomness in an episode
+        """Start an attempt in a kitchen."""
         return Shift(layout_of(task.data), task.data["deadline"], self._rules)
 
     def script(self, skill: float = 1.0) -> Script:
-        """Cook and waiters, who tell each other what they need."""
+        """Return a scripted policy for a cook and waiters; they announce their needs to each other."""
         return Script(self.players, self.steered_by, skill, self.signs == "by thing")

@@ -1,4 +1,4 @@
-"""A kitchen as it was drawn: its rooms, what is where, what was ordered. Nothing of it changes while it is played."""
+"""Layout of a kitchen: rooms, objects and orders; fixed during an episode."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 POT, HATCH, PLATE, KEY, CRATE = "pot", "hatch", "plate", "key", "crate"
-Door = tuple[str, str]  # the rooms that it joins, in the order of their names
+Door = tuple[str, str]  # the two rooms, in alphabetical order
 
 
 def door(a: str, b: str) -> Door:
-    """The door between two rooms.
+    """Return the door between two rooms.
 
     >>> door("pantry", "attic")
     ('attic', 'pantry')
@@ -22,7 +22,7 @@ def door(a: str, b: str) -> Door:
 
 
 def soup(ingredients: Sequence[str]) -> str:
-    """What a pot with these ingredients comes to.
+    """Return a soup's name from its ingredients.
 
     >>> soup(["onion", "leek"])
     'leek onion soup'
@@ -35,11 +35,17 @@ class Layout:
     """A kitchen.
 
     Args:
-        sources: by room, the things of which there is no end: ingredients and plates.
-        starts: the room of each player.
-        orders: the ingredients of each dish; no two of them are alike.
-        locked: doors that a key opens, and ``keys`` the rooms that a key lies in.
-        crates: by room, the room that is behind the crate that stands there.
+        rooms: names of the rooms.
+        doors: the doors.
+        narrow: rooms for one player only.
+        sources: by room, things in unlimited supply: ingredients and plates.
+        pot: room with the pot.
+        hatch: room with the hatch, where dishes are served.
+        starts: start room of each player.
+        orders: ingredients of each dish; all dishes differ.
+        locked: doors that need a key.
+        keys: rooms in which keys lie.
+        crates: by room with a crate, the room behind the crate.
     """
 
     rooms: tuple[str, ...]
@@ -56,19 +62,19 @@ class Layout:
 
     @cached_property
     def dishes(self) -> tuple[str, ...]:
-        """The names of what was ordered."""
+        """Names of the ordered dishes."""
         return tuple(soup(order) for order in self.orders)
 
     @cached_property
     def beside(self) -> Mapping[str, tuple[str, ...]]:
-        """The rooms next to each."""
+        """Adjacent rooms, by room."""
         return {
             room: tuple(b if a == room else a for a, b in self.doors if room in (a, b)) for room in self.rooms
         }  # fmt: skip
 
     @cached_property
     def ways(self) -> Mapping[tuple[str, str], str]:
-        """The next room on the shortest way from one to another."""
+        """Next room on a shortest path, by pair of rooms."""
         found: dict[tuple[str, str], str] = {}
         for goal in self.rooms:
             waiting = deque([goal])
@@ -81,12 +87,12 @@ class Layout:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """In plain values."""
+        """Return the layout in plain values."""
         return {key: _plain(value) for key, value in asdict(self).items()}
 
 
 def layout_of(data: Mapping[str, Any]) -> Layout:
-    """The kitchen in a task's data."""
+    """Rebuild the layout from a task's data."""
     tables: dict[str, Any] = {key: tuple(data[key]) for key in ("rooms", "narrow", "starts", "keys")}
     tables |= {key: tuple((a, b) for a, b in data[key]) for key in ("doors", "locked")}
     return Layout(

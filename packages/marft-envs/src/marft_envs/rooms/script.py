@@ -1,6 +1,6 @@
-"""Who plays a kitchen without a model: the first player fetches and cooks, the others bring plates and serve.
+"""Scripted policy for kitchens: the first player fetches and cooks, and the others bring plates and serve.
 
-They go by what they are shown, and by what was said last: "leek soup is ready", "leek soup is taken".
+Players use their views and the last messages: "leek soup is ready", "leek soup is taken".
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from marft_envs.rooms.words import HELP, IN_POT, READY, TAKEN, Answer
 
 
 class Line(NamedTuple):
-    """An answer, and the thing that its act is for, where it is for one."""
+    """An action with its message.
+
+    Args:
+        act: the action.
+        said: message to the other players; "" for none.
+        wanted: thing that the action is for; "" for none.
+    """
 
     act: str
     said: str = ""
@@ -26,12 +32,12 @@ class Line(NamedTuple):
 
     @property
     def answer(self) -> Answer:
-        """What a kitchen takes."""
+        """The action and its message, without ``wanted``."""
         return Answer(self.act, self.said)
 
 
 def cooks(seen: Sight) -> Line:
-    """Brings what the next dish needs to the pot, and says what is in it."""
+    """Return the cook's action: bring the next dish's ingredients to the pot and report its content."""
     words = ""
     if seen.pot and seen.pot.endswith("soup"):
         words = seen.pot + READY
@@ -54,7 +60,7 @@ def cooks(seen: Sight) -> Line:
 
 
 def serves(seen: Sight) -> Line:
-    """Holds a plate ready, takes the soup when it hears of it, and serves it."""
+    """Return a waiter's action: hold a plate ready, take a soup reported as ready, and serve it."""
     words = seen.holds + TAKEN if seen.holds.endswith("soup") else ""
     ready = [dish for dish in seen.dishes if dish + READY in seen.others and dish + TAKEN not in seen.others]
     if HELP in seen.others and (helped := _help(seen)):
@@ -75,19 +81,20 @@ def serves(seen: Sight) -> Line:
 
 
 class Script:
-    """What any player says.
+    """Scripted policy for all players.
 
     Args:
-        names: of the players, the cook first.
-        steered_by: the role that speaks for all of them; "": each is a role.
-        skill: the share of turns that are played well.
-        by_thing: views go by thing, and it names the thing that it wants in place of what is to be done for it.
+        names: names of the players, cook first.
+        steered_by: role that controls all players; "" if each role controls its own player.
+        skill: fraction of well-played turns.
+        by_thing: True if views list things; the policy then names the thing it wants instead of an action.
     """
 
     def __init__(self, names: Sequence[str], steered_by: str = "", skill: float = 1.0, by_thing: bool = False) -> None:
         self.names, self.steered_by, self.skill, self.by_thing = names, steered_by, skill, by_thing
 
     def __call__(self, cue: Cue) -> str:
+        """Return the agent's text."""
         shown = _last_view(cue)
         if cue.role != self.steered_by:
             return self._said(cue, self._line(sight(shown), cue.role, cue.random))
@@ -112,14 +119,14 @@ class Script:
 
 
 def _last_view(cue: Cue) -> str:
-    """What the agent was shown last; what others said stands behind it."""
+    """Return the agent's last view; messages from others may follow the view."""
     return next(
         str(message["content"]) for message in reversed(cue.chat) if ORDERS.search(str(message["content"]))
     )  # fmt: skip
 
 
 def _habit(seen: Sight, best: Line, random: Random) -> Line:
-    """What a weak player does: it keeps what it knows to itself, strays, or stands about."""
+    """Return a weak player's action: withhold the message, go through a random door, or wait."""
     strays = [f"go {way.room}" for way in seen.ways if not way.shut]
     if best.said and random.random() < 0.6:
         return best._replace(said="")
@@ -127,15 +134,17 @@ def _habit(seen: Sight, best: Line, random: Random) -> Line:
 
 
 def _spoken(seen: Sight, act: str, words: str) -> Line:
-    """An act, before which stands what it is for, with what is worth saying and has not been said."""
+    """Split a prefix ``thing: `` off an action, and add a message only if it is new."""
     wanted, _, act = act.rpartition(": ")
     words = HELP if act == LIFT else words
     return Line(act, "" if words == seen.own else words, wanted)
 
 
 def _missing(seen: Sight, said: str) -> list[str]:
-    """The ingredients that the next dish still wants, as far as the cook knows: it is the one after the last that it
-    called ready."""
+    """Return the ingredients still missing in the next dish, to the cook's knowledge.
+
+    The next dish is the one after the last dish that the cook reported as ready.
+    """
     dishes = list(seen.dishes)
     ready = said.removesuffix(READY)
     if said.endswith(READY) and ready in dishes:
@@ -147,14 +156,14 @@ def _missing(seen: Sight, said: str) -> list[str]:
 
 
 def _bring(seen: Sight, said: str, missing: Sequence[str], free: bool) -> str:
-    """What the cook does with something in its hands."""
+    """Return the cook's action with full hands."""
     if seen.holds.endswith("soup") and seen.holds in seen.dishes:
         return f"{HATCH}: {SERVE}" if HATCH in seen.here else _go(seen, HATCH)
     if seen.holds not in missing:
         return DROP
     if free:
         return f"{POT}: {FILL}"
-    if seen.pot is not None:  # something is in it
+    if seen.pot is not None:  # a soup, in this room
         return _leave(seen)
     waits = said.removesuffix(READY)
     busy = said.endswith(READY) and waits in seen.dishes and waits + TAKEN not in seen.others
@@ -169,7 +178,7 @@ def _fetch(seen: Sight, thing: str) -> str:
 
 
 def _stand_by(seen: Sight) -> str:
-    """Near the pot, but in nobody's way."""
+    """Return an action that waits near the pot without blocking the way."""
     if seen.pot is not None:
         return _leave(seen)
     way = seen.way(POT)
@@ -177,7 +186,7 @@ def _stand_by(seen: Sight) -> str:
 
 
 def _leave(seen: Sight) -> str:
-    """Out of a narrow room, where it leads on to most."""
+    """Return an action that leaves a narrow room, toward wide rooms with many things behind them."""
     out = [way for way in seen.ways if not way.shut]
     if not seen.narrow or not out:
         return WAIT
@@ -185,14 +194,14 @@ def _leave(seen: Sight) -> str:
 
 
 def _help(seen: Sight) -> str:
-    """To the crate; "" where there is none any more."""
+    """Return an action toward the crate; "" if no crate is left."""
     if CRATE in seen.here:
         return LIFT
     return _go(seen, CRATE) if seen.way(CRATE) else ""
 
 
 def _go(seen: Sight, thing: str) -> str:
-    """Towards something: through the door, or past what stands in the way."""
+    """Return an action toward a thing: go through the door, or remove its obstacle."""
     way = seen.way(thing)
     if not way:
         return WAIT

@@ -1,4 +1,4 @@
-"""One attempt at a kitchen."""
+"""Session for one kitchen."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ from marft_envs.rooms.words import (
 
 @dataclass(frozen=True)
 class Rules:
-    """How a kitchen is played.
+    """Rules of play.
 
     Args:
-        players: their names; each is steered by the agent of that role, or all by ``steered_by``.
-        order: whether those who are free decide at once, or the next one knows what came of the last one's act.
-        offered: whether agents choose from what is possible, in place of writing.
-        time_bonus: share of the reward that is for the time that is left.
-        by_progress: whether work pays that is done on the way to a dish, in place of its service alone.
-        by_thing: views say of each thing how to get it, and not of each door what is behind it; and who names a thing
-            does what is to be done for it.
+        players: names of the players. Each is controlled by the agent of that role, or all by ``steered_by``.
+        steered_by: role that controls all players; "" for none.
+        order: turn order: all free players decide at once, or each sees the result of the previous action.
+        offered: True if agents choose a possible action instead of writing.
+        walk: time steps to go through a door.
+        boil: time steps to cook a full pot.
+        time_bonus: fraction of the reward for the time left at the end.
+        by_progress: True to reward each part of the work instead of served dishes only.
+        by_thing: True if views list the way to each thing instead of the things behind each door. A player then acts
+            by naming a thing.
     """
 
     players: tuple[str, ...]
@@ -51,31 +54,33 @@ class Rules:
 
 
 class Shift:
-    """A kitchen from its opening to the last dish, or to the deadline."""
+    """A kitchen from opening until the last dish or the deadline."""
 
     def __init__(self, layout: Layout, deadline: int, rules: Rules) -> None:
         self.rules, self.deadline = rules, deadline
         self.kitchen = Kitchen.opened(layout, rules.players, rules.walk, rules.boil)
-        self.words = 0  # how often something was said
+        self.words = 0  # number of messages
         self._acting: list[Player] = []
         self._seen: dict[str, tuple[str, ...]] = {}
 
     async def reset(self) -> Observation:
+        """Open the kitchen and return the first observation."""
         return self.begin()
 
     async def step(self, actions: JointAction) -> Step:
+        """Apply the agents' actions."""
         return self.take(self._answers(actions))
 
     def begin(self) -> Observation:
-        """Open the kitchen."""
+        """Open the kitchen and return the first observation."""
         self._next()
         return self._shown()
 
     def take(self, answers: Mapping[str, Answer]) -> Step:
-        """Carry out what those decided whose turn it was, then let time pass until somebody is free.
+        """Apply the actions of the players in turn, then advance time until a player is free.
 
         Args:
-            answers: by player.
+            answers: action by player.
         """
         kitchen, served, before = self.kitchen, 0, self.kitchen.progress()
         for player in self._acting:
@@ -101,7 +106,7 @@ class Shift:
         )  # fmt: skip
 
     def _called(self, player: Player, act: str) -> str:
-        """What a player calls out by itself, where it cannot say anything."""
+        """Return a player's automatic message if players cannot write; "" for none."""
         if player.told:
             return ""
         pot = self.kitchen.pot
@@ -109,7 +114,8 @@ class Shift:
             return soup(pot) + READY if len(pot) == self.kitchen.size else IN_POT + ", ".join(pot)
         return {TAKE_SOUP: player.holds + TAKEN, LIFT: HELP}.get(act, "")
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """No-op: no resources are held."""
 
     def _measures(self) -> dict[str, float]:
         kitchen = self.kitchen
@@ -117,7 +123,7 @@ class Shift:
         return {"served": served, "conflicts": kitchen.conflicts, "mistakes": kitchen.mistakes, "words": self.words}
 
     def _answers(self, actions: JointAction) -> Mapping[str, Answer]:
-        """What each player does; one whose agent said nothing does nothing that there is."""
+        """Return each player's action; a missing text counts as an invalid action."""
         leader = self.rules.steered_by
         if leader:
             action = actions.of(leader)
@@ -131,7 +137,7 @@ class Shift:
         return {name: answer_of(text_said(action)) for name, action in said.items()}
 
     def _next(self) -> None:
-        """Whoever acts next: all that are free, in an order that goes round, or the first of them."""
+        """Select the next players in turn: all free players, in rotating order, or only the first."""
         kitchen = self.kitchen
         soonest = min(player.free for player in kitchen.players)
         if soonest > kitchen.time or not self._acting:

@@ -1,4 +1,4 @@
-"""What can be read off a player's view: the other way round than ``words``."""
+"""Parser for a player's view: the inverse of ``words``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIGN = re.compile(r"^To the (?:narrow )?(\w+)( \(locked\)| \(behind a crate\))?:
 NARROW = re.compile(r"^To the narrow (\w+)", re.MULTILINE)
 PLACE = re.compile(
     rf"^(\w+): (?:{GO} (\w+)|{TAKE} \w+|{HERE}( \(.*\)| on the shelf)?)$", re.MULTILINE
-)  # where views go by thing
+)  # lines of a view that lists things
 DOORS = re.compile(r"^doors to: (.*)$", re.MULTILINE)
 DOOR = re.compile(r"(narrow )?(\w+)(?: \((locked|behind a crate)\))?")
 SAID = re.compile(r"^(\w+) said: (.*)$", re.MULTILINE)
@@ -23,7 +23,7 @@ ORDERS = re.compile(r"Orders: (.*?)\. \d+ steps? left")
 
 @dataclass(frozen=True)
 class Way:
-    """A door of the room that a player is in: where it leads, and the things behind it."""
+    """A door, with the room behind it and the things in its direction."""
 
     room: str
     narrow: bool
@@ -33,12 +33,16 @@ class Way:
 
 @dataclass(frozen=True)
 class Sight:
-    """What a player reads.
+    """Content of a player's view.
 
     Args:
-        holds: "" is nothing.
-        dishes: that are still to be served.
-        said: what was said last, by name; ``You`` is itself.
+        room: the player's room.
+        narrow: True if the room holds one player only.
+        holds: thing in the player's hands; "" for nothing.
+        here: things in the room.
+        ways: doors of the room.
+        dishes: dishes still to be served.
+        said: last message by name; ``You`` is the player itself.
     """
 
     room: str
@@ -51,29 +55,31 @@ class Sight:
 
     @property
     def own(self) -> str:
-        """What it has said last itself."""
+        """The player's own last message."""
         return self.said.get("You", "")
 
     @property
     def others(self) -> list[str]:
-        """What others have said last."""
+        """Last messages from other players."""
         return [words for name, words in self.said.items() if name != "You"]
 
     @property
     def pot(self) -> str | None:
-        """What is in the pot, where it can be seen."""
+        """The pot's content; None if hidden."""
         return next((thing[5:-1] for thing in self.here if thing.startswith("pot (")), None)
 
     def way(self, thing: str) -> Way | None:
-        """The door to something."""
+        """Return the door toward a thing, or None."""
         return next((way for way in self.ways if thing in way.things), None)
 
 
 def sight(shown: str, name: str = "", names: Sequence[str] = ()) -> Sight:
-    """What a view says.
+    """Parse a view.
 
     Args:
-        name: of the player, where the views of several ``names`` are in one text.
+        shown: text of the view.
+        name: name of the player, if the text holds the views of several players.
+        names: names of these players.
     """
     dishes = ORDERS.search(shown)
     if names:
@@ -89,14 +95,14 @@ def sight(shown: str, name: str = "", names: Sequence[str] = ()) -> Sight:
 
 
 def _by_door(shown: str) -> tuple[tuple[str, ...], tuple[Way, ...]]:
-    """What is here, and the doors with what is behind them."""
+    """Parse the things in the room, and the doors with the things behind each."""
     narrow, there = NARROW.findall(shown), THERE.findall(shown)
     ways = [Way(room, room in narrow, shut.strip(" ()"), _things(listed)) for room, shut, listed in SIGN.findall(shown)]
     return _things(there[0]), tuple(ways)
 
 
 def _by_thing(shown: str) -> tuple[tuple[str, ...], tuple[Way, ...]]:
-    """The same, where a line for each thing says where it is."""
+    """Parse the same from a view with a line for each thing."""
     places = PLACE.findall(shown)
     here = tuple(name + more for name, room, more in places if not room)
     listed = DOORS.findall(shown)[0]
@@ -108,6 +114,6 @@ def _by_thing(shown: str) -> tuple[tuple[str, ...], tuple[Way, ...]]:
 
 
 def _things(listed: str) -> tuple[str, ...]:
-    """The things of a list, whose brackets may hold commas of their own."""
+    """Split a list of things at commas outside brackets."""
     things = re.split(r", (?![^(]*\))", listed)
     return () if listed in ("nothing", "none") else tuple(things)

@@ -1,4 +1,4 @@
-"""A kitchen while it is played: who is where with what, and what an act does to it."""
+"""State of a kitchen during an episode: players, objects, and the effects of actions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from marft_envs.rooms.layout import CRATE, HATCH, KEY, PLATE, POT, Door, Layout,
 
 WAIT, LIFT, SERVE, DROP, SHELVE, FILL = "wait", "lift", "serve", "drop", "put shelf", "put pot"
 TAKE_SOUP = "take soup"
-SHOWN = 40  # characters of an act that is none
+SHOWN = 40  # maximum characters of an invalid action in the feedback
 
 
 @dataclass
 class Player:
-    """One body.
+    """A player.
 
     Args:
-        free: the time from which on it can act again.
-        told: how its last act came out, where that is not plain.
+        name: the player's name.
+        room: the player's room.
+        holds: thing in the player's hands; "" for nothing.
+        free: time step from which the player can act again.
+        told: feedback on the player's last action; "" if it succeeded without notice.
+        said: the player's last message.
     """
 
     name: str
@@ -31,10 +35,17 @@ class Player:
 
 @dataclass
 class Kitchen:
-    """What changes. Acts are carried out one after the other; each is told whether that was possible.
+    """Mutable state of a kitchen.
+
+    Actions are applied one after another. A player gets feedback if its action was impossible.
 
     Args:
-        walk: how long it takes to go through a door, and ``boil`` a full pot to become soup.
+        layout: the layout.
+        players: the players.
+        walk: time steps to go through a door.
+        boil: time steps to cook a full pot.
+        time: current time step.
+        pot: ingredients in the pot.
     """
 
     layout: Layout
@@ -43,19 +54,19 @@ class Kitchen:
     boil: int = 0
     time: int = 0
     pot: list[str] = field(default_factory=list)
-    ready: int = 0  # the time from which on a full pot is soup
+    ready: int = 0  # time step from which a full pot is soup
     shelves: dict[str, str] = field(default_factory=dict)
-    open: list[str] = field(default_factory=list)  # dishes that are still to be served
+    open: list[str] = field(default_factory=list)  # dishes still to be served
     locked: set[Door] = field(default_factory=set)
     crates: dict[str, str] = field(default_factory=dict)
-    lifting: set[str] = field(default_factory=set)  # who lifts now
-    used: set[Door] = field(default_factory=set)  # doors that somebody went through now
-    conflicts: int = 0  # acts that somebody else has made impossible
-    mistakes: int = 0  # acts that were not possible, or none
+    lifting: set[str] = field(default_factory=set)  # players lifting in this time step
+    used: set[Door] = field(default_factory=set)  # doors used in this time step
+    conflicts: int = 0  # actions made impossible by another player
+    mistakes: int = 0  # impossible or invalid actions
 
     @classmethod
     def opened(cls, layout: Layout, names: Sequence[str], walk: int = 1, boil: int = 0) -> Kitchen:
-        """As it is in the beginning."""
+        """Create the initial state."""
         return cls(
             layout, [Player(name, room) for name, room in zip(names, layout.starts, strict=True)], walk, boil,
             open=list(layout.dishes), locked=set(layout.locked), crates=dict(layout.crates),
@@ -64,20 +75,20 @@ class Kitchen:
 
     @property
     def size(self) -> int:
-        """Ingredients of a dish."""
+        """Ingredients per dish."""
         return len(self.layout.orders[0])
 
     @property
     def cooked(self) -> bool:
-        """Whether there is soup in the pot."""
+        """True if the pot contains soup."""
         return len(self.pot) == self.size and self.time >= self.ready
 
     def within(self, room: str) -> list[Player]:
-        """Who is in a room."""
+        """Return the players in a room."""
         return [player for player in self.players if player.room == room]
 
     def moment(self) -> str:
-        """All that what comes next hangs on, but for how much time is left."""
+        """Return a key for the state, without the remaining time."""
         players = [
             (player.room, player.holds, player.free - self.time, player.told, player.said) for player in self.players
         ]
@@ -85,7 +96,10 @@ class Kitchen:
         return repr((players, late, self.pot, self.shelves, self.open, sorted(self.locked), self.crates, self.lifting))
 
     def progress(self) -> float:
-        """Share of the work that is done: of each dish its ingredients in the pot, the soup on a plate, the service."""
+        """Return the completed fraction, by work done.
+
+        For each dish it counts the ingredients in the pot, the soup on a plate, and the service.
+        """
         each = self.size + 2
         done = each * (len(self.layout.dishes) - len(self.open))
         carried = {player.holds for player in self.players} | set(self.shelves.values())
@@ -95,12 +109,12 @@ class Kitchen:
         return done / (each * len(self.layout.dishes))
 
     def _becomes(self, dish: str) -> bool:
-        """Whether what is in the pot may become a dish."""
+        """Return True if the pot's content can become a dish."""
         left = dish.split()[:-1]
         return all(left.count(one) >= self.pot.count(one) for one in self.pot)
 
     def possible(self, player: Player) -> Iterator[str]:
-        """What a player can do as far as it can see: who is in the next room, it cannot."""
+        """Yield a player's possible actions from its own view, which does not show players in adjacent rooms."""
         here, layout = player.room, self.layout
         if player.holds:
             if player.holds == PLATE and here == layout.pot and self.cooked:
@@ -128,26 +142,28 @@ class Kitchen:
         yield WAIT
 
     def _fits(self, thing: str) -> bool:
-        """Whether something can go into the pot now."""
+        """Return True if a thing can go into the pot now."""
         return thing not in (PLATE, KEY) and not thing.endswith("soup") and len(self.pot) < self.size
 
     def begin(self) -> None:
-        """A new moment: nobody is in a door, or lifts, any more."""
+        """Start a time step: free every door and stop every lift."""
         self.used.clear()
         self.lifting.clear()
 
     def carry_out(self, player: Player, act: str, seen: Sequence[str]) -> bool:
-        """Let a player do something → whether a dish that was ordered has been served.
+        """Apply a player's action and return True if it served an ordered dish.
 
         Args:
-            seen: what was possible when it decided.
+            player: the player.
+            act: the action.
+            seen: actions possible at the time of the player's decision.
         """
         player.told, player.free = "", self.time + (self.walk if act.startswith("go ") else 1)
         if act not in seen:
             self.mistakes += 1
             player.told = f"You cannot {act[:SHOWN]}." if act else "That was no action."
             player.free = self.time + 1
-        elif act not in set(self.possible(player)):  # somebody else came first
+        elif act not in set(self.possible(player)):  # another player acted first
             self._blocked(player, f"Too late to {act}.")
         elif act == SERVE:
             return self._serve(player)
@@ -212,7 +228,10 @@ class Kitchen:
 
 
 def signs(kitchen: Kitchen, room: str) -> dict[str, list[str]]:
-    """By door of a room, the things that are behind it on the shortest way; keys and crates while they are there."""
+    """Return, for each door of a room, the things behind it on a shortest path.
+
+    Keys and crates are included while they exist.
+    """
     layout = kitchen.layout
     places: dict[str, list[str]] = {POT: [layout.pot], HATCH: [layout.hatch]}
     for source, things in layout.sources.items():
@@ -229,6 +248,7 @@ def signs(kitchen: Kitchen, room: str) -> dict[str, list[str]]:
 
 def _nearest(layout: Layout, room: str, rooms: Sequence[str]) -> str:
     def far(goal: str) -> int:
+        """Return the number of doors on a shortest path to a room."""
         at, steps = room, 0
         while at != goal:
             at, steps = layout.ways[at, goal], steps + 1

@@ -1,4 +1,4 @@
-"""What a player is shown of a kitchen, and what is read off its answers: short and regular lines."""
+"""Views of a kitchen as short regular lines, and the parser for agents' answers."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import NamedTuple
 from marft_envs.rooms.layout import HATCH, PLATE, POT, door, soup
 from marft_envs.rooms.state import FILL, SERVE, TAKE_SOUP, Kitchen, Player, signs
 
-LONGEST_WORDS = 100  # characters of what is said at once
-GO, TAKE, HERE = "go", "take", "here"  # what is listed by thing: the way there, or what to do with it
+LONGEST_WORDS = 100  # maximum characters of a message
+GO, TAKE, HERE = "go", "take", "here"  # in views that list things: the way to a thing, or the action with it
 USES = {FILL: POT, TAKE_SOUP: POT, SERVE: HATCH}
-FIRST = (POT, HATCH, PLATE)  # of what is listed by thing
+FIRST = (POT, HATCH, PLATE)  # first lines of a view that lists things
 PIECES = re.compile(r"[\n;]+")
-READY, TAKEN, IN_POT, HELP = " is ready", " is taken", "in the pot: ", "help with the crate"  # what players call out
+# phrases in players' messages
+READY, TAKEN, IN_POT, HELP = " is ready", " is taken", "in the pot: ", "help with the crate"
 
 
 class Answer(NamedTuple):
-    """What a player wants to do, and to say with it."""
+    """A player's action and message."""
 
     act: str = ""
     said: str = ""
 
 
 def orders(kitchen: Kitchen, deadline: int) -> str:
-    """What everybody is shown."""
+    """Return the open orders and the remaining time, for all players."""
     left = deadline - kitchen.time
     return f"Orders: {', '.join(kitchen.open) or 'none'}. {left} {'step' if left == 1 else 'steps'} left."
 
 
 def view(kitchen: Kitchen, player: Player) -> str:
-    """What a player sees: its room, its hands, signs at the doors with what is behind each, and what was said last."""
+    """Return a player's view: its room, its hands, signs at the doors, and the last messages."""
     room = player.room
     there = [*kitchen.layout.sources.get(room, ()), *_furniture(kitchen, room), *_company(kitchen, player)]
     signed = [
@@ -43,8 +44,11 @@ def view(kitchen: Kitchen, player: Player) -> str:
 
 
 def view_by_thing(kitchen: Kitchen, player: Player) -> str:
-    """The same, with how to get each thing in place of what is behind each door, and what is about the player last: who
-    reads from the top knows what there is when it comes to what is wanted."""
+    """Return a player's view with the way to each thing instead of the things behind each door.
+
+    The player's own state comes last, so a model that reads from the top knows all things before it reads what is
+    needed.
+    """
     room = player.room
     behind = signs(kitchen, room)
     places = {**_ways(kitchen, player), **dict.fromkeys(_furniture(kitchen, room), HERE)}
@@ -59,13 +63,16 @@ def view_by_thing(kitchen: Kitchen, player: Player) -> str:
 
 
 def acts_by_thing(kitchen: Kitchen, player: Player) -> dict[str, str]:
-    """What a player does for each thing: goes through the door to it, takes it where it lies; fills the pot or empties
-    it, and serves at the hatch, where that is possible."""
+    """Return the action for each thing.
+
+    The action goes through the door toward the thing or takes it. For the pot and the hatch it fills, empties or
+    serves, if possible.
+    """
     return _ways(kitchen, player) | {USES[act]: act for act in kitchen.possible(player) if act in USES}
 
 
 def answer_of(text: str) -> Answer:
-    """The first act of a text, and the words after ``say``.
+    """Parse the first action in a text, and the words after ``say``.
 
     >>> answer_of("Go kitchen.; say the soup is ready")
     Answer(act='go kitchen', said='the soup is ready')
@@ -81,8 +88,7 @@ def answer_of(text: str) -> Answer:
 
 
 def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
-    """The same where one agent speaks for several players: each piece goes to whoever was
-    named last.
+    """Parse an agent's text for several players; each piece goes to the last named player.
 
     >>> answers_of("cook: take leek; waiter: wait", ["cook", "waiter"])["cook"]
     Answer(act='take leek', said='')
@@ -99,7 +105,7 @@ def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
 
 
 def _ways(kitchen: Kitchen, player: Player) -> dict[str, str]:
-    """How to get each thing: the door to it; or to take it, where it lies."""
+    """Return the way to each thing: the door toward it, or the action for taking it."""
     found = {thing: f"{GO} {beside}" for beside, things in signs(kitchen, player.room).items() for thing in things}
     return found | {thing: f"{TAKE} {thing}" for thing in kitchen.layout.sources.get(player.room, ())}
 

@@ -1,1 +1,1 @@
-"""A shop to search, browse and buy in, after WebShop."""
+"""Shopping environment with search, product pages and purchase, modeled on WebShop."""

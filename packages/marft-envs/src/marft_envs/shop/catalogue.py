@@ -1,4 +1,4 @@
-"""A catalogue that is made up from a seed, once for all sessions of a process."""
+"""Product catalog generated from a seed, shared by all sessions in a process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ class Product:
     """One product.
 
     Args:
-        number: what it is found under on pages; its title ends with it.
-        name: its title without the number.
-        nouns: words of the name that name things: maker, material, kind.
-        attributes: what is true of it; the name says some, features and description the others.
-        price: dollars.
-        options: what a buyer chooses from, by kind of option.
+        number: number on pages; the title ends with it.
+        kind: kind of product.
+        name: title without the number.
+        nouns: nouns in the name: brand, material, kind.
+        attributes: true properties. Some are in the name, the others in the features and the description.
+        features: lines of the features page.
+        description: text of the description page.
+        price: price in dollars.
+        options: values for the buyer to choose from, by kind of option.
     """
 
     number: int
@@ -51,17 +54,18 @@ class Product:
 
     @property
     def title(self) -> str:
+        """Name and number."""
         return f"{self.name} {self.number}"
 
     @property
     def text(self) -> str:
-        """All that search knows it by."""
+        """Text used by the search index."""
         return " ".join((self.title, *self.features, self.description))
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All products, the one of number n in place n − 1, and what finds them by words."""
+    """All products, with number n at index n − 1, and their search index."""
 
     products: tuple[Product, ...]
     index: Index
@@ -70,13 +74,13 @@ class Catalogue:
         return self.products[number - 1]
 
     def find(self, query: str, most: int) -> list[Product]:
-        """Products that share a word with a query, the best first."""
+        """Return products that share a word with a query, best match first."""
         return [self.products[place] for place in self.index.best(query, most)]
 
 
 @lru_cache(maxsize=8)
 def catalogue_of(size: int, seed: int, style: Style) -> Catalogue:
-    """The catalogue of a seed: the same in every process, shared by all sessions of one."""
+    """Generate the catalog for a seed; sessions in a process share it, and every process gets the same catalog."""
     make = _plain if style == "plain" else _full
     random = Random(derive_seed(seed, "shop", style, size))
     products = tuple(make(number, random) for number in range(1, size + 1))
@@ -84,7 +88,7 @@ def catalogue_of(size: int, seed: int, style: Style) -> Catalogue:
 
 
 def _plain(number: int, random: Random) -> Product:
-    """Few words, all of which stand in the name: ``soft wool scarf``."""
+    """Generate a product with few words, all in its name: ``soft wool scarf``."""
     kind, material = random.choice(PLAIN_KINDS), random.choice(PLAIN_MATERIALS)
     quality = random.choice(PLAIN_QUALITIES)
     return Product(
@@ -95,7 +99,7 @@ def _plain(number: int, random: Random) -> Product:
 
 
 def _full(number: int, random: Random) -> Product:
-    """A maker, five qualities of which the name says two, and options that are not all on offer."""
+    """Generate a product with a brand, five qualities (two in the name), and a subset of options."""
     kind, brand = random.choice(KINDS), random.choice(BRANDS)
     material = random.choice(MATERIALS[kind.department])
     qualities = random.sample(QUALITIES[kind.department], 5)
@@ -112,6 +116,6 @@ def _full(number: int, random: Random) -> Product:
 
 
 def _some(values: tuple[str, ...], random: Random) -> tuple[str, ...]:
-    """At least two of them, in their order."""
+    """Draw at least two of the values and keep their order."""
     offered = random.sample(values, random.randint(2, len(values)))
     return tuple(value for value in values if value in offered)

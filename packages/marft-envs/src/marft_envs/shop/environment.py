@@ -1,4 +1,4 @@
-"""A shop with thousands of products: search, browse, choose, buy."""
+"""Shop with thousands of products: search, browse, choose, buy."""
 
 from __future__ import annotations
 
@@ -22,31 +22,35 @@ from marft_envs.shop.script import Shopper
 from marft_envs.shop.session import Rules, ShopSession
 
 MOST_PRODUCTS = 50_000
-OTHER_QUERIES = 3  # for other goals, among those to choose from
+OTHER_QUERIES = 3  # number of other goals whose queries are offered as distractors
 
 
 class Shop(Drawn):
-    """Products are made up from a seed; a task names what of one matters, in words. A purchase earns WebShop's reward:
-    its share of matching attributes, options and price, times how much of a kind it is; 1 solves the task.
+    """Products generated from a seed; a task describes the wanted product in words.
 
-    Splits share the catalogue and no goal: a product with its options and bound is wanted in one part alone.
+    A purchase earns WebShop's reward: the share of matching attributes, options and price, times a factor for the
+    kind of product. A reward of 1 is success.
+
+    Splits share the catalog but no goal. A combination of product, options and price limit appears in one split
+    only.
     """
 
     stream: ClassVar[str] = "Shop"
-    catalogue_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the products
-    products: Annotated[int, Field(ge=10, le=MOST_PRODUCTS)] = 5000  # in the catalogue
-    style: Style = "full"  # "plain": short names that say all, products clicked by their row: for tiny models
-    attributes: Annotated[int, Field(ge=1, le=6)] = 2  # that are wanted; "plain" has two
-    options: Annotated[int, Field(ge=0, le=2)] = 2  # that are wanted; "plain" has one
+    catalogue_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of the catalog
+    products: Annotated[int, Field(ge=10, le=MOST_PRODUCTS)] = 5000  # number of products in the catalog
+    # kind of product names; plain: short names with all attributes, and products clicked by row, for tiny models
+    style: Style = "full"
+    attributes: Annotated[int, Field(ge=1, le=6)] = 2  # number of wanted attributes; "plain" has two
+    options: Annotated[int, Field(ge=0, le=2)] = 2  # number of wanted options; "plain" has one
     results: Annotated[int, Field(ge=1, le=50)] = 10  # products on a page of results
-    found: Annotated[int, Field(ge=1, le=1000)] = 50  # products of a search, at most
-    max_steps: Annotated[int, Field(ge=3, le=1000)] = 30  # a visit ends with this one, bought or not
-    apart: bool = False  # no product of a held-out goal is the one of a training goal
-    # "choices": the actor chooses from what can be clicked and some queries
+    found: Annotated[int, Field(ge=1, le=1000)] = 50  # maximum products in a search result
+    max_steps: Annotated[int, Field(ge=3, le=1000)] = 30  # maximum steps in a visit, with or without a purchase
+    apart: bool = False  # use disjoint products for training goals and held-out goals
+    # form of actions; choices: the actor chooses from the clickable buttons and some queries
     actions: Literal["text", "choices"] = "text"
-    actor: str = ""  # role whose action counts; "": the agent that answers
-    readers: Names = ()  # roles that are shown what is wanted; []: all
-    repeats: bool = True  # what is wanted stands in every observation, and not in the first alone
+    actor: str = ""  # role whose action counts; "": the answering agent
+    readers: Names = ()  # roles that see the wanted product; []: all roles
+    repeats: bool = True  # repeat the wanted product in every observation instead of only the first
 
     @model_validator(mode="after")
     def _check_actor(self) -> Shop:
@@ -55,7 +59,7 @@ class Shop(Drawn):
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Roles that the team lacks."""
+        """Yield an error for each unknown role."""
         for key, named in {"actor": (self.actor,) if self.actor else (), "readers": self.readers}.items():
             for role in named:
                 if role not in roles:
@@ -63,28 +67,30 @@ class Shop(Drawn):
 
     @property
     def offers_options(self) -> bool:  # type: ignore[override]
-        """Where the actor chooses."""
+        """True if the actor chooses between options."""
         return self.actions == "choices"
 
     @property
     def catalogue(self) -> Catalogue:
-        """The products, made when they are first asked for."""
+        """Product catalog, generated on first use."""
         return catalogue_of(self.products, self.catalogue_seed, self.style)
 
     def draw(self, random: Random) -> Drawing:
-        """A goal: a product's name, the options and the bound make it the one that it is."""
+        """Generate a goal; the product's name, the options and the price limit are its content, which decides the
+        split.
+        """
         goal = draw_goal(self.catalogue, self.attributes, self.options, random)
         name = self.catalogue[goal.target].name
         options = ", ".join(f"{kind} {value}" for kind, value in goal.options.items())
         content = f"{name}; {options}; {goal.price_upper:g}"
         if self.apart:
             content = next(one for one in _numbered(content) if part_of(one) == part_of(name))
-        # a search for the whole title, the product, its options, and the purchase
+        # minimum steps: a search for the whole title, the product, its options, and the purchase
         data = {"goal": goal.data(), "fewest_steps": 3 + len(goal.options)}
         return Drawing(content, instruction(goal, self.style), data)
 
     def start(self, task: Task, seed: int) -> ShopSession:
-        """A visit; ``seed`` is that of the queries to choose from."""
+        """Start a visit; ``seed`` decides the offered queries."""
         goal = Goal.of(task.data["goal"])
         rules = Rules(
             actor=self.actor, readers=self.readers, repeats=self.repeats, choices=self.actions == "choices",
@@ -94,11 +100,11 @@ class Shop(Drawn):
         return ShopSession(self.catalogue, goal, task.prompt, queries, rules)
 
     def script(self, skill: float = 1.0) -> Script:
-        """Plays ``searcher``, ``buyer`` and ``solver``."""
+        """Return a scripted policy for ``searcher``, ``buyer`` and ``solver``."""
         return Shopper(skill, self.style)
 
     def _queries(self, goal: Goal, random: Random) -> tuple[str, ...]:
-        """Searches for the goal, and for others, in an order that tells nothing."""
+        """Return sorted queries for the goal and for distractor goals; the order reveals nothing."""
         goals = [draw_goal(self.catalogue, self.attributes, self.options, random) for _ in range(OTHER_QUERIES)]
         queries = {one.noun for one in goals} | {goal.noun}
         queries |= {" ".join((*one.attributes, one.noun)) for one in (goal, *goals)}
@@ -106,5 +112,5 @@ class Shop(Drawn):
 
 
 def _numbered(content: str) -> Iterator[str]:
-    """The same goal in words that are in one part after another."""
+    """Yield variants of a content text, for different splits."""
     return (f"{content}; {number}" for number in count())

@@ -1,4 +1,4 @@
-"""What is to be bought, and what a purchase is worth."""
+"""Shopping goals, and the reward of a purchase."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 
 from marft_envs.shop.catalogue import Catalogue, Product, Style
 
-BOUNDS = tuple(10.0 * tens for tens in range(1, 100))  # dollars, as WebShop's
+BOUNDS = tuple(10.0 * tens for tens in range(1, 100))  # price limits in dollars, as in WebShop
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A product that is looked for, and what of it matters.
+    """A wanted product, and the properties that matter.
 
     Args:
-        target: number of a product that is worth 1.
-        price_upper: dollars.
+        target: number of a product with reward 1.
+        noun: kind of product.
+        attributes: wanted attributes.
+        options: wanted value, by kind of option.
+        price_upper: price limit in dollars.
     """
 
     target: int
@@ -28,21 +31,25 @@ class Goal:
     price_upper: float
 
     def data(self) -> dict[str, Any]:
-        """The goal in plain values."""
+        """Return the goal as plain values."""
         return {**asdict(self), "attributes": list(self.attributes), "options": dict(self.options)}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Goal:
-        """The goal that plain values are of."""
+        """Rebuild a goal from plain values."""
         return cls(**{**data, "attributes": tuple(data["attributes"])})
 
 
 def draw_goal(catalogue: Catalogue, attributes: int, options: int, random: Random) -> Goal:
-    """A goal that some product of the catalogue meets. Its bound is the larger one of two among the first four tens
-    above the price, as WebShop draws it.
+    """Draw a goal that a catalog product meets.
+
+    The price limit is the larger of two values among the first four multiples of 10 above the price, as in WebShop.
 
     Args:
-        attributes, options: how many of each it names, at most.
+        catalogue: the catalog.
+        attributes: maximum number of wanted attributes.
+        options: maximum number of wanted options.
+        random: random generator.
     """
     product = random.choice(catalogue.products)
     wanted = random.sample(product.attributes, min(attributes, len(product.attributes)))
@@ -57,7 +64,7 @@ def draw_goal(catalogue: Catalogue, attributes: int, options: int, random: Rando
 
 
 def instruction(goal: Goal, style: Style) -> str:
-    """The goal in words."""
+    """Describe the goal in words."""
     if style == "plain":
         options = "".join(f", {value}" for value in goal.options.values())
         return f"Wanted: {' '.join((*goal.attributes, goal.noun))}{options}, under ${goal.price_upper:g}."
@@ -70,13 +77,15 @@ def instruction(goal: Goal, style: Style) -> str:
 
 
 def worth(goal: Goal, target: Product, bought: Product, chosen: Mapping[str, str]) -> float:
-    """What a purchase is worth, from 0 to 1: WebShop's reward (Yao et al. 2022, §3.1 and appendix A.5).
+    """Return WebShop's reward for a purchase, from 0 to 1 (Yao et al. 2022, §3.1 and appendix A.5).
 
     ``r = r_type · (matched attributes + matched options + [price ≤ bound]) / (attributes + options + 1)``
 
     Args:
-        target: the product of the goal.
-        chosen: by kind of option.
+        goal: the goal.
+        target: the goal's product.
+        bought: the purchased product.
+        chosen: chosen value, by kind of option.
     """
     matched = sum(has_attribute(bought, attribute) for attribute in goal.attributes)
     options = sum(_same_option(kind, value, chosen) for kind, value in goal.options.items())
@@ -85,8 +94,12 @@ def worth(goal: Goal, target: Product, bought: Product, chosen: Mapping[str, str
 
 
 def type_score(target: Product, bought: Product) -> float:
-    """How much of a kind two products are: 0 where no noun of the target's name is in the other's, 0.1 for less than a
-    tenth of them; else 1 for the same noun, two shared levels of category, or over a fifth of the nouns; else 0.5."""
+    """Return r_type, the similarity between two products' kinds.
+
+    It is 0 if the products' names share no noun, and 0.1 if they share less than a tenth of the target's nouns.
+    Otherwise it is 1 for the same kind noun, two shared category levels, or more than a fifth of the nouns shared;
+    else 0.5.
+    """
     shared = len(target.nouns & bought.nouns) / len(target.nouns)
     if shared < 0.1:
         return 0.1 if shared else 0.0
@@ -96,7 +109,7 @@ def type_score(target: Product, bought: Product) -> float:
 
 
 def has_attribute(product: Product, attribute: str) -> bool:
-    """Whether a product's attributes, name, features or description say it."""
+    """Return True if a product's attributes, name, features or description contain an attribute."""
     wanted = set(attribute.lower().split())
     if any(wanted <= set(own.split()) or set(own.split()) <= wanted for own in product.attributes):
         return True
@@ -104,7 +117,10 @@ def has_attribute(product: Product, attribute: str) -> bool:
 
 
 def _same_option(kind: str, value: str, chosen: Mapping[str, str]) -> bool:
-    """Sizes are the same word for word; of others one may say more than the other."""
+    """Compare an option's value.
+
+    Sizes must be equal. Other values match if one contains all words of the other.
+    """
     if kind not in chosen:
         return False
     wanted, own = set(value.split()), set(chosen[kind].split())

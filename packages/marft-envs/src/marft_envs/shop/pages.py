@@ -1,4 +1,4 @@
-"""The pages of the shop. What stands in brackets can be clicked."""
+"""Shop pages; text in brackets marks a clickable label."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ DESCRIPTION, FEATURES, BUY = "description", "features", "buy now"
 
 
 class Page(NamedTuple):
-    """A page: what it says, and what of it can be clicked."""
+    """A page with its text and its clickable labels."""
 
     text: str
     clickable: tuple[str, ...]
 
 
 def search_page() -> Page:
-    """Where everything begins."""
+    """Return the start page."""
     return Page("Search page.", ())
 
 
 def results_page(products: Sequence[Product], number: int, pages: int, by_row: bool) -> Page:
-    """Some of what a search has found.
+    """Return a page of search results.
 
     Args:
-        number: of the page, the first is 1.
-        pages: how many there are; 0 where nothing was found.
-        by_row: products are clicked by their row, and not by their number.
+        products: products on this page.
+        number: number of the page, starting at 1.
+        pages: number of pages; 0 if nothing was found.
+        by_row: True if products are clicked by row instead of by number.
     """
     if not pages:
         return Page(f"Nothing found.\n[{BACK}]", (BACK,))
@@ -41,10 +42,11 @@ def results_page(products: Sequence[Product], number: int, pages: int, by_row: b
 
 
 def product_page(product: Product, chosen: Mapping[str, str]) -> Page:
-    """A product with its options.
+    """Return the page of a product, with its options.
 
     Args:
-        chosen: by kind of option.
+        product: the product.
+        chosen: chosen value, by kind of option.
     """
     rows = [f"{product.title} ${product.price:g}"]
     for kind, values in product.options.items():
@@ -56,7 +58,7 @@ def product_page(product: Product, chosen: Mapping[str, str]) -> Page:
 
 
 def part_page(product: Product, part: str) -> Page:
-    """The features of a product, or its description."""
+    """Return the features page or the description page of a product."""
     text = "\n".join(product.features) if part == FEATURES else product.description
     return Page(f"{product.title}: {part}\n{text}\n{_shown((PREVIOUS, BACK))}", (PREVIOUS, BACK))
 

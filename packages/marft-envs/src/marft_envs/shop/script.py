@@ -1,4 +1,4 @@
-"""Plays the shop from what its pages say."""
+"""Scripted policy for the shop that uses only its pages."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ _SAID = (
 
 @dataclass(frozen=True)
 class Shopper:
-    """Plays ``searcher``, who reads what is wanted and says what to do, ``buyer``, who does it, and ``solver``, who
-    does both.
+    """Scripted policy for ``searcher``, ``buyer`` and ``solver``.
+
+    ``searcher`` sees the wanted product and suggests the next action, ``buyer`` performs it, and ``solver`` does both.
 
     Args:
-        skill: share of turns that are played well.
+        skill: fraction of well-played turns.
+        style: kind of product names.
     """
 
     skill: float
     style: Style
 
     def __call__(self, cue: Cue) -> str:
-        """What the agent of a cue says."""
+        """Return the agent's text."""
         good = cue.random.random() < self.skill
         goal = Goal.of(cue.task.data["goal"])
         if cue.role == "buyer":
@@ -50,7 +52,7 @@ class Shopper:
         return _offered(f"{verb}[{words}]", cue) if good else _aimless(cue)
 
     def _best(self, goal: Goal, cue: Cue) -> tuple[str, str]:
-        """The next step towards what is wanted, as far as the pages that were seen tell."""
+        """Return the best next action, from the pages seen so far."""
         page = cue.shown
         before = [str(message["content"]) for message in cue.chat if message["role"] == "user"][:-1]
         if _PART.search(page):
@@ -62,7 +64,7 @@ class Shopper:
             return "search", " ".join((*goal.attributes, goal.noun))
         seen = {found[2] for text in before for found in _PRODUCT.finditer(text)}
         if self.style == "plain":
-            seen = set()  # products are clicked by their row there
+            seen = set()  # products are clicked by row there
         for number, name, price in _ROW.findall(page):
             told = self.style == "full" or all(attribute in name for attribute in goal.attributes)
             if (
@@ -90,7 +92,7 @@ class Shopper:
         return wanted[0] if wanted else BUY
 
     def _obeyed(self, cue: Cue) -> str:
-        """What the message says; a guess where it says nothing of use."""
+        """Perform the action in the message; without a usable message, guess."""
         message = _MESSAGE.search(cue.shown)
         said = message[1] if message else ""
         for pattern, verb in _SAID:
@@ -109,12 +111,12 @@ def _spoken(verb: str, words: str) -> str:
 
 
 def _vague(goal: Goal, random: Random) -> str:
-    """A weak searcher's word: the goal again, or nothing at all."""
+    """Return a weak searcher's text: the kind of product, or nothing useful."""
     return random.choice((f"A {goal.noun}.", "Look around."))
 
 
 def _aimless(cue: Cue) -> str:
-    """A legal move that heeds nobody: the first thing on the page, or any other."""
+    """Return a random legal action, regardless of messages."""
     if cue.options:
         return cue.random.choice(cue.options)
     buttons = list(_buttons(cue.shown))
@@ -129,7 +131,7 @@ def _buttons(page: str) -> Iterator[str]:
 
 
 def _offered(action: str, cue: Cue) -> str:
-    """The action, or of those to choose from the one that is most like it."""
+    """Return the action, or the most similar option."""
     if not cue.options or action in cue.options:
         return action
     words = set(read(action).words.split())

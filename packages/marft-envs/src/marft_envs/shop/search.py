@@ -1,4 +1,4 @@
-"""Search by words: an inverted index whose entries are scores of BM25, worked out once."""
+"""Full-text search: an inverted index with precomputed BM25 scores."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-SATURATION, LENGTH = 0.9, 0.4  # k1 and b, as Anserini, which WebShop searches with, has them
-_ALONE = r"\u3040-\u30ff\u3400-\u9fff"  # kana and ideographs, which no space sets apart: each is a word
+SATURATION, LENGTH = 0.9, 0.4  # BM25's k1 and b, with the values of Anserini, WebShop's search engine
+_ALONE = r"\u3040-\u30ff\u3400-\u9fff"  # kana and ideographs are written without spaces, so each is a word
 _WORDS = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
 
 
 def words_in(text: str) -> list[str]:
-    """The words that are searched for: letters and digits of any script, without case.
+    """Split a text into search words: letters and digits in any script, without case.
 
     >>> words_in("Norda X-Large scarf, 12"), words_in("Café Москва 東京")
     (['norda', 'x', 'large', 'scarf', '12'], ['café', 'москва', '東', '京'])
@@ -25,11 +25,11 @@ def words_in(text: str) -> list[str]:
 
 
 class Index:
-    """Finds texts by words. It is made once and never changes, so that sessions share it.
+    """Immutable search index over texts, sharable between sessions.
 
-    The score of a text d for a word w is ``idf(w) · f / (f + k1 (1 − b + b |d| / mean |d|))``, with f how often w is in
-    d and ``idf(w) = ln(1 + (N − n + 0.5) / (n + 0.5))`` where n of N texts hold it; a query's is the sum over its words
-    (Robertson and Zaragoza 2009, in the form that Lucene computes).
+    The score of a text d for a word w is ``idf(w) · f / (f + k1 (1 − b + b |d| / mean |d|))``. The variable f is the
+    frequency of w in d, and ``idf(w) = ln(1 + (N − n + 0.5) / (n + 0.5))`` if n of N texts contain w. A query's
+    score is the sum over its words (Robertson and Zaragoza 2009, in Lucene's form).
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -50,7 +50,10 @@ class Index:
             self._entries[word] = places, rarity * times / (times + norm)
 
     def best(self, query: str, most: int) -> list[int]:
-        """Places of the texts that share a word with a query: the highest scores first, equal ones as they stand."""
+        """Return indices of up to ``most`` texts that share a word with a query, highest score first.
+
+        Equal scores keep the order of the texts.
+        """
         scores = np.zeros(self._size)
         for word, often in Counter(words_in(query)).items():
             if word in self._entries:

@@ -1,4 +1,4 @@
-"""One visit to the shop."""
+"""Session for one visit to the shop."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ NO_ACTION = "No action was found: write search[words] or click[button]."
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for every visit.
+    """Rules of a visit.
 
     Args:
-        actor: the role whose action counts; "": that of the agent who answers.
-        readers: roles that are shown what is wanted; (): all.
-        repeats: whether that stands in every observation, or in the first alone.
-        results: products on a page; ``most`` of one search.
-        by_row: products are clicked by their row, and not by their number.
+        actor: role whose action counts; "" for the answering agent.
+        readers: roles that see the wanted product; () for all.
+        repeats: True to repeat the wanted product in every observation instead of only the first.
+        choices: True if the actor chooses between options.
+        results: products on a page of results.
+        most: maximum products in a search result.
+        by_row: True if products are clicked by row instead of by number.
+        max_steps: maximum steps in a visit.
     """
 
     actor: str
@@ -53,7 +56,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the shop somebody is."""
+    """Current location in the shop."""
 
     kind: Literal["search", "results", "product", "part"] = "search"
     found: tuple[Product, ...] = ()
@@ -64,14 +67,14 @@ class Place:
 
 
 class Read(NamedTuple):
-    """An action as it was understood; ``verb`` is "" where there was none."""
+    """A parsed action; an empty ``verb`` means no action."""
 
     verb: str
     words: str
 
 
 def read(text: str) -> Read:
-    """The last action that a text names, as WebShop writes them.
+    """Parse the last action in a text, in WebShop's notation.
 
     >>> read("Not click[7], but search[red  scarf]"), read("buy it")
     (Read(verb='search', words='red scarf'), Read(verb='', words=''))
@@ -84,11 +87,14 @@ def read(text: str) -> Read:
 
 
 class ShopSession:
-    """One attempt at buying what is wanted.
+    """One attempt to buy the wanted product.
 
     Args:
-        wanted: the instruction.
-        queries: searches that the acting role may choose from, where it chooses.
+        catalogue: the catalog.
+        goal: the goal.
+        wanted: text of the instruction.
+        queries: queries offered to the actor; empty unless it chooses between options.
+        rules: rules of the visit.
     """
 
     def __init__(self, catalogue: Catalogue, goal: Goal, wanted: str, queries: Sequence[str], rules: Rules) -> None:
@@ -96,10 +102,11 @@ class ShopSession:
         self.place, self.steps, self.wrong = Place(), 0, 0
 
     async def reset(self) -> Observation:
+        """Return the instruction and the search page."""
         return self._shown("")
 
     async def step(self, actions: JointAction) -> Step:
-        """Take one action. A purchase ends the visit, and so does the last step that there is."""
+        """Apply one action; a purchase or the last step ends the visit."""
         action = actions.of(self.rules.actor) if self.rules.actor else actions.answer
         verb, words = read(text_said(action))
         self.steps += 1
@@ -116,10 +123,11 @@ class ShopSession:
             info=self._told(self._worth()),
         )  # fmt: skip
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """No-op: no resources are held."""
 
     def _moved(self, verb: str, words: str) -> str:
-        """Go where an action leads → what was wrong with it, in words."""
+        """Move to the location that an action leads to, and return "" or an error text."""
         if verb == "search":
             if not words:
                 return "Nothing to search for: write search[words]."
@@ -178,7 +186,7 @@ class ShopSession:
         )
 
     def _worth(self) -> float:
-        """What buying now would earn; 0 where nothing can be bought."""
+        """Return the reward of buying now; 0 outside a product page."""
         if self.place.kind != "product" or not self.place.product:
             return 0.0
         return worth(self.goal, self.catalogue[self.goal.target], self.place.product, self.place.chosen)

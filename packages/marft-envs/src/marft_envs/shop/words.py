@@ -1,4 +1,4 @@
-"""What the shop sells, and the words for it."""
+"""Vocabulary for the shop's products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """A kind of product: its noun, and where it stands in the shop."""
+    """A kind of product: its noun and categories."""
 
     noun: str
     group: str

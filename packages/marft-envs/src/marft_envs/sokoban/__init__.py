@@ -1,1 +1,1 @@
-"""Boxes that are pushed onto goals."""
+"""Sokoban: push boxes onto goals."""

@@ -1,7 +1,7 @@
-"""Drawing rooms: floors that a walk carves, goals, and boxes pulled away from them.
+"""Generator for Sokoban rooms: a random walk carves the floor, and boxes are pulled away from goals.
 
-As in gym-sokoban a walk that turns now and then carves the floor, and boxes are pulled from their goals, so that every
-room can be solved; here all states up to a bound are found, and one of them is drawn by how many moves it takes.
+Both steps follow gym-sokoban, so every room is solvable. In contrast to gym-sokoban, all states up to a bound are
+enumerated, and a state is drawn by its number of moves.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from marft_envs.grids.moves import WAYS, step
 from marft_envs.sokoban.rules import Room, Yard, drawn
 from marft_envs.sokoban.solving import known_of
 
-TURNS = 0.35  # chance of a walk to turn at a step
+TURNS = 0.35  # probability that the walk turns at a step
 
 
 def room(size: int, boxes: int, random: Random) -> Room | None:
-    """A room with goals; None where its floor is too small for boxes and player."""
+    """Generate a room with goals; None if the floor is too small for the boxes and the player."""
     floor, way = set(), random.choice(list(WAYS))
     here = random.randint(1, size - 2), random.randint(1, size - 2)
     for _ in range(5 * size):
@@ -35,11 +35,15 @@ def room(size: int, boxes: int, random: Random) -> Room | None:
 
 
 def start(room: Room, nearest: int, farthest: int, random: Random) -> tuple[Yard, int] | None:
-    """A state with no box on a goal that takes a number of moves in these bounds, and that number; None where the room
-    has none.
+    """Draw a state without boxes on goals, and return it with the length of its shortest solution in moves.
+
+    None means that the room has no such state.
 
     Args:
-        farthest: 0 is any number.
+        room: the room.
+        nearest: minimum moves.
+        farthest: maximum moves; 0 means no limit.
+        random: random generator.
     """
     known = known_of(room)
     goals, count = sum(1 << known.places[goal] for goal in room.goals), len(known.places)
@@ -51,7 +55,7 @@ def start(room: Room, nearest: int, farthest: int, random: Random) -> tuple[Yard
 
 
 def content(yard: Yard) -> str:
-    """One text for a state and all that it looks like moved in its frame, turned and mirrored."""
+    """Return one canonical text for a state and its shifts, rotations and reflections."""
     rows = list(drawn(yard))
     kept = [row for row in rows if row.strip("#")]
     columns = [column for column in zip(*kept, strict=True) if set(column) != {"#"}]

@@ -1,4 +1,4 @@
-"""The environment: rooms that are drawn, what of them each agent is shown, how long one may push."""
+"""Sokoban environment: generated rooms, views of each agent, and step limits."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from marft_envs.sokoban.script import SokobanScript
 from marft_envs.sokoban.solving import pushes
 
 PUBLISHED = Ends(UNREAD, MOST_MOVES, FAILURE)
-TRIES = 500  # rooms that are drawn for one task
-MEASURED = 8  # size of the rooms whose pushes are measured, at most: that is done while one plays
+TRIES = 500  # maximum rooms drawn for one task
+MEASURED = 8  # maximum room size with measured pushes, because they are computed during play
 
 
 class Sokoban(MovesWorld):
-    """Boxes that are pushed onto goals, in one move a step or in lists of moves. Every room can be solved; an episode
-    ends where everybody can see that it cannot any more."""
+    """Push boxes onto goals, with one move per step or in lists.
+
+    Every room is solvable. An episode ends at a visible dead end.
+    """
 
     stream: ClassVar[str] = "Sokoban"
-    size: Annotated[int, Field(ge=4, le=20)] = 6  # rows and columns, the walls around included
-    boxes: Annotated[int, Field(ge=1, le=6)] = 1  # and goals
-    nearest: Annotated[int, Field(ge=1, le=900)] = 3  # moves that a room takes, at least
-    pushes_for: Names = ()  # roles that are told the next pushes, where from, and the moves that are left (one box)
-    reward: Literal["boxes", "success", "published"] = "boxes"  # see docs/worlds/sokoban.md
-    move_cost: NotNegative = 0.0  # taken off the reward for each move (gym-sokoban: 0.1)
+    size: Annotated[int, Field(ge=4, le=20)] = 6  # rows, and columns, of the room, including the outer walls
+    boxes: Annotated[int, Field(ge=1, le=6)] = 1  # number of boxes, and of goals
+    nearest: Annotated[int, Field(ge=1, le=900)] = 3  # minimum number of moves in a room's shortest solution
+    # roles that see the next pushes, their positions and the remaining moves (only with one box)
+    pushes_for: Names = ()
+    reward: Literal["boxes", "success", "published"] = "boxes"  # kind of reward; see docs/worlds/sokoban.md
+    move_cost: NotNegative = 0.0  # cost of each move, subtracted from the reward (gym-sokoban: 0.1)
 
     @model_validator(mode="after")
     def _possible(self) -> Sokoban:
@@ -51,17 +54,18 @@ class Sokoban(MovesWorld):
 
     @property
     def told(self) -> Sequence[str]:
+        """Roles with access to the measured pushes."""
         return self.pushes_for
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Roles that are named and not there."""
+        """Yield an error for each setting with an unknown role."""
         return [*super().problems(roles), *role_problems({"pushes_for": self.pushes_for}, roles)]
 
     def draw(self, random: Random) -> Drawing:
-        """A room that takes as many moves as it shall.
+        """Generate a room with a shortest solution between ``nearest`` and ``farthest`` moves.
 
         Raises:
-            ValueError: hardly any room is so.
+            ValueError: no such room was found in ``TRIES`` draws.
         """
         for _ in range(TRIES):
             empty = room(self.size, self.boxes, random)
@@ -77,13 +81,14 @@ class Sokoban(MovesWorld):
             "size"
         )
 
-    def start(self, task: Task, seed: int) -> MovesSession[Yard]:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> MovesSession[Yard]:  # noqa: ARG002  no randomness in an episode
+        """Start an attempt at a room."""
         steps, ends = self.steps_in(task.data["fewest_moves"]), PUBLISHED if self.reward == "published" else Ends()
         play = Play(self.moves, steps, self._shown, self._paid, self.local_reward, ends)
         return MovesSession(Yard.of(task.data["map"]), play)
 
     def script(self, skill: float = 1.0) -> SokobanScript:
-        """Who plays the roles ``tool``, ``plan`` and ``solver``."""
+        """Return a scripted policy for ``tool``, ``plan`` and ``solver``."""
         return SokobanScript(skill, self.moves)
 
     def _paid(self, before: Yard, after: Yard, legal: bool) -> float:
@@ -96,7 +101,7 @@ class Sokoban(MovesWorld):
         return self.observation(near, self._charted(yard), self._measured(yard), yard.legal)
 
     def _charted(self, yard: Yard) -> Iterable[str]:
-        """Yield the lines about the whole map: the grid or the walls, as ``view`` has it, and the goals."""
+        """Yield the map lines: the grid or the walls, as set by ``view``, and the goals."""
         if self.view in ("grid", "both"):
             yield from drawn(yard)
         yield f"Goal{'' if self.boxes == 1 else 's'} {listed(yard.room.goals)}."
@@ -104,7 +109,7 @@ class Sokoban(MovesWorld):
             yield f"Walls: {listed(find(yard.room.rows, '#'))}."
 
     def _measured(self, yard: Yard) -> str:
-        """The pushes that can come next, as an instrument has them."""
+        """Return the possible next pushes with their remaining moves."""
         if not self.pushes_for:
             return ""
         found = (f"{offset(yard.player, push.stand)}, then {push.way} is {push.moves}" for push in pushes(yard))

@@ -1,7 +1,8 @@
-"""The rules: a room, where its boxes and its player are, what a move makes of that, what it pays, and dead ends.
+"""Rules: rooms, positions, moves, rewards and dead ends.
 
-Walking into a box pushes it, where the cell behind is free: so in gym-sokoban (TinySokoban's actions) and in the grid
-task of PettingLLMs (``SokobanGridEnvState``), whose characters of a map and numbers of the published reward these are.
+The player pushes a box by walking into it, if the cell behind is free. This follows gym-sokoban (TinySokoban's
+actions) and PettingLLMs' grid task (``SokobanGridEnvState``). The map characters and the published reward come from
+PettingLLMs.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ DISCOUNT, SHAPING = 0.99, 0.1
 
 @dataclass(frozen=True)
 class Room:
-    """What of a room never moves: ``#`` is a wall, ``.`` a goal, all else floor."""
+    """Fixed parts of a room: ``#`` is a wall, ``.`` a goal, and every other cell is floor."""
 
     rows: tuple[str, ...]
 
     @cached_property
     def floor(self) -> frozenset[Cell]:
+        """Cells without walls."""
         return find(self.rows, " .")
 
     @cached_property
     def goals(self) -> frozenset[Cell]:
+        """Goal cells."""
         return find(self.rows, ".")
 
     @cached_property
     def live(self) -> frozenset[Cell]:
-        """The cells from which a box alone in the room could be pushed to some goal: found by pulling it from there."""
+        """Cells from which a single box could reach a goal, computed by pulling boxes away from the goals."""
         live, waiting = set(self.goals), list(self.goals)
         while waiting:
             box = waiting.pop()
@@ -48,7 +51,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Yard:
-    """A room with its boxes and its player.
+    """State: a room with its boxes and player.
 
     >>> yard = Yard.of(("#####", "#@$.#", "#####"))
     >>> yard.moved("right")[0].solved, yard.moved("up")[1]
@@ -61,26 +64,27 @@ class Yard:
 
     @classmethod
     def of(cls, rows: Sequence[str]) -> Yard:
-        """The state that a map shows: ``@`` the player, ``$`` a box; ``+`` and ``*`` the same on goals."""
+        """Parse a map: ``@`` is the player, ``$`` a box; ``+`` and ``*`` are the same on a goal."""
         fixed = (row.translate(str.maketrans("@$+*", "  ..")) for row in rows)
         return cls(Room(tuple(fixed)), next(iter(find(rows, "@+"))), find(rows, "$*"))
 
     @property
     def solved(self) -> bool:
+        """True with all boxes on goals."""
         return self.boxes <= self.room.goals
 
     @property
     def progress(self) -> float:
-        """Share of the boxes that are on goals."""
+        """Fraction of boxes on goals."""
         return len(self.boxes & self.room.goals) / len(self.boxes)
 
     @property
     def legal(self) -> tuple[str, ...]:
-        """The ways that are open, pushes included."""
+        """Legal directions, pushes included."""
         return tuple(way for way in WAYS if not self.moved(way)[1])
 
     def moved(self, way: str) -> tuple[Yard, str]:
-        """One move on, with the box in the way, or as it was, since there is a wall or the box cannot go on."""
+        """Return the state after a move, and "" or an error text; a wall or a blocked box stops the move."""
         there = step(self.player, way)
         if there not in self.room.floor:
             return self, f"{way} is blocked."
@@ -93,8 +97,14 @@ class Yard:
 
     @property
     def lost(self) -> str:
-        """Why it cannot be solved any more: a box where none ever comes to a goal from, boxes and walls in a square of
-        four, where none of them can be pushed, or a player who cannot move."""
+        """Reason why the room can no longer be solved, if visible; otherwise "".
+
+        Three dead ends are detected:
+
+        - a box on a cell from which it cannot reach any goal;
+        - a 2 × 2 square of boxes and walls, in which no box can be pushed;
+        - a player without a legal move.
+        """
         dead = self.boxes - self.room.live
         if dead:
             return f"The box at {named(min(dead))} can never reach a goal."
@@ -104,7 +114,7 @@ class Yard:
         return "" if self.legal or self.solved else "No way is open any more."
 
     def _squares(self) -> Iterator[frozenset[Cell]]:
-        """The boxes in squares of four cells that are all walls or boxes."""
+        """Yield the boxes in each 2 × 2 square that consists of walls and boxes only."""
         for r, c in sorted(self.boxes):
             for top, left in ((r - 1, c - 1), (r - 1, c), (r, c - 1), (r, c)):
                 square = {(top, left), (top, left + 1), (top + 1, left), (top + 1, left + 1)}
@@ -113,7 +123,7 @@ class Yard:
 
 
 def drawn(yard: Yard) -> Iterator[str]:
-    """The map as it is now."""
+    """Yield the rows of the current map."""
     for r, row in enumerate(yard.room.rows):
         yield "".join(_shown(yard, (r, c), fixed) for c, fixed in enumerate(row))
 
@@ -128,9 +138,15 @@ def _shown(yard: Yard, cell: Cell, fixed: str) -> str:
 
 
 def published(before: Yard, after: Yard, legal: bool) -> float:
-    """The published reward of one move: a cost, 1 for a box that comes onto a goal and −0.5 for one that leaves it,
-    0.1 (0.99 Φ(s′) − Φ(s)) with Φ the negative sum over boxes of the Manhattan distance to the nearest goal, and 10
-    for the last box."""
+    """Return the published reward for one move.
+
+    It is the sum of four terms:
+
+    - a cost: −0.01 for a legal move, −0.05 for an illegal move;
+    - 1 for a box pushed onto a goal, −0.5 for a box pushed off a goal;
+    - 0.1 (0.99 Φ(s′) − Φ(s)), where −Φ is the sum over boxes of the Manhattan distance to the nearest goal;
+    - 10 for the last box.
+    """
     change = len(after.boxes & after.room.goals) - len(before.boxes & before.room.goals)
     reward = (STEP if legal else ILLEGAL) + SHAPING * (DISCOUNT * potential(after) - potential(before))
     reward += ON_GOAL if change > 0 else OFF_GOAL if change < 0 else 0.0
@@ -138,5 +154,5 @@ def published(before: Yard, after: Yard, legal: bool) -> float:
 
 
 def potential(yard: Yard) -> int:
-    """Minus the rows and columns between each box and the goal nearest to it."""
+    """Return Φ: the negative sum of each box's Manhattan distance to its nearest goal."""
     return -sum(min(abs(r - y) + abs(c - x) for y, x in yard.room.goals) for r, c in yard.boxes)

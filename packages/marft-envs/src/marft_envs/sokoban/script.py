@@ -1,7 +1,7 @@
-"""Who plays rooms with boxes without a model.
+"""Scripted policies for Sokoban.
 
-A tool agent says which push comes next and from where, a planner walks there and pushes, a solver does both. The habits
-of the weak: a tool agent says where the boxes are, a planner goes anywhere, however that ends.
+A tool agent names the next push and its position. A planner walks there and pushes. A solver does both. Weak
+players make mistakes: the tool agent names only the position of a box, and the planner moves at random.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ STATE = re.compile(r"At (\d+,\d+)\. Box(?:es)? ([\d,; ]+)\. Open: ([^.]*)\.")
 MESSAGE = re.compile(r"Message from \w+:\n(.*)", re.DOTALL)
 PUSH = re.compile(r"(here|(?:(?:up|down|left|right) \d+ ?){1,2}), then (up|down|left|right)")
 PART = re.compile(r"(\w+) (\d+)")
-FAR = 2  # from where on a walk is tempting not to make, in moves
-MANY = 2  # pushes, of which more are tempting not to compare
+FAR = 2  # moves above which a walk is a tempting mistake to skip
+MANY = 2  # number of pushes above which comparing them is a tempting mistake to skip
 
 
 @dataclass(frozen=True)
 class SokobanScript:
-    """What the roles ``tool``, ``plan`` and ``solver`` say; any other one plays as a solver.
+    """Scripted policy for ``tool``, ``plan`` and ``solver``; further roles play as solvers.
 
     Args:
-        skill: share of turns that are played well.
-        moves: what an answer is.
+        skill: fraction of well-played turns.
+        moves: "one" for one move per answer, "list" for a list.
     """
 
     skill: float
     moves: Literal["one", "list"]
 
     def __call__(self, cue: Cue) -> str:
-        """The next turn."""
+        """Return the agent's next text."""
         found = STATE.search(cue.shown)
         if not found:
             return "left"
@@ -58,7 +58,7 @@ class SokobanScript:
         return planned if cue.options or self.moves == "list" else f"{told}, so the answer is {planned}."
 
     def _told(self, cue: Cue, yard: Yard, known: list[Push]) -> str:
-        """The next push, or all moves."""
+        """Return the next push, or all moves for lists."""
         if self.moves == "list":
             return ", ".join(_solution(yard)) or _anywhere(cue, yard)
         if not known:
@@ -66,7 +66,7 @@ class SokobanScript:
         return f"{offset(yard.player, known[0].stand)}, then {known[0].way}"
 
     def _planned(self, cue: Cue, yard: Yard) -> str:
-        """As the message says; where there is none, by the map if that is known, else anywhere."""
+        """Follow the message; without one, use a visible map, or else move at random."""
         message = MESSAGE.search(cue.shown)
         told = message[1] if message else ""
         if not message and "Goal" in cue.shown:
@@ -76,7 +76,7 @@ class SokobanScript:
         return self._followed(cue, yard, told) if works(cue, self.skill, tempted=far) else _anywhere(cue, yard)
 
     def _followed(self, cue: Cue, yard: Yard, told: str) -> str:
-        """The next move towards a push, or the moves as they were told."""
+        """Return the next move toward a push, or the stated moves for lists."""
         push = PUSH.search(told)
         if push:
             return (walk_to(yard, push) or [_anywhere(cue, yard)])[0]
@@ -85,7 +85,7 @@ class SokobanScript:
 
 
 def walk_to(yard: Yard, push: re.Match[str]) -> list[str]:
-    """The moves up to a push and that; none where nobody can walk there."""
+    """Return the walk to a push and the push itself; empty if no path exists."""
     stand, moves = yard.player, list[str]()
     for way, count in PART.findall(push[1]):
         for _ in range(int(count)):
@@ -100,7 +100,7 @@ def walk_to(yard: Yard, push: re.Match[str]) -> list[str]:
 
 
 def _solution(yard: Yard) -> list[str]:
-    """A shortest one; none where it is not known."""
+    """Return a shortest solution; empty if none is known."""
     moves = list[str]()
     while not yard.solved:
         best = best_ways(yard)
@@ -112,5 +112,5 @@ def _solution(yard: Yard) -> list[str]:
 
 
 def _anywhere(cue: Cue, yard: Yard) -> str:
-    """Some way that is open."""
+    """Return a random option, or a random legal direction."""
     return cue.random.choice(cue.options or yard.legal)

@@ -1,7 +1,7 @@
-"""The fewest moves from every state, found backwards: from the solved ones, by walking and pulling.
+"""Shortest solutions for all states of a room, by backward search from the solved states.
 
-A move forwards is a move backwards, pulled boxes included, so that breadth first the first time that a state is found
-is the fewest moves that solve it. What is found is bounded in states; what was found is exact.
+Each forward move has an inverse: a walk, or a walk that pulls a box. The first visit of a breadth-first search
+gives the minimum number of moves. The number of states is bounded; the results within the bound are exact.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ MOST_STATES = 20_000
 
 
 class Push(NamedTuple):
-    """One push that can be walked to: where the player stands for it, which way, and how many moves are left to the
-    end if it is the next push, the walk included."""
+    """A reachable push.
+
+    Args:
+        stand: cell from which the player pushes.
+        way: direction of the push.
+        moves: moves to the solution if this push is next, including the walk to it.
+    """
 
     stand: Cell
     way: str
@@ -30,27 +35,29 @@ class Push(NamedTuple):
 
 @dataclass(frozen=True)
 class Known:
-    """The moves that states of a room are away from being solved. A state is a number: the cells with boxes as bits,
-    times the number of cells, plus the player's cell.
+    """Solvable states in a room, with their shortest solutions.
+
+    A state is a number: the bit set of cells with boxes, times the number of cells, plus the index of the player's
+    cell.
 
     Args:
-        places: number of each cell.
-        found: by state, nearest first; those that are farther than the bound goes are left out.
+        places: index of each cell.
+        found: moves to the solution by state, smallest first; states beyond the bound are left out.
     """
 
     places: Mapping[Cell, int]
     found: Mapping[int, int]
 
     def moves(self, player: Cell, boxes: Collection[Cell]) -> int | None:
-        """Of one state; None where it is not known to have a solution."""
+        """Return the moves to the solution from a state; None if no solution is known."""
         return self.found.get(sum(1 << self.places[box] for box in boxes) * len(self.places) + self.places[player])
 
     def between(self, nearest: int, farthest: int) -> list[int]:
-        """The states that are so many moves away."""
+        """Return the states with a solution length from ``nearest`` to ``farthest`` moves."""
         return [state for state, moves in self.found.items() if nearest <= moves <= farthest]
 
     def state(self, number: int) -> tuple[Cell, frozenset[Cell]]:
-        """The player and the boxes of a state."""
+        """Decode a state into the player's cell and the boxes."""
         boxes, player = divmod(number, len(self.places))
         cells = list(self.places)
         return cells[player], frozenset(cell for place, cell in enumerate(cells) if boxes >> place & 1)
@@ -58,7 +65,7 @@ class Known:
 
 @lru_cache(maxsize=64)
 def known_of(room: Room) -> Known:
-    """All states of a room from which it can be solved, up to a bound."""
+    """Return the solvable states in a room, up to ``MOST_STATES``."""
     places = {cell: place for place, cell in enumerate(sorted(room.floor))}
     beside = [[places.get(step(cell, way), -1) for cell in places] for way in WAYS]  # up, down, left, right
     pairs = [(beside[1], beside[0]), (beside[0], beside[1]), (beside[3], beside[2]), (beside[2], beside[3])]
@@ -76,10 +83,12 @@ def known_of(room: Room) -> Known:
 
 
 def _before(state: int, count: int, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[int]:
-    """The states that one move leads from: the player comes from the other side, and a box ahead may have been pushed.
+    """Yield the predecessors of a state: the player comes from the opposite cell, with or without a box pushed ahead.
 
     Args:
-        pairs: by way, each cell's neighbour the way that the player comes from, and the way that the move goes.
+        state: the state.
+        count: number of cells.
+        pairs: for each direction, the neighbors of every cell behind and ahead of the move; −1 for none.
     """
     boxes, player = divmod(state, count)
     for behind, ahead in pairs:
@@ -93,7 +102,7 @@ def _before(state: int, count: int, pairs: Sequence[tuple[list[int], list[int]]]
 
 
 def best_ways(yard: Yard) -> list[str]:
-    """The ways in which a shortest solution begins; none where it is not known."""
+    """Return the first directions of the shortest solutions; empty if none is known."""
     known = known_of(yard.room)
     here = known.moves(yard.player, yard.boxes)
     if not here:
@@ -103,7 +112,7 @@ def best_ways(yard: Yard) -> list[str]:
 
 
 def pushes(yard: Yard) -> list[Push]:
-    """The pushes that can come next and leave the room solvable, the one with the fewest moves first."""
+    """Return the possible next pushes that keep the room solvable, fewest remaining moves first."""
     known = known_of(yard.room)
     free = yard.room.floor - yard.boxes
     walks = distances(free, yard.player)

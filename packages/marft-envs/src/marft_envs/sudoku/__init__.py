@@ -1,1 +1,1 @@
-"""Sudokus of 4 × 4, 6 × 6 and 9 × 9."""
+"""Sudokus in sizes 4 × 4, 6 × 6 and 9 × 9."""

@@ -1,4 +1,4 @@
-"""Reading what an agent filled in: single cells, or the whole grid."""
+"""Parser for an agent's fills: single cells, or the whole grid."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from marft_envs.sudoku.rules import Grid
 READ = re.compile(r"[\d\s,;:=|()\[\].+-]*")
 GROUPS = re.compile(r"[\n;)\]]+")
 NUMBER = re.compile(r"\d+")
-NOT_WHOLE = re.compile(r"(?<!\d)[+-]\d|=\s*[+.=-]|\d[ \t]*[+.-][ \t]*\d")  # negative, a fraction, a sum
-MOST = 4000  # characters that are read of an answer
+NOT_WHOLE = re.compile(r"(?<!\d)[+-]\d|=\s*[+.=-]|\d[ \t]*[+.-][ \t]*\d")  # negative number, fraction or sum
+MOST = 4000  # maximum characters read from an answer
 
 Fills = list[tuple[Cell, int]]
 
 
 def answer_in(text: str, size: int) -> Fills | Grid | None:
-    r"""The fills, or the whole grid, that a text states; None where it states neither, or anything else beside.
+    r"""Parse the fills or the whole grid in a text; None if it contains neither, or further text.
 
-    They stand in the last ``\boxed{}`` or ``<answer>`` tag, else after the last ``####``, else after "the answer is",
-    else in the whole text. Rows, columns and values count from 1.
+    The answer is read from the last ``\boxed{}`` or ``<answer>`` tag. Without one, it follows the last ``####``, or
+    else "the answer is". Otherwise the whole text is read. Rows, columns and values start at 1.
 
     >>> answer_in("1,2 = 4", 4), answer_in("Look: #### [[1,2,4],[3,4,1]]", 4)
     ([((0, 1), 4)], [((0, 1), 4), ((2, 3), 1)])
@@ -42,7 +42,7 @@ def answer_in(text: str, size: int) -> Fills | Grid | None:
 
 
 def _numbers(part: str, size: int) -> list[int]:
-    """The numbers in a row; one as long as a row is a row of digits."""
+    """Return the numbers in a row; one number with ``size`` digits counts as a row."""
     found = NUMBER.findall(part)
     if len(found) == 1 and len(found[0]) == size:
         return [int(digit) for digit in found[0]]

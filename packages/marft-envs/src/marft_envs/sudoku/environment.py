@@ -1,4 +1,4 @@
-"""The environment: puzzles that are drawn, and what of them each agent is shown."""
+"""Sudoku environment: generated puzzles, and views of each agent."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from marft_envs.sudoku.script import SudokuScript
 from marft_envs.sudoku.session import Puzzle, SudokuSession
 from marft_envs.sudoku.solving import canonical, puzzle
 
-WHOLE = 5  # steps of an episode in which any fills go, as published
-TRIES = 200  # solutions that are drawn for one task
+WHOLE = 5  # default steps in an episode with any fills, as published
+TRIES = 200  # maximum solutions drawn for one task
 
 
 class Sudoku(Drawn):
-    """Sudokus with one solution, filled in cell by cell, in lists of cells, or as a whole.
+    """Sudokus with a unique solution, filled in single cells, in lists of cells, or as a whole.
 
-    Who answers fills in; what other agents say is for that one to read. With ``seen_for`` only some of them are told
-    what the row, the column and the box of each blank hold.
+    The fills are read from the answer. The texts of other agents only inform the answering agent. With
+    ``seen_for``, only some roles see the values in the row, column and box of each blank cell.
     """
 
     stream: ClassVar[str] = "Sudoku"
-    size: Literal[4, 6, 9] = 4  # rows and columns; boxes have 2 × 2, 2 × 3 and 3 × 3 cells
-    blanks: Annotated[int, Field(ge=1, le=64)] = 8  # cells that are to be filled
-    least_blanks: CountOrNone = 0  # where that varies: so many at least; 0: always as many as blanks
-    singles: bool = False  # whether there is, at each point, a cell that only one value fits
-    fills: Literal["any", "one"] = "any"  # in one step: fills or the whole grid, or one fill
-    steps: CountOrNone = 0  # of an episode; 0: 5 where any fills go, else half as many again as there are blanks
-    view: Literal["grid", "list", "both"] = "grid"  # the rows, a list of the blanks, or both
-    seen_for: Names = ()  # roles that are told which values stand around each blank
-    reward: Literal["cells", "success"] = "cells"  # each cell that is right pays its share; or only the solution pays
+    size: Literal[4, 6, 9] = 4  # rows, and columns; boxes have 2 × 2, 2 × 3 and 3 × 3 cells
+    blanks: Annotated[int, Field(ge=1, le=64)] = 8  # number of blank cells; the maximum if it varies
+    least_blanks: CountOrNone = 0  # minimum number of blank cells, if it varies; 0: the same as blanks
+    singles: bool = False  # require puzzles that can be solved by cells with only one possible value at each point
+    fills: Literal["any", "one"] = "any"  # form of an answer; any: fills or the whole grid; one: one fill
+    # maximum steps in an episode; 0: 5 with any fills, otherwise 1.5 times the number of blank cells, rounded up
+    steps: CountOrNone = 0
+    view: Literal["grid", "list", "both"] = "grid"  # form of the board: grid of rows, list of blank cells, or both
+    seen_for: Names = ()  # roles that see the values in the row, column and box of each blank cell
+    # kind of reward; cells: a share for each correct cell; success: only for the solution
+    reward: Literal["cells", "success"] = "cells"
 
     @model_validator(mode="after")
     def _possible(self) -> Sudoku:
@@ -54,14 +56,14 @@ class Sudoku(Drawn):
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Roles that are named and not there."""
+        """Yield an error for each setting with an unknown role."""
         return role_problems({"seen_for": self.seen_for}, roles)
 
     def draw(self, random: Random) -> Drawing:
-        """A puzzle.
+        """Generate a puzzle.
 
         Raises:
-            ValueError: hardly any has so many blanks.
+            ValueError: no puzzle with this number of blank cells was found in ``TRIES`` draws.
         """
         blanks = random.randint(self.least_blanks or self.blanks, self.blanks)
         for _ in range(TRIES):
@@ -81,21 +83,22 @@ class Sudoku(Drawn):
             f"blanks{wish}; lower blanks" + (", or set singles = false" if self.singles else "")
         )
 
-    def start(self, task: Task, seed: int) -> SudokuSession:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> SudokuSession:  # noqa: ARG002  no randomness in an episode
+        """Start an attempt at a puzzle."""
         givens, solution = (Board(to_grid(task.data[key])) for key in ("puzzle", "solution"))
         steps = self._steps_in(task.data["blanks"])
         return SudokuSession(Puzzle(givens, solution, self.fills, steps, self.reward == "cells", self._shown))
 
     @property
     def most_steps(self) -> int:
-        """Steps of an episode, at most."""
+        """Maximum steps in an episode."""
         return self._steps_in(self.blanks)
 
     def _steps_in(self, blanks: int) -> int:
         return self.steps or (WHOLE if self.fills == "any" else -(-3 * blanks // 2))
 
     def script(self, skill: float = 1.0) -> SudokuScript:
-        """Who plays the roles ``tool``, ``plan`` and ``solver``."""
+        """Return a scripted policy for ``tool``, ``plan`` and ``solver``."""
         return SudokuScript(skill, self.fills)
 
     def _shown(self, board: Board, told: str) -> Observation:

@@ -1,4 +1,4 @@
-"""The rules: a board, what fits a cell, what a fill makes of it, and why a whole grid is no solution."""
+"""Rules: boards, possible values of a cell, fills, and violations in a whole grid."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cache
 from marft_envs.grids.maps import Cell, named
 
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # rows and columns of a box, by size
-Grid = tuple[tuple[int, ...], ...]  # 0 is a blank
+Grid = tuple[tuple[int, ...], ...]  # 0 is a blank cell
 
 
 @cache
 def peers(size: int) -> dict[Cell, frozenset[Cell]]:
-    """The cells that may not hold the same value as a cell: those of its row, its column and its box."""
+    """Return each cell's peers: the remaining cells in its row, column and box."""
     rows, columns = BOXES[size]
     cells = [(r, c) for r in range(size) for c in range(size)]
     return {
@@ -27,7 +27,7 @@ def peers(size: int) -> dict[Cell, frozenset[Cell]]:
 
 @dataclass(frozen=True)
 class Board:
-    """A grid that is partly filled.
+    """A partly filled grid.
 
     >>> board = Board(((1, 2, 3, 0), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 4)))
     >>> board.fits((0, 3)), board.placed((0, 3), 4)[1]
@@ -38,34 +38,38 @@ class Board:
 
     @property
     def size(self) -> int:
+        """Number of rows."""
         return len(self.grid)
 
     @property
     def blanks(self) -> list[Cell]:
-        """In reading order."""
+        """Blank cells, in reading order."""
         return [(r, c) for r, row in enumerate(self.grid) for c, value in enumerate(row) if not value]
 
     def at(self, cell: Cell) -> int:
-        """Its value; 0 where it is blank."""
+        """Return a cell's value; 0 if blank."""
         return self.grid[cell[0]][cell[1]]
 
     def seen(self, cell: Cell) -> tuple[int, ...]:
-        """The values that stand in its row, its column and its box, ascending."""
+        """Return the values in a cell's row, column and box, in ascending order."""
         return tuple(sorted({self.at(peer) for peer in peers(self.size)[cell]} - {0}))
 
     def fits(self, cell: Cell) -> tuple[int, ...]:
-        """The values that contradict none that stands, ascending."""
+        """Return the possible values of a cell, in ascending order."""
         seen = self.seen(cell)
         return tuple(value for value in range(1, self.size + 1) if value not in seen)
 
     def filled(self, cell: Cell, value: int) -> Board:
-        """The board with a value in a cell, whatever that contradicts."""
+        """Return the board with a value in a cell, without checks."""
         rows = [list(row) for row in self.grid]
         rows[cell[0]][cell[1]] = value
         return Board(tuple(map(tuple, rows)))
 
     def placed(self, cell: Cell, value: int) -> tuple[Board, str]:
-        """The board after a fill, and what was wrong with it; then the board is as it was. What stands, stays."""
+        """Return the board after a fill, and an error text; an invalid fill leaves the board unchanged.
+
+        Filled cells cannot be changed.
+        """
         if cell not in peers(self.size):
             return self, f"There is no cell {named(cell)}."
         if not 1 <= value <= self.size:
@@ -79,13 +83,13 @@ class Board:
 
     @property
     def stuck(self) -> str:
-        """Why it cannot be finished, where a blank shows that by itself."""
+        """Reason why the board cannot be completed, if a blank cell has no possible value; otherwise ""."""
         cell = next((cell for cell in self.blanks if not self.fits(cell)), None)
         return f"Nothing fits {named(cell)} any more." if cell else ""
 
 
 def wrong_with(grid: Grid, givens: Board) -> str:
-    """Why a whole grid does not solve a puzzle; "" where it does."""
+    """Return the reason why a whole grid does not solve a puzzle; "" for a solution."""
     board = Board(grid)
     for cell in sorted(peers(givens.size)):
         value, given = board.at(cell), givens.at(cell)
@@ -101,10 +105,10 @@ def wrong_with(grid: Grid, givens: Board) -> str:
 
 
 def drawn(board: Board) -> Iterator[str]:
-    """The rows as text: ``1 . 3 4``."""
+    """Yield the rows as text: ``1 . 3 4``."""
     return (" ".join(str(value or ".") for value in row) for row in board.grid)
 
 
 def to_grid(rows: Sequence[Sequence[int]]) -> Grid:
-    """Rows of any kind as a grid."""
+    """Convert rows to a grid."""
     return tuple(tuple(row) for row in rows)

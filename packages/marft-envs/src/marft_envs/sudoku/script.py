@@ -1,7 +1,8 @@
-"""Who plays sudokus without a model.
+"""Scripted policies for sudokus.
 
-A tool agent says what a blank can be, a planner fills that in, a solver does both. The habits of the weak: a tool agent
-says that a cell is blank (large values tempt it), a planner fills in anything anywhere (low rows tempt it).
+A tool agent names the value of a blank cell. A planner fills it in. A solver does both. Weak players make mistakes:
+the tool agent states only that a cell is blank, most often at large values. The planner fills a random value into a
+random blank cell, most often instead of fills in low rows.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ Fill = tuple[Cell, int]
 
 @dataclass(frozen=True)
 class SudokuScript:
-    """What the roles ``tool``, ``plan`` and ``solver`` say; any other one plays as a solver.
+    """Scripted policy for ``tool``, ``plan`` and ``solver``; further roles play as solvers.
 
     Args:
-        skill: share of turns that are played well.
-        fills: what an answer is.
+        skill: fraction of well-played turns.
+        fills: "one" for one fill per answer, "any" for several.
     """
 
     skill: float
     fills: Literal["one", "any"]
 
     def __call__(self, cue: Cue) -> str:
-        """The next turn."""
+        """Return the agent's next text."""
         blanks = _blanks(cue.shown)
         if cue.role == "plan":
             return self._planned(cue, blanks)
@@ -52,7 +53,10 @@ class SudokuScript:
         return f"{can_be}, so the answer is {_written(known)}."
 
     def _known(self, cue: Cue, blanks: Sequence[Cell]) -> list[Fill]:
-        """A cell that only one value fits, as what is shown has it; else the first one. All, where all may be said."""
+        """Return a shown cell with only one possible value, or else the first blank cell.
+
+        With any fills, all blank cells are returned.
+        """
         solution = Board(to_grid(cue.task.data["solution"]))
         if self.fills == "any":
             return [(cell, solution.at(cell)) for cell in blanks]
@@ -64,7 +68,7 @@ class SudokuScript:
         return [(blanks[0], solution.at(blanks[0]))]
 
     def _planned(self, cue: Cue, blanks: Sequence[Cell]) -> str:
-        """As the message says; where there is none, by the grid if that is known."""
+        """Follow the message; without one, use a visible grid."""
         message = MESSAGE.search(cue.shown)
         told = [(cell_in(cell), int(value)) for cell, value in CAN_BE.findall(message[1])] if message else []
         if not message and ROW.search(cue.shown):
@@ -75,7 +79,7 @@ class SudokuScript:
 
 
 def _blanks(shown: str) -> list[Cell]:
-    """The blanks, as a list or the rows show them."""
+    """Parse the blank cells from the shown list or rows."""
     listed = BLANK.search(shown)
     if listed:
         return [cell_in(name) for name in listed[1].split("; ")]
@@ -84,7 +88,7 @@ def _blanks(shown: str) -> list[Cell]:
 
 
 def _anything(cue: Cue, blanks: Sequence[Cell]) -> str:
-    """Some value in some blank."""
+    """Return a random value for a random blank cell."""
     value = cue.random.randint(1, len(cue.task.data["solution"]))
     return _written([(cue.random.choice(blanks), value)])
 

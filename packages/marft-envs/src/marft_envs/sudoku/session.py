@@ -1,4 +1,4 @@
-"""Sessions: what is filled in, what is wrong with it, what it pays."""
+"""Session for one sudoku: fills, feedback and rewards."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from marft_envs.sudoku.rules import Board, wrong_with
 
 @dataclass(frozen=True)
 class Puzzle:
-    """What a session is about.
+    """A puzzle and its rules.
 
     Args:
-        fills: what an answer is: one fill, or fills or the whole grid.
-        steps: of an episode, at most.
-        cells: whether each cell that is right pays its share; else only the solution pays.
+        givens: the board at the start.
+        solution: the solved board.
+        fills: form of an answer: "one" for one fill, "any" for fills or the whole grid.
+        steps: maximum steps in an episode.
+        cells: True to reward each correct cell; False to reward only the solution.
+        show: function of the board and the last step's feedback that returns the observation.
     """
 
     givens: Board
@@ -30,7 +33,7 @@ class Puzzle:
     show: Callable[[Board, str], Observation]
 
     def right(self, board: Board) -> float:
-        """The share of the puzzle's blanks that are filled, and rightly."""
+        """Return the fraction of blank cells with the correct value."""
         blanks = self.givens.blanks
         return sum(board.at(cell) == self.solution.at(cell) for cell in blanks) / len(blanks)
 
@@ -44,10 +47,11 @@ class SudokuSession:
         self.best = 0.0
 
     async def reset(self) -> Observation:
+        """Return the first observation."""
         return self.puzzle.show(self.board, "")
 
     async def step(self, actions: JointAction) -> Step:
-        """Take the answer's fills, or its grid."""
+        """Apply the answer's fills or grid."""
         told, tried = self._take(text_said(actions.answer))
         self.steps += 1
         self.refused += bool(told)
@@ -63,10 +67,14 @@ class SudokuSession:
             info={"progress": self.best, "measures": {"refused": float(self.refused)}},
         )  # fmt: skip
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """No-op: no resources are held."""
 
     def _take(self, text: str) -> tuple[str, Board]:
-        """What is told of an answer, and the board that it meant. Fills are taken up to one that is refused."""
+        """Return the feedback on an answer, and the board that the answer describes.
+
+        Fills are applied up to the first invalid one.
+        """
         size, board = self.puzzle.givens.size, self.board
         answer = answer_in(text, size)
         if isinstance(answer, list) and (self.puzzle.fills == "any" or len(answer) == 1):

@@ -1,4 +1,4 @@
-"""Finding solutions, filling what only one value fits, and drawing puzzles that have one solution."""
+"""Solver and generator for sudokus with a unique solution."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from marft_envs.sudoku.rules import BOXES, Board, peers
 
 
 def solutions(board: Board, random: Random | None = None) -> Iterator[Board]:
-    """The solutions of a board, one after another: of the blanks the one that fewest values fit is filled first.
+    """Yield the solutions of a board; the search fills the blank cell with the fewest possible values first.
 
     Args:
-        random: shuffles the values that are tried.
+        board: the board.
+        random: random generator that shuffles the tried values; None tries them in ascending order.
     """
     size, around = board.size, peers(board.size)
     values = {cell: board.at(cell) for cell in around}
     left = _left(board)
 
     def search() -> Iterator[Board]:
+        """Yield each completion of the current values."""
         if not left:
             yield Board(tuple(tuple(values[r, c] for c in range(size)) for r in range(size)))
             return
@@ -44,15 +46,15 @@ def solutions(board: Board, random: Random | None = None) -> Iterator[Board]:
 
 
 def unique(board: Board) -> bool:
-    """Whether a board has exactly one solution."""
+    """Return True for a board with exactly one solution."""
     found = solutions(board)
     return next(found, None) is not None and next(found, None) is None
 
 
 def by_singles(board: Board) -> bool:
-    """Whether a board can be finished by filling, again and again, a cell that only one value fits.
+    """Return True if repeatedly filling cells with a single possible value completes the board.
 
-    The values are found, not guessed: such a board has exactly one solution.
+    No value is guessed, so the solution is unique.
     """
     around, left = peers(board.size), _left(board)
     singles = [cell for cell in left if left[cell].bit_count() == 1]
@@ -69,7 +71,7 @@ def by_singles(board: Board) -> bool:
 
 
 def _left(board: Board) -> dict[Cell, int]:
-    """The values that fit each blank, as bits: value 1 is the lowest."""
+    """Return each blank cell's possible values as bits; bit 0 for value 1."""
     every = (1 << board.size) - 1
     left = {}
     for cell in board.blanks:
@@ -81,10 +83,13 @@ def _left(board: Board) -> dict[Cell, int]:
 
 
 def puzzle(size: int, blanks: int, singles: bool, random: Random) -> tuple[Board, Board] | None:
-    """A puzzle with so many blanks and one solution, and that; None where the solution that was drawn has none so hard.
+    """Generate a puzzle and its unique solution, or return None if the drawn solution allows no such puzzle.
 
     Args:
-        singles: whether it can be finished by cells that only one value fits.
+        size: number of rows.
+        blanks: number of blank cells.
+        singles: True to require a puzzle that ``by_singles`` can complete.
+        random: random generator.
     """
     solution = next(solutions(Board(((0,) * size,) * size), random))
     board, cells = solution, sorted(peers(size))
@@ -99,9 +104,9 @@ def puzzle(size: int, blanks: int, singles: bool, random: Random) -> tuple[Board
 
 
 def canonical(board: Board) -> str:
-    """One text for a puzzle and all that it looks like turned, mirrored, and with other digits in its digits' places.
+    """Return one canonical text for a puzzle and its rotations, reflections and digit permutations.
 
-    Where boxes are not square (6 × 6), only what keeps their shape counts: half turns and mirrors.
+    If boxes are not square (6 × 6), only transformations that keep their shape count: half turns and reflections.
     """
     rows = tuple("".join(map(str, row)) for row in board.grid)
     tall, wide = BOXES[board.size]
@@ -115,7 +120,7 @@ def canonical(board: Board) -> str:
 
 
 def _renamed(cells: str) -> str:
-    """With digits by the order in which they come."""
+    """Renumber the digits in order of appearance."""
     names = {"0": "."}
     for digit in cells:
         names.setdefault(digit, str(len(names)))

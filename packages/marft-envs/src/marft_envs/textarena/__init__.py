@@ -1,1 +1,1 @@
-"""Games of several players, in text: those of the package TextArena, and three of our own that need no package."""
+"""Text games for several players: games from the TextArena package, and three built-in games."""

@@ -1,4 +1,4 @@
-"""Games of several players as an environment: played together, against oneself, against others, or against chance."""
+"""Multiplayer text games: cooperative, in self-play, against other agents, or against a scripted player."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ from marft_envs.textarena.nim import Nim
 from marft_envs.textarena.session import GameSession, Opponent, Seating
 
 OWN: Mapping[str, type[Rules]] = {"hints": Hints, "kuhn": Kuhn, "nim": Nim}
-AGENTS = ("self", "frozen", "pool")  # opponents that are agents of the team
+AGENTS = ("self", "frozen", "pool")  # opponents played by agents in the team
 
 
 class TextArena(Drawn):
-    """Text games: ``hints``, ``kuhn`` and ``nim``, which are here, and those of the package TextArena, by id.
+    """Text games: the built-in games ``hints``, ``kuhn`` and ``nim``, and TextArena's games by id.
 
-    Which side begins alternates from task to task, so that all attempts at a task are played from the same seat.
+    The starting side is drawn for each task. All attempts at a task start from the same side.
     """
 
     stream: ClassVar[str] = "TextArena"
     says_whose_turn: ClassVar[bool] = True
-    game: Filled = "kuhn"  # hints, kuhn, nim, or an id of TextArena's, such as ConnectFour-v0
-    params: Plain = {}  # of the game
-    # sides, each a list of the roles that play one player: the last one moves, those before it advise it
+    game: Filled = "kuhn"  # hints, kuhn, nim, or a TextArena id such as ConnectFour-v0
+    params: Plain = {}  # parameters of the game
+    # sides, each a list of roles for one player; the last role moves, and the roles before it advise
     seats: Annotated[tuple[Names, ...], Strict(False), Field(min_length=1, max_length=16)] = (("north",), ("south",))
-    # who plays against the first side: "self": all sides learn; "frozen", "pool": sides whose policies are frozen, or
-    # past versions of the learner; "random", "perfect": no agent
+    # opponent of the first side; self: all sides learn; frozen, pool: sides with frozen policies, or with past versions
+    # of the learner; random, perfect: a scripted player
     opponent: Literal["self", "frozen", "pool", "random", "perfect"] = "self"
-    opponent_skill: Fraction = 1.0  # share of its moves that a perfect opponent makes well; others are random
-    begins: Literal["alternate", "first"] = "alternate"  # which side begins: by turns, or always the first
-    cooperative: bool = False  # a game of TextArena's is played together: all earn the same, and the team earns it once
-    max_turns: CountOrNone = 0  # moves after which a match is a draw; 0: none but the game's own limit
-    data: str = ""  # a folder of word lists for the games of TextArena's that need some (nltk_data)
+    opponent_skill: Fraction = 1.0  # fraction of well-played moves of a perfect opponent; the others are random
+    # side with the first move: drawn for each task, or always the first side
+    begins: Literal["alternate", "first"] = "alternate"
+    # treat a TextArena game as cooperative: all players earn the same, and the team earns it once
+    cooperative: bool = False
+    max_turns: CountOrNone = 0  # moves after which a match is a draw; 0: only the game's own limit
+    data: str = ""  # folder of word lists for TextArena games that need them (nltk_data)
 
     @model_validator(mode="after")
     def _fits(self) -> TextArena:
@@ -85,16 +87,16 @@ class TextArena(Drawn):
 
     @property
     def _own(self) -> type[Rules] | None:
-        """The rules of a game that is here.
-
-        Raises:
-            ValueError: the name looks like one of ours, and is none.
-        """
+        """Rules class for a built-in game; None for a TextArena game."""
         return OWN.get(self.game)
 
     @cached_property
     def rules(self) -> Rules | None:
-        """Of a game of our own; None of one of the package's."""
+        """Rules for a built-in game; None for a TextArena game.
+
+        Raises:
+            ValueError: the name has no version suffix, but is not a built-in game.
+        """
         if self._own is None and "-" not in self.game:
             hint = did_you_mean(self.game, OWN)
             raise ValueError(f"there is no game {self.game!r}{hint}; those of TextArena end in a version, as Nim-v0")
@@ -106,27 +108,27 @@ class TextArena(Drawn):
 
     @property
     def together(self) -> bool:
-        """Whether all players earn the same."""
+        """True if all players earn the same."""
         return self.rules.cooperative if self.rules else self.cooperative
 
     @property
     def carries_words(self) -> bool:  # type: ignore[override]
-        """A hint is what the other gets."""
+        """True if the game itself passes the agents' words on, as in ``hints``."""
         return self.game == "hints"
 
     @property
     def opposed(self) -> tuple[tuple[str, ...], ...]:
-        """Sides that all learn, and play against each other."""
+        """Learning sides in competition with each other."""
         alone = self.together or self.opponent != "self" or len(self.seats) == 1
         return () if alone else self.seats
 
     @property
     def against(self) -> tuple[str, ...]:
-        """Roles of opponents that do not learn."""
+        """Roles for opponents without learning."""
         return tuple(role for side in self.seats[1:] for role in side) if self.opponent in ("frozen", "pool") else ()
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Seats without an agent, and agents without a seat."""
+        """Yield an error for each role without an agent, and for each agent without a side."""
         seated = [role for side in self.seats for role in side]
         for role in seated:
             if role not in roles:
@@ -136,7 +138,7 @@ class TextArena(Drawn):
                 yield f"environment.seats: {role!r} has no seat, and would never act; give it one or remove the agent"
 
     def draw(self, random: Random) -> Drawing:
-        """A start, and which player each side is."""
+        """Generate a start position, and each side's player number."""
         if self.rules:
             content, start = self.rules.draw(random)
         else:
@@ -150,8 +152,11 @@ class TextArena(Drawn):
         return Drawing(content, prompt, {"start": start, "players": players, "begins": begins})
 
     def start(self, task: Task, seed: int) -> GameSession:
-        """A match from the task's start. Chance in it is the task's, so that attempts at a task are alike but for what
-        agents and opponents do."""
+        """Start a match from the task's start position.
+
+        Randomness in the game comes from the task, so attempts at a task differ only in the moves of agents and
+        opponents.
+        """
         players = tuple(task.data["players"])[: len(self.seats)]
         seating = Seating(self.seats, players, shared=not self.opposed, cooperative=self.together)
         match = self._match(task)
@@ -170,16 +175,18 @@ class TextArena(Drawn):
         skill = self.opponent_skill if self.opponent == "perfect" else 0.0
 
         def move(match: Match, random: Random) -> str:
+            """Return the scripted player's move."""
             return played(rules, match.shown(match.mover), match.options(), random, skill)
 
         return move
 
     def exploitability(self, decisions: Iterable[tuple[str, Sequence[float]]]) -> float | None:
-        """How much more than its share the best opponent earns of somebody, at most, where that can be worked out: in
-        Kuhn poker.
+        """Return a strategy's exploitability in Kuhn poker; None for another game or without decisions.
+
+        It is the best opponent's advantage over its fair share.
 
         Args:
-            decisions: what was shown, and the chance of each option.
+            decisions: for each decision, the observation and the probability of each option.
         """
         if self.game != "kuhn":
             return None
@@ -187,16 +194,20 @@ class TextArena(Drawn):
         return exploitability(strategy) if strategy else None
 
     def script(self, skill: float = 1.0) -> Callable[[Cue], str] | None:
-        """Plays a game of our own perfectly, or else at random."""
+        """Return a scripted policy for a built-in game, which plays perfectly with probability ``skill``, otherwise at
+        random.
+
+        TextArena's games have none.
+        """
         rules = self.rules
         return (lambda cue: played(rules, cue.shown, cue.options, cue.random, skill)) if rules else None
 
     @classmethod
     def known_values(cls) -> Mapping[str, Sequence[str]]:
-        """Games that are here; those of the package are listed in its own documentation."""
+        """Return the built-in games; TextArena's documentation lists the others."""
         return {"game": sorted(OWN)}
 
 
 def played(rules: Rules, shown: str, options: Sequence[str], random: Random, skill: float) -> str:
-    """A perfect player's move with probability ``skill``, else any."""
+    """Return a perfect player's move with probability ``skill``, otherwise a random move."""
     return rules.perfect(shown, options, random) if random.random() < skill else random.choice(list(options))

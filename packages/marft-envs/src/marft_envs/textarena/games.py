@@ -1,4 +1,4 @@
-"""What a game is to a session, whoever wrote it: rules that are drawn from, and a match that is played."""
+"""Common interface to games: rules that generate starts, and matches."""
 
 from __future__ import annotations
 
@@ -9,76 +9,77 @@ from typing import ClassVar, Protocol
 
 from marft.config.settings import Settings
 
-ALLOWANCE = 1  # illegal moves in a row that are forgiven, as in TextArena; one more loses the match
+ALLOWANCE = 1  # consecutive illegal moves that are forgiven, as in TextArena; one more loses the match
 LOST, WON = -1.0, 1.0
 
 
 class Match(Protocol):
-    """One match under way. Players are numbered from 0, which is who begins."""
+    """Interface to a running match; player 0 moves first."""
 
     @property
     def mover(self) -> int:
-        """Whose move it is."""
+        """Player to move."""
         ...
 
     @property
-    def over(self) -> bool: ...
+    def over(self) -> bool:
+        """True if the match has ended."""
 
     @property
     def illegal(self) -> Sequence[int]:
-        """Illegal moves so far, by player."""
+        """Number of illegal moves so far, by player."""
         ...
 
     def shown(self, player: int) -> str:
-        """What a player is shown before its move."""
+        """Return the text for a player before its move."""
         ...
 
     def options(self) -> tuple[str, ...]:
-        """The moves that the mover may make; () where they cannot be listed."""
+        """Return the legal moves for the player to move; () if unknown."""
         ...
 
     def play(self, move: str) -> None:
-        """The mover's move; an illegal one is refused in what is shown next, or loses."""
+        """Play a move for the player to move; an illegal move is reported in the next text, or loses."""
         ...
 
     def paid(self) -> tuple[float, ...]:
-        """What each player has earned, from -1 to 1, once the match is over."""
+        """Return each player's payoff, from −1 to 1, after the end."""
         ...
 
 
 class Rules(Settings):
-    """A game of our own: its fields are the keys of ``params``."""
+    """Rules for a built-in game; the fields define the keys in ``params``."""
 
     players: ClassVar[int] = 2
     cooperative: ClassVar[bool] = False  # all players earn the same
 
     @abstractmethod
     def draw(self, random: Random) -> tuple[str, dict[str, object]]:
-        """What makes a start the one that it is, and the start, in plain values."""
+        """Generate a start: its content, which decides the split, and its plain values."""
 
     @abstractmethod
     def begin(self, start: Mapping[str, object]) -> Match:
-        """A match from a start."""
+        """Start a match."""
 
     @abstractmethod
     def sound(self, shown: str, options: Sequence[str]) -> tuple[str, ...]:
-        """The moves that a perfect player may make.
+        """Return the optimal moves.
 
         Args:
-            shown: what the mover is shown: nothing else is known.
-            options: that it has.
+            shown: text for the player to move; it contains all that the player knows.
+            options: the legal moves.
         """
 
     def perfect(self, shown: str, options: Sequence[str], random: Random) -> str:
-        """A perfect player's move."""
+        """Return a perfect player's move."""
         return random.choice(self.sound(shown, options))
 
 
 class Board(ABC):
-    """What all matches of our own have: whose move it is, what was illegal, how it ended.
+    """Base class for matches of built-in games: player to move, illegal moves, payoffs.
 
-    An illegal move is told to its player, who may try again; a second one in a row loses the match, or in a game that
-    is played together ends it with nothing.
+    An illegal move is reported to its player, who may try again. A second one in a row loses the match. In a
+    cooperative game it ends the match with payoff 0 for all players.
     """
 
     def __init__(self, players: int, cooperative: bool) -> None:
@@ -88,20 +89,22 @@ class Board(ABC):
 
     @abstractmethod
     def options(self) -> tuple[str, ...]:
-        """The moves that the mover may make."""
+        """Return the legal moves of the player to move."""
 
     @abstractmethod
     def make(self, move: str) -> None:
-        """A legal move, which hands over to whoever moves next, or ends the match."""
+        """Apply a legal move: select the next player or end the match."""
 
     @abstractmethod
     def told(self, player: int) -> str:
-        """What a player is shown while nothing was refused."""
+        """Return the text for a player, without notes on illegal moves."""
 
     def shown(self, player: int) -> str:
+        """Return the text for a player, with a note on its own illegal move."""
         return f"{self.told(player)} {self._refused}" if self._refused and player == self.mover else self.told(player)
 
     def play(self, move: str) -> None:
+        """Play a move, legal or not."""
         found = legal(move, self.options())
         if found:
             self._in_a_row, self._refused = 0, ""
@@ -114,14 +117,18 @@ class Board(ABC):
             self.end([0.0 if self._cooperative else LOST if n == self.mover else WON for n in range(len(self._paid))])
 
     def end(self, paid: Sequence[float]) -> None:
+        """End the match with the given payoffs."""
         self._paid, self.over = list(paid), True
 
     def paid(self) -> tuple[float, ...]:
+        """Return each player's payoff."""
         return tuple(self._paid)
 
 
 def legal(move: str, options: Sequence[str]) -> str:
-    """The option that a text is; "" where it is none. Spacing, case, brackets and a full stop do not count.
+    """Return the option equal to a move, or "".
+
+    Spacing, case, brackets and a final period are ignored.
 
     >>> legal(" [Take 2 from B]. ", ("take 1 from B", "take 2 from B"))
     'take 2 from B'
@@ -131,5 +138,5 @@ def legal(move: str, options: Sequence[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """A move without spacing, case, brackets and full stop."""
+    """Normalize a move: remove extra spaces, case, brackets and the final period."""
     return " ".join(text.lstrip(" \n\t[").rstrip(" \n\t].").split()).casefold()

@@ -1,5 +1,7 @@
-"""Hints: a game that is played together. One player knows which of some objects is meant and says one word of it a
-round; the other one guesses. Found in the first round it pays 1, and less with every round."""
+"""Hints, a cooperative game: one player names a hidden object's properties, and a second player guesses it.
+
+Each round has one word and one guess. A correct guess in the first round pays 1, and less in each later round.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,26 @@ Object = tuple[str, str]
 
 
 class Hints(Rules):
-    """Objects with a colour and a shape. The orders in which they stand are one start."""
+    """Objects with a color and a shape; the order has no influence on a start's content."""
 
     cooperative: ClassVar[bool] = True
 
-    objects: Annotated[int, Field(ge=2, le=9)] = 5  # that it may be
-    rounds: Annotated[int, Field(ge=1, le=9)] = 3  # of a word and a guess
+    objects: Annotated[int, Field(ge=2, le=9)] = 5  # number of objects
+    rounds: Annotated[int, Field(ge=1, le=9)] = 3  # maximum rounds of a word and a guess
 
     def draw(self, random: Random) -> tuple[str, dict[str, object]]:
+        """Draw the objects and the hidden one."""
         objects = random.sample(list(product(COLOURS, SHAPES)), self.objects)
         target = random.randrange(self.objects)
         content = f"hints {sorted(objects)} {objects[target]}"
         return content, {"objects": [" ".join(one) for one in objects], "target": target + 1}
 
     def begin(self, start: Mapping[str, object]) -> Guessing:
+        """Start a match."""
         return Guessing(cast("Sequence[str]", start["objects"]), cast("int", start["target"]), self.rounds)
 
     def sound(self, shown: str, options: Sequence[str]) -> tuple[str, ...]:
-        """Of words those that leave the fewest objects, of guesses those that all words fit."""
+        """Return the words with the fewest remaining objects, or the guesses consistent with every word."""
         objects = {number: (colour, shape) for number, colour, shape in OBJECT.findall(shown)}
         target = TARGET.findall(shown)
         left = _left(objects, _listed(HINTS, shown), _listed(WRONG, shown))
@@ -50,7 +54,7 @@ class Hints(Rules):
 
 
 class Guessing(Board):
-    """One match: player 0 says words, player 1 guesses."""
+    """One match: player 0 gives words, player 1 guesses."""
 
     def __init__(self, objects: Sequence[str], target: int, rounds: int) -> None:
         super().__init__(Hints.players, Hints.cooperative)
@@ -59,7 +63,7 @@ class Guessing(Board):
         self.wrong: list[str] = []
 
     def told(self, player: int) -> str:
-        """The objects, what was said and guessed, and to one player which it is."""
+        """Return the objects, words and wrong guesses, and for player 0 the hidden object."""
         parts = [", ".join(f"{number} {one}" for number, one in enumerate(self.objects, 1)) + "."]
         parts += [f"It is {self.target}."] if player == 0 else []
         parts += [f"Hints: {', '.join(self.hints)}."] if self.hints else []
@@ -67,11 +71,13 @@ class Guessing(Board):
         return " ".join(parts)
 
     def options(self) -> tuple[str, ...]:
+        """Return the hidden object's properties, or every object's number."""
         if self.mover == 0:
             return tuple(self.objects[self.target - 1].split())
         return tuple(str(number) for number in range(1, len(self.objects) + 1))
 
     def make(self, move: str) -> None:
+        """Apply a word or a guess."""
         guessed = self.mover == 1
         (self.wrong if guessed else self.hints).append(move)
         self.mover = 1 - self.mover
@@ -86,5 +92,5 @@ def _listed(pattern: re.Pattern[str], shown: str) -> list[str]:
 
 
 def _left(objects: Mapping[str, Object], hints: Sequence[str], wrong: Sequence[str]) -> list[str]:
-    """Objects that all words fit, and that were not guessed."""
+    """Return the remaining objects: not yet guessed, and consistent with every word."""
     return [n for n, one in objects.items() if n not in wrong and all(hint in one for hint in hints)]

@@ -1,8 +1,9 @@
-"""Kuhn poker (Kuhn 1950): three cards, one each, one bet. The smallest poker: bluffing pays in it, and what perfect
-play is worth is known.
+"""Kuhn poker (Kuhn 1950): three cards, one per player, with a single bet.
 
-Both put one chip in. A player may check or bet one chip more; who is bet against calls or folds. The higher card wins
-what is in the pot. What a match pays is chips over 2, so that it is from -1 to 1.
+It is the smallest poker game in which bluffing pays, and the value of perfect play is known.
+
+Both players put one chip in. A player may check, or bet one more chip. After a bet, the other player calls or
+folds. The higher card wins the pot. The payoff is chips divided by 2, so it lies between −1 and 1.
 """
 
 from __future__ import annotations
@@ -14,33 +15,38 @@ from typing import cast
 
 from marft_envs.textarena.games import Board, Rules
 
-CARDS = "JQK"  # the lowest first
-VALUE = -1.0 / 36.0  # of the game to who begins, as it is paid here: -1/18 chips
-CHIPS = 2.0  # that can be lost at most
+CARDS = "JQK"  # lowest first
+VALUE = -1.0 / 36.0  # value of the game for the first player, as a payoff: −1/18 chips
+CHIPS = 2.0  # maximum loss of a player, in chips
 HOLD = re.compile(r"You hold ([JQK])\.")
 SAID = re.compile(r"(You|They) (check|bet)\.")
-# the chance to bet or call of one equilibrium (that in which who begins bets every king), by card and what was done
+# probability of bet or call in one equilibrium (the first player bets every king), by card and history
 EQUILIBRIUM: Mapping[tuple[str, str], float] = {
     ("J", ""): 1 / 3, ("Q", ""): 0.0, ("K", ""): 1.0,
     ("J", "c"): 1 / 3, ("Q", "c"): 0.0, ("K", "c"): 1.0,
     ("J", "b"): 0.0, ("Q", "b"): 1 / 3, ("K", "b"): 1.0,
     ("J", "cb"): 0.0, ("Q", "cb"): 2 / 3, ("K", "cb"): 1.0,
 }  # fmt: skip
-SOMETIMES = {("K", "")}  # where another equilibrium does the other thing, too
+SOMETIMES = {("K", "")}  # states in which another equilibrium also plays the other move
 
 
 class Kuhn(Rules):
-    """One hand a match: what is drawn is the deal."""
+    """Kuhn poker with one hand per match; the deal defines the start."""
 
     def draw(self, random: Random) -> tuple[str, dict[str, object]]:
-        """A deal. There are six, and chance is part of the game: a task is a draw, known by its number."""
+        """Deal the cards.
+
+        Only six deals exist, and chance is part of the game. Each task is therefore a separate draw, identified by
+        a number.
+        """
         return f"kuhn {random.getrandbits(62)}", {"cards": "".join(random.sample(CARDS, 2))}
 
     def begin(self, start: Mapping[str, object]) -> Hand:
+        """Start a match."""
         return Hand(cast("str", start["cards"]))
 
     def sound(self, shown: str, options: Sequence[str]) -> tuple[str, ...]:
-        """What some equilibrium does with a chance above 0."""
+        """Return the moves with positive probability in some equilibrium."""
         state = known(shown)
         passive, active = options
         if state in SOMETIMES:
@@ -49,7 +55,7 @@ class Kuhn(Rules):
         return (passive,) if chance == 0 else (active,) if chance == 1 else (passive, active)
 
     def perfect(self, shown: str, options: Sequence[str], random: Random) -> str:
-        """An equilibrium's mixture."""
+        """Sample a move from the equilibrium."""
         return options[int(random.random() < EQUILIBRIUM[known(shown)])]
 
 
@@ -61,7 +67,7 @@ class Hand(Board):
         self.cards, self.done = cards, ""
 
     def told(self, player: int) -> str:
-        """One's own card, and what was done."""
+        """Return the player's own card and the history."""
         said = "".join(
             f" {'You' if number % 2 == player else 'They'} {'check' if move == 'c' else 'bet'}."
             for number, move in enumerate(self.done)
@@ -69,9 +75,11 @@ class Hand(Board):
         return f"You hold {self.cards[player]}.{said}"
 
     def options(self) -> tuple[str, ...]:
+        """Return "check" and "bet", or after a bet "fold" and "call"."""
         return ("fold", "call") if self.done.endswith("b") else ("check", "bet")
 
     def make(self, move: str) -> None:
+        """Apply a move and end the match if it was the last."""
         self.done += move[0]
         self.mover = 1 - self.mover
         chips = won(self.cards, self.done)
@@ -80,12 +88,12 @@ class Hand(Board):
 
 
 def known(shown: str) -> tuple[str, str]:
-    """What a player knows, as its card and what was done: c checked, b bet."""
+    """Return a player's information set: its card and the history, with c for check and b for bet."""
     return HOLD.findall(shown)[0], "".join(move[0] for _, move in SAID.findall(shown))
 
 
 def won(cards: str, done: str) -> float | None:
-    """Chips that who began has won once all was done; None while a move is still to come.
+    """Return the chips won by the first player; None before the last move.
 
     >>> won("QJ", "cc"), won("QJ", "bc"), won("QK", "cbf"), won("QK", "cb")
     (1.0, 2.0, -1.0, None)

@@ -1,4 +1,4 @@
-"""What a way of playing Kuhn poker is worth, exactly: against another one, and against whoever answers it best."""
+"""Exact value of a strategy in Kuhn poker, against another strategy and against a best response."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from itertools import permutations, product
 
 from marft_envs.textarena.kuhn import CARDS, CHIPS, EQUILIBRIUM, known, won
 
-Strategy = Mapping[tuple[str, str], float]  # the chance to bet or call, by card and what was done
+Strategy = Mapping[tuple[str, str], float]  # probability of bet or call, by card and history
 DEALS = ["".join(cards) for cards in permutations(CARDS, 2)]
-FIRST = [key for key in EQUILIBRIUM if len(key[1]) % 2 == 0]  # where who begins decides
+FIRST = [key for key in EQUILIBRIUM if len(key[1]) % 2 == 0]  # information sets of the first player
 
 
 def value(first: Strategy, second: Strategy) -> float:
-    """What who begins earns on the mean, from -1 to 1.
+    """Return the first player's expected payoff, from −1 to 1.
 
     >>> round(value(EQUILIBRIUM, EQUILIBRIUM) * 36, 9)
     -1.0
@@ -22,11 +22,11 @@ def value(first: Strategy, second: Strategy) -> float:
 
 
 def exploitability(strategy: Strategy) -> float:
-    """How much more than its share the best opponent earns, mean over both seats: 0 for perfect play. (NashConv / 2 of
-    the strategy against itself.)
+    """Return the exploitability of a strategy: NashConv / 2 in self-play, 0 for perfect play.
 
-    Where a strategy is known in part, the rest is what is worst for it: the result is no less than the truth, and the
-    truth where its own choices never lead to what is not known.
+    It is the mean, over both players, of a best response's advantage over its fair share. Unknown parts of the
+    strategy are filled with the worst case, so the result is an upper bound. The result is exact if the strategy
+    never reaches its unknown parts.
 
     >>> round(exploitability(EQUILIBRIUM), 9)
     0.0
@@ -38,10 +38,10 @@ def exploitability(strategy: Strategy) -> float:
 
 
 def strategy_of(decisions: Iterable[tuple[str, float]]) -> Strategy:
-    """How somebody plays, where it has been seen to play.
+    """Estimate a strategy from observed decisions.
 
     Args:
-        decisions: what was shown, and the chance with which it then bet or called.
+        decisions: for each decision, the observation and the probability of bet or call.
     """
     seen: dict[tuple[str, str], list[float]] = {}
     for shown, chance in decisions:
@@ -60,8 +60,10 @@ def _expected(cards: str, done: str, players: tuple[Strategy, Strategy]) -> floa
 
 
 def _filled(strategy: Strategy, first: bool) -> Iterator[Strategy]:
-    """What a strategy does in one seat, with every choice without chance in place of what is not known. Where nothing
-    is known, these are all strategies without chance: a best answer is among them."""
+    """Yield every completion for one player's strategy, with deterministic choices in the unknown states.
+
+    An empty strategy yields all deterministic strategies, which include a best response.
+    """
     keys = [key for key in EQUILIBRIUM if (key in FIRST) == first]
     missing = [key for key in keys if key not in strategy]
     for chances in product((0.0, 1.0), repeat=len(missing)):

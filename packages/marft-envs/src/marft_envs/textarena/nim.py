@@ -1,5 +1,7 @@
-"""Nim (Bouton 1901): heaps, of which one is taken from; whoever takes the last piece wins. A player wins from where the
-exclusive or of the sizes is not 0."""
+"""Nim (Bouton 1901): players take pieces from one heap per turn, and the last piece wins.
+
+The player to move can force a win if the exclusive or of the heap sizes is not 0.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,22 @@ TAKE = re.compile(r"take (\d+) from ([A-Z])")
 
 
 class Nim(Rules):
-    """Heaps of up to ``largest`` pieces. Starts that differ in the order of their heaps alone are one start."""
+    """Heaps with up to ``largest`` pieces; their order has no influence on a start's content."""
 
-    heaps: Annotated[int, Field(ge=1, le=6)] = 2  # how many
-    largest: Annotated[int, Field(ge=1, le=30)] = 9  # pieces of a heap, at most
+    heaps: Annotated[int, Field(ge=1, le=6)] = 2  # number of heaps
+    largest: Annotated[int, Field(ge=1, le=30)] = 9  # maximum pieces in a heap
 
     def draw(self, random: Random) -> tuple[str, dict[str, object]]:
+        """Draw the heap sizes."""
         heaps = [random.randint(1, self.largest) for _ in range(self.heaps)]
         return f"nim {sorted(heaps)}", {"heaps": heaps}
 
     def begin(self, start: Mapping[str, object]) -> Heaps:
+        """Start a match."""
         return Heaps(cast("Sequence[int]", start["heaps"]))
 
     def sound(self, shown: str, options: Sequence[str]) -> tuple[str, ...]:
-        """Moves to where the exclusive or is 0; all of them where there is none."""
+        """Return every move with exclusive or 0 afterwards, or else every legal move."""
         heaps = {name: int(size) for name, size in HEAP.findall(shown)}
         winning = tuple(option for option in options if _after(heaps, option) == 0)
         return winning or tuple(options)
@@ -47,14 +51,16 @@ class Heaps(Board):
         self.heaps, self.last = dict(zip(ascii_uppercase, heaps, strict=False)), ""
 
     def told(self, player: int) -> str:  # noqa: ARG002  nothing is hidden
-        """The heaps that are left, and what was taken last."""
+        """Return the remaining heaps and the last move."""
         heaps = ", ".join(f"{name} {size}" for name, size in self.heaps.items() if size)
         return f"{self.last}Heaps: {heaps or 'none'}."
 
     def options(self) -> tuple[str, ...]:
+        """Return the legal moves."""
         return tuple(f"take {n} from {name}" for name, size in self.heaps.items() for n in range(1, size + 1))
 
     def make(self, move: str) -> None:
+        """Take pieces from a heap."""
         taken, name = TAKE.findall(move)[0]
         self.heaps[name] -= int(taken)
         self.last = f"They {move}. "
@@ -64,6 +70,6 @@ class Heaps(Board):
 
 
 def _after(heaps: Mapping[str, int], move: str) -> int:
-    """The exclusive or of the heaps after a move."""
+    """Return the exclusive or of the heaps after a move."""
     taken, name = TAKE.findall(move)[0]
     return reduce(xor, [size - int(taken) if heap == name else size for heap, size in heaps.items()])

@@ -1,5 +1,7 @@
-"""Games of the package TextArena (Guertler et al. 2025, arXiv 2504.11442) as matches of ours. It is imported where a
-recipe names one of its games, and reaches for no network here."""
+"""Adapter for games from the TextArena package (Guertler et al. 2025, arXiv 2504.11442).
+
+The package is imported only if a recipe names one of its games. The network is not used.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +23,25 @@ from marft.config.settings import did_you_mean
 from marft_envs.textarena.games import LOST, WON
 from marft_envs.textarena.randomness import drawing_from, take_over
 
-JUDGED = ("OpenRouter", "OpenAI")  # in the code of games that ask a model somewhere else
-_making = threading.Lock()  # while a game's modules are imported, and what they would fetch is refused
+JUDGED = ("OpenRouter", "OpenAI")  # words in the code of games that query a remote model
+_making = threading.Lock()  # held while a game's modules are imported and nltk downloads are disabled
 
 
 def known_games() -> list[str]:
-    """The ids of all games of the package.
+    """Return every TextArena game id.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: the package is not installed.
     """
     return sorted(_registry())
 
 
 def check(game: str, params: Mapping[str, object], players: int, data: str) -> None:
-    """
+    """Start a game once, to check its settings.
+
     Raises:
-        ValueError: there is no such game, it does not take these parameters or as many players, or what it needs is not
-            here.
+        ValueError: the game does not exist, a parameter or the number of players is invalid, or a requirement is
+            missing.
     """
     if game not in _registry():
         raise ValueError(f"TextArena has no game {game!r}{did_you_mean(game, _registry())}")
@@ -46,17 +49,17 @@ def check(game: str, params: Mapping[str, object], players: int, data: str) -> N
 
 
 class Played:
-    """One match of a game.
+    """A match in a TextArena game.
 
     Raises:
-        ValueError: it cannot be begun; the message says what to do.
+        ValueError: the game cannot be started. The message gives the remedy.
     """
 
     def __init__(self, game: str, params: Mapping[str, object], players: int, seed: int, data: str = "") -> None:
         self._players, self._random = players, Random(seed)
         self.illegal, self.over = [0] * players, False
         self._shown: dict[int, str] = {}
-        self._seats: list[int] = []  # the package's players, in the order in which they first move
+        self._seats: list[int] = []  # the package's player ids, in order of their first moves
         with _making, drawing_from(self._random), _offline(data):
             self._env = _made(game, params, data)
             try:
@@ -71,18 +74,19 @@ class Played:
 
     @property
     def mover(self) -> int:
+        """Player to move."""
         return self._seats.index(self._now)
 
     def options(self) -> tuple[str, ...]:
-        """The package does not list moves."""
+        """Return (): the package does not list legal moves."""
         return ()
 
     def shown(self, player: int) -> str:
-        """What the package has shown it last."""
+        """Return the package's last text for a player."""
         return self._shown.get(player, "")
 
     def play(self, move: str) -> None:
-        """A move, by the package's own rules."""
+        """Play a move under the package's own rules."""
         mover, before = self.mover, self._errors()
         with drawing_from(self._random):
             self.over, _ = self._env.step(action=move)
@@ -91,13 +95,13 @@ class Played:
                 self._look()
 
     def paid(self) -> tuple[float, ...]:
-        """The package's rewards, held to between -1 and 1."""
+        """Return the package's rewards, clipped to [−1, 1]."""
         rewards = self._env.state.rewards or {}
         order = [*self._seats, *(n for n in range(self._players) if n not in self._seats)]
         return tuple(self._held(player, rewards.get(player, 0.0)) for player in order)
 
     def _look(self) -> None:
-        """Ask whose move it is, and what that player is shown."""
+        """Update the player to move and that player's text."""
         with drawing_from(self._random):
             self._now, observation = self._env.get_observation()
         if self._now not in self._seats:
@@ -105,7 +109,7 @@ class Played:
         self._shown[self.mover] = _text(observation, self._env.state.role_mapping)
 
     def _held(self, player: int, reward: object) -> float:
-        """A reward between -1 and 1. Some games pay a text where somebody has lost by an illegal move."""
+        """Clip a reward to [−1, 1]; the text that some games pay for a loss by an illegal move counts as −1."""
         if not isinstance(reward, int | float) and self._lost_by_error(player):
             return LOST
         if not isinstance(reward, int | float) or not math.isfinite(reward):
@@ -151,7 +155,7 @@ def _made(game: str, params: Mapping[str, object], data: str) -> Any:
 
 
 def _without_data(game: str, data: str, error: LookupError) -> Exception:
-    """What to say of word lists that are not there; any other error as it is."""
+    """Convert an error about missing word lists to a clear message; return other errors unchanged."""
     if type(error) is not LookupError:
         return error
     first = next((line.strip() for line in str(error).splitlines() if line.strip(" *")), type(error).__name__)
@@ -164,8 +168,8 @@ def _without_data(game: str, data: str, error: LookupError) -> Exception:
 
 @contextmanager
 def _offline(data: str) -> Iterator[None]:
-    """Word lists come from a folder, and what would fetch them does nothing."""
-    if data and not os.path.isdir(data):  # noqa: PTH112  no path is too long
+    """Context manager: read word lists from a folder and disable downloads."""
+    if data and not os.path.isdir(data):  # noqa: PTH112  False for a path that is too long
         raise ValueError(f"data: there is no folder {data}; give the one that nltk's word lists lie in")
     if find_spec("nltk") is None:
         yield
@@ -181,7 +185,10 @@ def _offline(data: str) -> Iterator[None]:
 
 
 def _text(observation: object, names: Mapping[int, str]) -> str:
-    """What a player is shown, as a text: with a game's wrappers it is one, without (``…-raw``) the new pieces."""
+    """Convert an observation to text.
+
+    With a game's wrappers it is a text already. Without them (``…-raw``) it is a list of new messages.
+    """
     if not isinstance(observation, Sequence) or isinstance(observation, str):
         return str(observation).strip()
     return "\n".join(f"[{names.get(sender, 'GAME')}] {message}" for sender, message, *_ in observation).strip()

@@ -1,6 +1,6 @@
-"""Chance of its own for each match of a package whose modules all draw from Python's one global stream.
+"""A separate random stream for each match, in a package built on Python's global stream.
 
-Sessions run on threads at the same time: seeding a stream that they share would make a match depend on the others.
+Sessions run on several threads. Seeding a shared stream would make a match depend on the others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ _now = threading.local()
 
 
 class OfThisMatch:
-    """Stands for the module ``random`` inside the package: its functions draw from the match that is played on this
-    thread, and where none is from the global stream."""
+    """Replacement for the module ``random`` inside the package.
+
+    Its functions draw from the stream of the current thread's match. Without a match they use the global stream.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(getattr(_now, "random", random), name, None) or getattr(random, name)
@@ -25,7 +27,7 @@ class OfThisMatch:
 
 @contextmanager
 def drawing_from(stream: random.Random) -> Iterator[None]:
-    """What the package draws on this thread comes from ``stream``."""
+    """Context manager: the package draws from ``stream`` on this thread."""
     before = getattr(_now, "random", random)
     _now.random = stream
     try:
@@ -35,7 +37,7 @@ def drawing_from(stream: random.Random) -> Iterator[None]:
 
 
 def take_over(package: str) -> None:
-    """Have all modules of a package that are loaded draw from their matches."""
+    """Make every loaded module in a package draw from its match's stream."""
     inside = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
     for module in inside:
         if getattr(module, "random", None) is random:

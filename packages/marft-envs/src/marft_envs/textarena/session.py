@@ -1,4 +1,4 @@
-"""One match, between sides of a team and whoever else plays: whose turn it is, who sees what, who earns what."""
+"""Session for one match between a team's sides and further players: turns, views and rewards."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ from marft_envs.textarena.games import Match, Rules, plain
 
 
 class Opponent(Protocol):
-    """Plays without an agent."""
+    """Scripted player without an agent."""
 
     def __call__(self, match: Match, random: Random) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """Who plays which player, and who is paid.
+    """Assignment of players to sides, and the rules for rewards.
 
     >>> Seating((("planner", "mover"), ("rival",)), players=(1, 0)).side_of(0)
     ('rival',)
     """
 
-    sides: tuple[tuple[str, ...], ...]  # roles; the last one of a side makes its move, those before it advise it
-    players: tuple[int, ...]  # the player that each side plays
-    shared: bool = False  # the team earns what the first side does, or in a game played together what all do
+    sides: tuple[tuple[str, ...], ...]  # roles by side; the last role moves, and the roles before it advise
+    players: tuple[int, ...]  # player of each side
+    shared: bool = False  # team reward: the first side's payoff, or in a cooperative game the common payoff
     cooperative: bool = False
 
     def side_of(self, player: int) -> tuple[str, ...]:
-        """The roles that play a player; () where no agent does."""
+        """Return the roles of a player; () for a player without an agent."""
         return next((side for side, of in zip(self.sides, self.players, strict=True) if of == player), ())
 
 
 class GameSession:
-    """
+    """One match.
+
     Args:
-        rules: of a game of our own: it knows which moves are sound.
-        opponent: plays the players that no side plays.
-        max_turns: after as many moves the match is a draw; 0: it goes on.
+        match: the match.
+        seating: assignment of players to sides.
+        random: random generator for the opponent.
+        rules: rules of a built-in game, which know the optimal moves; None for others.
+        opponent: scripted player for players without a side.
+        max_turns: moves after which the match is a draw; 0 for no limit.
     """
 
     def __init__(
@@ -50,14 +54,16 @@ class GameSession:
     ) -> None:  # fmt: skip
         self.match, self.seating, self.rules, self.opponent = match, seating, rules, opponent
         self.max_turns, self._random = max_turns, random
-        self._moves = self._sound = self._turns = 0  # of the team's learning sides; of all
+        # moves and optimal moves of the learning sides; moves of all players
+        self._moves = self._sound = self._turns = 0
 
     async def reset(self) -> Observation:
+        """Play the scripted player's first moves and return the observation."""
         self._others()
         return self._shown()
 
     async def step(self, actions: JointAction) -> Step:
-        """Make the move of the side whose turn it is, and then those that no agent makes."""
+        """Play the move of the side in turn, then the moves of players without an agent."""
         action = actions.of(self.seating.side_of(self.match.mover)[-1])
         self._move(text_said(action), learning=self._learns(self.match.mover))
         self._others()
@@ -71,7 +77,8 @@ class GameSession:
             info={"measures": self._measures()},
         )  # fmt: skip
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """No-op: no resources are held."""
 
     def _learns(self, player: int) -> bool:
         seating = self.seating
@@ -91,7 +98,7 @@ class GameSession:
         self._turns += 1
 
     def _others(self) -> None:
-        """The moves of players that no agent plays."""
+        """Play the moves of players without an agent."""
         while not self.match.over and not self.seating.side_of(self.match.mover):
             assert self.opponent is not None, "every player has a side, or an opponent"
             self._move(self.opponent(self.match, self._random), learning=False)
@@ -111,10 +118,10 @@ class GameSession:
         return Observation(f"The match is over. {', '.join(results)}.")
 
     def _earned(self, paid: Sequence[float]) -> tuple[float, Mapping[str, float]]:
-        """What the team earns, and what single agents do.
+        """Return the team's reward and the rewards of single agents.
 
         Raises:
-            ValueError: players of a game that is said to be played together earned differently.
+            ValueError: players of a game declared as cooperative earned different payoffs.
         """
         seating = self.seating
         if seating.cooperative and max(paid) - min(paid) > 1e-9:
@@ -131,13 +138,15 @@ class GameSession:
         }  # fmt: skip
 
     def _success(self, paid: Sequence[float]) -> bool | None:
-        """Whether the learning side won, or all that play together earned anything; between sides that all learn nobody
-        can say."""
+        """Return True if the learning side won, or in a cooperative game if the payoff is positive.
+
+        None means that several sides learn, so success is undefined.
+        """
         shared = self.seating.shared or self.seating.cooperative
         return paid[self.seating.players[0]] > 0 if shared else None
 
     def _measures(self) -> dict[str, float]:
-        """Of the moves so far."""
+        """Return the metrics so far."""
         found = {"turns": float(self._turns)}
         if self._moves:
             mine = [player for player in range(len(self.match.illegal)) if self._learns(player)]

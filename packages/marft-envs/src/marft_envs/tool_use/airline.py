@@ -1,8 +1,8 @@
-"""Tools of an airline: its users, flights with seats and prices by day and cabin, and reservations.
+"""Airline tools: users, flights with seats and prices by day and cabin, and reservations.
 
-Names, arguments and what they do to the tables are those of the airline domain of τ-bench (Yao et al. 2024,
-arXiv:2406.12045), so that its data runs on them; a change of cabin is also written down, as τ²-bench does. There
-no tool holds to the rules of fares; these do where they are strict.
+Names, arguments and effects on the tables match the airline domain of τ-bench (Yao et al. 2024, arXiv:2406.12045), so
+its data runs here unchanged. A change of cabin is also recorded, as in τ²-bench. The tools of τ-bench do not enforce
+fare rules; these tools do if they are strict.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from marft_envs.tool_use.toolbox import writes
 
 NOW = "2024-05-15T15:00:00"
 YESTERDAY = "2024-05-14T15:00:00"
-NEW_IDS = ("HATHAT", "HATHAU", "HATHAV")  # of reservations that an episode makes
+NEW_IDS = ("HATHAT", "HATHAU", "HATHAV")  # ids of new reservations in an episode
 AIRPORTS = {
     "SFO": "San Francisco", "JFK": "New York", "LAX": "Los Angeles", "ORD": "Chicago", "DFW": "Dallas",
     "DEN": "Denver", "SEA": "Seattle", "ATL": "Atlanta", "MIA": "Miami", "BOS": "Boston", "PHX": "Phoenix",
     "IAH": "Houston", "LAS": "Las Vegas", "MCO": "Orlando", "EWR": "Newark", "CLT": "Charlotte",
     "MSP": "Minneapolis", "DTW": "Detroit", "PHL": "Philadelphia", "LGA": "LaGuardia",
 }  # fmt: skip
-INSURANCE, BAG = 30, 50  # dollars, for each passenger and each bag that is not free
-FREE_BAGS = {  # for each passenger, by membership and cabin
+INSURANCE, BAG = 30, 50  # dollars per passenger, and per bag that is not free
+FREE_BAGS = {  # number per passenger, by membership and cabin
     "regular": {"basic_economy": 0, "economy": 1, "business": 2},
     "silver": {"basic_economy": 1, "economy": 2, "business": 3},
     "gold": {"basic_economy": 2, "economy": 3, "business": 3},
@@ -55,7 +55,7 @@ class Payment(TypedDict):
 
 
 class Airline(Desk):
-    """The tools of the airline world."""
+    """Tools for the airline world."""
 
     @tool
     def get_user_details(self, user_id: str) -> Mapping[str, Any]:
@@ -121,7 +121,7 @@ class Airline(Desk):
         self.tables.put("reservations", reservation_id, reservation)
         written = self._edit("users", user_id)
         for payment in payment_methods:
-            if payment["payment_id"] in written["payment_methods"]:  # a certificate is gone at its first payment
+            if payment["payment_id"] in written["payment_methods"]:  # a certificate is used up by its first payment
                 self._take(user_id, payment["payment_id"], payment["amount"], spent=True)
         written["reservations"].append(reservation_id)
         return reservation
@@ -204,7 +204,11 @@ class Airline(Desk):
         return f"Certificate {name} added to user {user_id} with amount {amount}."
 
     def may_be_cancelled(self, reservation: Mapping[str, Any]) -> bool:
-        """Whether it may be: it is insured, of business class, of the last day, or not flown by the airline."""
+        """Return True if a reservation may be cancelled.
+
+        One of four conditions must hold: it is insured, it is in business class, it was made within the last day, or
+        the airline cancelled one of its flights.
+        """
         flown = [self.tables.find("flights", flight["flight_number"]) for flight in reservation["flights"]]
         days = [
             route["dates"].get(flight["date"], {}) if route else {}
@@ -224,7 +228,11 @@ class Airline(Desk):
         return days[date]
 
     def _seats(self, flight: FlightOn, cabin: str, people: int) -> Record:
-        """A flight as a reservation holds it, on which there are seats for all."""
+        """Return a flight in a reservation's format.
+
+        Raises:
+            Error: the flight or cabin does not exist or is not available, or has fewer than ``people`` free seats.
+        """
         day, number = self._day(flight), flight["flight_number"]
         self._must(day["status"] == "available", f"flight {number} not available on date {flight['date']}")
         self._must(cabin in day["available_seats"], f"no cabin is called {cabin}")
@@ -277,7 +285,7 @@ class Airline(Desk):
             reservation["payment_history"].append({"payment_id": payment_id, "amount": price})
 
     def _take(self, user_id: str, payment_id: str, amount: float, spent: bool = False) -> None:
-        """Take an amount from a gift card; a certificate is gone once it is used."""
+        """Deduct an amount from a gift card; delete a used certificate if ``spent`` is True."""
         methods = self._edit("users", user_id)["payment_methods"]
         if methods[payment_id]["source"] == "gift_card":
             methods[payment_id]["amount"] -= amount

@@ -1,4 +1,4 @@
-"""Tables of an airline, made up from a seed."""
+"""Airline tables, generated from a seed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from marft_envs.tool_use.tables import Record
 
 CABINS = ("basic_economy", "economy", "business")
 FIRST_DAY, DAYS = date(2024, 5, 16), 6
-FIVE = tuple(AIRPORTS)[:5]  # that it flies between
+FIVE = tuple(AIRPORTS)[:5]  # airports with flights
 USERS, RESERVATIONS_EACH = 3, 5
 ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 
 
 @lru_cache(maxsize=512)
 def airline_tables(seed: int) -> dict[str, dict[str, Record]]:
-    """Users, flights and reservations, as τ-bench lays them out. They are shared: nobody may write to them."""
+    """Return generated users, flights and reservations, in τ-bench's layout.
+
+    The tables are cached and shared: do not write to them.
+    """
     random = Random(seed)
     flights = {}
     for number, (origin, destination) in enumerate(random.sample(list(permutations(FIVE, 2)), 14), 1):
@@ -40,7 +43,7 @@ def airline_tables(seed: int) -> dict[str, dict[str, Record]]:
 
 
 def passenger(random: Random) -> Record:
-    """Somebody who flies."""
+    """Draw a passenger."""
     born = date(1950, 1, 1) + timedelta(days=random.randrange(20_000))
     return {"first_name": random.choice(FIRST), "last_name": random.choice(LAST), "dob": str(born)}
 

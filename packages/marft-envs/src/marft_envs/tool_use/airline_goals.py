@@ -1,4 +1,4 @@
-"""Goals of an airline's users."""
+"""Goals for airline users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLICY = """You serve the passengers of an airline, with its tools. It is 15 May
 
 
 def identity(user: Mapping[str, Any], told: bool) -> Identity:
-    """By user id."""
+    """Return an identity by user id."""
     name = user["user_id"]
     return Identity(
         {"user": name, "name": f"{user['name']['first_name']} {user['name']['last_name']}", "email": user["email"]},
@@ -30,7 +30,7 @@ def identity(user: Mapping[str, Any], told: bool) -> Identity:
 
 
 def cancel(draft: Draft) -> Goal | None:
-    """Cancel a reservation, which its fare may not allow."""
+    """Draw a goal: cancel a reservation. Its fare may not allow this."""
     made = draft.one("reservations")
     if made is None:
         return None
@@ -51,7 +51,7 @@ def cancel(draft: Draft) -> Goal | None:
 
 
 def add_bags(draft: Draft) -> Goal | None:
-    """Add bags, some of which may be free."""
+    """Draw a goal: add 1 to 3 bags. Some may be free."""
     made = draft.one("reservations")
     if made is None:
         return None
@@ -75,7 +75,7 @@ def add_bags(draft: Draft) -> Goal | None:
 
 
 def change_cabin(draft: Draft) -> Goal | None:
-    """Fly in another cabin."""
+    """Draw a goal: change the cabin."""
     made = draft.one("reservations")
     if made is None:
         return None
@@ -89,7 +89,7 @@ def change_cabin(draft: Draft) -> Goal | None:
 
 
 def change_day(draft: Draft) -> Goal | None:
-    """Fly on another day, which basic economy does not allow."""
+    """Draw a goal: fly on another day. Basic economy does not allow this."""
     made = draft.one("reservations")
     if made is None:
         return None
@@ -113,7 +113,7 @@ def change_day(draft: Draft) -> Goal | None:
 
 
 def rename(draft: Draft) -> Goal | None:
-    """Have somebody else fly."""
+    """Draw a goal: replace a passenger."""
     made = draft.one("reservations")
     if made is None:
         return None
@@ -136,7 +136,7 @@ def rename(draft: Draft) -> Goal | None:
 
 
 def book(draft: Draft) -> Goal | None:
-    """Book a direct flight for oneself."""
+    """Draw a goal: book a direct flight for the user."""
     if "booking" in draft.taken:
         return None
     flight = draft.random.choice(sorted(draft.base["flights"].values(), key=lambda one: str(one["flight_number"])))
@@ -172,7 +172,7 @@ def book(draft: Draft) -> Goal | None:
 
 
 def ask_price(draft: Draft) -> Goal | None:
-    """A question: what a reservation cost."""
+    """Draw a question: the price paid for a reservation."""
     made = draft.one("reservations")
     if made is None:
         return None
@@ -210,7 +210,7 @@ def _flights_changed(
 
 
 def _difference(draft: Draft, made: Mapping[str, Any], flights: list[Record], cabin: str) -> int | None:
-    """What changed flights cost more; None where there are no seats."""
+    """Return the price difference after a change, in dollars; None if seats are missing."""
     days = [draft.base["flights"][one["flight_number"]]["dates"][one["date"]] for one in flights]
     people = len(made["passengers"])
     if any(day["available_seats"][cabin] < people for day in days):

@@ -1,4 +1,4 @@
-"""Expressions that models write, worked out without running them."""
+"""Evaluation of model-written arithmetic, without running code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-LONGEST = 500  # characters
+LONGEST = 500  # maximum length of an expression, in characters
 
 
 def value_of(expression: str, digits: int = 2) -> str:
-    """The value of an expression of numbers, ``+ - * /`` and brackets, to so many digits behind the point.
+    """Evaluate an expression with numbers, ``+ - * /`` and brackets; round to ``digits`` decimals.
 
     >>> value_of("2 * (3.5 - 1)")
     '5.0'
 
     Raises:
-        Error: it is none.
+        Error: the text is not a valid expression, has more than 500 characters, or divides by 0.
     """
     try:
         if len(expression) > LONGEST:

@@ -1,4 +1,4 @@
-"""The check of the Berkeley function-calling leaderboard (Patil et al., ``multi_turn_checker.py``): turn by turn."""
+"""Turn-by-turn checker from the Berkeley function-calling leaderboard (Patil et al., ``multi_turn_checker.py``)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from marft_envs.tool_use.toolbox import run
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the reference calls of a turn leave behind, as digests: states and results can be long.
+    """Expected state and results after a turn's reference calls.
+
+    Both are digests, because states and results can be long.
 
     Args:
-        state: of the objects after it.
-        results: of its calls, and how often each comes.
+        state: digest of the objects' state after the turn.
+        results: digests of the results of the turn's calls, with their counts.
     """
 
     state: str
@@ -28,11 +30,13 @@ class Turn:
 
 
 def expected_turns(fresh: Callable[[], Simulated], turns: Sequence[Calls]) -> list[Turn | None]:
-    """What must hold after each turn; None where the reference calls nothing, and nothing is checked.
+    """Return the expected result after each turn; None if the reference makes no call in that turn.
+
+    A turn without a reference call is not checked.
 
     Args:
-        fresh: makes the objects as they are at first.
-        turns: the reference calls of each.
+        fresh: factory of the objects in their initial state.
+        turns: reference calls of each turn.
     """
     made = fresh()
     found: list[Turn | None] = []
@@ -44,9 +48,12 @@ def expected_turns(fresh: Callable[[], Simulated], turns: Sequence[Calls]) -> li
 
 
 class ByTurn:
-    """Follows one conversation. A turn is right where something was called in it, the state after it is that of the
-    reference, and each result of its reference calls is among the results so far, as often; a conversation where all
-    its turns are."""
+    """Checker for a conversation, turn by turn.
+
+    A turn is right if three conditions hold. At least one call was made in it. The state after it equals the
+    reference's. Each result of its reference calls is among the results so far, at least as often. A conversation is
+    right if all its checked turns are right.
+    """
 
     def __init__(self, turns: Sequence[Turn | None], made: Simulated) -> None:
         self._left, self._made = list(turns), made
@@ -56,7 +63,7 @@ class ByTurn:
         self._seen = 0
 
     def after(self, said: str) -> Verdict:  # noqa: ARG002  what is said does not count
-        """How it stands at the end of a turn."""
+        """Return the verdict after a turn."""
         new, self._seen = self._made.results[self._seen :], len(self._made.results)
         self._results.update(map(_digest, new))
         turn = self._left.pop(0)

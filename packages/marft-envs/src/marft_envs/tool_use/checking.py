@@ -1,4 +1,4 @@
-"""Whether what was asked for has been done: the database, and what the user was told."""
+"""Check of the final state: the database, and texts sent to the user."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from marft_envs.tool_use.toolbox import States, run, writing
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What reference calls leave behind.
+    """Expected outcome from reference calls.
 
     Args:
-        changes: what is otherwise than at first, by path.
-        parts: of each call that writes, what of that it brings about; "" stands for what it removes again.
-        outputs: texts that the user must have been told.
+        changes: differences from the initial database, as JSON values by path.
+        parts: paths that each write call changes to their final value, including changes that it reverts.
+        outputs: texts that the user must receive.
     """
 
     changes: dict[str, str]
@@ -26,29 +26,29 @@ class Expected:
     outputs: tuple[str, ...]
 
     def done(self, changes: dict[str, str], told: str) -> float:
-        """The share of writes that are done and outputs that were told, from 0 to 1; 1 where there are none.
+        """Return the fraction of completed writes and delivered outputs, in [0, 1]; 1 if nothing is expected.
 
         Args:
-            changes: of the episode's database so far.
-            told: all that the user was told so far.
+            changes: changes in the episode's database so far.
+            told: text sent to the user so far.
         """
         met = [all(changes.get(path) == self.changes.get(path) for path in part) for part in self.parts]
         met += [output in normal(told) for output in map(normal, self.outputs)]
         return sum(met) / len(met) if met else 1.0
 
     def solved(self, changes: dict[str, str], told: str) -> bool:
-        """Whether the database is the expected one, and all outputs were told."""
+        """Return True if the database equals the expected database and the user received every output."""
         return changes == self.changes and self.done(changes, told) == 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a conversation stands after a turn.
+    """State of a conversation after a turn.
 
     Args:
-        done: the share of what is needed that is done, from 0 to 1.
-        right: whether all is as it must be, should the conversation end here.
-        spoilt: whether something was changed that must not be.
+        done: completed fraction of the requirements, in [0, 1].
+        right: True if the task is solved in case the conversation ends here.
+        spoilt: True if a change was made that the reference does not make.
     """
 
     done: float
@@ -57,22 +57,22 @@ class Verdict:
 
 
 class Checker(Protocol):
-    """Follows one conversation."""
+    """Checker for a single conversation."""
 
     def after(self, said: str) -> Verdict:
-        """How it stands after a turn, in which the user was told this. To be asked once a turn."""
+        """Return the verdict after a turn in which the user received ``said``. Call it exactly once per turn."""
         ...
 
 
 class AtTheEnd:
-    """Holds the database of one conversation, and all that was told in it, to what is expected of its end."""
+    """Checker that compares the database and the texts of a conversation with the expected outcome."""
 
     def __init__(self, expected: Expected, states: States) -> None:
         self.expected, self.states = expected, states
         self.told = ""
 
     def after(self, said: str) -> Verdict:
-        """How it stands."""
+        """Return the verdict so far."""
         self.told += f"\n{said}"
         changes = self.states.changes()
         right = self.expected.solved(changes, self.told)
@@ -81,12 +81,12 @@ class AtTheEnd:
 
 
 def expected(fresh: Callable[[], tuple[Any, States]], calls: Calls, outputs: Sequence[str]) -> Expected:
-    """What reference calls leave behind.
+    """Run reference calls; return their expected outcome.
 
     Args:
-        fresh: makes a toolbox over a database as it is at first, and returns both.
-        calls: each a tool's name and its arguments; those that only read are left out.
-        outputs: texts that the user must be told.
+        fresh: factory of a toolbox over the initial database; returns the toolbox and the database.
+        calls: reference calls, each a tool's name and its arguments. Calls of read-only tools are skipped.
+        outputs: texts that the user must receive.
     """
     toolbox, states = fresh()
     names = writing(type(toolbox))
@@ -106,5 +106,5 @@ def expected(fresh: Callable[[], tuple[Any, States]], calls: Calls, outputs: Seq
 
 
 def normal(text: str) -> str:
-    """A text as outputs are looked for in it: small letters, no commas."""
+    """Normalize text for the search of outputs: lowercase, no commas."""
     return text.lower().replace(",", "")

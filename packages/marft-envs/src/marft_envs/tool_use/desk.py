@@ -1,4 +1,4 @@
-"""What agents of every service desk may do, whatever it sells."""
+"""Base class with the tools that every service desk has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from marft_envs.tool_use.toolbox import Toolbox
 
 
 class Desk(Toolbox):
-    """Base of the worlds in which a customer is served."""
+    """Base class for customer service worlds."""
 
     @tool
     def calculate(self, expression: str) -> str:

@@ -1,4 +1,4 @@
-"""Multi-turn tasks over the tools of a service, with a user who is simulated and a checker of the final database."""
+"""Multi-turn tasks with tools over a database, a simulated user, and a checker of the final database."""
 
 from __future__ import annotations
 
@@ -63,23 +63,28 @@ def _class(path: str, info: ValidationInfo) -> str:
 FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_file)]
 ClassPath = Annotated[str, AfterValidator(_class)]
 TABLES = {"retail": ("users", "orders", "products"), "airline": ("users", "flights", "reservations")}
-READING = ("find_", "get_", "list_", "search_")  # what tools of the benchmarks begin with that write nothing
-ENDINGS: Mapping[str, tuple[str, ...]] = {"tau2": (STOP, TRANSFER, OUT_OF_SCOPE)}  # of users; of others STOP alone
+READING = ("find_", "get_", "list_", "search_")  # name prefixes of the benchmarks' read-only tools
+# markers with which a user ends a conversation, by format; STOP alone for other formats
+ENDINGS: Mapping[str, tuple[str, ...]] = {"tau2": (STOP, TRANSFER, OUT_OF_SCOPE)}
 LAST: Mapping[str, tuple[str, ...]] = {"tau": ("transfer_to_human_agents",)}  # tools that end a conversation
 NEEDS: Mapping[Format, tuple[str, ...]] = {"tau": ("database",), "tau2": ("database",), "bfcl": ("answers", "classes")}
 
 
 class Data(Settings):
-    """Public tasks, read from files of yours."""
+    """Public benchmark tasks from files."""
 
-    format: Format  # tau: τ-bench; tau2: τ²-bench; bfcl: multi-turn of the Berkeley function-calling leaderboard
-    tasks: FilePath  # file of the tasks
-    splits: FilePath = ""  # split_tasks.json of τ²-bench: its test is the test split, a tenth of its train validates
-    test_tasks: FilePath = ""  # file of the test split; "": a tenth of tasks, as for validation
+    format: Format  # tau: τ-bench; tau2: τ²-bench; bfcl: multi-turn tasks of the Berkeley function-calling leaderboard
+    tasks: FilePath  # task file
+    # split_tasks.json of τ²-bench; default: none. Its test list is the test split. A tenth of its train list is the
+    # validation split.
+    splits: FilePath = ""
+    # Task file of the test split. Default: a tenth of the tasks is the test split, and another tenth the validation
+    # split.
+    test_tasks: FilePath = ""
     database: FilePath = ""  # folder with the tables of a τ-bench domain, or db.json of τ²-bench
-    answers: FilePath = ""  # file of possible_answer, of bfcl
-    policy: FilePath = ""  # file of the rules that agents are told; "": none are
-    classes: dict[str, ClassPath] = {}  # of bfcl: where each involved class is, as my_package.module:Class
+    answers: FilePath = ""  # possible_answer file; bfcl only
+    policy: FilePath = ""  # file with the rules shown to agents; default: no rules
+    classes: dict[str, ClassPath] = {}  # import path of each involved class, as my_package.module:Class; bfcl only
 
     @model_validator(mode="after")
     def _is_whole(self) -> Data:
@@ -95,43 +100,49 @@ class Data(Settings):
 
 
 class ToolUse(Drawn):
-    """A service with tools over a database, a user who wants something of it, and a checker of what is left behind.
+    """Service with tools over a database, a user with requests, and a checker.
 
-    A step is one turn: the team acts, with its tools, and what it answers is said to the user, whose answer comes with
-    the next observation. It is over once the user ends it.
+    A step is one turn. The team acts with its tools, and its answer goes to the user. The user's reply is in the next
+    observation. The episode ends when the user ends the conversation.
     """
 
     stream: ClassVar[str] = "ToolUse"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    world: Literal["shop", "retail", "airline"] = "shop"  # shop: retail with three tools and short words
-    goals: Annotated[int, Field(ge=1, le=4)] = 1  # that a user has, each of which takes some calls
-    volunteers: Fraction = 0.5  # share of the facts that a user tells unasked
-    together: Fraction = 0.5  # chance that a goal is said along with the one before
-    # scripted: by rules; agent: an agent whose role is user, in an organization in which it comes last
+    # World of the generated tasks. shop: retail with three tools and short texts.
+    world: Literal["shop", "retail", "airline"] = "shop"
+    goals: Annotated[int, Field(ge=1, le=4)] = 1  # number of requests per user; each needs several calls
+    volunteers: Fraction = 0.5  # probability that the user states a fact without being asked
+    together: Fraction = 0.5  # probability that a goal is stated together with the previous goal
+    # scripted: rule-based user. agent: the user is an agent with role user, and must come last in the organization.
     user: Literal["scripted", "agent"] = "scripted"
-    patience: Annotated[int, Field(ge=0, le=100)] = PATIENCE  # how often a scripted user says the same again
-    turns: Annotated[int, Field(ge=1, le=200)] = 20  # of the user; then it is cut off
-    confirmation: bool = True  # tools refuse to write before the user has agreed
-    # whole: 1 for a solved task; parts: the share of its writes and outputs, 0 where something else was changed
+    # Maximum number of repeated requests by a scripted user. After that the user gives up.
+    patience: Annotated[int, Field(ge=0, le=100)] = PATIENCE
+    turns: Annotated[int, Field(ge=1, le=200)] = 20  # maximum user turns; then the episode is truncated
+    confirmation: bool = True  # True: tools refuse to write before the user agrees
+    # whole: 1 for a solved task, else 0. parts: fraction of completed writes and outputs, 0 if anything else was
+    # changed.
     reward: Literal["whole", "parts"] = "whole"
-    policy: Names = ("planner", "agent", "solver")  # roles that are shown the rules first
-    data: Data | None = None  # public tasks in place of those that are drawn
+    policy: Names = ("planner", "agent", "solver")  # roles that see the rules in their first observation
+    data: Data | None = None  # public benchmark tasks instead of generated tasks
 
     @property
     def episode_limit(self) -> int:
-        """As many steps as the user has turns."""
+        """Return the maximum steps per episode: one per user turn."""
         return self.turns
 
     @property
     def offers(self) -> type[Any]:
-        """The class whose methods are the tools."""
+        """Return the class with the tool methods."""
         if self.data and self.data.format == "bfcl":
             return of_classes(self.data.classes)
         return self._toolbox
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """A user who is an agent must be there, and last; another one must not."""
+        """Yield conflicts between the user, the roles and the data.
+
+        An agent that plays the user must exist and come last. A scripted user needs a team without that role.
+        """
         if self.user == "agent" and (not roles or roles[-1] != USER):
             yield f"environment.user: it needs an agent whose role is {USER!r}, named last; add it, or take 'scripted'"
         if self.user == "scripted" and USER in roles:
@@ -147,18 +158,18 @@ class ToolUse(Drawn):
             yield "environment.user: these tasks tell a user in words what it wants; take 'agent', and one to play it"
 
     def draw(self, random: Random) -> Drawing:
-        """A task of the world."""
+        """Generate a task."""
         data = draw_task(random, WORLDS[self.world], self.goals, self.volunteers, self.together)
         whose = [[goal["aim"], goal["says"], goal["writes"], goal["outputs"]] for goal in data["goals"]]
         content = json.dumps([self.world, data["identity"]["says"], data["batches"], whose])
         return Drawing(content, " ".join(goal["says"] for goal in data["goals"]), data)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split: drawn, or from files."""
+        """Return the tasks for a split, generated or from files."""
         return self._loaded[split] if self.data else super().tasks(split)
 
     def start(self, task: Task, seed: int) -> Conversation:  # noqa: ARG002  nothing here is random
-        """One conversation."""
+        """Create a session."""
         if self.data and self.data.format == "bfcl":
             return self._of_classes(task)
         world, data = WORLDS[self.world], task.data
@@ -174,7 +185,7 @@ class ToolUse(Drawn):
         outputs = [output for goal in goals for output in goal.outputs] if drawn else data["outputs"]
         toolbox, tables = fresh()
         wanted = self._known.get(task.id) or expected(fresh, calls, outputs)
-        if self.data:  # whose states are large, and whose tasks are few
+        if self.data:  # cached: benchmark states are large, and benchmark tasks are few
             self._known[task.id] = wanted
         return self._conversation(
             toolbox, offered(type(toolbox)), AtTheEnd(wanted, tables), calls,
@@ -194,7 +205,7 @@ class ToolUse(Drawn):
         return ENDINGS.get(self.data.format if self.data else "", (STOP,))
 
     def script(self, skill: float = 1.0) -> Script | None:
-        """Who plays tasks that were drawn: planner, agent, solver and user."""
+        """Return the scripted policy for planner, agent, solver and user; None for benchmark tasks."""
         return None if self.data else script(skill)
 
     def _of_classes(self, task: Task) -> Conversation:
@@ -209,7 +220,7 @@ class ToolUse(Drawn):
         tools = tools_of(made)
         made.hold_back(data["held_back"])
         first = tools_of(made)
-        if len(first) < len(offered(self.offers)):  # which agents are told of
+        if len(first) < len(offered(self.offers)):  # agents need the list if some tools are missing
             policy = f"{policy}\n\nYour tools here, and no others: {', '.join(first)}.".strip()
         return self._conversation(
             made, tools, ByTurn(self._turns[task.id], made), calls_of(data), Messages(data["messages"]), policy, ""
@@ -244,10 +255,10 @@ class ToolUse(Drawn):
         return found
 
     def _check_calls(self, tasks: Iterable[Task]) -> None:
-        """Check that all reference calls name existing tools: the grader would ignore calls of unknown ones.
+        """Check that each reference call names an existing tool. The grader would ignore calls to unknown tools.
 
         Raises:
-            ValueError: one is not.
+            ValueError: a tool or class does not exist.
         """
         assert self.data, "tasks are drawn"
         known, own = offered(self.offers), self.data.format == "bfcl"

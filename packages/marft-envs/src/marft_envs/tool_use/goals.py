@@ -1,4 +1,4 @@
-"""What a user wants: goals, each with the facts that the user knows and the calls that serve it, and tasks of them."""
+"""User goals with known facts and reference calls, and generation of tasks from goals."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from marft_envs.tool_use.tables import Base, Tables
 from marft_envs.tool_use.toolbox import run
 
 Calls = list[list[Any]]  # each a tool's name and its arguments
-ATTEMPTS = 200  # at drawing goals that a made-up database allows for
+ATTEMPTS = 200  # maximum draws until a generated database supports the goals
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One thing that a user wants.
+    """Single request from a user.
 
     Args:
-        aim: what is wanted, in a few words that name all that is known of it.
-        says: how the user puts it, without what is withheld.
-        facts: what the user knows of it, by slot (``order``, ``reason``, …).
-        withheld: slots that the user tells only when asked.
-        keys: what an offer or a report must name to be about this goal.
-        reads: calls that find out what is to be known.
-        writes: calls that do it; none where it is against the rules, or only a question.
-        outputs: texts that the user must be told.
-        offer: a good way of asking for the user's agreement; "" where there is nothing to agree to.
-        report: a good way of saying that it is done, why it cannot be, or what was asked for.
+        aim: short description of the goal, with every known fact.
+        says: the user's statement of the goal, without withheld facts.
+        facts: known facts by slot (``order``, ``reason``, …).
+        withheld: slots that the user states only if asked.
+        keys: words that an offer or a report must contain to refer to this goal.
+        reads: calls that look up the necessary information.
+        writes: calls that fulfill the goal; empty if the rules forbid it, or for a question.
+        outputs: texts that the user must receive.
+        offer: example of a request for the user's agreement; "" if no agreement is needed.
+        report: example of the final answer: the result, the reason for a refusal, or the requested information.
     """
 
     aim: str
@@ -46,30 +46,35 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the user is: facts, those that a service must ask for where the user does not say so, how to look it up."""
+    """Identity facts for a user, with slots that the service must ask for, and lookup calls."""
 
     facts: Mapping[str, str] = field(default_factory=dict)
     needs: Sequence[str] = field(default_factory=list)
     reads: Calls = field(default_factory=list)
-    says: str = ""  # of itself, at once; "": when asked
+    says: str = ""  # identity stated in the first message; "": stated if asked
 
 
 @dataclass(slots=True)
 class Draft:
-    """What goals are drawn with: a database, whose it is, and which of its records are taken."""
+    """Random state for drawing goals: a database, its current user, and records already in use."""
 
     random: Random
     base: Base
     user: Mapping[str, Any]
-    volunteers: float  # share of the facts that the user tells at once
+    volunteers: float  # probability that the user states a fact without being asked
     taken: set[str] = field(default_factory=set)
 
     def told(self) -> bool:
-        """Whether the user tells a fact at once."""
+        """Draw: True if the user states a fact without being asked."""
         return self.random.random() < self.volunteers
 
     def one(self, table: str, *statuses: str) -> Mapping[str, Any] | None:
-        """A record of the user's, of one of these statuses where some are named, that is not taken yet; it is then."""
+        """Draw an unused record from a user's table and mark it as used; None if no record fits.
+
+        Args:
+            table: name of the user's table.
+            statuses: accepted statuses; empty accepts every status.
+        """
         ids = [
             one
             for one in self.user[table]
@@ -88,15 +93,14 @@ Maker = Callable[[Draft], Goal | None]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A kind of service.
+    """Service world: tools, databases, goals and rules.
 
     Args:
-        toolbox: the class whose methods are its tools.
-        tables: a made-up database, from a seed.
-        owner: the name of the table of users.
-        makers: of goals; each returns None where the database has nothing for it.
-        identity: who a user is, given whether the user says so at once.
-        policy: its rules, as agents are told.
+        toolbox: class with the tool methods.
+        tables: generator of a database from a seed.
+        makers: generators of goals; each returns None if the database does not support the goal.
+        identity: builder of the user's identity; its flag is True if the user states it in the first message.
+        policy: rules shown to agents.
     """
 
     toolbox: type
@@ -107,11 +111,14 @@ class World:
 
 
 def draw_task(random: Random, world: World, goals: int, volunteers: float, together: float) -> dict[str, Any]:
-    """The data of a task of so many goals.
+    """Generate the data for a task with ``goals`` goals.
 
     Args:
-        volunteers: share of the facts that the user tells at once.
-        together: chance that the user says a goal along with the one before.
+        random: source of randomness.
+        world: world of the task.
+        goals: number of goals.
+        volunteers: probability that the user states a fact without being asked.
+        together: probability that a goal is stated together with the previous goal.
     """
     for _ in range(ATTEMPTS):
         seed = random.getrandbits(32)
@@ -140,8 +147,11 @@ def draw_task(random: Random, world: World, goals: int, volunteers: float, toget
 
 
 def fewest_steps(identity: Identity, goals: Sequence[Goal], batches: Sequence[Sequence[int]]) -> int:
-    """Steps in which a task can be solved: for each batch one that asks for what the user has not said, one that
-    offers, and one that does it; a question, or what is against the rules, is answered at once."""
+    """Return the minimum number of steps for a task.
+
+    Each batch of goals needs up to three steps: ask for missing facts, offer, and write. A question or a forbidden
+    request needs no write step.
+    """
     steps, heard = 0, identity.says
     for number, batch in enumerate(batches):
         here = [goals[index] for index in batch]
@@ -155,7 +165,7 @@ def fewest_steps(identity: Identity, goals: Sequence[Goal], batches: Sequence[Se
 
 
 def _serves(world: World, base: Base, goals: Sequence[Goal]) -> bool:
-    """Whether the calls of every goal change something, also after those before."""
+    """Return True if each goal's writes change the database without breaking a rule, in sequence."""
     tables = Tables(base)
     toolbox = world.toolbox(tables)
     for goal in goals:

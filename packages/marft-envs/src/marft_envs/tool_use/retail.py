@@ -1,7 +1,7 @@
-"""Tools of a shop: its users, products with variants, and orders that are pending, processed, delivered or cancelled.
+"""Retail tools: users, products with variants, and orders (pending, processed, delivered or cancelled).
 
-Names, arguments and what they do to the tables are those of the retail domain of τ-bench (Yao et al. 2024,
-arXiv:2406.12045), so that its data runs on them.
+Names, arguments and effects on the tables match the retail domain of τ-bench (Yao et al. 2024, arXiv:2406.12045), so
+its data runs here unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REASONS = ("no longer needed", "ordered by mistake")
 
 
 class Retail(Desk):
-    """The tools of the retail world."""
+    """Tools for the retail world."""
 
     @tool
     def find_user_id_by_email(self, email: str) -> str:
@@ -187,7 +187,7 @@ class Retail(Desk):
         return order
 
     def _order_to_modify(self, order_id: str) -> Mapping[str, Any]:
-        """An order whose address or payment may be changed."""
+        """Return an order whose address or payment may be changed."""
         return self._order_that_is("pending", order_id, "modified")
 
     def _method(self, user_id: str, payment_method_id: str) -> Mapping[str, Any]:
@@ -200,7 +200,7 @@ class Retail(Desk):
         self._state(not short, f"insufficient gift card balance to {purpose}")
 
     def _pay(self, user_id: str, payment_method_id: str, amount: float) -> None:
-        """Take an amount from a gift card, or give it back below 0; others are charged elsewhere."""
+        """Deduct an amount from a gift card; a negative amount is a refund. Other payment methods are unchanged."""
         if "gift_card" in payment_method_id:
             card = self._edit("users", user_id)["payment_methods"][payment_method_id]
             card["balance"] = round(card["balance"] - amount, 2)
@@ -211,7 +211,7 @@ class Retail(Desk):
             self._must(item_ids.count(item_id) <= there.count(item_id), f"{item_id} not found")
 
     def _price_difference(self, order: Mapping[str, Any], old: Sequence[str], new: Sequence[str]) -> float:
-        """What new items cost more than the old ones that they are for."""
+        """Return the price of the new items minus the price of the old items, in dollars."""
         self._has_items(order, old)
         self._must(len(old) == len(new), "the number of items to be exchanged should match")
         more = 0.0

@@ -1,4 +1,4 @@
-"""Tables of a shop, made up from a seed."""
+"""Retail tables, generated from a seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ SHORT_ORDERS = 6
 
 @lru_cache(maxsize=512)
 def retail_tables(seed: int) -> dict[str, dict[str, Record]]:
-    """Users, products and orders of a shop, as τ-bench lays them out. They are shared: nobody may write to them."""
+    """Return generated users, products and orders, in τ-bench's layout.
+
+    The tables are cached and shared: do not write to them.
+    """
     random = Random(seed)
     products = {row["product_id"]: row for row in (_product(random, name) for name in GOODS)}
     users: dict[str, Record] = {}
@@ -51,7 +54,7 @@ def retail_tables(seed: int) -> dict[str, dict[str, Record]]:
 
 @lru_cache(maxsize=4096)
 def short_tables(seed: int) -> dict[str, dict[str, Record]]:
-    """The same of one user, with ids, names and prices that are short."""
+    """Return tables for a single user, with short ids, names and prices."""
     random = Random(seed)
     card = {"source": "credit_card", "id": "card"}
     user: Record = {"user_id": "ann", "payment_methods": {"card": card}, "orders": []}
@@ -76,7 +79,7 @@ def short_tables(seed: int) -> dict[str, dict[str, Record]]:
 
 
 def address(random: Random) -> Record:
-    """A made-up address."""
+    """Draw an address."""
     city, state, zip_code = random.choice(CITIES)
     return {
         "address1": f"{random.randint(1, 999)} {random.choice(STREETS)}", "address2": f"Unit {random.randint(1, 99)}",
@@ -136,5 +139,5 @@ def _order(random: Random, user: Record, products: list[Record], status: str) ->
 
 
 def _digits(random: Random, count: int) -> str:
-    """A number of so many digits that begins with none that is 0."""
+    """Draw a number with ``count`` digits and no leading zero."""
     return str(random.randint(10 ** (count - 1), 10**count - 1))

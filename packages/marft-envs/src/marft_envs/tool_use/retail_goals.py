@@ -1,4 +1,4 @@
-"""Goals of a shop's users."""
+"""Goals for retail users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERBS = {"pending": "cancelled", "delivered": "returned"}
 
 
 def identity(user: Mapping[str, Any], told: bool) -> Identity:
-    """By e-mail, or by name and zip code."""
+    """Return an identity by e-mail, or by name and zip code."""
     name, email = user["name"], user["email"]
     return Identity(
         {"email": email, "name": f"{name['first_name']} {name['last_name']}", "zip": user["address"]["zip"]},
@@ -32,7 +32,7 @@ def identity(user: Mapping[str, Any], told: bool) -> Identity:
 
 
 def cancel(draft: Draft) -> Goal | None:
-    """Cancel an order; it may not be pending any more."""
+    """Draw a goal: cancel an order. The order may not be pending."""
     order = draft.one("orders")
     if order is None:
         return None
@@ -51,7 +51,7 @@ def cancel(draft: Draft) -> Goal | None:
 
 
 def give_back(draft: Draft) -> Goal | None:
-    """Return items of a delivered order, one or all."""
+    """Draw a goal: return some items from an order. The order may not be delivered."""
     order = draft.one("orders")
     if order is None:
         return None
@@ -76,7 +76,7 @@ def give_back(draft: Draft) -> Goal | None:
 
 
 def swap(draft: Draft) -> Goal | None:
-    """Exchange items of a delivered order, or change those of a pending one, for other variants."""
+    """Draw a goal: exchange items from a delivered order, or modify items in a pending order."""
     order = draft.one("orders", "pending", "delivered")
     if order is None:
         return None
@@ -106,7 +106,7 @@ def swap(draft: Draft) -> Goal | None:
 
 
 def pay_otherwise(draft: Draft) -> Goal | None:
-    """Pay a pending order by another method."""
+    """Draw a goal: change a pending order's payment method."""
     order = draft.one("orders", "pending")
     if order is None:
         return None
@@ -124,7 +124,7 @@ def pay_otherwise(draft: Draft) -> Goal | None:
 
 
 def send_elsewhere(draft: Draft) -> Goal | None:
-    """Change the address of a pending order, or one's own."""
+    """Draw a goal: change the address in a pending order or in the user's profile."""
     new, told = address(draft.random), draft.told()
     order = draft.one("orders", "pending") if draft.random.random() < 0.5 else None
     key = order["order_id"] if order else draft.user["user_id"]
@@ -146,7 +146,7 @@ def send_elsewhere(draft: Draft) -> Goal | None:
 
 
 def ask_price(draft: Draft) -> Goal | None:
-    """A question: what an order cost."""
+    """Draw a question: the price paid for an order."""
     order = draft.one("orders")
     if order is None:
         return None
@@ -159,7 +159,7 @@ def ask_price(draft: Draft) -> Goal | None:
 
 
 def ask_variants(draft: Draft) -> Goal | None:
-    """A question: how many variants of a product there are to be had."""
+    """Draw a question: the number of available variants."""
     row = draft.random.choice(sorted(draft.base["products"].values(), key=lambda row: str(row["name"])))
     if row["product_id"] in draft.taken:
         return None
@@ -174,7 +174,7 @@ def ask_variants(draft: Draft) -> Goal | None:
 
 
 def _other(draft: Draft, item: Mapping[str, Any]) -> Record | None:
-    """A variant of the same product that is available, and another one."""
+    """Draw another available variant from the same product; None if no variant fits."""
     variants = draft.base["products"][item["product_id"]]["variants"].values()
     others = [one for one in variants if one["available"] and one["item_id"] != item["item_id"]]
     return draft.random.choice(others) if others else None

@@ -1,4 +1,4 @@
-"""The tools of a shop as τ²-bench (Barres et al. 2025) has them."""
+"""Retail tools in the version of τ²-bench (Barres et al. 2025)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from marft_envs.tool_use.retail import Retail
 
 
 class RetailTau2(Retail):
-    """Those of τ-bench, and one that reads an item; the address and the payment of an order may still be changed once
-    its items have been."""
+    """Retail tools from τ-bench, and a tool that reads an item.
+
+    Unlike in τ-bench, an order's address and payment can still be changed after its items were changed.
+    """
 
     @tool
     def get_item_details(self, item_id: str) -> Mapping[str, Any]:

@@ -1,10 +1,12 @@
-"""Who plays conversations without a model: a planner, an agent that acts, one that does both, and the user.
+"""Scripted policy for planner, agent, solver and user.
+
+The solver does both the planner's and the agent's work.
 
     planner   Ask: order.   Check: cancel W482.          Do: cancel W482.
     agent     Which order?  look(W482) Cancel W482 …?    cancel(W482) Done, 39 for W482.
 
-A weak model's habits: it restates what the user said, forgets what was said along with something else, acts before the
-user has agreed, takes a wrong id, or says that something is done which is not.
+Mistakes imitate a weak model. It repeats the user's words, forgets the second of two requests, acts before the user
+agrees, uses a wrong id, or reports an action that it did not take.
 """
 
 from __future__ import annotations
@@ -38,17 +40,17 @@ OTHERS = re.compile(r"^Agent: (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What is to be done in a step: ask for slots, check goals and offer them, or do them; else there is nothing."""
+    """Next move in a step: ask for slots, check and offer goals, execute goals, or close."""
 
     kind: str  # "Ask", "Check", "Do" or "Close"
-    about: tuple[str, ...] = ()  # slots, or aims
+    about: tuple[str, ...] = ()  # slots or aims
 
     def __str__(self) -> str:
         return f"{self.kind}: {'; '.join(self.about)}." if self.about else f"{self.kind}."
 
 
 class Talk:
-    """A conversation as one agent has it before it."""
+    """Conversation from an agent's point of view."""
 
     def __init__(self, cue: Cue) -> None:
         self.goals = [Goal(**goal) for goal in cue.task.data["goals"]]
@@ -64,19 +66,19 @@ class Talk:
 
     @property
     def open(self) -> list[Goal]:
-        """What the user has come to and is not settled."""
+        """Return the goals stated so far and not yet settled."""
         batches = self.batches[: 1 + sum(line.startswith("Also:") for line in self.user)]
         return [self.goals[index] for batch in batches for index in batch if self.goals[index].report not in self.said]
 
     def missing(self) -> tuple[str, ...]:
-        """Slots that the user has not told."""
+        """Return the needed slots that the user has not stated."""
         heard = "\n".join(self.user)
         wanted = [(slot, self.identity.facts[slot]) for slot in self.identity.needs]
         wanted += [(slot, goal.facts[slot]) for goal in self.open for slot in goal.withheld]
         return tuple(dict.fromkeys(slot for slot, fact in wanted if not names_all(heard, [fact])))
 
     def best(self) -> Move:
-        """What is to be done now."""
+        """Return the best move."""
         missing, left = self.missing(), self.open
         if missing:
             return Move("Ask", missing)
@@ -86,7 +88,7 @@ class Talk:
         return Move("Check", tuple(goal.aim for goal in left)) if left else Move("Close")
 
     def planner_says(self) -> Move | None:
-        """What the planner has said is to be done; None where it says nothing of the kind."""
+        """Parse the planner's move; None if its text is not a move."""
         for kind in ("Ask", "Check", "Do"):
             if self.plan.startswith(f"{kind}: "):
                 return Move(kind, tuple(self.plan.removeprefix(f"{kind}: ").removesuffix(".").split("; ")))
@@ -94,7 +96,7 @@ class Talk:
 
 
 def script(skill: float) -> Script:
-    """A script that plays a turn well with probability ``skill``."""
+    """Return a scripted policy that plays each turn well with probability ``skill``."""
 
     def says(cue: Cue) -> str | Line:
         if cue.role == USER:
@@ -114,7 +116,7 @@ def script(skill: float) -> Script:
 
 
 def _user(cue: Cue) -> str:
-    """What a scripted user would say to all that the agent has said."""
+    """Return the scripted user's reply to the conversation so far."""
     user = scripted(cue.task.data, PATIENCE)
     shown = [str(message["content"]) for message in cue.chat if message["role"] == "user"]
     said = [text.rpartition("Message from ")[2].partition("\n")[2] for text in shown if "Message from " in text]
@@ -123,7 +125,7 @@ def _user(cue: Cue) -> str:
 
 
 def _slipped_plan(random: Random, talk: Talk) -> str:
-    """A planner's habits."""
+    """Draw a planner's mistake."""
     best = talk.best()
     slips = [f"The user says: {talk.user[-1]}", "Close."]
     if best.kind == "Check":
@@ -134,7 +136,7 @@ def _slipped_plan(random: Random, talk: Talk) -> str:
 
 
 def _acted(talk: Talk, move: Move) -> str | Line:
-    """A move, as the agent makes it: the calls that it takes, or what it says."""
+    """Return an agent's output for a move: tool calls, or a message."""
     if move.kind == "Ask":
         return " ".join(QUESTIONS.get(slot, f"What is the {slot}?") for slot in move.about)
     goals = _goals(talk, move)
@@ -149,7 +151,7 @@ def _acted(talk: Talk, move: Move) -> str | Line:
 
 
 def _reported(talk: Talk, cue: Cue) -> str:
-    """What the agent says once its tools have answered."""
+    """Return the agent's message after its tool results."""
     errors = [str(message["content"]) for message in _latest(cue.chat) if "Error" in str(message["content"])]
     move = (talk.planner_says() if talk.planned else None) or talk.best()
     goals = _goals(talk, move)
@@ -166,7 +168,7 @@ def _told(goals: Sequence[Goal], move: Move) -> str:
 
 
 def _slipped(random: Random, talk: Talk, move: Move) -> str | Line:
-    """An agent's habits."""
+    """Draw an agent's mistake."""
     goals = _goals(talk, move)
     slips: list[str | Line] = [HELLO, MORE]
     done = _acted(talk, move)
@@ -179,7 +181,7 @@ def _slipped(random: Random, talk: Talk, move: Move) -> str | Line:
 
 
 def _wrong(random: Random, call: ToolCall) -> ToolCall:
-    """A call with one digit of an id that is another."""
+    """Change a digit in an id of the call."""
     places = [match.start() for match in re.finditer(r"\d", call.arguments)]
     if not places:
         return call
@@ -197,7 +199,7 @@ def _call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
 
 
 def _latest(chat: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """What tools have answered last."""
+    """Return the latest tool results."""
     found = []
     for message in reversed(chat):
         if message["role"] != "tool":

@@ -1,4 +1,4 @@
-"""One conversation: the team acts and uses its tools, the user answers, until the user ends it."""
+"""Session for a conversation: the team acts and uses tools, and the user replies until the user ends it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ REFUSES = {"no", "not", "don't", "never", "wait"}
 
 
 class Conversation:
-    """One attempt at a task.
+    """Single attempt at a task.
 
     Args:
-        toolbox: whose methods are the tools.
-        tools: names of those that the task has.
-        checker: says how it stands.
-        user: who is served.
-        rules: by role, what agents are shown beside the first message.
-        most: turns of the user after which it is cut off.
-        reference: names of the tools of the reference calls.
-        whole: whether the reward is 1 for a solved task alone, and not a share for its parts.
-        asks: whether what writes is refused before the user has agreed.
-        brief: what the agent that plays the user is told; "" where the user is simulated here.
-        endings: what ends the conversation where a user says it.
-        last: names of the tools that end it at once; what is said in that turn reaches nobody.
+        toolbox: object whose methods are the tools.
+        tools: names of the task's tools.
+        checker: checker of the conversation.
+        user: simulated user.
+        rules: extra text in the first observation, by role.
+        most: maximum user turns; then the episode is truncated.
+        reference: names of the tools in the reference calls.
+        whole: True for a reward of 1 or 0 per task, False for a fraction by parts.
+        asks: True to refuse writes until the user agrees.
+        brief: prompt of the agent that plays the user; "" for a simulated user.
+        endings: markers with which the user ends the conversation.
+        last: names of tools that end the conversation at once. The team's message in that turn is not delivered.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class Conversation:
         self.agreed = user.agreed and not brief
         self.turns, self.last = 0, 0.0
         self.reference, self.writes = tuple(reference), writing(type(toolbox))
-        self._heard = 0  # calls that were reported
+        self._heard = 0  # calls already reported
 
     async def reset(self) -> Observation:
-        """What the user says first, and to those whom it concerns the rules, or who they are to be."""
+        """Return the user's first message, with the rules or the user's prompt for their roles."""
         views = {**self.rules, **({USER: self.brief} if self.brief else {})}
         return Observation(f"User: {one_line(self.user.opening())}", views)
 
     async def step(self, actions: JointAction) -> Step:
-        """Take what the team says to the user, after all that its tools have done."""
+        """Deliver the team's message to the user, after its tool calls."""
         right = self._right_tools()
         said = "" if self.toolbox.ended else _said(actions)
         self.turns += 1
@@ -74,7 +74,7 @@ class Conversation:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """No-op: the session holds no resources."""
 
     def _answered(self, actions: JointAction, said: str) -> str:
         if not self.brief:
@@ -87,19 +87,22 @@ class Conversation:
         return answer
 
     def _reward(self, verdict: Verdict, at_end: bool, solved: bool) -> float:
-        """1 for a solved task at its end; or, by parts, what a step adds to the share that is done, taken back at the
-        end where something else was changed too."""
+        """Return the reward for a step.
+
+        With ``whole``, the reward is 1 at the end of a solved task. Else it is the step's increase in the completed
+        fraction. If a wrong change was made and the task ends unsolved, the last step takes the total back.
+        """
         if self.whole:
             return float(solved)
         gained, self.last = verdict.done - self.last, verdict.done
         return gained - verdict.done if at_end and not solved and verdict.spoilt else gained
 
     def _right_tools(self) -> list[str]:
-        """Tools of the reference: those that read, and once the user has agreed those that write."""
+        """Return the tools in the reference: readers, and writers after the user's agreement."""
         return sorted({name for name in self.reference if name not in self.writes or self.agreed})
 
     def _allowed(self, actions: JointAction) -> dict[str, list[str]]:
-        """Who answers the user may use all tools, the others none."""
+        """Return the allowed tools by agent: every tool for the agent that answers the user, none for the rest."""
         answering = actions.answer.agent if actions.answer else ""
         return {action.agent: list(self.tools) if action.agent == answering else [] for action in actions.actions}
 
@@ -111,7 +114,7 @@ class Conversation:
         }
 
     def _reports(self, actions: JointAction, said: str) -> dict[str, str]:
-        """What those who did not answer the user are shown of what was done and said."""
+        """Return a report with calls and message, for agents that did not answer the user."""
         calls, self._heard = self.toolbox.calls[self._heard :], len(self.toolbox.calls)
         answering = actions.answer.agent if actions.answer else ""
         report = "\n".join([*map(_spoken, calls), f"Agent: {shown(said)}"])
@@ -119,17 +122,17 @@ class Conversation:
 
 
 def shown(text: str) -> str:
-    """What was said as others read it: on one line, and cut where it is endless."""
+    """Return a message on a single line, shortened to a maximum length."""
     return cut(one_line(text), LONGEST)
 
 
 def last_of(actions: JointAction, role: str) -> Action | None:
-    """The last action of an agent in a step."""
+    """Return an agent's last action in a step; None if absent."""
     return next((action for action in reversed(actions.actions) if action.agent == role), None)
 
 
 def agrees(text: str) -> bool:
-    """Whether a user's words agree to something."""
+    """Return True if a user's message expresses agreement."""
     words = set(re.findall(r"[\w']+", text.lower()))
     return bool(AGREES & words) and not REFUSES & words
 

@@ -1,4 +1,4 @@
-"""The retail world behind three tools with short names, answers and arguments: for models that read little."""
+"""Retail world with three tools and short names, answers and arguments, for small models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marft_envs.tool_use.toolbox import Toolbox, writes
 
 
 class Shop(Toolbox):
-    """Look at orders, cancel them, take items back; the rules are those of the retail world."""
+    """Tools that show orders, cancel them and take items back, with the rules from the retail world."""
 
     def __init__(self, tables: Tables, strict: bool = True) -> None:
         super().__init__(tables, strict)
@@ -43,6 +43,6 @@ class Shop(Toolbox):
 
 
 def described(order: Mapping[str, Any]) -> str:
-    """What is in an order, and what it cost: ``mug 24, cap 15, total 39``."""
+    """Return an order's items and total price: ``mug 24, cap 15, total 39``."""
     items = [f"{item['name']} {item['price']}" for item in order["items"]]
     return ", ".join([*items, f"total {order['payment_history'][0]['amount']}"])

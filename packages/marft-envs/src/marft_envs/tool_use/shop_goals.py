@@ -1,4 +1,4 @@
-"""Goals of the users of a shop that is served with short tools: a few words each."""
+"""Goals for shop users: a few words each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLICY = "Pending orders can be cancelled, items of delivered ones taken back. L
 
 
 def cancel(draft: Draft) -> Goal | None:
-    """Cancel an order; it may be delivered already."""
+    """Draw a goal: cancel an order. The order may be delivered already."""
     order = draft.one("orders")
     if order is None:
         return None
@@ -29,7 +29,7 @@ def cancel(draft: Draft) -> Goal | None:
 
 
 def give_back(draft: Draft) -> Goal | None:
-    """Give an item back; its order may be pending still."""
+    """Draw a goal: return an item. Its order may still be pending."""
     order = draft.one("orders")
     if order is None:
         return None
@@ -47,7 +47,7 @@ def give_back(draft: Draft) -> Goal | None:
 
 
 def identity(user: Mapping[str, Any], told: bool) -> Identity:  # noqa: ARG001
-    """Nobody is asked who they are."""
+    """Return an empty identity: this service does not ask for the user's identity."""
     return Identity()
 
 

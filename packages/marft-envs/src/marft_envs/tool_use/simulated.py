@@ -1,4 +1,4 @@
-"""Classes with a state, as the Berkeley function-calling leaderboard has them: their public methods are tools."""
+"""Stateful classes, as in the Berkeley function-calling leaderboard. Their public methods are tools."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from marft_envs.tool_use.toolbox import Error, offered, writes
 
 
 class Simulated:
-    """Objects of several classes, whose methods are called by their own names. What is otherwise than at first is what
-    of their attributes has another value; those that begin with ``_`` do not count.
+    """Objects from several classes, with their methods under their own names.
+
+    The state consists of the objects' attributes. Attributes that begin with ``_`` are ignored.
 
     Args:
-        initial: by class, the state to begin with.
-        involved: names of the classes that the task has; None: all.
-        excluded: names of methods that it has not.
-        long_context: whether classes add to their state what makes it long.
+        initial: initial state by class.
+        involved: names of the task's classes; None for all.
+        excluded: names of methods that the task does not offer.
+        long_context: True to let classes extend their state to a long one.
     """
 
     classes: Mapping[str, type]
-    owners: Mapping[str, str]  # of methods
+    owners: Mapping[str, str]  # class name of each method
 
     def __init__(
         self, initial: Mapping[str, Any], involved: Collection[str] | None = None, excluded: Collection[str] = (),
@@ -35,8 +36,8 @@ class Simulated:
     ) -> None:  # fmt: skip
         self.objects: dict[str, Any] = {}
         self.excluded = frozenset(excluded)
-        self.results: list[str] = []  # of all calls
-        self.broken: list[str] = []  # they know of no rules
+        self.results: list[str] = []  # results of all calls
+        self.broken: list[str] = []  # always empty: these classes have no rules
         self._held_back: Mapping[str, Collection[str]] = {}
         self._turn = 0
         how = {"long_context": True} if long_context else {}
@@ -48,21 +49,21 @@ class Simulated:
         self._first = self._state()
 
     def hold_back(self, until: Mapping[str, Collection[str]]) -> None:
-        """Leave methods out at first.
+        """Withhold methods until later turns.
 
         Args:
-            until: by turn, counted from 0, the names of those that are there from then on.
+            until: names of methods by the turn, counted from 0, in which they become available.
         """
         self._held_back = until
         self.excluded |= {name for names in until.values() for name in names}
 
     def next_turn(self) -> None:
-        """The user speaks again: what was held back until now is there."""
+        """Begin the next turn: offer the methods withheld until now."""
         self._turn += 1
         self.excluded -= set(self._held_back.get(str(self._turn), ()))
 
     def changes(self) -> dict[str, str]:
-        """By path, the value of what has changed."""
+        """Return changed attributes, as values by path."""
         return {path: value for path, value in self._state().items() if self._first.get(path) != value}
 
     def _state(self) -> dict[str, str]:
@@ -75,24 +76,24 @@ class Simulated:
 
 
 def of_classes(paths: Mapping[str, str]) -> type[Simulated]:
-    """The class that has the methods of all of these as its tools.
+    """Build a toolbox class with the methods from several classes.
 
     Args:
-        paths: by name, where each class is: ``my_package.module:Class``.
+        paths: import path of each class by name: ``my_package.module:Class``.
 
     Raises:
-        ValueError: one cannot be imported, or two have a method of the same name.
+        ValueError: a class cannot be imported, or two classes have a method with the same name.
     """
     return _made(tuple(sorted(paths.items())))
 
 
 def made_of(toolbox: type[Simulated], data: Mapping[str, Any]) -> Simulated:
-    """Objects of the classes that a task has, in the state that it begins with."""
+    """Create the objects for a task, in their initial state."""
     return toolbox(data["initial"], data["classes"], data["excluded"], data["long_context"])
 
 
 def tools_of(made: Simulated) -> list[str]:
-    """The names of the tools that a task has."""
+    """Return the names of a task's tools."""
     return [name for name in offered(type(made)) if made.owners[name] in made.objects and name not in made.excluded]
 
 
@@ -118,7 +119,7 @@ def _forwarded(owner: str, method: Callable[..., object]) -> Callable[..., objec
             raise Error(f"this task has no tool {method.__name__!r}")
         try:
             result = method(self.objects[owner], *given, **arguments)
-        except Exception as error:  # somebody's class has refused the call in its own way
+        except Exception as error:  # user-defined classes raise their own exceptions
             self.results.append(raised(error))
             raise Error(raised(error)) from error
         self.results.append(_text(result))
@@ -128,13 +129,19 @@ def _forwarded(owner: str, method: Callable[..., object]) -> Callable[..., objec
 
 
 def _text(value: object) -> str:
-    """A value as text that is equal where values are, whatever order keys came in and wherever objects lie."""
+    """Serialize a value, so that equal values have equal text.
+
+    The text does not depend on the order of keys or on the address of objects.
+    """
     return storable(json.dumps(_plain(value, ())))
 
 
 def _plain(value: object, around: tuple[int, ...]) -> object:
-    """A value in plain ones, 700.0 as 700. Of objects the attributes count that do not begin with ``_``, and not what
-    they are in. What has too many digits to be written is in hexadecimal, which has no limit."""
+    """Convert a value to plain JSON types; 700.0 becomes 700.
+
+    Objects become their attributes, without names that begin with ``_``. Circular references are cut. Integers beyond
+    2⁶³ are written in hexadecimal, because Python limits the digits of decimal conversions.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int) and abs(value) > LARGE:

@@ -1,11 +1,11 @@
-"""What a service asks a user for, found in its words."""
+"""Detection of requests, offers and refusals in a service's messages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-SAID = {  # how a user tells what it knows
+SAID = {  # user's statement of a fact, by slot
     "email": "My e-mail is {}.",
     "name": "My name is {}.",
     "zip": "My zip code is {}.",
@@ -54,7 +54,7 @@ MORE = re.compile(r"\b(?:anything|something) else|what else|further help|help yo
 
 
 def sentences(text: str) -> list[str]:
-    """A text's sentences, roughly.
+    """Split text roughly into sentences.
 
     >>> sentences("Sorry, W1 is delivered. Cancel W2?")
     ['Sorry, W1 is delivered.', 'Cancel W2?']
@@ -63,7 +63,7 @@ def sentences(text: str) -> list[str]:
 
 
 def asked_for(said: str) -> list[str]:
-    """The slots that a text asks for.
+    """Return the slots requested in a message.
 
     >>> asked_for("Which order, and what is your e-mail?")
     ['email', 'order']
@@ -73,22 +73,22 @@ def asked_for(said: str) -> list[str]:
 
 
 def is_refusal(sentence: str) -> bool:
-    """Whether a sentence says that something cannot be."""
+    """Return True if a sentence is a refusal."""
     return bool(REFUSAL.search(sentence))
 
 
 def is_done(text: str) -> bool:
-    """Whether a text says that something has been done."""
+    """Return True if a text reports a completed action."""
     return bool(DONE.search(text))
 
 
 def more_is_offered(text: str) -> bool:
-    """Whether a text asks what else is to be done."""
+    """Return True if a text asks for further requests."""
     return bool(MORE.search(text))
 
 
 def names_all(text: str, keys: Sequence[str]) -> bool:
-    """Whether a text names all of these as whole words; case does not count.
+    """Return True if a text contains every key as whole words; case is ignored.
 
     >>> names_all("cancel w12?", ["W12"]), names_all("cancel w123?", ["W12"])
     (True, False)

@@ -1,4 +1,4 @@
-"""A database as plain tables, of which an episode keeps what it has changed: the rest is shared, and never written."""
+"""Database as plain tables. Episodes share the base and keep only their own changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Base = Mapping[str, Mapping[str, Any]]  # records by table and key
 
 
 class Tables:
-    """Tables that one episode reads and writes. A record is copied when it is first written.
+    """Tables for a single episode. A record is copied before its first write.
 
     >>> tables = Tables({"orders": {"W1": {"status": "pending"}}})
     >>> tables.edit("orders", "W1")["status"] = "cancelled"
@@ -27,22 +27,26 @@ class Tables:
         self._written: dict[tuple[str, str], Record] = {}
 
     def find(self, table: str, key: str) -> Mapping[str, Any] | None:
-        """A record to read; None where there is none."""
+        """Return a record for reading; None if missing."""
         return self._written.get((table, key)) or self.base.get(table, {}).get(key)
 
     def edit(self, table: str, key: str) -> Record:
-        """A record to write, which there is."""
+        """Return an existing record for writing.
+
+        Raises:
+            KeyError: the record does not exist.
+        """
         if (table, key) not in self._written:
             self._written[table, key] = deepcopy(self.base[table][key])
         return self._written[table, key]
 
     def put(self, table: str, key: str, record: Record) -> None:
-        """A new record."""
+        """Add a new record."""
         assert self.find(table, key) is None, f"{table}/{key} is there already"
         self._written[table, key] = record
 
     def rows(self, table: str) -> Iterator[Mapping[str, Any]]:
-        """All records of a table, new ones last."""
+        """Yield the records in a table, new records last."""
         for key, record in self.base.get(table, {}).items():
             written = self._written.get((table, key))
             yield record if written is None else written
@@ -51,7 +55,7 @@ class Tables:
                 yield record
 
     def changes(self) -> dict[str, str]:
-        """What is otherwise than at first: by path, the value as JSON; ``"gone"`` for what is there no more."""
+        """Return the changes since the start: JSON values by path, or ``gone`` for removed values."""
         found: dict[str, str] = {}
         for (table, key), record in self._written.items():
             before = _leaves(self.base.get(table, {}).get(key), f"{table}/{key}")
@@ -61,12 +65,15 @@ class Tables:
         return dict(sorted(found.items()))
 
     def digest(self) -> str:
-        """A digest of all that has changed: the same in whatever order it was, whatever was changed back."""
+        """Return a digest over the changes.
+
+        The digest does not depend on the order of writes, nor on changes that were undone.
+        """
         return hashlib.sha256(json.dumps(self.changes()).encode()).hexdigest()
 
 
 def _leaves(value: object, path: str) -> dict[str, str]:
-    """The values of nested tables by path; a list is one value, and so is a table with nothing in it."""
+    """Return the leaf values in nested tables by path. A list or an empty table is a single value."""
     if value is None:
         return {}
     if isinstance(value, Mapping) and value:
@@ -79,8 +86,10 @@ def _leaves_or_none(value: object, path: str) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with numbers as money is counted: to the cent, and 3.0 as 3. What has too many digits to be written is
-    in hexadecimal, which has no limit."""
+    """Convert numbers to a canonical form: rounded to cents, with 3.0 as 3.
+
+    Integers beyond 2⁶³ are written in hexadecimal, because Python limits the digits of decimal conversions.
+    """
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Tools over a database: those that read and those that write, what they refuse, and who used which."""
+"""Tools over a database: reads, writes, refusals and a record of calls."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 
 class Error(ValueError):
-    """What a tool refuses, in words for the agent, who reads ``Error: …``."""
+    """Refusal from a tool, with a message for the agent (``Error: …``)."""
 
 
-Error.__module__ = "builtins"  # so that an agent is told "Error: …", and not where the class is defined
+Error.__module__ = "builtins"  # the agent then sees "Error: …" without a module path
 
 
 def writes(method: Method) -> Method:
-    """Marks a method as a tool that changes something."""
+    """Mark a method as a tool that writes."""
     setattr(method, WRITES, True)
     return tool(method)
 
 
 class Toolbox:
-    """Base of worlds: methods that are marked with ``@tool`` or ``@writes`` are what agents may call.
+    """Base class for worlds; agents may call methods marked with ``@tool`` or ``@writes``.
 
     Args:
-        tables: of the episode.
-        strict: whether tools hold to the rules of the house themselves; else they note that one is broken, and go on.
+        tables: tables of the episode.
+        strict: True to let tools enforce the policy rules. False to record violations and continue.
     """
 
     def __init__(self, tables: Tables, strict: bool = True) -> None:
         self.tables, self.strict = tables, strict
-        self.broken: list[str] = []  # rules
+        self.broken: list[str] = []  # violated rules
 
     def _must(self, holds: bool, words: str) -> None:
-        """Something without which the call makes no sense."""
+        """Raise an error if a call makes no sense."""
         if not holds:
             raise Error(words)
 
     def _rule(self, holds: bool, words: str) -> None:
-        """A rule of the house, which a strict toolbox holds to."""
+        """Record a violated policy rule; raise an error if strict."""
         if holds:
             return
         self.broken.append(words)
@@ -55,7 +55,7 @@ class Toolbox:
             raise Error(words)
 
     def _state(self, holds: bool, words: str) -> None:
-        """A rule of the house that the tools hold to in any case."""
+        """Record a violated policy rule and raise an error, strict or not."""
         if not holds:
             self.broken.append(words)
             raise Error(words)
@@ -71,14 +71,14 @@ class Toolbox:
 
 
 class States(Protocol):
-    """What a checker asks of a world: what is otherwise than at first, as canonical text by path."""
+    """World state for a checker: changes since the start, as canonical text by path."""
 
     def changes(self) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool as it was made."""
+    """Record of a tool call."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -86,32 +86,32 @@ class Call:
 
 
 def writing(toolbox: type) -> frozenset[str]:
-    """The names of the tools that write."""
+    """Return the names of tools that write."""
     return frozenset(name for name in dir(toolbox) if hasattr(getattr(toolbox, name), WRITES))
 
 
 def offered(toolbox: type) -> tuple[str, ...]:
-    """The names of all tools."""
+    """Return the names of every tool."""
     return tuple(sorted(name for name in dir(toolbox) if hasattr(getattr(toolbox, name), OFFERED)))
 
 
 class Ledger:
-    """A toolbox as one episode uses it: every call is noted; what writes may be called once the user has agreed.
+    """Toolbox for a single episode; records every call, and allows writes only after the user's agreement.
 
-    Its attributes are the toolbox's tools.
+    The attributes of this object are the toolbox's tools.
 
     Args:
-        toolbox: whose methods are the tools.
-        agreed: whether the user has agreed.
-        last: names of the tools that end the conversation: after one of them nothing can be called.
+        toolbox: object whose methods are the tools.
+        agreed: function that returns True if the user has agreed.
+        last: names of tools that end the conversation; later calls raise an error.
     """
 
     def __init__(self, toolbox: Any, agreed: Callable[[], bool], last: Sequence[str] = ()) -> None:
         self._toolbox, self._agreed, self._last = toolbox, agreed, last
         self._writing = writing(type(toolbox))
         self.calls: list[Call] = []
-        self.unasked = 0  # calls that would have written without the user's agreement
-        self.ended = False  # by a tool
+        self.unasked = 0  # write calls without the user's agreement
+        self.ended = False  # True after a tool ended the conversation
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         return partial(self._call, name, getattr(self._toolbox, name))
@@ -133,8 +133,10 @@ class Ledger:
 
 
 def run(toolbox: object, calls: Sequence[Sequence[Any]]) -> None:
-    """Make reference calls ``[name, arguments]`` of tools that write; those that are refused leave nothing, as when an
-    agent makes them. Arguments that are called ``*0``, ``*1``, … have a place and no name."""
+    """Apply reference calls ``[name, arguments]`` to a toolbox; calls of read-only tools are skipped.
+
+    A refused call leaves no effect, as in an agent's episode. Arguments named ``*0``, ``*1``, … are positional.
+    """
     known = writing(type(toolbox))
     for name, arguments in calls:
         if name in known:

@@ -1,4 +1,4 @@
-"""Users who are simulated: by a script, from a list of messages, or by an agent of the team."""
+"""Simulated users: by script or from a list of messages, and prompts for agents that play a user."""
 
 from __future__ import annotations
 
@@ -8,42 +8,45 @@ from typing import Any, Protocol
 from marft_envs.tool_use.goals import Goal, Identity
 from marft_envs.tool_use.slots import SAID, asked_for, is_done, is_refusal, more_is_offered, names_all, sentences
 
-STOP = "###STOP###"  # at the end of what a user says last
-TRANSFER, OUT_OF_SCOPE = "###TRANSFER###", "###OUT-OF-SCOPE###"  # by which a user of τ²-bench ends it, too
+STOP = "###STOP###"  # marker at the end of the user's last message
+# further markers with which a user of τ²-bench ends a conversation
+TRANSFER, OUT_OF_SCOPE = "###TRANSFER###", "###OUT-OF-SCOPE###"
 PATIENCE = 2
 
 
 class User(Protocol):
-    """Who talks to the team."""
+    """Interface for simulated users."""
 
     def opening(self) -> str:
-        """The first message."""
+        """Return the first message."""
         ...
 
     def answer(self, said: str) -> str:
-        """The answer to what the team said; it ends with ``STOP`` where it is the last."""
+        """Return the reply to the team's message; the last reply ends with ``STOP``."""
         ...
 
     @property
     def agreed(self) -> bool:
-        """Whether the last message agrees to what the team would do."""
+        """Return True if the last message agrees to the team's offer."""
         ...
 
     @property
     def served(self) -> bool:
-        """Whether it has not given up."""
+        """Return True if the user has not given up."""
         ...
 
 
 class Scripted:
-    """A user who says what it wants, answers what it is asked, agrees to what it wanted and to nothing else, and says
-    what is still missing, a few times. The same words get the same answers.
+    """User that follows fixed rules.
+
+    The user states its goals and answers questions. It agrees only to offers that match a goal. It repeats unfinished
+    goals, up to ``patience`` times. The same messages always get the same replies.
 
     Args:
-        identity: who it is.
-        goals: what it wants.
-        batches: which of the goals it comes to at once, in order.
-        patience: how often it says the same again before it gives up.
+        identity: identity of the user.
+        goals: goals of the user.
+        batches: indices of the goals that are stated together, in order.
+        patience: maximum number of repeated requests before the user gives up.
     """
 
     def __init__(
@@ -59,21 +62,21 @@ class Scripted:
 
     @property
     def agreed(self) -> bool:
-        """Whether it has just said yes."""
+        """Return True if the last reply was an agreement."""
         return self._agreed
 
     @property
     def served(self) -> bool:
-        """Whether all that it wanted was done, or it has heard why not."""
+        """Return True if the user has not run out of patience."""
         return self.left >= 0
 
     def opening(self) -> str:
-        """Who it is, where it says that, and what it wants first."""
+        """Return the first message: identity, if stated, and first goals."""
         self._said = " ".join(filter(None, [self.identity.says, self._wishes(self.batches[0])]))
         return self._said
 
     def answer(self, said: str) -> str:
-        """What it says to that."""
+        """Return the reply to a message."""
         answer = self._answer(said)
         self._said += f"\n{answer}"
         return answer
@@ -99,7 +102,7 @@ class Scripted:
         return self._next(said)
 
     def _settled(self, here: Sequence[int], text: str) -> None:
-        """Goals are over of which it hears that they cannot be, and questions that are answered."""
+        """Mark refused goals and answered questions as finished."""
         for sentence in sentences(text):
             named = {index for index in here if names_all(sentence, self.goals[index].keys)}
             if is_refusal(sentence):
@@ -112,7 +115,7 @@ class Scripted:
         return [index for index in left if names_all(text, self.goals[index].keys)]
 
     def _reported(self, here: Sequence[int], text: str) -> None:
-        """Goals are over that it agreed to, and those of which it is told that they are done."""
+        """Mark goals as finished if the user agreed to them or the message reports them as done."""
         for index in here:
             if index in self.confirmed or (is_done(text) and names_all(text, self.goals[index].keys)):
                 self.over.add(index)
@@ -131,7 +134,7 @@ class Scripted:
         return " ".join(self.goals[index].says for index in indexes)
 
     def _facts(self, slot: str, here: Sequence[int]) -> list[str]:
-        """What it knows for a slot; several where it has several goals."""
+        """Return the known facts for a slot; several if several goals have the slot."""
         known = [self.identity.facts.get(slot, ""), *(self.goals[index].facts.get(slot, "") for index in here)]
         return list(dict.fromkeys(filter(None, known)))
 
@@ -140,35 +143,35 @@ class Scripted:
 
 
 class Messages:
-    """A user who says one message after another, whatever it is answered."""
+    """User that sends a fixed list of messages, independent of the replies."""
 
-    agreed = True  # it asks for nothing twice
-    served = True  # and goes on in any case
+    agreed = True  # never waits for agreement
+    served = True  # never gives up
 
     def __init__(self, messages: Sequence[str]) -> None:
         self._left = list(messages)
 
     def opening(self) -> str:
-        """The first message."""
+        """Return the first message."""
         return self._left.pop(0)
 
     def answer(self, said: str) -> str:  # noqa: ARG002
-        """The next one."""
+        """Return the next message; ``STOP`` after the last."""
         return self._left.pop(0) if self._left else STOP
 
 
 def scripted(data: Mapping[str, Any], patience: int) -> Scripted:
-    """The user of a task that was drawn."""
+    """Create the scripted user for a generated task."""
     goals = [Goal(**goal) for goal in data["goals"]]
     return Scripted(Identity(**data["identity"]), goals, data["batches"], patience)
 
 
 def brief(words: str, endings: Sequence[str]) -> str:
-    """What whoever plays the user of a published task is told: the task's words, and how a user behaves.
+    """Return the prompt for an agent that plays the user in a published task.
 
     Args:
-        words: of the task.
-        endings: what may end the conversation; ``STOP`` is one.
+        words: instruction of the task.
+        endings: markers that may end the conversation, including ``STOP``.
     """
     lines = [
         words,
@@ -186,7 +189,7 @@ def brief(words: str, endings: Sequence[str]) -> str:
 
 
 def instruction(data: Mapping[str, Any]) -> str:
-    """What whoever plays the user of a task that was drawn is told."""
+    """Return the prompt for an agent that plays the user in a generated task."""
     goals, identity = [Goal(**goal) for goal in data["goals"]], Identity(**data["identity"])
     lines = ["You are a customer, and talk to a service."]
     lines += [SAID[slot].format(fact) for slot, fact in identity.facts.items()]

@@ -1,4 +1,4 @@
-"""The worlds that ship, by name."""
+"""Bundled service worlds by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin ``toolsandbox``: Apple's scenarios of a phone's tools, in a process on a Python of their own."""
+"""Plugin ``toolsandbox``: Apple's phone-tool scenarios, in a process on a separate Python."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from marft_envs.apart.process import Apart, EnvironmentApartError
 from marft_envs.toolsandbox.related import related
 from marft_envs.toolsandbox.session import USER, Talk
 
-MESSAGES = 30  # of a conversation, in the package; each step of a team is at least one
-ALONE = "multiple_user_turn"  # the category of what a user who says one thing cannot be served with
+MESSAGES = 30  # maximum messages in a conversation of the package; each step of the team adds at least one
+ALONE = "multiple_user_turn"  # category of scenarios that need several user messages
 
 
 class ToolSandbox(ApartPart):
-    """Scenarios of ToolSandbox: tools over the state of a phone, some of which need another one first, a user, and
-    milestones that say how much of what was asked has come about. A step is what the team says: calls, or words to the
-    user."""
+    """ToolSandbox scenarios: tools on the state of a phone, a user, and milestones.
+
+    Some tools depend on others. The milestones measure how much of the request was fulfilled. A step is the team's
+    text: tool calls, or a message to the user.
+    """
 
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     installs: ClassVar[str] = (
@@ -30,27 +32,33 @@ class ToolSandbox(ApartPart):
         '~/toolsandbox/bin/pip install ./ToolSandbox  and then python = "~/toolsandbox/bin/python"'
     )
 
-    # leaves: who has said what it wants, and is gone once it is told something; agent: an agent whose role is user
+    # kind of user; leaves: gives all information at the start, and a message to it ends the conversation; agent: an
+    # agent with the role user
     user: Literal["leaves", "agent"] = "leaves"
-    serves: Names = ("agent",)  # roles that serve a user who is an agent, in the order in which they act
-    categories: Names = ()  # of the package's, such as state_dependency: scenarios that are in all of these; (): any
-    leave_out: Names = ()  # categories whose scenarios are left out
-    web: bool = False  # also scenarios whose tools ask RapidAPI, with the key in RAPID_API_KEY
-    limit: CountOrNone = 0  # scenarios of each split; 0: all
-    solved_from: Bounded = 0.9  # the similarity from which on a scenario counts as solved
+    serves: Names = ("agent",)  # roles that serve an agent as user, in their order of action
+    # categories of the package, such as state_dependency; a scenario must be in all of them; (): no condition
+    categories: Names = ()
+    leave_out: Names = ()  # excluded categories
+    web: bool = False  # include scenarios whose tools call RapidAPI, with the key in RAPID_API_KEY
+    limit: CountOrNone = 0  # maximum scenarios per split; 0: no limit
+    solved_from: Bounded = 0.9  # minimum similarity for success
 
     @property
     def says_whose_turn(self) -> bool:  # type: ignore[override]
-        """Where an agent plays the user, it acts when it is told something, and the others otherwise."""
+        """True if an agent plays the user; the user acts when addressed, and the other agents act otherwise."""
         return self.user == "agent"
 
     @property
     def episode_limit(self) -> int:
-        """As many steps as a conversation has messages, at most."""
+        """Maximum steps in an episode: the maximum messages in a conversation."""
         return MESSAGES
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """A user who is an agent must be there, as must those who serve it; another one must not."""
+        """Yield an error for each missing or superfluous role.
+
+        With an agent as user, the user's role and the serving roles must exist. With a user that leaves, no agent
+        may have the user's role.
+        """
         if self.user == "leaves" and USER in roles:
             yield f"environment.user: it leaves, and an agent's role is {USER!r}; rename it, or take 'agent'"
         if self.user != "agent":
@@ -65,15 +73,20 @@ class ToolSandbox(ApartPart):
 
     @cached_property
     def _apart(self) -> Apart:
-        given = {"web": self.web, "seconds": self.timeout_seconds / (2 if self.web else 8)}  # all wait for one call
+        # timeout of one tool call, in seconds: a fraction of the request timeout, because all episodes wait for the
+        # call
+        given = {"web": self.web, "seconds": self.timeout_seconds / (2 if self.web else 8)}
         return Apart("toolsandbox", at_home(self.python), given, self.timeout_seconds)
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
-        """A fifth of what is asked is the test, and a fifth validates; scenarios that vary one another are together."""
+        """Tasks by split: a fifth of the requests is for test, and a fifth for validation.
+
+        Variations of a scenario stay in one split.
+        """
         rows = self._rows
         groups = related([_kin(row) for row in rows])
-        splits = dealt(groups)  # whatever of them is wanted
+        splits = dealt(groups)  # dealt before filtering, so filters do not move scenarios to other splits
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
         for row, group in zip(rows, groups, strict=True):
             if self._is_wanted(row):
@@ -99,14 +112,18 @@ class ToolSandbox(ApartPart):
         return categories >= set(self.categories) and not categories & set(self.leave_out)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Scenarios of a split."""
+        """Return a split's scenarios.
+
+        Raises:
+            ValueError: the process failed, or a category is unknown.
+        """
         try:
             return self._splits[split]
         except EnvironmentApartError as error:
             raise ValueError(f"environment: ToolSandbox on {self.python}: {error}") from error
 
     def start(self, task: Task, seed: int) -> Talk:
-        """A conversation; ``seed`` makes the identifiers of what is added."""
+        """Start a conversation; ``seed`` decides the ids of added records."""
         serves = self.serves if self.user == "agent" else ()
         return Talk(self._apart, task.id, seed, serves, self.solved_from, self.timeout_seconds)
 
@@ -116,5 +133,5 @@ def _asked(row: Mapping[str, Any]) -> str:
 
 
 def _kin(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What makes it one with others: what is varied, how it begins, or what is wanted."""
+    """Return the keys that relate scenarios: their base, their first messages, and the user's goal."""
     return f"of {row['base']}", f"asks {bare(_asked(row))}", f"wants {bare(row['wants'])}"

@@ -1,4 +1,4 @@
-"""Tasks that have something in common, through others too, belong in one split."""
+"""Groups of related tasks, for splits without overlap."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 
 def related(marks: Sequence[Sequence[str]]) -> list[str]:
-    """The group of each task: the least mark of any task that it is related to. Two are related that have a mark in
-    common, or are related to the same one.
+    """Return each task's group: the smallest mark among its related tasks.
+
+    Two tasks are related if they share a mark, or if both are related to a third task.
 
     Args:
-        marks: of each task, at least one.
+        marks: marks of each task, at least one.
 
     >>> related([["of a", "asks 1"], ["of b", "asks 1"], ["of c", "asks 2"]])
     ['asks 1', 'asks 1', 'asks 2']
@@ -18,6 +19,7 @@ def related(marks: Sequence[Sequence[str]]) -> list[str]:
     above: dict[str, str] = {}
 
     def top(mark: str) -> str:
+        """Return the root of a mark, with path compression."""
         while (over := above.setdefault(mark, mark)) != mark:
             above[mark] = above[over]
             mark = over

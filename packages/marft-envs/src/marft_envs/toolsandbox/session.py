@@ -1,4 +1,4 @@
-"""One conversation with ToolSandbox's phone, from the side of the team."""
+"""The team's side in a ToolSandbox conversation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from marft_envs.apart.process import Apart, EnvironmentApartError, number_in
 from marft_envs.apart.words import TOOLS, described, measures
 
 USER = "user"  # role of the agent that plays the user
-ENDS = "end_conversation"  # what a user says, as the package tells it to, to end the conversation
+ENDS = "end_conversation"  # text with which a user ends the conversation, as instructed by the package
 SPEAKERS = {"user": "User: ", "agent": "Agent: ", "execution_environment": "Tool: "}
-NUMBERS = count()  # of episodes in this process
+NUMBERS = count()  # episode counter of this process
 
 
 class Talk:
     """One scenario.
 
     Args:
-        serves: roles that serve a user who is an agent; (): the user leaves once it is told something.
-        solved_from: the similarity from which on it counts as solved.
-        patience: seconds that the process may take to answer.
+        apart: the environment process.
+        name: name of the scenario.
+        seed: seed of the scenario.
+        serves: roles that serve an agent as user; () for a user that leaves after the first message to it.
+        solved_from: minimum similarity for success.
+        patience: timeout of a request, in seconds.
     """
 
     def __init__(
@@ -33,11 +36,11 @@ class Talk:
         self.key = f"{next(NUMBERS)}"
         self.turn = "agent"
         self._brief = ""
-        self._missed: dict[str, str] = {}  # by role: what the agent has told the user, of which it has not heard
+        self._missed: dict[str, str] = {}  # by role: the agent's last message to the user, not yet shown to the role
         self._running: Any = None
 
     async def reset(self) -> Observation:
-        """What the user wants, and the tools that there are."""
+        """Start the scenario and return the user's request and the available tools."""
         self._running = self.apart.current()
         shown = await self._ask({"do": "begin", "name": self.name, "seed": self.seed})
         self._brief = str(shown.get("brief", ""))
@@ -45,7 +48,7 @@ class Talk:
         return self._observed(shown, TOOLS.format(tools) if tools else "")
 
     async def step(self, actions: JointAction) -> Step:
-        """Take calls of the team, or what it says to the user; or what the user says."""
+        """Send the team's calls or message to the process, or the user's message."""
         said = actions.of(USER) if self.turn == "user" else actions.answer
         text = said.message if said else ""
         ends = self.turn == "user" and ENDS in text
@@ -63,7 +66,7 @@ class Talk:
         return Step(Observation(observation.text, views, observation.turn), 0.0)
 
     async def close(self) -> None:
-        """Nobody asks for it any more."""
+        """Drop the conversation in the process."""
         if self._running is not None:
             self._running.forget({"do": "drop", "episode": self.key})
 

@@ -1,1 +1,1 @@
-"""Environments of ``verifiers`` in a Python of their own: their rollouts and rubrics run there, and ask the team."""
+"""Environments from ``verifiers`` on a separate Python, where their rollouts and rubrics run."""

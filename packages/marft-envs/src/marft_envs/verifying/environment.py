@@ -1,4 +1,4 @@
-"""The plugin ``verifiers``: environments of Prime Intellect's package, in a Python environment of their own."""
+"""Plugin ``verifiers``: environments from Prime Intellect's package, on a separate Python."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from marft_envs.apart.part import ApartPart, at_home
 from marft_envs.apart.process import Apart, EnvironmentApartError, number_in
 from marft_envs.apart.words import TOOLS, described, measures, told
 
-NUMBERS = count()  # of episodes in this process
+NUMBERS = count()  # episode counter of this process
 
 
 class Verifiers(ApartPart):
-    """An environment of ``verifiers``, which runs on a Python of its own: it wants other versions of libraries. Its
-    rollout asks the team where it asks a model, in as many turns as it has, and its rubric scores what comes of it."""
+    """An environment from ``verifiers``, on a separate Python because it needs other library versions.
+
+    The environment's rollout sends its model requests to the team, over any number of turns. Its rubric scores the
+    result.
+    """
 
     installs: ClassVar[str] = (
         "python -m venv ~/verifiers && ~/verifiers/bin/pip install verifiers  and what the environment is in, then "
         'python = "~/verifiers/bin/python"'
     )
 
-    id: Filled  # as load_environment takes it, or of a task set
-    args: Plain = {}  # that it is loaded with
-    shows: Literal["new", "all"] = "new"  # of later turns: what is new, or the whole conversation
-    limit: CountOrNone = 0  # tasks of each split; 0: all
-    solved_from: Bounded = 1.0  # the reward from which on a task is solved
+    id: Filled  # environment id for load_environment, or the id of a task set
+    args: Plain = {}  # arguments for loading the environment
+    # messages in observations after the first; new: new messages only; all: the whole conversation
+    shows: Literal["new", "all"] = "new"
+    limit: CountOrNone = 0  # maximum tasks per split; 0: no limit
+    solved_from: Bounded = 1.0  # minimum reward for success
 
     @cached_property
     def _apart(self) -> Apart:
@@ -42,10 +46,15 @@ class Verifiers(ApartPart):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
-        """Its own held-out rows are the test; without them, and for validation, what a row asks decides."""
+        """Tasks by split.
+
+        The environment's held-out rows are the test split. Without them, and for validation, the content of a row
+        decides its split.
+        """
         rows, seen = self._rows, set[str]()
         own = any(held_out for held_out, _, _ in rows)
-        alike = len({told(row["messages"]) for _, _, row in rows}) == 1  # all begin alike: what is asked is not shown
+        # all prompts are equal, so the question is not in the prompt
+        alike = len({told(row["messages"]) for _, _, row in rows}) == 1
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
         for held_out, index, row in rows:
             prompt = told(row["messages"])
@@ -62,7 +71,7 @@ class Verifiers(ApartPart):
 
     @property
     def _rows(self) -> list[tuple[bool, int, Mapping[str, Any]]]:
-        """All rows, held-out ones first: whether each is one, its number among its like, and what it says."""
+        """All rows, held-out rows first: held-out flag, index in its list, and content."""
         running, found = self._apart.current(), list[tuple[bool, int, Mapping[str, Any]]]()
         for held_out in (True, False):
             rows = running.ask({"do": "rows", "held_out": held_out}, self.timeout_seconds).get("rows")
@@ -72,28 +81,33 @@ class Verifiers(ApartPart):
         return found
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Rows of a split; no prompt is in two, unless all have the same."""
+        """Return the tasks of a split; no prompt is in two splits, unless all prompts are equal.
+
+        Raises:
+            ValueError: the process failed or the environment did not load.
+        """
         try:
             return self._splits[split]
         except EnvironmentApartError as error:
             raise ValueError(f"environment.id: {self.id!r} on {self.python}: {error}") from error
 
-    def start(self, task: Task, seed: int) -> Rollout:  # noqa: ARG002  nothing here is random
-        """A rollout."""
+    def start(self, task: Task, seed: int) -> Rollout:  # noqa: ARG002  the package has no seed
+        """Start a rollout."""
         return Rollout(self, self._apart, task)
 
 
 class Rollout:
-    """One rollout of an environment, from the side of the team."""
+    """Team side of one rollout."""
 
     def __init__(self, settings: Verifiers, apart: Apart, task: Task) -> None:
         self.settings, self.apart, self.task = settings, apart, task
         self.key = f"{next(NUMBERS)}"
         self._running: Any = None
-        self._known = 0  # messages that were shown before
+        self._known = 0  # number of messages already shown
         self._done: Mapping[str, Any] | None = None
 
     async def reset(self) -> Observation:
+        """Start the rollout and return its first request."""
         self._running = self.apart.current()
         data = self.task.data
         shown = await self._ask({"do": "begin", "held_out": data["held_out"], "row": data["row"]})
@@ -102,8 +116,8 @@ class Rollout:
         return self._observed(shown)
 
     async def step(self, actions: JointAction) -> Step:
-        """Give the rollout what the team says, where it waits for its model."""
-        said = actions.answer  # whose thoughts the package's own parsers look for
+        """Send the team's text to the rollout, as its model's reply."""
+        said = actions.answer  # including its reasoning, because the package's own parsers look for it
         text = said.text if said and not said.only_thought else ""
         shown = await self._ask({"do": "say", "text": text})
         if "done" not in shown:
@@ -118,6 +132,7 @@ class Rollout:
         )  # fmt: skip
 
     async def close(self) -> None:
+        """Drop the rollout in the process."""
         if self._running is not None:
             self._running.forget({"do": "drop", "episode": self.key})
 
@@ -133,7 +148,7 @@ class Rollout:
             raise EnvironmentApartError(f"verifiers gave {messages!r:.100}, which are no messages")
         new = messages[self._known :] if self.settings.shows == "new" else messages
         first = not self._known
-        self._known = len(messages) + 1  # what the team says next is one of them
+        self._known = len(messages) + 1  # counts the team's next message too
         tools = "\n".join(map(described, shown.get("tools") or ()))
         text = told(new)
         return Observation(f"{text}\n\n{TOOLS.format(tools)}" if tools and first else text)

@@ -1,1 +1,1 @@
-"""Finding what is wrong with an environment: it is loaded, played by several players, and what was seen is judged."""
+"""Environment checks: load the tasks, play episodes with several players, and judge the results."""

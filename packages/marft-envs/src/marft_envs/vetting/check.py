@@ -1,4 +1,4 @@
-"""All checks of an environment, in the order in which they are told."""
+"""Registry with every environment check, in report order, and runners for checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USUAL = Limits()
 
 
 class Check(NamedTuple):
-    """A function of what was seen; most need episodes for it."""
+    """Check function on the collected evidence. Most checks need playable episodes."""
 
     judge: Callable[[Evidence], Iterable[Finding]]
     needs_episodes: bool = True
@@ -55,10 +55,12 @@ CHECKS: Mapping[str, Check] = {
 
 
 def check(subject: Subject, limits: Limits = USUAL, advance: Advance = lambda: None) -> Report:
-    """Look at an environment from all sides.
+    """Run every check on an environment.
 
     Args:
-        advance: is told of each episode that was played.
+        subject: environment with its team.
+        limits: limits of the checks.
+        advance: function called after each episode.
     """
     began = time.perf_counter()
     evidence = _apart(gather(subject, limits, advance))
@@ -66,7 +68,12 @@ def check(subject: Subject, limits: Limits = USUAL, advance: Advance = lambda: N
 
 
 def report(evidence: Evidence, seconds: float = 0.0) -> Report:
-    """What all checks say of what was seen."""
+    """Build a report from the evidence.
+
+    Args:
+        evidence: collected evidence.
+        seconds: time that its collection took, in seconds.
+    """
     verdicts = tuple(_verdict(name, one, evidence) for name, one in CHECKS.items())
     took = speed.seconds_of(evidence)
     numbers = {"tasks": float(len(evidence.loaded.everything)), "load_seconds": evidence.loaded.seconds}
@@ -89,10 +96,10 @@ def _verdict(name: str, check: Check, evidence: Evidence) -> Verdict:
 
 
 def _apart(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What comes of a coroutine, on a thread of its own: whoever asks may have an event loop already.
+    """Run a coroutine in a new thread and return its result. The caller may already have an event loop.
 
     Raises:
-        BaseException: what it raised.
+        BaseException: the coroutine raised it.
     """
     came: list[T] = []
     failed: list[BaseException] = []
@@ -106,7 +113,7 @@ def _apart(coroutine: Coroutine[Any, Any, T]) -> T:
     thread = threading.Thread(target=run, name="marft-vetting", daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(0.1)  # Ctrl-C is heard in between
+        thread.join(0.1)  # the short timeout lets Ctrl-C interrupt the wait
     if failed:
         raise failed[0]
     return came[0]

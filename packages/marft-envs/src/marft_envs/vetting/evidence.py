@@ -1,4 +1,4 @@
-"""All that is done with an environment to find out about it; judging it comes after."""
+"""Collection of evidence on an environment. Checks judge it later."""
 
 from __future__ import annotations
 
@@ -40,26 +40,31 @@ from marft_envs.vetting.watching import heard
 
 SKILLS = (1.0, 0.5)
 ODD_TASKS = 1
-MOST_HUNG = 2  # episodes, after which nobody else plays: each takes as long as a call may
+MOST_HUNG = 2  # maximum hung episodes: each takes a full call timeout
 Advance = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What was seen of an environment.
+    """Evidence on an environment.
 
     Args:
-        plays: one episode for each task that is played and each player.
-        calm: those of them that can be played again: nothing hung, and the script said all that it was asked for.
-        again: the same, action by action, after all of them.
-        reseeded: the same, with other numbers from the generators that a process shares.
-        together: the same, all at a time.
-        odd: episodes in which something odd is said.
-        fresh: what two fresh processes found; or why none was asked.
-        outside: what sessions asked of the world, in words.
-        left: what became more with each round of the same episodes.
+        subject: environment with its team.
+        limits: limits of the checks.
+        loaded: loaded tasks.
+        profiles: profiles of the team.
+        plays: one episode per played task and player.
+        calm: repeatable episodes among ``plays``: no call hung, and the script returned every reply.
+        again: repetitions of ``calm``, with the same actions, after all of them.
+        reseeded: repetitions of ``calm`` with other seeds of the global random generators.
+        together: concurrent repetitions of ``calm``.
+        odd: episodes with odd outputs.
+        fresh: results of two new processes, or the reason why none ran.
+        outside: descriptions of external access by sessions.
+        left: resources that grew with each round of the same episodes.
         writers: reward terms that write into the data of tasks, with those tasks.
-        scripted: whether the environment has a script of its own.
+        scripted: True if the environment has its own scripted policy.
+        most_steps: maximum steps per episode.
     """
 
     subject: Subject
@@ -81,15 +86,17 @@ class Evidence:
 
     @property
     def played(self) -> list[Play]:
-        """Episodes that could be played as they were meant, first attempts alone."""
+        """Return the valid episodes among the first attempts."""
         return [play for play in self.plays if play.whole]
 
 
 async def gather(subject: Subject, limits: Limits, advance: Advance = lambda: None) -> Evidence:
-    """Load, play, play again.
+    """Load the tasks, play episodes, and repeat them.
 
     Args:
-        advance: is told of each episode.
+        subject: environment with its team.
+        limits: limits of the checks.
+        advance: function called after each episode.
     """
     loaded = load(subject.environment)
     tasks = _chosen(loaded, limits)
@@ -99,7 +106,7 @@ async def gather(subject: Subject, limits: Limits, advance: Advance = lambda: No
     with _shared_numbers_kept(), heard() as outside:
         try:
             if stage.guessed:
-                for split, task in tasks:  # the first observations say who there is
+                for split, task in tasks:  # the first observations name the roles
                     await stage.play(task, split, _seed(task), "nobody", silent, reseeded(0), most_steps=0)
             return await _seen(stage, loaded, tasks, outside, advance)
         finally:
@@ -160,7 +167,7 @@ async def _again(stage: Stage, play: Play, before: Before, advance: Advance, gat
 
 
 def _chosen(loaded: Loaded, limits: Limits) -> list[tuple[Split, Task]]:
-    """Tasks of each split, from its beginning to its end."""
+    """Return tasks from each split, evenly spaced."""
     found: list[tuple[Split, Task]] = []
     for split, tasks in loaded.tasks.items():
         most = limits.tasks if split == "train" else limits.held_out_tasks
@@ -178,7 +185,7 @@ def _seed(task: Task) -> int:
 
 
 def _players(stage: Stage, task: Task, scripts: Mapping[float, Script | None]) -> Iterator[tuple[str, Player]]:
-    """Everybody who plays a task, by name."""
+    """Yield the players for a task, by name."""
     seed = _seed(task)
     tools = tuple(stage.tools.tools) if stage.tools else ()
     for skill, script in scripts.items():
@@ -194,7 +201,7 @@ def _players(stage: Stage, task: Task, scripts: Mapping[float, Script | None]) -
 
 
 async def _odd(stage: Stage, tasks: Sequence[tuple[Split, Task]], advance: Advance) -> AsyncIterator[Play]:
-    """Episodes in which something is said that no model should say."""
+    """Yield episodes with outputs that a model should not give."""
     cast: dict[str, Player] = {name: saying([text]) for name, text in ODD.items()}
     cast["a team that says nothing"] = silent
     for call in [call for tool in (stage.tools.tools if stage.tools else ()) for call in odd.calls_of(tool)]:
@@ -216,7 +223,7 @@ def _using(call: ToolCall) -> Player:
 
 @contextmanager
 def _shared_numbers_kept() -> Iterator[None]:
-    """Whoever asks gets the generators that a process shares back as they were."""
+    """Restore the global random generators at the end."""
     kept, arrays = random.getstate(), np.random.get_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What was found of an environment, check by check."""
+"""Findings, verdicts and reports from environment checks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ WORST: Sequence[Grade] = ("pass", "skipped", "warning", "failure")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check has found.
+    """Finding from a check.
 
     >>> Finding("failure", "tasks 1 and 7 have the same id", "give each task its own").grade
     'failure'
+
+    Args:
+        grade: severity.
+        cause: description of the problem.
+        remedy: suggested fix; "" if none.
     """
 
     grade: Grade
@@ -27,26 +32,28 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one check says: nothing was found, or what was."""
+    """Verdict from a check: its findings; empty if it passed."""
 
     check: str
-    about: str  # what passes
+    about: str  # condition that passes the check
     findings: tuple[Finding, ...] = ()
 
     @property
     def grade(self) -> Grade:
-        """That of the worst finding."""
+        """Return the grade of the worst finding."""
         return max((one.grade for one in self.findings), key=WORST.index, default="pass")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What all checks say of an environment.
+    """Report on an environment.
 
     Args:
-        environment: its name.
-        episodes: how many were played.
-        numbers: what was measured, in seconds, characters and counts.
+        environment: name of the environment.
+        verdicts: verdicts in report order.
+        episodes: number of played episodes.
+        seconds: duration of all checks, in seconds.
+        numbers: measurements: number of tasks, and times in seconds.
     """
 
     environment: str
@@ -57,16 +64,16 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed; warnings may be."""
+        """Return True if no check failed. Warnings are allowed."""
         return not self.of("failure")
 
     def of(self, grade: Grade) -> list[str]:
-        """Names of the checks with this grade."""
+        """Return the names of checks with this grade."""
         return [verdict.check for verdict in self.verdicts if verdict.grade == grade]
 
     @property
     def in_short(self) -> str:
-        """One line: how many checks there were, and which have found something."""
+        """Return a summary line: number of checks, and checks with findings."""
         graded = (("failed", self.of("failure")), ("warned", self.of("warning")))
         found = [f"{len(names)} {word} ({', '.join(names)})" for word, names in graded if names]
         return (
@@ -75,7 +82,7 @@ class Report:
         )
 
     def __str__(self) -> str:
-        """What was found, with remedies, and all of it in short."""
+        """Return findings with remedies, and the summary."""
         found = [
             f"{verdict.check}: {finding.grade}: {finding.cause}" + (f"\n  → {finding.remedy}" if finding.remedy else "")
             for verdict in self.verdicts
@@ -85,7 +92,7 @@ class Report:
         return "\n".join([*found, self.in_short])
 
     def table(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         verdicts = [
             {"check": v.check, "grade": v.grade, "findings": list(map(asdict, v.findings))} for v in self.verdicts
         ]
@@ -96,7 +103,7 @@ class Report:
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
-    """The first of many things, and how many more there are.
+    """List the first names, and count the rest.
 
     >>> some(["a", "b", "c", "d"], 2)
     'a, b and 2 more'

@@ -1,4 +1,4 @@
-"""The same tasks and episodes in a process that has done nothing before, with hashes of its own."""
+"""Repetition of tasks and episodes in new processes with different hash seeds."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from marft_envs.vetting.plays import Play, Said
 from marft_envs.vetting.stage import Stage, reseeded
 from marft_envs.vetting.subject import Subject, of_table
 
-HASHES = ("1", "2")  # PYTHONHASHSEED of each process
-MOST_PLAYED = 12  # episodes
+HASHES = ("1", "2")  # PYTHONHASHSEED per process
+MOST_PLAYED = 12  # maximum repeated episodes
 SECONDS = 300.0
 START = """\
 import json, sys
@@ -36,11 +36,11 @@ main(sys.argv[2])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fresh:
-    """What one process found.
+    """Results from a new process.
 
     Args:
-        tasks: by split, written.
-        outcomes: of the episodes, in order.
+        tasks: serialized tasks by split.
+        outcomes: outcomes of the episodes, in order.
     """
 
     tasks: Mapping[str, Sequence[str]]
@@ -48,10 +48,13 @@ class Fresh:
 
 
 def ask(subject: Subject, roles: Sequence[Profile], plays: Sequence[Play], limits: Limits) -> list[Fresh] | str:
-    """Two fresh processes → what each found; or why none could be asked.
+    """Repeat episodes in two new processes; return their results, or the reason for a failure.
 
     Args:
-        plays: that are played again, action by action.
+        subject: environment with its team.
+        roles: profiles of the team.
+        plays: episodes to repeat, with the same actions.
+        limits: limits of the checks.
     """
     table = subject.table
     if table is None:
@@ -70,7 +73,7 @@ def ask(subject: Subject, roles: Sequence[Profile], plays: Sequence[Play], limit
 
 
 def main(folder: str) -> None:
-    """Of a fresh process: read what is asked, write what is found."""
+    """Run a new process: read the request from ``folder``, and write the results there."""
     asked = json.loads(Path(folder, "asked.json").read_text(encoding="utf-8"))
     subject = of_table(asked["table"], asked["folder"])
     profiles = tuple(Profile(role, answers=answers) for role, answers in asked["roles"])

@@ -1,4 +1,4 @@
-"""What is open in this process: to see what sessions leave behind."""
+"""Open resources in this process, to find leaks from sessions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from marft_envs.vetting.watching import SESSIONS
 
 
 def opened() -> Counter[str]:
-    """How many threads, child processes and descriptors there are, sessions' own threads apart."""
+    """Count threads, child processes and file descriptors. Session threads are excluded."""
     threads = sum(thread.name != SESSIONS for thread in threading.enumerate())
     return Counter({"threads": threads, "processes": _children(), "files": _descriptors()})
 
 
 def more_than(before: Counter[str]) -> Counter[str]:
-    """What there is more of than there was. What is only forgotten does not count: it is closed when collected."""
+    """Return resources leaked since a count. Unreferenced resources are collected first and do not count."""
     if opened() - before:
         gc.collect()
     return opened() - before
@@ -29,7 +29,7 @@ def _children() -> int:
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             found += entry.read_text().rpartition(")")[2].split()[1] == me
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has exited
             continue
     return found
 

@@ -1,4 +1,4 @@
-"""How alike the texts of tasks are, beyond the words that most of them have."""
+"""Text similarity between tasks, without shingles that most tasks share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from marft.common.types import Task
 from marft_envs.vetting.loading import plain
 
-WORDS = 3  # of a shingle
-COMMON = 0.05  # share of the texts that have a shingle, from which on it says nothing
-LEAST = 3  # shingles of a text that say something, without which nothing is said of it
+WORDS = 3  # words per shingle
+COMMON = 0.05  # share of texts above which a shingle is too common to count
+LEAST = 3  # minimum distinctive shingles of a text; shorter texts are skipped
 TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def normal(text: str) -> str:
-    """A text but for case and spacing.
+    """Normalize case and spacing.
 
     >>> normal(" Two\\n words ")
     'two words'
@@ -27,12 +27,12 @@ def normal(text: str) -> str:
 
 
 def whole(task: Task) -> str:
-    """A task as its prompt and its data."""
+    """Return a task's prompt and data as text."""
     return f"{normal(task.prompt)}\n{normal(json.dumps(plain(task.data), default=str, sort_keys=True))}"
 
 
 def shingles(text: str) -> set[str]:
-    """Every few words in a row.
+    """Return the shingles in a text: each run with three words.
 
     >>> sorted(shingles("a b c d"))
     ['a b c', 'b c d']
@@ -42,7 +42,7 @@ def shingles(text: str) -> set[str]:
 
 
 def jaccard(one: set[str], other: set[str]) -> float:
-    """``|A ∩ B| / |A ∪ B|``; 1 where both are empty.
+    """Return ``|A ∩ B| / |A ∪ B|``; 1 if both sets are empty.
 
     >>> jaccard({"a", "b"}, {"b", "c", "d"})
     0.25
@@ -52,12 +52,12 @@ def jaccard(one: set[str], other: set[str]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """Texts that others are compared with.
+    """Index for near-duplicate search.
 
     Args:
-        sizes: of each text: the shingles that say something.
-        index: by shingle, the texts that have it.
-        common: shingles that many of them have: the words around them.
+        sizes: number of distinctive shingles of each text.
+        index: indices of texts by shingle.
+        common: shingles that many texts share.
     """
 
     sizes: Sequence[int]
@@ -66,7 +66,7 @@ class Likeness:
 
     @staticmethod
     def of(texts: Sequence[str]) -> Likeness:
-        """Of these texts."""
+        """Build an index from texts."""
         shingled = list(map(shingles, texts))
         counts = Counter(shingle for some_of in shingled for shingle in some_of)
         common = frozenset(s for s, count in counts.items() if count > max(2, COMMON * len(shingled)))
@@ -77,8 +77,10 @@ class Likeness:
         return Likeness([len(some_of - common) for some_of in shingled], dict(index), common)
 
     def nearest(self, text: str) -> tuple[int, float] | None:
-        """The text that shares most shingles with this one, and the share of both that is shared; None where none
-        shares any, or too few say something."""
+        """Return the index and Jaccard similarity for the nearest text.
+
+        Return None if no text shares a shingle, or ``text`` has too few distinctive shingles.
+        """
         own = shingles(text) - self.common
         shared = Counter(number for shingle in own for number in self.index.get(shingle, ()))
         if len(own) < LEAST or not shared:

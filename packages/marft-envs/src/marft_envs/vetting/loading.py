@@ -1,4 +1,4 @@
-"""The tasks of an environment, loaded twice."""
+"""Loading of an environment's tasks, twice."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SPLITS: Sequence[Split] = ("train", "validation", "test")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """What ``tasks`` gives.
+    """Tasks by split, with loading problems.
 
     Args:
-        tasks: by split, as far as they can be used.
-        problems: by split, why they cannot.
-        changed: splits that hold other tasks when they are asked for again.
-        seconds: for all splits, the first time.
+        tasks: usable tasks by split.
+        problems: reasons why a split could not be loaded.
+        changed: splits that returned other tasks the second time.
+        seconds: time of the first load, over all splits.
     """
 
     tasks: Mapping[Split, Sequence[Task]]
@@ -36,12 +36,12 @@ class Loaded:
 
     @property
     def everything(self) -> list[Task]:
-        """The tasks of all splits."""
+        """Return the tasks from every split."""
         return [task for split in SPLITS for task in self.tasks.get(split, ())]
 
 
 def load(environment: EnvironmentPart) -> Loaded:
-    """Load every split, as a run would, and ask again."""
+    """Load every split, as in a run, then load again."""
     began = time.perf_counter()
     tasks, problems = dict[Split, Sequence[Task]](), dict[Split, str]()
     for split in SPLITS:
@@ -55,7 +55,7 @@ def load(environment: EnvironmentPart) -> Loaded:
 
 
 def _again(environment: EnvironmentPart, split: Split) -> list[str] | None:
-    """The tasks when they are asked for again; None where there are none any more."""
+    """Load a split again; return None if loading fails."""
     try:
         return written(tasks_of(environment, split))
     except (ValueError, SystemExit):
@@ -63,12 +63,15 @@ def _again(environment: EnvironmentPart, split: Split) -> list[str] | None:
 
 
 def written(tasks: Iterable[Task]) -> list[str]:
-    """Tasks as texts that are equal for equal tasks, in any process."""
+    """Serialize tasks. Equal tasks have equal text in any process."""
     return [json.dumps([task.id, task.prompt, plain(task.data)], default=_kind) for task in tasks]
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Data as JSON has it: a tuple is a list, a key a text; nothing below ``DEEPEST`` tables and lists."""
+    """Convert data to JSON's types: tuples become lists, keys become strings.
+
+    Anything nested deeper than ``DEEPEST`` becomes "…".
+    """
     if depth > DEEPEST:
         return "…"
     if isinstance(value, Mapping):

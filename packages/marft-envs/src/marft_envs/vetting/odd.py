@@ -1,4 +1,4 @@
-"""What no model should say, and some do."""
+"""Odd texts and tool calls, like those from weak models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _VALUES: Mapping[str, Sequence[Any]] = {
 
 
 def calls_of(tool: Tool) -> Iterator[ToolCall]:
-    """Calls of a tool that nobody means: without arguments, with others, with values that fit its types alone."""
+    """Yield odd calls: without arguments, with unknown arguments, with invalid JSON, and with extreme values."""
     import json
 
     yield ToolCall(tool.name, "{}")

@@ -1,4 +1,4 @@
-"""Who plays an environment for its checks: its own script, somebody who knows the answers, and people of no use."""
+"""Players for environment checks: the environment's scripted policy, answer players and nonsense players."""
 
 from __future__ import annotations
 
@@ -21,43 +21,47 @@ from marft_envs.vetting import odd
 from marft_envs.vetting.plays import Said
 from marft_envs.vetting.subject import Subject
 
-ROUNDS = 8  # in which a script may call tools in one turn
-TELLING = re.compile(r"answer|solution|target|number|result|label|goal|expected", re.IGNORECASE)  # keys of answers
+ROUNDS = 8  # maximum rounds of tool calls per turn
+# keys that may hold answers
+TELLING = re.compile(r"answer|solution|target|number|result|label|goal|expected", re.IGNORECASE)
 MOST_WORDS = 5
 FLAWLESS = "its script of skill 1"
 ODD = {f"somebody who says {name}": text for name, text in odd.TEXTS.items()}
-NONSENSE = {"somebody who says 'x'": "x", **ODD}  # what somebody says who does not try
-FEW_VALUES = 3  # of a task's data that somebody says who knows it
+NONSENSE = {"somebody who says 'x'": "x", **ODD}  # texts of players that do not try
+FEW_VALUES = 3  # number of answer players, each with another first value
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a player is asked with, in every step."""
+    """Input for a player in each step."""
 
     observation: Observation
     step: int
-    roles: Sequence[str]  # that act
-    call: Callable[[ToolCall], Awaitable[ToolCall]]  # uses a tool of the session
+    roles: Sequence[str]  # roles in turn
+    call: Callable[[ToolCall], Awaitable[ToolCall]]  # function that calls a tool of the session
 
 
 Player = Callable[[Moment], Awaitable[Mapping[str, Said]]]
 
 
 class Performer:
-    """A script in every seat of a team, which is told what the team's organization would tell it.
+    """Scripted policy for every role in a team, with the messages that the team's organization delivers.
 
     Args:
-        tools: that may be called.
-        seed: of the script's randomness.
+        script: scripted policy.
+        subject: environment with its team.
+        tools: available tools.
+        task: task of the episode.
+        seed: seed of the script's randomness.
     """
 
     def __init__(self, script: Script, subject: Subject, tools: tuple[Tool, ...], task: Task, seed: int) -> None:
         self.script, self.subject, self.tools, self.task, self.seed = script, subject, tools, task, seed
         self.profiles = {profile.role: profile for profile in subject.profiles}
         self.chats: dict[str, list[Mapping[str, object]]] = {}
-        self.told: list[Message] = []  # by whom, in the order said
-        self.last: list[Message] = []  # in the step before
-        self.known: dict[str, int] = {}  # by role: how much was told when it acted last
+        self.told: list[Message] = []  # all messages, in order
+        self.last: list[Message] = []  # messages of the previous step
+        self.known: dict[str, int] = {}  # by role: number of messages at its last action
 
     async def __call__(self, moment: Moment) -> Mapping[str, Said]:
         heard = list[Message]()
@@ -76,11 +80,11 @@ class Performer:
         return done
 
     def remembers(self, role: str) -> bool:
-        """Whether it is told what it was told and said before; of a team that nobody has described, everybody is."""
+        """Return True if a role remembers earlier messages. In a team without profiles, every role does."""
         return role in self.subject.remembering or not self.profiles
 
     def _earlier(self, role: str) -> list[Message]:
-        """What an agent hears of steps before."""
+        """Return the messages from earlier steps that a role receives."""
         since = self.told[self.known.get(role, 0) :]
         given = {"last": self.last, "since": since}.get(self.subject.sees, [])
         return [message for message in given if message.role != role]
@@ -108,20 +112,24 @@ class Performer:
 
 
 async def scripted(environment: EnvironmentPart, skill: float) -> Script | None:
-    """The environment's own script, where it has one; what cannot be made says so when it is asked."""
+    """Return the environment's scripted policy; None if absent.
+
+    If its creation fails, return a script that raises the error.
+    """
     try:
         return cast("Script | None", await in_words(environment.script, (skill,), ()))
     except RaisedError as error:
         said = error
 
         def raising(cue: Cue) -> str:  # noqa: ARG001
+            """Raise the error from the script's creation."""
             raise said
 
         return raising
 
 
 def wandering(seed: int) -> Player:
-    """Somebody who chooses anything that may be chosen, and else says words that happen to stand there."""
+    """Return a player that chooses random options, or else random words from the observation."""
 
     async def play(moment: Moment) -> Mapping[str, Said]:
         done = {}
@@ -137,7 +145,7 @@ def wandering(seed: int) -> Player:
 
 
 def knowing(task: Task, first: int) -> Player:
-    """Somebody who says what the task's data holds, one thing a step: what may be the answer first."""
+    """Return a player that says values from the task's data, one per step, likely answers first."""
     values = list(islice(_leaves(task.data), 1000))
     values.sort(key=lambda leaf: TELLING.search(leaf[0]) is None)
 
@@ -153,7 +161,7 @@ def knowing(task: Task, first: int) -> Player:
 
 
 def saying(texts: Sequence[str]) -> Player:
-    """Return a player that answers with these texts in turn, over and over, whatever it is asked."""
+    """Return a player that cycles through fixed texts."""
 
     async def play(moment: Moment) -> Mapping[str, Said]:
         return {role: Said(texts[moment.step % len(texts)]) for role in moment.roles}
@@ -162,12 +170,12 @@ def saying(texts: Sequence[str]) -> Player:
 
 
 async def silent(moment: Moment) -> Mapping[str, Said]:  # noqa: ARG001
-    """Nobody: no agent acts, and there is no answer."""
+    """Return no actions: the team stays silent."""
     return {}
 
 
 def repeating(said: Sequence[Mapping[str, Said]]) -> Player:
-    """The same again, tools included; nothing once that is said."""
+    """Return a player that repeats recorded replies with their tool calls; silent after the last."""
 
     async def play(moment: Moment) -> Mapping[str, Said]:
         done = {}
@@ -179,7 +187,7 @@ def repeating(said: Sequence[Mapping[str, Said]]) -> Player:
 
 
 def _leaves(value: object, key: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Texts and numbers of plain data, with the key that they stand under."""
+    """Yield texts and numbers in plain data, with their keys. Each also comes as a boxed answer."""
     if depth > DEEPEST:
         return
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Episodes as they were played for a check: what was said, what came back, how long that took, what went wrong."""
+"""Records from check episodes: replies, observations, times and faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Wrong = Literal["raised", "hung", "observation", "reward", "step", "declared", "
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one agent does in a step: the tools that it calls, with their answers, and what it says last."""
+    """Reply from an agent in a step: tool calls with their outputs, and final text."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -22,13 +22,13 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call into an environment.
+    """Timed call into an environment.
 
     Args:
-        name: ``start``, ``reset``, ``step``, ``close``, or a tool's.
-        seconds: until it came back.
-        held: the longest stretch without awaiting, in seconds.
-        busy: of that stretch, the seconds in which its thread computed; the rest it slept, or waited for something.
+        name: ``start``, ``reset``, ``step``, ``close``, or the name of a tool.
+        seconds: duration.
+        held: longest stretch without awaiting, in seconds.
+        busy: CPU seconds within that stretch; for the rest the thread slept or waited.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What went wrong in an episode, in which call."""
+    """Fault in an episode, with the failing call."""
 
     wrong: Wrong
     call: str
@@ -48,14 +48,20 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Play:
-    """One episode.
+    """Record of an episode.
 
     Args:
-        player: who played it, in words.
-        said: of each step, by role.
-        shown: the first observation, and that after each step.
-        ended: the environment itself said that it was over.
-        wrote: the session wrote into the data of its task.
+        task: task of the episode.
+        split: split of the task.
+        seed: seed of the session.
+        player: description of the player.
+        said: replies of each step, by role.
+        shown: first observation, and the observation after each step.
+        steps: results of each step.
+        calls: timed calls.
+        faults: faults; empty for a valid episode.
+        ended: True if the environment ended the episode.
+        wrote: True if the session wrote into its task's data.
     """
 
     task: Task
@@ -72,26 +78,27 @@ class Play:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing kept it from being played."""
+        """Return True if the episode has no faults."""
         return not self.faults
 
     @property
     def total(self) -> float:
-        """What the team earned."""
+        """Return the team's total reward."""
         return sum(step.reward for step in self.steps)
 
     @property
     def success(self) -> bool | None:
-        """Whether it was solved, as the last step that knows says."""
+        """Return the success flag from the last step with a flag; None without a flag."""
         return next((step.success for step in reversed(self.steps) if step.success is not None), None)
 
     @property
     def name(self) -> str:
+        """Return the episode's description: task and player."""
         return f"{self.task.id}, played by {self.player}"
 
     @property
     def outcome(self) -> list[str]:
-        """What came of each call, in texts that are equal where it is the same."""
+        """Return the outcome as texts; equal outcomes have equal texts."""
         shown = [repr((one.whole, tuple(one.turn), sorted(one.options.items()))) for one in self.shown]
         earned = [
             repr((step.reward, sorted(step.agent_rewards.items()), step.terminated, step.truncated, step.success))
@@ -103,7 +110,7 @@ class Play:
 
 
 def difference(first: list[str], second: list[str]) -> str:
-    """Where two outcomes differ first; "" where they do not."""
+    """Return the first difference between two outcomes; "" if equal."""
     if first == second:
         return ""
     for one, other in zip(first, second, strict=False):

@@ -1,5 +1,8 @@
-"""Where episodes are played for checks: each session on a thread of its own, as in a run, each call measured and read
-with the eyes of a run."""
+"""Episode player for environment checks.
+
+As in a run, each session has its own thread. Each call is timed, and its result is validated by the same code as in a
+run.
+"""
 
 from __future__ import annotations
 
@@ -35,23 +38,24 @@ Gate = Callable[[], AbstractAsyncContextManager[object]]
 
 
 class Stage:
-    """Plays episodes of one environment.
+    """Player for episodes in a single environment.
 
     Attributes:
-        profiles: of the team, once it is known.
+        profiles: profiles of the team, as far as known.
     """
 
     def __init__(self, subject: Subject, limits: Limits) -> None:
         self.subject, self.limits = subject, limits
         self.threads = LoopThreadPool()
         self.profiles = subject.profiles or (ALONE,)
-        self.guessed = not subject.profiles  # who plays is known from the environment alone
+        self.guessed = not subject.profiles  # True if the team is known only from the environment's output
         offers = subject.environment.offers
         self.tools = SessionSource(offers) if offers is not None else None
         self.most_steps = subject.most_steps or limits.most_steps
 
     @property
     def roles(self) -> tuple[str, ...]:
+        """Return the team's roles."""
         return tuple(profile.role for profile in self.profiles)
 
     async def play(
@@ -65,36 +69,40 @@ class Stage:
         gate: Gate = nullcontext,
         most_steps: int | None = None,
     ) -> Play:
-        """One episode to its end; what goes wrong is in it.
+        """Play an episode to its end and return its record, faults included.
 
         Args:
-            name: the player's.
-            before: done on the session's thread before each call.
-            gate: held during each call.
-            most_steps: after which it is left; None: as many as an episode may have.
+            task: task to play.
+            split: split of the task.
+            seed: seed of the session.
+            name: description of the player.
+            player: player of every role.
+            before: function that runs on the session's thread before each call.
+            gate: context manager held during each call.
+            most_steps: maximum steps; None for the episode limit.
         """
         most = self.most_steps if most_steps is None else most_steps
         return await _Episode(self, task, split, seed, name, before, gate, most).play(player)
 
     def meet(self, roles: Collection[str]) -> None:
-        """Take in roles that the environment speaks of, where nobody else has said who plays."""
+        """Add roles named by the environment, if the team is not known."""
         known = self.roles if self.profiles != (ALONE,) or not roles else ()
         self.profiles = tuple(Profile(role) for role in dict.fromkeys((*known, *roles)))
 
     def joint(self, task: Task, step: int, said: Mapping[str, Said]) -> JointAction:
-        """What the team did in a step, as a run would hand it on."""
+        """Return the team's joint action for a step, as in a run."""
         actions = [_action(task, step, index, role, one) for index, (role, one) in enumerate(said.items())]
         answering = {profile.role for profile in self.profiles if profile.answers} or set(self.roles)
         answer = next((action for action in reversed(actions) if action.agent in answering), None)
         return JointAction(answer, tuple(actions))
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Close the threads."""
         self.threads.close()
 
 
 class _StoppedError(Exception):
-    """An episode cannot go on."""
+    """Abort of an episode after a fault."""
 
 
 class _Episode:
@@ -155,7 +163,7 @@ class _Episode:
             observation = self._taken(step)
 
     def _taken(self, step: object) -> Observation:
-        """What a step has returned, read."""
+        """Validate a step and record it."""
         if not isinstance(step, Step):
             raise self._fault("step", "step", f"returned {type(step).__name__}, not marft.common.types.Step")
         terminated = self._read("step", "step", reading.flag, step.terminated, "terminated")
@@ -172,7 +180,7 @@ class _Episode:
         return observation
 
     def _check_roles(self, observation: Observation) -> None:
-        """See that an observation names only roles of the team."""
+        """Check that an observation names only known roles. In an unknown team, add new roles."""
         strangers = [
             role
             for role in (*observation.turn, *observation.views, *observation.options)
@@ -185,10 +193,10 @@ class _Episode:
             raise self._fault("observation", call, f"speaks of {strangers[0]!r}, who is not in the team")
 
     async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:
-        """A call on the session's thread.
+        """Call a function on the session's thread.
 
         Raises:
-            _StoppedError: nothing came of it, which is noted.
+            _StoppedError: the call failed; the fault is recorded.
         """
         watch = Stopwatch()
 
@@ -224,10 +232,10 @@ class _Episode:
         try:
             await self._call("close", self.session.close)
         except _StoppedError:
-            return  # it is noted
+            return  # already recorded
 
     async def _use(self, call: ToolCall) -> ToolCall:
-        """A tool of the session, with its answer; what it raises is the agent's to read."""
+        """Call a session's tool and return its output. Errors become the output for the agent."""
         tools = self.stage.tools
         if tools is None or call.name not in tools.functions:
             return replace(call, output=f"no tool is called {call.name!r}", error=True)
@@ -265,7 +273,7 @@ def _action(task: Task, step: int, index: int, role: str, said: Said) -> Action:
 
 
 def reseeded(seed: int) -> Before:
-    """What seeds the random numbers that all of a process share."""
+    """Return a function that seeds the global random generators."""
 
     def seed_all() -> None:
         random.seed(seed)
@@ -278,7 +286,7 @@ def reseeded(seed: int) -> Before:
 
 
 def in_turns() -> Gate:
-    """A gate that lets calls of several episodes pass one at a time, in the order of asking."""
+    """Return a gate that serializes calls from several episodes, in order."""
     lock = asyncio.Lock()
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""How long a call takes, and for how long it keeps its thread from everybody else."""
+"""Timing for calls: total duration, and the longest blocking stretch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from marft_envs.vetting.plays import Call
 
 
 class Stopwatch:
-    """Makes calls, awaits what they return, and measures each stretch in which one did not await anything."""
+    """Stopwatch for a call. It measures each stretch between two awaits."""
 
     def __init__(self) -> None:
         self._began = self._held = self._busy = 0.0
 
     async def run(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """``function(*arguments)``, awaited where that is awaitable."""
+        """Call ``function(*arguments)`` and await the result if it is awaitable."""
         self._began, self._held, self._busy = time.perf_counter(), 0.0, 0.0
         result = self._stretch(lambda: function(*arguments))
         return await _Watched(result, self._stretch) if isinstance(result, Awaitable) else result
 
     def call(self, name: str) -> Call:
-        """The call that was made last, or is still under way."""
+        """Return the timing for the last call, finished or not."""
         return Call(name, time.perf_counter() - self._began, self._held, self._busy)
 
     def _stretch(self, go_on: Callable[[], Any]) -> Any:
@@ -37,7 +37,7 @@ class Stopwatch:
 
 
 class _Watched:
-    """An awaitable whose every stretch goes through a function."""
+    """Awaitable that runs each stretch through a function."""
 
     def __init__(self, awaitable: Awaitable[Any], stretch: Callable[[Callable[[], Any]], Any]) -> None:
         self.awaitable, self.stretch = awaitable, stretch

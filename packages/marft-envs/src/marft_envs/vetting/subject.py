@@ -1,4 +1,4 @@
-"""What is looked at: an environment, and the team that it is played with."""
+"""Subject for checks: an environment and its team."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from marft.config.run import RunSettings
 from marft.rewards.terms import Term, names_of
 
 ALONE = Profile("solver")
-TOGETHER = ("parallel",)  # organizations in which those who act in a step do not hear each other
+TOGETHER = ("parallel",)  # organizations in which agents of the same step do not receive each other's messages
 READ: TypeAdapter[EnvironmentPart] = TypeAdapter(EnvironmentPlugin)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An environment and its team.
+    """Environment with its team.
 
     Args:
-        profiles: of a recipe's agents; (): nobody has said who plays it.
-        most_steps: of an episode, where a recipe says so.
-        unheard: agents of a step do not hear each other.
-        sees: what they hear of earlier steps, as the organization ``turns`` has it.
-        remembering: roles that remember what they were told and said.
-        folder: a recipe's, where its modules and tables are.
-        terms: a recipe's reward terms, by name.
+        environment: environment to check.
+        profiles: profiles of a recipe's agents; () if unknown.
+        most_steps: maximum steps per episode, from a recipe; 0 if unknown.
+        unheard: True if agents of the same step do not receive each other's messages.
+        sees: messages of earlier steps that agents receive, as in the organization ``turns``.
+        remembering: roles with memory.
+        folder: folder of the recipe, with its modules and tables.
+        terms: reward terms of the recipe, by name.
     """
 
     environment: EnvironmentPart
@@ -50,7 +51,7 @@ class Subject:
 
     @property
     def table(self) -> dict[str, Any] | None:
-        """What another process makes the same environment of; None where it lies in no module."""
+        """Return settings for the same environment in another process; None if it is not importable."""
         written = self.environment.model_dump(mode="json")
         if not self.environment._name or written["name"].startswith(MARK):
             return None
@@ -58,7 +59,7 @@ class Subject:
 
 
 def of_recipe(run: RunSettings, folder: str = "") -> Subject:
-    """The environment of a recipe, with its team."""
+    """Return the subject for a recipe."""
     profiles = tuple(agent.profile for agent in run.agents)
     unheard = run.team.name in TOGETHER or getattr(run.team, "order", "") == "together"
     sees = getattr(run.team, "sees", "nothing")
@@ -70,13 +71,14 @@ def of_recipe(run: RunSettings, folder: str = "") -> Subject:
 
 
 def subject_of(target: str, keys: Mapping[str, Any] = {}) -> Subject:
-    """What a text names: a recipe in a file, a bundled recipe, a built-in or registered environment, an import path.
+    """Find a subject by recipe file, bundled recipe, environment name or import path.
 
     Args:
-        keys: of the environment, ``{"lines": 3}``.
+        target: path, name or import path.
+        keys: settings of the environment, such as ``{"lines": 3}``.
 
     Raises:
-        ValueError: nothing goes by that name, or a key cannot be used.
+        ValueError: the name is unknown, or a setting is invalid.
     """
     path = Path(target)
     if path.is_file() or target in bundled_names() or path.suffix == ".toml":
@@ -86,8 +88,11 @@ def subject_of(target: str, keys: Mapping[str, Any] = {}) -> Subject:
 
 
 def of_object(environment: EnvironmentPart) -> Subject:
-    """An environment that was made in Python: by the name of its class, where any process finds it by that, and its
-    keys are all that it holds."""
+    """Return the subject for an environment created in Python.
+
+    If other processes can import the class, and the settings describe the whole object, the subject uses the import
+    path. Otherwise it uses the object.
+    """
     private = {*(environment.__pydantic_private__ or {})} - {"_kind", "_name"}
     if environment._name or private or {*vars(environment)} - {*type(environment).model_fields}:
         return Subject(environment)
@@ -98,16 +103,16 @@ def of_object(environment: EnvironmentPart) -> Subject:
 
 
 def name_of(kind: type[EnvironmentPart]) -> str:
-    """The import path of a class that any process can import; else what it was given as."""
+    """Return an importable class's import path; else a reference to the inline class."""
     found = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None)
     return f"{kind.__module__}:{kind.__qualname__}" if found is kind and kind.__module__ != "__main__" else Given(kind)
 
 
 def of_table(table: Mapping[str, Any], folder: str) -> Subject:
-    """An environment as it stands in a recipe.
+    """Return the subject for an environment's recipe table.
 
     Raises:
-        ValueError: there is none of that name, or a key cannot be used.
+        ValueError: the name is unknown, or a setting is invalid.
     """
     look_for_modules_in(folder)
     try:
@@ -118,7 +123,7 @@ def of_table(table: Mapping[str, Any], folder: str) -> Subject:
 
 
 def _same_when_read(table: Mapping[str, Any], environment: EnvironmentPart, folder: str) -> bool:
-    """Whether reading what it is written down as gives it again: an object may hold more than its keys say."""
+    """Return True if the settings recreate an equal environment. An object may have state beyond its settings."""
     try:
         again = of_table(table, folder).environment
     except ValueError:

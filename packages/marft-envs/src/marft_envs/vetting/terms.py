@@ -1,4 +1,4 @@
-"""The reward terms of a recipe, on episodes that were played without a model: what they do to the data of tasks."""
+"""Check for reward terms in a recipe, on scripted episodes: changes to the data of tasks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from marft_envs.vetting.loading import written
 from marft_envs.vetting.plays import Play
 from marft_envs.vetting.stage import STREAM, Stage
 
-MOST_SCORED = 12  # episodes
+MOST_SCORED = 12  # maximum scored episodes
 
 
 async def writers(stage: Stage, plays: Sequence[Play]) -> dict[str, list[str]]:
     """Return the reward terms that write into ``Task.data``, each with the tasks whose data it changed.
 
-    Terms that ask an endpoint are left out. What a term raises is no finding: it was written for what models say.
+    Terms that call an endpoint are skipped. Errors in a term are ignored, because terms are written for model outputs.
     """
     found: dict[str, list[str]] = {}
     hung = set[str]()
@@ -44,7 +44,7 @@ async def writers(stage: Stage, plays: Sequence[Play]) -> dict[str, list[str]]:
 
 
 def _episode(stage: Stage, play: Play) -> Episode:
-    """Return what was played as a run has it, with what was said as the actions."""
+    """Return an episode record as in a run, with replies as actions."""
     observations = play.shown[: len(play.steps)]
     transitions = [
         Transition(observation, step.reward, step.agent_rewards)
@@ -60,5 +60,5 @@ def _episode(stage: Stage, play: Play) -> Episode:
 
 
 def in_words(found: Mapping[str, Sequence[str]]) -> str:
-    """Return which terms write, and where: ``'brevity' (sum/0, sum/1)``."""
+    """Describe terms and their tasks: ``'brevity' (sum/0, sum/1)``."""
     return ", ".join(f"{name!r} ({', '.join(list(dict.fromkeys(tasks))[:3])})" for name, tasks in found.items())

@@ -1,4 +1,4 @@
-"""What sessions ask of the world outside: connections, and programs that are started."""
+"""Detection of external access by sessions: connections and started programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ OUTSIDE = {
     "os.posix_spawn": "starts",
     "os.fork": "forks",
 }
-SESSIONS = "marft-session"  # threads that sessions live on
+SESSIONS = "marft-session"  # name of session threads
 _LISTENING: list[list[str]] = []
 
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """What sessions ask of the world meanwhile, in words."""
+    """Collect descriptions for external access by sessions, until the context exits."""
     _installed()
     found: list[str] = []
     _LISTENING.append(found)
@@ -34,7 +34,7 @@ def heard() -> Iterator[list[str]]:
 
 @cache
 def _installed() -> None:
-    """A hook, once a process: Python takes none back."""
+    """Install the audit hook once per process. Python cannot remove audit hooks."""
     sys.addaudithook(_hear)
 
 

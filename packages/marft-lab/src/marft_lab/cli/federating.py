@@ -1,4 +1,4 @@
-"""``marft federate``: sites learn together, and adapters alone leave them."""
+"""Command ``marft federate``: federated training between sites, with exchange limited to adapters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,21 @@ if TYPE_CHECKING:
 
 
 def federate(path: Path, resume: bool, dry_run: bool, how: How) -> None:
-    """Train a federation to its last round."""
+    """Train a federation up to its last round.
+
+    Args:
+        path: TOML file of the federation.
+        resume: True to resume after the last finished round.
+        dry_run: True to check the file and its recipes without training.
+        how: output format.
+
+    Raises:
+        ValueError: invalid federation file or recipe.
+    """
     settings = load_federation(path)
     folder = settings.folder
     with output(how) as out:
-        if dry_run or not resume:  # before there is a folder in the way of a better file
+        if dry_run or not resume:  # checked before the folder exists, so that a corrected file does not collide with it
             from marft_lab.federated.recipes import check_recipes
 
             check_recipes(settings, folder)
@@ -44,7 +54,7 @@ def federate(path: Path, resume: bool, dry_run: bool, how: How) -> None:
 
 
 def _tell(out: Output, one: Round, rounds: int) -> None:
-    """A line for a round, and one for each site that was left out."""
+    """Report a finished round, with one warning per skipped site."""
     from dataclasses import asdict
 
     out.tell("round", **asdict(one))

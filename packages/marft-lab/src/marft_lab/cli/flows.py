@@ -1,4 +1,4 @@
-"""``marft flow``: a network is grown from runs, tuned with a team, and drawn."""
+"""Command ``marft flow``: grow a network from runs, tune the network with a team, and plot the network."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from marft.runs.folder import RunFolder
 from marft_lab.flows.growing import Growth, grown
 from marft_lab.flows.network import Change, FlowNetwork, read_network, write_network
 
-SHOWN = 60  # characters of an example
+SHOWN = 60  # maximum characters of an example in the table
 console = wide_console()
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What ``marft flow tune`` does.
+    """Options of ``marft flow tune``.
 
     Args:
-        steps: of learning paths; 0: none.
-        batch: episodes of each.
-        critic: a policy that proposes instructions; "": none do.
-        rounds: in which it is asked.
-        tolerance: of held-out success that skips may cost together; below 0: none are tried.
+        steps: optimizer steps of path learning; 0 disables path learning.
+        batch: episodes per step.
+        critic: policy that proposes instructions; "" disables rewording.
+        rounds: rounds of rewording.
+        tolerance: held-out success rate that all skips together may cost; below 0 disables skipping.
     """
 
     steps: int
@@ -42,9 +42,10 @@ class Tuning:
 
 
 def check_free(to: Path, overwrite: bool) -> None:
-    """
+    """Check that the output file may be written.
+
     Raises:
-        ValueError: a file is there, and nobody said that it may go; or a folder is.
+        ValueError: ``to`` is a folder, or exists without ``overwrite``.
     """
     if to.is_dir():
         raise ValueError(f"{to} is a folder; name a file in it (--to)")
@@ -53,7 +54,17 @@ def check_free(to: Path, overwrite: bool) -> None:
 
 
 def grow(runs: Sequence[Path], to: Path, growth: Growth, on: Path | None) -> None:
-    """Grow a network from recorded episodes."""
+    """Grow a network from recorded episodes and write the network to a file.
+
+    Args:
+        runs: folders of the runs.
+        to: output file.
+        growth: options of the growth.
+        on: file of a base network to extend; None starts empty.
+
+    Raises:
+        ValueError: the runs have no recorded episodes, or ``growth.apart`` names an unknown role.
+    """
     from marft.runs.episodes import read_episodes
 
     files = [file for run in runs for file in RunFolder.open(run).recorded_steps()]
@@ -71,7 +82,7 @@ def grow(runs: Sequence[Path], to: Path, growth: Growth, on: Path | None) -> Non
 
 
 def show(path: Path, picture: Path | None) -> None:
-    """Print a network, or draw it."""
+    """Print a network; plot the network too if ``picture`` is given."""
     network = read_network(path)
     console.print(_nodes(network))
     for change in network.lineage:
@@ -85,10 +96,16 @@ def show(path: Path, picture: Path | None) -> None:
 
 
 def tune(recipe: Path, overrides: Sequence[str], to: Path, asked: Tuning) -> None:
-    """Make a recipe's network better, and write it after each part.
+    """Tune the network of a recipe, and write the network after each part.
+
+    Args:
+        recipe: recipe with ``team.organization = 'flow'``.
+        overrides: command-line overrides of recipe keys.
+        to: output file.
+        asked: options of the command.
 
     Raises:
-        ValueError: the team plays no network by its own odds, or plays in processes.
+        ValueError: the team does not sample network paths in this process, or the critic is not a policy of the recipe.
     """
     run = load_recipe(recipe, overrides)
     quieten()

@@ -1,4 +1,4 @@
-"""``marft league``: who beats whom among the versions of a run."""
+"""Command ``marft league``: matches between the versions of a run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from marft.runs.folder import RunFolder
 
 
 def league(path: Path, overrides: Sequence[str], matches: int, versions: int, how: How = "") -> None:
-    """Play all pairs, show what came of it and write it down.
+    """Play all pairs of versions, print the result and write the report.
+
+    Args:
+        path: run folder.
+        overrides: command-line overrides of recipe keys.
+        matches: matches per pair.
+        versions: maximum number of versions.
+        how: output format.
 
     Raises:
-        ValueError: there is no such run, or it has nobody to play.
+        ValueError: the run does not exist, or has no opponents.
     """
     folder = RunFolder.open(path)
     beside(folder.path)

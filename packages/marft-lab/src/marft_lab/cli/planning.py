@@ -1,4 +1,4 @@
-"""``marft plan``: what a recipe needs and how long a step takes, as tables or JSON."""
+"""Command ``marft plan``: a recipe's memory and step time, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -23,14 +23,30 @@ from marft_lab.planning.memory import Process
 from marft_lab.planning.plan import Ask, Plan, Split, plan
 from marft_lab.planning.work import Known
 
-MOST_PARTS = 12  # of a process, that are shown each
+MOST_PARTS = 12  # maximum components shown per process
 
 
 def run_plan(
     path: Path, overrides: Sequence[str], gpus: int, gpu: str, given: Known, environment_seconds: float | None,
     lag: int | None, efficiencies: Sequence[str], model_config: Path | None, how: How,
 ) -> None:  # fmt: skip
-    """``marft plan``."""
+    """Print the plan of a recipe or a run.
+
+    Args:
+        path: recipe file, name of a bundled recipe, or run folder.
+        overrides: command-line overrides of recipe keys.
+        gpus: number of GPUs.
+        gpu: GPU type.
+        given: lengths set on the command line; they override recorded lengths.
+        environment_seconds: seconds per environment step; None for the recorded value of a run, else 0.
+        lag: maximum age of training data, in policy versions; None for the recipe's value.
+        efficiencies: overrides of the hardware efficiencies, as ``name=value``.
+        model_config: ``config.json`` of a model with unknown size.
+        how: output format.
+
+    Raises:
+        ValueError: an option is not a finite number, or names an unknown GPU or efficiency.
+    """
     _check_finite(given, environment_seconds)
     run, known, measured_seconds = _asked_about(path, overrides, given)
     seconds = environment_seconds if environment_seconds is not None else measured_seconds
@@ -44,8 +60,10 @@ def run_plan(
 
 
 def _asked_about(path: Path, overrides: Sequence[str], given: Known) -> tuple[RunSettings, Known, float]:
-    """The settings, what is known of a step, and seconds of an environment step: of a run what it has recorded, but for
-    what was given."""
+    """Return the settings, the known lengths, and the seconds per environment step.
+
+    For a run, recorded lengths fill in the values that are not given.
+    """
     if not path.is_dir():
         return load_recipe(path, overrides), given, 0.0
     folder = RunFolder.open(path)
@@ -57,9 +75,10 @@ def _asked_about(path: Path, overrides: Sequence[str], given: Known) -> tuple[Ru
 
 
 def _check_finite(given: Known, environment_seconds: float | None) -> None:
-    """
+    """Check numeric options for NaN and infinity.
+
     Raises:
-        ValueError: one of them is no number, or without end.
+        ValueError: an option is NaN or infinite.
     """
     for option, value in (
         ("--prompt-tokens", given.prompt), ("--action-tokens", given.action), ("--longest-action", given.longest),
@@ -70,7 +89,7 @@ def _check_finite(given: Known, environment_seconds: float | None) -> None:
 
 
 def as_json(made: Plan, found: Sequence[Change]) -> dict[str, Any]:
-    """A plan for programs: bytes and seconds."""
+    """Return a plan as JSON data, with sizes in bytes and times in seconds."""
     best = made.best
     return {
         "gpu": made.ask.card.name,

@@ -1,4 +1,4 @@
-"""``marft eval --suite``: attacks, rules, and whether a team may take the place of the one before it."""
+"""Command ``marft eval --suite``: attacks, safety rules and promotion verdicts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,31 @@ if TYPE_CHECKING:
     from marft.evaluation.evaluate import Evaluation
     from marft_lab.safety.suite import Suite
 
-SHOWN = (  # columns: heading, metric of all attacks, metric of one
+SHOWN = (  # columns: heading, metric over all attacks, metric of one attack
     ("obeyed", "attack_success", "attacks/{}/success"),
     ("unprompted", "", "attacks/{}/unprompted"),
     ("read", "attack_reached", "attacks/{}/reached"),
     ("solved", "utility_under_attack", "attacks/{}/utility"),
     ("rules broken", "content_violation_rate_under_attack", ""),
 )
-ALONE = {"solved": "accuracy", "rules broken": "content_violation_rate"}  # by heading: without an attack
+ALONE = {"solved": "accuracy", "rules broken": "content_violation_rate"}  # metric without an attack, by heading
 
 
 def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how: How = "") -> bool:
-    """Every target on the suite, a table of rates, and a verdict for each checkpoint → whether none was refused."""
+    """Evaluate every target on the suite; print a table of rates and a verdict per checkpoint.
+
+    Args:
+        paths: runs or exports to evaluate.
+        overrides: command-line overrides of recipe keys.
+        asked: options of the command.
+        how: output format.
+
+    Returns:
+        True if no promotion was refused.
+
+    Raises:
+        ValueError: an override changes the team's organization, or a gate lacks evaluations to compare.
+    """
     asked.check()
     targets = [target_of(path, overrides, asked) for path in paths]
     changed = [path for path, target in zip(paths, targets, strict=True) if target.reorganized]
@@ -78,7 +91,7 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
 
 
 def _has_two(target: Target) -> bool:
-    """Whether a checkpoint is played beside the untuned base."""
+    """Return True if a target compares a checkpoint with the untuned base."""
     return "base" in target.checkpoints and len(set(target.checkpoints)) > 1
 
 
@@ -99,7 +112,7 @@ def _evaluated(target: Target, asked: Asked, suite: Suite, out: Output) -> list[
 
 
 def _told(result: Evaluation) -> dict[str, Any]:
-    """Of an evaluation, to programs."""
+    """Return the fields of an evaluation for machine-readable output."""
     return {
         "checkpoint": result.checkpoint, "mode": result.mode, "suite": result.scenarios["name"], "tasks": result.tasks,
         "attempts": result.attempts, "failed": result.failed, "metrics": result.metrics,
@@ -107,7 +120,10 @@ def _told(result: Evaluation) -> dict[str, Any]:
 
 
 def _table(results: Sequence[Evaluation], suite: Suite) -> Table:
-    """A row for each checkpoint without an attack, under each, and under all of them; shares with 95 % intervals."""
+    """Return a table with rows per checkpoint: no attack, each attack, and all attacks.
+
+    Cells are rates with 95 % intervals.
+    """
     from marft.evaluation.gates import by_metric
     from marft.evaluation.shares import clustered
 

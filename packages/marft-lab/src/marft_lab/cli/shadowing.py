@@ -1,4 +1,4 @@
-"""``marft shadow``, and the observer that ``marft serve --shadow`` begins."""
+"""Command ``marft shadow``, and the observer of ``marft serve --shadow``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from marft_lab.shadow.journal import Line
     from marft_lab.shadow.opening import Asked
 
-FOLDER = "shadow"  # among the sessions
-EVERY = 10  # sessions from one line to the next
+FOLDER = "shadow"  # default output folder, inside the sessions folder
+EVERY = 10  # sessions between progress lines
 STYLES = {"promote": "green", "stop": "red", "hold": "yellow"}
 
 
@@ -28,7 +28,7 @@ def asked_of(
     team: Path, checkpoint: str, overrides: Sequence[str], trust_code: bool, sessions: Path, folder: Path | None,
     grade: Path | None, feedback: Path | None, follow: bool,
 ) -> Asked:  # fmt: skip
-    """What a command's options ask for."""
+    """Return the shadow request of a command's options."""
     from marft_lab.shadow.opening import Asked
 
     return Asked(
@@ -37,10 +37,12 @@ def asked_of(
 
 
 def open_observer(second: SecondTeam) -> Observer:
-    """Return a shadow as an observer of a server; its team and its settings are looked at now.
+    """Return an observer that runs a shadow beside a server.
+
+    The team and its settings are checked at once, before the server starts.
 
     Raises:
-        ValueError: the team cannot be served, or its settings are none.
+        ValueError: the team cannot be served, or its shadow settings are invalid.
     """
     asked = asked_of(
         second.team, second.checkpoint, second.overrides, second.trust_code, second.sessions, second.output,
@@ -51,10 +53,12 @@ def open_observer(second: SecondTeam) -> Observer:
 
 
 def beginning(asked: Asked) -> Callable[[], Beside]:
-    """Begins a shadow beside a server; its team and its settings are looked at now.
+    """Return a function that starts a shadow process beside a server.
+
+    The team and its settings are checked at once.
 
     Raises:
-        ValueError: the team cannot be served, or its settings are none.
+        ValueError: the team cannot be served, its shadow settings are invalid, or they score by feedback.
     """
     from marft_lab.shadow.beside import ShadowBeside
 
@@ -65,7 +69,11 @@ def beginning(asked: Asked) -> Callable[[], Beside]:
 
 
 def shadow(asked: Asked, how: How) -> bool:
-    """``marft shadow`` → whether the team is promoted."""
+    """Run ``marft shadow`` and print the report.
+
+    Returns:
+        True if the team is promoted.
+    """
     quieten()
     from marft_lab.shadow.opening import shadow as run_shadow
     from marft_lab.shadow.report import PICTURE, REPORT, report_of, sentences
@@ -91,13 +99,13 @@ def shadow(asked: Asked, how: How) -> bool:
 
 
 def in_a_line(verdict: Verdict) -> str:
-    """Where it stands."""
+    """Format the current verdict as one line."""
     mean = "" if verdict.mean is None else f"{verdict.mean:+.3f}, "
     return f"{verdict.sessions} sessions: {mean}between {verdict.lower:+.3f} and {verdict.upper:+.3f}"
 
 
 def table_of(report: Mapping[str, Any]) -> Table:
-    """What was compared, in one row."""
+    """Format the report as a table with a single row."""
     verdict = report["verdict"]
     table = Table(box=None, pad_edge=False)
     cells: dict[str, Text | str] = {

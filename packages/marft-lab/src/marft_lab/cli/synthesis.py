@@ -1,4 +1,4 @@
-"""``marft synthesize``: a teacher plays, what is worth imitating becomes rows; then, where asked, all that follows."""
+"""Command ``marft synthesize``: imitation rows from a teacher's episodes, optionally followed by training."""
 
 from __future__ import annotations
 
@@ -26,10 +26,23 @@ def synthesize(
     recipe: Path, overrides: Sequence[str], teacher: str, *, resume: bool, overwrite: bool, trust_code: bool,
     how: How = "", goes_on: bool = False,
 ) -> RunFolder:  # fmt: skip
-    """``marft synthesize``.
+    """Create imitation rows from a teacher's episodes.
 
     Args:
-        goes_on: with ``--train``: what is there already is gone on with.
+        recipe: recipe, or with ``resume`` the folder of the rows.
+        overrides: command-line overrides of recipe keys.
+        teacher: teacher to play; "" for ``synthesis.teacher``.
+        resume: True to resume an interrupted run.
+        overwrite: True to replace an existing run.
+        trust_code: True to run code of an exported teacher.
+        how: output format.
+        goes_on: True with ``--train``: resume if the rows exist.
+
+    Returns:
+        The folder of the rows.
+
+    Raises:
+        ValueError: unknown teacher, missing folder with ``resume``, or existing folder without ``overwrite``.
     """
     if recipe.is_dir() and resume:
         folder = RunFolder.open(recipe)
@@ -61,12 +74,13 @@ def synthesize(
 def cold_start(
     recipe: Path, overrides: Sequence[str], teacher: str, *, overwrite: bool, trust_code: bool, how: How = ""
 ) -> None:
-    """``marft synthesize --train``: rows, a supervised start, and reinforcement from there. Each part is a run
-    of its own; those that are there already are gone on with.
+    """Run ``marft synthesize --train``: rows, supervised fine-tuning, and reinforcement learning from there.
+
+    Each part is a separate run. Existing parts are resumed.
 
     Raises:
-        SystemExit: a part was interrupted, and what it has learned is saved.
-        ValueError: a run that began with something else has the name of the last part.
+        SystemExit: a part was interrupted after saving its progress.
+        ValueError: the last part's run exists and started from a different checkpoint.
     """
     run = load_recipe(recipe, overrides)
     learned = RunFolder(Path(run.output) / run.name)
@@ -94,7 +108,7 @@ def cold_start(
 
 
 def named(recipe: Path, overrides: Sequence[str], what: str, changes: dict[str, object]) -> RunSettings:
-    """A recipe whose folder is called after it, and after what is done."""
+    """Load a recipe under its own name with suffix ``-{what}``; a name in ``overrides`` takes precedence."""
     run = load_recipe(recipe, overrides, changes)
     if "name" in keys_of(overrides):
         return run
@@ -110,7 +124,7 @@ def _say(made: Made, out: Output) -> None:
 
 
 def _table(funnel: Sequence[Passage]) -> Table:
-    """The funnel: a row for each of its parts, and one for each reason."""
+    """Return the filter funnel as a table, with a row per stage and a row per rejection reason."""
     table = Table(box=None, pad_edge=False)
     for heading in ("", "episodes", "left out", "kept"):
         table.add_column(heading, justify="right" if heading else "left")

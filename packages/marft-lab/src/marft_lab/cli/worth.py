@@ -1,4 +1,4 @@
-"""``marft worth``: whether the team is worth what it costs."""
+"""Command ``marft worth``: benefit of the team relative to its cost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ from marft_lab.team_worth.options import Options
 
 
 def worth(path: Path, overrides: Sequence[str], options: Options, how: How = "") -> None:
-    """Play what is asked for, show it and write it down. What was played before an interrupt is kept.
+    """Play the requested comparisons, print the result and write the report.
+
+    Finished episodes are kept after an interrupt.
+
+    Args:
+        path: run folder.
+        overrides: command-line overrides of recipe keys.
+        options: options of the comparisons.
+        how: output format.
 
     Raises:
-        ValueError: there is no such run, checkpoint or part.
+        ValueError: unknown run, checkpoint or part.
     """
     folder = RunFolder.open(path)
     beside(folder.path)

@@ -1,1 +1,4 @@
-"""Processes of a run on other machines, through Ray: which is imported where a recipe asks for it, and nowhere else."""
+"""Run processes on remote machines, through Ray.
+
+Ray is imported only if a recipe requests a cluster.
+"""

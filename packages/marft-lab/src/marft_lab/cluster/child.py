@@ -1,4 +1,4 @@
-"""A relayed process as the run sees it: what it says and is told goes through calls of an actor."""
+"""Proxy of a process on another machine; its data passes through calls of a Ray actor."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from marft.common.processes.child import END_SECONDS, LAST_LINES, show
 from marft.common.texts import one_line
 from marft_lab.cluster.relay import Drawn
 
-PIECE = 2**18  # bytes of a call
-LARGEST_PIECE = 8 * 2**20  # bytes of a call that carries a file
-WAITING = 4  # calls of one kind that are under way
+PIECE = 2**18  # bytes per call
+LARGEST_PIECE = 8 * 2**20  # bytes per call of a file transfer
+WAITING = 4  # maximum pending calls that write input
 DRAWS = 2
 
 
 class RelayedChild:
-    """A :class:`~marft.common.processes.child.Child` on another machine, whose connection and lines come out here.
+    """Proxy of a process on another machine, with the interface of :class:`~marft.common.processes.child.Child`.
+
+    The connection and the output lines of the process are available locally.
 
     Args:
-        actor: a :class:`~marft_lab.cluster.relay.Relay` that has begun.
-        node: that it is on, for messages.
-        quiet: keep what it prints, without showing it.
+        name: name of the process, for messages.
+        actor: :class:`~marft_lab.cluster.relay.Relay` with a started process.
+        node: node of the actor, for messages.
+        quiet: True to keep the output without showing the output.
     """
 
     def __init__(self, name: str, actor: Any, node: str, *, quiet: bool = False) -> None:
@@ -48,7 +51,10 @@ class RelayedChild:
             pump.start()
 
     def end(self) -> None:
-        """End it and all that it has started, in a second; should its machine not answer, let go of it."""
+        """Terminate the process and its children within a second.
+
+        If the machine does not answer, the actor is killed after twice ``END_SECONDS``.
+        """
         self._call("end", "end")
         threading.Thread(target=self._let_go, name="marft-relay", daemon=True).start()
 
@@ -57,17 +63,17 @@ class RelayedChild:
             self._kill()
 
     def close(self) -> None:
-        """End it, and wait until it has."""
+        """Terminate the process, wait for its exit and close the connection."""
         self.end()
         self.outcome()
         self.socket.close()
 
     def outcome(self) -> str:
-        """How it ended, once it has; its actor ends then."""
+        """Wait for the process to exit and return the outcome; then stop the actor."""
         with self._asking:
             if not self._how:
                 self._how = self._ask()
-                self._over.wait(END_SECONDS)  # until the run has all that it said
+                self._over.wait(END_SECONDS)  # until all output has arrived
                 self._kill()
                 with suppress(OSError):
                     self._theirs.shutdown(socket.SHUT_RDWR)
@@ -85,11 +91,14 @@ class RelayedChild:
         return f"{how} on node {self.node}"
 
     def _kill(self) -> None:
-        with suppress(RayError, RuntimeError, ValueError):  # it is gone, or the cluster is
+        with suppress(RayError, RuntimeError, ValueError):  # the actor or the cluster is gone
             ray.kill(self._actor)
 
     def carried(self, folder: Path) -> str:
-        """Carry a folder there, file by file, in bounded pieces → where it is.
+        """Copy a folder to the node, file by file, in bounded chunks.
+
+        Returns:
+            The path of the copy on the node.
 
         Raises:
             RunError: the process is gone.
@@ -107,17 +116,17 @@ class RelayedChild:
         return place
 
     def dropped(self, folder: Path) -> None:
-        """Take away there what was carried."""
+        """Remove a copied folder from the node."""
         with suppress(RayError):
             self._actor.drop.remote(folder.name)
 
-    # what is passed on
+    # Data transfer in both directions.
 
     def _call(self, group: str, method: str, *arguments: object) -> Any:
         return getattr(self._actor, method).options(concurrency_group=group).remote(*arguments)
 
     def _down(self) -> None:
-        """From the process to the run: its words and its lines, until it has none or is lost."""
+        """Forward data and output lines of the process to the run, until the connection closes."""
         waiting = deque(self._call("out", "draw") for _ in range(DRAWS))
         drawn = Drawn()
         try:
@@ -125,11 +134,11 @@ class RelayedChild:
                 drawn = ray.get(waiting.popleft())
                 waiting.append(self._call("out", "draw"))
                 self._show(drawn.lines)
-                with suppress(OSError):  # the run has let go of it; its lines are still shown
+                with suppress(OSError):  # the run has closed the connection; lines are still shown
                     self._theirs.sendall(drawn.data)
-            for late in waiting:  # what it printed as it ended
+            for late in waiting:  # output printed during exit
                 self._show(ray.get(late).lines)
-        except (RayError, RuntimeError):  # the actor is gone, or the connection to the cluster
+        except (RayError, RuntimeError):  # the actor or the connection to the cluster is gone
             pass
         finally:
             self._over.set()
@@ -137,7 +146,7 @@ class RelayedChild:
                 self._theirs.shutdown(socket.SHUT_WR)
 
     def _up(self) -> None:
-        """From the run to the process, until the run has let go of it."""
+        """Forward data of the run to the process, until the run closes the connection."""
         waiting: deque[Any] = deque()
         data = b"begun"
         try:

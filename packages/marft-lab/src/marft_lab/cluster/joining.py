@@ -1,4 +1,4 @@
-"""This process's connection to a Ray cluster: one, however many parts of a run use it."""
+"""Shared connection from this process to a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from marft.common.texts import one_line
 from marft.config.run import RunSettings
 from marft_lab.cluster.settings import ClusterSettings
 
-KNOCK_SECONDS = 10.0  # for a cluster to answer
-ADDRESS = "RAY_ADDRESS"  # which `ray job submit` sets
-OBJECTS = 256 * 2**20  # bytes of a cluster of our own for what is carried to its processes
+KNOCK_SECONDS = 10.0  # timeout for an answer of the cluster
+ADDRESS = "RAY_ADDRESS"  # set by `ray job submit`
+OBJECTS = 256 * 2**20  # object store of a cluster started here, in bytes; holds data for transfer to processes
 _LOCK = threading.Lock()
 _users = 0
 
 
 def join(run: RunSettings, settings: ClusterSettings) -> None:
-    """Connect this process, unless it is. Whoever calls it calls :func:`leave` once.
+    """Connect this process to the cluster, if not connected yet.
+
+    Call :func:`leave` once per call.
 
     Raises:
-        ValueError: Ray is not installed, or the cluster cannot be joined.
+        ValueError: Ray is not installed, or the cluster cannot be reached.
     """
     global _users
     if find_spec("ray") is None:
@@ -40,7 +42,7 @@ def join(run: RunSettings, settings: ClusterSettings) -> None:
 
 
 def leave() -> None:
-    """Nobody here who joined once needs it any more."""
+    """Release a use count; the last release disconnects."""
     global _users
     import ray
 
@@ -51,7 +53,7 @@ def leave() -> None:
 
 
 def cpus_of(run: RunSettings, settings: ClusterSettings) -> int:
-    """What a cluster of our own says that it has: its processors, or as many as the recipe has processes."""
+    """Return the CPU count for a local cluster: the machine's CPUs, or more if the recipe's processes need more."""
     engines = len(run.policies) * getattr(run.engine, "replicas", 1)
     wanted = run.rollout.processes * settings.worker.cpus + engines * settings.engine.cpus
     wanted += (run.training.ranks - 1) * settings.learner.cpus
@@ -78,11 +80,11 @@ def _connect(address: str, cpus: int) -> None:
 
 
 def _knock(address: str) -> None:
-    """See that something answers: Ray itself tries for minutes.
+    """Check that the address answers, because Ray itself retries for minutes.
 
     Raises:
-        OSError: nothing does.
-        ValueError: it is no address.
+        OSError: no answer.
+        ValueError: invalid port.
     """
     host, colon, port = address.rpartition(":")
     if colon:
@@ -102,7 +104,7 @@ def _in_words(address: str, error: Exception) -> str:
 
 @contextmanager
 def _signals_as_they_are() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, which ends a run as Ctrl-C does."""
+    """Restore the SIGTERM handler, because Ray replaces the handler; SIGTERM ends a run like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

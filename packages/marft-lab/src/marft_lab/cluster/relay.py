@@ -1,4 +1,4 @@
-"""The end of a relayed process that is where the process is: an actor that starts it and passes on what it says."""
+"""Remote end of a relayed process: an actor that starts the process and passes on its data."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from marft.common.processes.child import Child, Command
 from marft.common.processes.handover import SharedFolder
 from marft.common.version import __version__
 
-PIECE = 2**18  # bytes that are read at a time
-LARGEST = 4 * 2**20  # bytes that wait to be drawn; what says more waits
-MOST_LINES = 1000  # that wait
-IDLE_SECONDS = 5.0  # in which a draw comes back, with nothing where nothing was said
-GROUPS = {"in": 1, "out": 1, "end": 1}  # threads of their own, in which calls keep their order
+PIECE = 2**18  # bytes per read
+LARGEST = 4 * 2**20  # maximum buffered bytes; further output waits
+MOST_LINES = 1000  # maximum buffered lines
+IDLE_SECONDS = 5.0  # timeout of a read; without output the read returns empty data
+GROUPS = {"in": 1, "out": 1, "end": 1}  # concurrency groups with one thread each, in which calls keep their order
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is there."""
+    """Software versions and missing folders of a node."""
 
     node: str
     python: str
-    version: str  # of MARFT
-    missing: tuple[str, ...]  # folders that are not
+    version: str  # version of MARFT
+    missing: tuple[str, ...]  # requested folders that do not exist on the node
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a process has said since the draw before.
+    """Output of a process since the previous read.
 
     Args:
-        over: it says nothing more over its connection.
+        data: bytes from the connection.
+        lines: printed lines.
+        over: True if the connection is closed.
     """
 
     data: bytes = b""
@@ -48,17 +50,20 @@ class Drawn:
 
 
 def about(folders: Sequence[str] = ()) -> About:
-    """What is here.
+    """Return information about this node.
 
     Args:
-        folders: that should be.
+        folders: folders that should exist.
     """
     missing = tuple(folder for folder in folders if not Path(folder).is_dir())
     return About(socket.gethostname(), platform.python_version(), __version__, missing)
 
 
 class Relay:
-    """A process of a run that is elsewhere. Bytes keep their order in both directions, and few of them wait here."""
+    """Actor that runs a process for a run on another machine.
+
+    Bytes keep their order in both directions. Buffers are bounded.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -67,20 +72,22 @@ class Relay:
         self._child: Child | None = None
 
     def look(self, folders: Sequence[str]) -> About:
-        """What is on this machine."""
+        """Return information about this node."""
         return about(folders)
 
     def begin(self, name: str, command: Command, path: Sequence[str], folder: str) -> None:
         """Start the process.
 
         Args:
-            path: where the run finds modules: those folders that are here too are looked in last.
-            folder: that the run is in; so is the process, where it is here too.
+            name: name of the process, for messages.
+            command: command to start.
+            path: module search path of the run. Folders that exist on this node are appended to the local path.
+            folder: working folder of the run; used as working folder if the folder exists on this node.
 
         Raises:
-            ValueError: it cannot be had here.
+            ValueError: the process cannot be started on this node.
         """
-        theirs = {"", folder} - set(path)  # Ray puts the working folder on the path
+        theirs = {"", folder} - set(path)  # Ray adds the working folder to the path
         sys.path[:] = [entry for entry in sys.path if entry not in theirs]
         sys.path += [entry for entry in path if entry not in sys.path and Path(entry).is_dir()]
         with suppress(OSError):
@@ -108,7 +115,7 @@ class Relay:
             self._changed.notify_all()
 
     def draw(self) -> Drawn:
-        """What was said; waits for something, but not for ever."""
+        """Return new output; wait up to ``IDLE_SECONDS`` seconds for output."""
         with self._changed:
             self._changed.wait_for(lambda: self._data or self._lines or self._over, IDLE_SECONDS)
             return self._taken()
@@ -121,21 +128,21 @@ class Relay:
         return drawn
 
     def feed(self, data: bytes) -> None:
-        """Say something to it; nothing: there is no more."""
+        """Write data to the process; empty data closes the input."""
         assert self._child is not None
-        with suppress(OSError):  # it has ended, which a draw will tell
+        with suppress(OSError):  # the process has exited; a read reports the exit
             if data:
                 self._child.socket.sendall(data)
             else:
                 self._child.socket.shutdown(socket.SHUT_WR)
 
     def end(self) -> None:
-        """End it."""
+        """Terminate the process."""
         assert self._child is not None
         self._child.end()
 
     def outcome(self) -> tuple[str, Sequence[str]]:
-        """How it ended, once it has, and the last lines that it said."""
+        """Wait for the process to exit; return the outcome and the last printed lines."""
         assert self._child is not None
         how = self._child.outcome()
         self._child.socket.close()
@@ -145,7 +152,7 @@ class Relay:
             return how, self._taken().lines
 
     def folder(self, name: str) -> str:
-        """Make an empty folder, in memory where there is room for it."""
+        """Create an empty folder and return its path, in memory if the space suffices."""
         self._folder = self._folder or SharedFolder()
         place = self._folder.path / name
         shutil.rmtree(place, ignore_errors=True)
@@ -153,7 +160,7 @@ class Relay:
         return str(place)
 
     def write(self, name: str, file: str, piece: bytes) -> None:
-        """Put another piece at the end of a file in a folder."""
+        """Append a chunk to a file in a folder."""
         assert self._folder is not None
         place = self._folder.path / name / file
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +168,6 @@ class Relay:
             opened.write(piece)
 
     def drop(self, name: str) -> None:
-        """Take a folder away."""
+        """Remove a folder."""
         if self._folder:
             shutil.rmtree(self._folder.path / name, ignore_errors=True)

@@ -1,4 +1,7 @@
-"""``[cluster]``: where processes of a run are, when they need not be on its own machine. Reading it imports no Ray."""
+"""Settings for ``[cluster]``: a Ray cluster for the run's processes.
+
+Reading the settings does not import Ray.
+"""
 
 from __future__ import annotations
 
@@ -18,35 +21,40 @@ Amount = Annotated[float, Field(gt=0, le=100_000)]
 
 
 class PlaceSettings(Settings):
-    """What a process has for itself, as Ray counts it."""
+    """Resources per process, in Ray's units."""
 
-    cpus: Amount = 1.0  # also threads of what computes in it, unless it says otherwise
-    gpus: Annotated[float, Field(ge=0, le=1024)] = 0.0  # it sees no others
-    memory_gb: NotNegative = 0.0  # GiB; 0: not counted
-    resources: dict[str, Amount] = {}  # others that its node must have, by the names that `ray start` gave them
+    cpus: Amount = 1.0  # CPUs per process, and default number of compute threads
+    gpus: Annotated[float, Field(ge=0, le=1024)] = 0.0  # GPUs per process; other GPUs are hidden from the process
+    memory_gb: NotNegative = 0.0  # memory per process in GiB; 0 reserves no memory
+    resources: dict[str, Amount] = {}  # custom Ray resources of the node, by the names given to `ray start`
 
     def bundle(self) -> dict[str, float]:
-        """It as a bundle of a placement group."""
+        """Return the resources as a bundle for a placement group."""
         counted = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_gb * 2**30, **self.resources}
         return {name: amount for name, amount in counted.items() if amount}
 
 
 class ClusterSettings(Cluster):
-    """Processes of the run are actors of a Ray cluster: ``rollout.processes`` workers, engines that are apart, and
-    the ranks beside the run. It needs the extra ``ray``."""
+    """Ray cluster for the run's processes: rollout workers, engines in their own process, and ranks except the first.
+
+    Requires the extra ``ray``.
+    """
 
     key: ClassVar[str] = "cluster"
 
-    # of a cluster to join: host:port, or "auto" for the one that this machine is in; "": that of $RAY_ADDRESS, or else
-    # one is started on this machine, for the run alone
+    # address of a cluster to join: host:port, or "auto" for this machine's cluster; "" for $RAY_ADDRESS, or else a
+    # cluster on this machine for this run alone
     address: str = ""
-    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"  # how Ray places workers on nodes
-    worker: PlaceSettings = PlaceSettings()  # each of rollout.processes
-    # each process of an engine that is apart; where it computes on GPUs one at least, else as many as are said
+    # Ray's placement strategy for processes on nodes
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    worker: PlaceSettings = PlaceSettings()  # resources of each of rollout.processes
+    # resources of each engine in its own process; engines that compute on GPUs get at least one, others exactly this
+    # number
     engine: PlaceSettings = PlaceSettings()
-    # each of training.ranks but the first, which is the run's process; on GPUs one at least, else none
+    # resources of each of training.ranks except the first, which is the run's process; at least one GPU if ranks use
+    # GPUs, else none
     learner: PlaceSettings = PlaceSettings()
-    patience_seconds: Positive = 60.0  # for the cluster to have room, and for a process to be there
+    patience_seconds: Positive = 60.0  # timeout for free resources, and for the start of a process
 
     @field_validator("address")
     @classmethod
@@ -61,24 +69,30 @@ class ClusterSettings(Cluster):
         return address
 
     def place_of(self, kind: Kind) -> PlaceSettings:
-        """Return what each process of a kind has for itself."""
+        """Return the resources per process, for a given kind."""
         places: dict[Kind, PlaceSettings] = {"worker": self.worker, "engine": self.engine, "learner": self.learner}
         return places[kind]
 
     def gpus_of(self, kind: Kind) -> float:
-        """Return how many GPUs the recipe asks for, for each process of a kind."""
+        """Return the recipe's number of GPUs per process, for a given kind."""
         return self.place_of(kind).gpus
 
     def open_starter(self, run: RunSettings, kind: Kind, count: int, gpus: float | None = None) -> Starter:
-        """Return a starter of ``count`` processes of a kind, in places that are kept for them.
+        """Return a starter for ``count`` processes with reserved resources.
+
+        Args:
+            run: settings of the run.
+            kind: kind of process.
+            count: number of processes.
+            gpus: GPUs per process; None for the recipe's number.
 
         Raises:
-            ValueError: the cluster cannot be joined.
-            RunError: it has no room for them.
+            ValueError: the cluster cannot be reached.
+            RunError: the cluster has no free resources.
         """
         settings = self
         if gpus is not None:
             settings = self.model_copy(update={kind: self.place_of(kind).model_copy(update={"gpus": gpus})})
-        from marft_lab.cluster.starter import RayStarter  # Ray, which nothing else needs
+        from marft_lab.cluster.starter import RayStarter  # imported here because only this method needs Ray
 
         return RayStarter(run, settings, kind, count)

@@ -1,4 +1,4 @@
-"""Starts processes of a run as actors in a placement group."""
+"""Starter for processes in a Ray placement group, with an actor per process."""
 
 from __future__ import annotations
 
@@ -27,16 +27,22 @@ from marft_lab.cluster.joining import join, leave
 from marft_lab.cluster.relay import GROUPS, About, Relay
 from marft_lab.cluster.settings import ClusterSettings
 
-UNITS = {"memory": 2**30}  # GiB of bytes
-AGAIN_SECONDS = 1.0  # after which a process is started again whose node was lost
+UNITS = {"memory": 2**30}  # bytes per GiB
+AGAIN_SECONDS = 1.0  # delay before a retry after the loss of a node
 
 
 class RayStarter:
-    """A placement group with a bundle for each of ``count`` processes, which are started in it.
+    """Starter for processes in a Ray placement group, with a bundle per process.
+
+    Args:
+        run: settings of the run.
+        settings: settings of the cluster.
+        kind: kind of process.
+        count: number of processes.
 
     Raises:
-        ValueError: the cluster cannot be joined.
-        NoRoomError: it has no room for them.
+        ValueError: the cluster cannot be reached.
+        NoRoomError: the cluster has no free resources.
     """
 
     def __init__(self, run: RunSettings, settings: ClusterSettings, kind: Kind, count: int) -> None:
@@ -57,12 +63,18 @@ class RayStarter:
             raise
 
     def start(self, name: str, command: Command, *, quiet: bool = False, place: int = 0) -> RelayedChild:
-        """Start a process in a bundle: on another node, where its own is gone.
+        """Start a process in bundle ``place``; Ray moves the bundle to a different node after the loss of a node.
+
+        Args:
+            name: name of the process, for messages.
+            command: command to start.
+            quiet: True to hide the output.
+            place: index of the bundle.
 
         Raises:
-            ValueError: MARFT, the recipe's folder, or what the command needs is not there.
-            NoRoomError: there is no room for it.
-            RunError: its node is lost at once, again and again.
+            ValueError: MARFT, the recipe's folder, or a requirement of the command is missing on the node.
+            NoRoomError: the cluster has no free resources.
+            RunError: the starter is closed, or nodes are lost repeatedly.
         """
         with self._changed:
             if self._closed:
@@ -73,7 +85,7 @@ class RayStarter:
             while True:
                 try:
                     return self._start(name, command, quiet, place)
-                except RayError as error:  # Ray may put it on a node that it does not know yet to be lost
+                except RayError as error:  # Ray may choose a node before it notices the loss of the node
                     if self._closed or time.monotonic() > until:
                         raise RunError(f"{name}: its actor cannot be had: {one_line(str(error))}") from error
                     time.sleep(AGAIN_SECONDS)
@@ -83,9 +95,10 @@ class RayStarter:
                 self._changed.notify_all()
 
     def _start(self, name: str, command: Command, quiet: bool, place: int) -> RelayedChild:
-        """
+        """Start a process once.
+
         Raises:
-            RayError: it was lost before it had begun.
+            RayError: the actor was lost during the start.
         """
         bundle = self.place.bundle()
         actor = ray.remote(concurrency_groups=GROUPS)(Relay).options(
@@ -99,7 +112,7 @@ class RayStarter:
             begun = actor.begin.remote(name, command, module_path(), str(Path.cwd()))
             ray.get(begun, timeout=self.settings.patience_seconds)
         except (RayError, ValueError) as error:
-            with suppress(RayError, RuntimeError, ValueError):  # one that cannot be reached may still have its place
+            with suppress(RayError, RuntimeError, ValueError):  # an unreachable actor may still hold its resources
                 ray.kill(actor)
             if isinstance(error, GetTimeoutError):
                 raise NoRoomError(f"{name}: {self._no_room(1)}") from None
@@ -110,12 +123,14 @@ class RayStarter:
 
     @property
     def host(self) -> str:
-        """This machine's address, as the others know it."""
+        """This machine's address for the cluster's nodes."""
         return str(ray.util.get_node_ip_address())
 
     def close(self) -> None:
-        """Give the bundles back, with all that is in them, and leave the cluster once nothing is being started: whoever
-        waits for Ray by then waits for ever."""
+        """Release the bundles with their processes, and disconnect after pending starts.
+
+        A call to Ray after the disconnect would block forever.
+        """
         with self._changed:
             self._closed = True
         remove_placement_group(self._group)
@@ -149,7 +164,8 @@ def _amounts(bundle: Mapping[str, float]) -> str:
 
 
 def _amount(name: str, amount: float) -> str:
-    """
+    """Return an amount with its unit.
+
     >>> _amount("CPU", 2.0), _amount("memory", 2.0**31)
     ('2 CPU', '2 GiB memory')
     """
@@ -157,9 +173,10 @@ def _amount(name: str, amount: float) -> str:
 
 
 def _check(about: About) -> None:
-    """
+    """Check the versions and folders of a node.
+
     Raises:
-        ValueError: it is not as it must be there.
+        ValueError: different version of MARFT or Python, or missing folder.
     """
     mine = ".".join(platform.python_version_tuple()[:2])
     if about.version != __version__ or ".".join(about.python.split(".")[:2]) != mine:

@@ -1,1 +1,1 @@
-"""Sites that learn together and keep what they learn from: adapters leave them, and nothing else."""
+"""Federated training: sites train together and exchange adapters only; their data stays local."""

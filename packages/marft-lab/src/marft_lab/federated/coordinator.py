@@ -1,4 +1,4 @@
-"""The rounds of a federation: ask every site, combine what came, give it back."""
+"""Federation rounds: request updates from the sites, aggregate the updates, and return the result."""
 
 from __future__ import annotations
 
@@ -22,45 +22,47 @@ from marft_lab.federated.settings import FederationSettings
 from marft_lab.federated.words import Update, files_of, is_finite
 
 Files = Mapping[str, bytes]
-MOST_PLAYED = 1e15  # episodes or tokens of a round
+MOST_PLAYED = 1e15  # maximum reported episodes or tokens per round
 
 
 class Combiner(Protocol):
-    """What ``[combine]`` names."""
+    """Interface for the aggregation rule in ``[combine]``."""
 
     def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
-        """For each site a row of what all weigh in what it goes on from.
+        """Return mixing weights, shape [sites, sites]: a row per site over the sites' adapters.
 
         Args:
-            counts: how much each has played, 1 where that is not asked for; 0: it took no part, and what stands for it
-                is what it was given last.
+            sites: names of the sites.
+            counts: reported count of each site, shape [sites]; 1 if counts are not requested. A count of 0 means that
+                the site skipped the round; its last given adapters stand for the site.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What came of a round's questions."""
+    """Sites' replies to a round's requests."""
 
     updates: Mapping[str, Update]
-    lost: Mapping[str, str]  # the others, and why
+    lost: Mapping[str, str]  # missing sites, with the reasons
 
 
 def federate(
     settings: FederationSettings, folder: Path, *, resume: bool = False,
     tell: Callable[[Round], None] = lambda _: None, note: Callable[[str], None] = lambda _: None,
 ) -> list[Round]:  # fmt: skip
-    """Have sites learn together for all rounds → what is known of each.
+    """Train a federation through all rounds and return the round records.
 
     Args:
-        folder: of the federation.
-        resume: go on after the last round that is over.
-        tell: is told of each round that is over, while the sites' processes are still there.
-        note: is told what else whoever waits should know.
+        settings: settings of the federation.
+        folder: folder of the federation.
+        resume: True to resume after the last finished round.
+        tell: callback for each finished round, while the site processes still run.
+        note: callback for warnings.
 
     Raises:
-        ValueError: there is nothing to go on with, or somebody else's in the place; or sites cannot be combined.
-        RunError: too few sites were heard from. What is over is kept.
+        ValueError: no federation to resume, foreign files in the folder, or incompatible adapters.
+        RunError: too few sites replied. Finished rounds are kept.
     """
     history = History(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def federate(
 
 
 def _begun(settings: FederationSettings, history: History, links: Mapping[str, Link]) -> Round:
-    """All sites begin with the adapters of the first."""
+    """Start each site from the first site's adapters."""
     first = next(iter(links))
     try:
         files = files_of(links[first].ask(BEGINNING, 0, {}))
@@ -101,10 +103,10 @@ def _begun(settings: FederationSettings, history: History, links: Mapping[str, L
 
 
 def _given(history: History, one: Round) -> dict[str, dict[str, bytes]]:
-    """What sites go on from after a round.
+    """Return the adapters given to each site after a round.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: damaged adapters.
     """
     found = history.given(one)
     one_of_each = {number: site for site, number in one.given.items()}
@@ -143,7 +145,7 @@ def _round(settings: FederationSettings, history: History, links: Mapping[str, L
 def _ask(
     settings: FederationSettings, links: Mapping[str, Link], number: int, steps: int, given: Mapping[str, Files]
 ) -> Heard:
-    """Ask all sites at once, and wait as long as the federation's patience says."""
+    """Send concurrent requests to the sites, and collect replies until the round timeout."""
     updates, lost = dict[str, Update](), dict[str, str]()
     began = monotonic()
     with ThreadPoolExecutor(len(links)) as threads:
@@ -180,9 +182,10 @@ def _ask(
 
 
 def _needed(settings: FederationSettings, heard: Heard, what: str) -> None:
-    """
+    """Check that enough sites replied.
+
     Raises:
-        RunError: too few sites answered.
+        RunError: too few sites replied.
     """
     if len(heard.updates) < settings.needed:
         why = "; ".join(f"{site} {reason}" for site, reason in heard.lost.items())
@@ -195,10 +198,12 @@ def _needed(settings: FederationSettings, heard: Heard, what: str) -> None:
 def _held_together(
     sent: Mapping[str, Files], given: Mapping[str, Files], heard: Heard, bases: Mapping[str, str]
 ) -> tuple[dict[str, Adapters], Files, Mapping[str, str]]:
-    """Adapters of all sites, what they were given standing for those that took no part; configurations of the first.
+    """Return all sites' adapters, the first site's configurations, and the base models' digests.
+
+    For sites that skipped the round, the last given adapters are used.
 
     Raises:
-        ValueError: a site sent what cannot be combined with the others'; the message names it.
+        ValueError: a site's adapters cannot be combined with the other adapters; the message names the site.
     """
     found = {site: opened(sent.get(site, before)) for site, before in given.items()}
     first, configs = next(iter(found.values()))
@@ -217,9 +222,10 @@ def _held_together(
 
 
 def _check_count(settings: FederationSettings, update: Update) -> None:
-    """
+    """Check a site's reported count, if counts are the weights.
+
     Raises:
-        ValueError: a site does not say how much it has played, where that is what it weighs by.
+        ValueError: the count is missing, not positive or too large.
     """
     counted = settings.combine.counted
     count: Any = update.about.get(counted)
@@ -228,7 +234,7 @@ def _check_count(settings: FederationSettings, update: Update) -> None:
 
 
 def _count(settings: FederationSettings, update: Update | None) -> float:
-    """How much a site has played; 0 where it took no part."""
+    """Return the reported count of a site; 0 if the site skipped the round."""
     counted = settings.combine.counted
     return float(update.about[counted]) if update and counted else float(update is not None)
 
@@ -238,7 +244,7 @@ def _combined(settings: FederationSettings, adapters: Sequence[Adapters], row: S
 
 
 def _apart(sites: Sequence[Adapters]) -> float:
-    """How far apart sites are, over the adapters of all policies."""
+    """Return the distance between sites, over the policies' adapters."""
     whole: list[Tensors] = [
         {f"{p}/{n}": t for p, tensors in each.items() for n, t in tensors.items()} for each in sites
     ]

@@ -1,4 +1,4 @@
-"""What a coordinator keeps: what sites sent in each round, what each was given after it, and what is known of it."""
+"""Federation folder: received adapters, given adapters and a record per round."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from marft_lab.federated.settings import FederationSettings, refuse_other
 FORMAT = "a federation of MARFT, 1"
 MARK, SETTINGS, ROUND = "federation.json", "federation.toml", "round.json"
 LOCK = "federation.lock"
-BEFORE = (LOCK, "sites")  # what may be there before a federation is
+BEFORE = (LOCK, "sites")  # files allowed in the folder before the federation starts
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round that is over.
+    """Record of a finished round.
 
     Args:
-        took_part: sites that were heard from.
-        left_out: the others, and why.
-        mixing: for each site, what it goes on from: weights of all of them.
-        given: for each site, which of the folders in ``given`` that is.
-        norms: of each site's change, where that may be known.
-        apart: how far sites are from their average, before they were combined and after.
+        round: number of the round; 0 for the start.
+        took_part: sites that replied.
+        left_out: missing sites, with the reasons.
+        mixing: for each site, its row of mixing weights over all sites.
+        given: for each site, the index of its folder in ``given``.
+        norms: L2 norm of each site's change, if the privacy settings permit.
+        apart: distance of the sites from their average, before and after aggregation.
+        epsilon: privacy budget ε spent so far by each site that took part in all rounds; None without noise.
+        bases: digests of the base models, by policy.
     """
 
     round: int
@@ -42,7 +45,7 @@ class Round:
     given: Mapping[str, int]
     norms: Mapping[str, float]
     apart: Sequence[float]
-    epsilon: float | None  # spent so far by each site that took part in all rounds
+    epsilon: float | None  # ε spent so far by each site that took part in all rounds
     bases: Mapping[str, str]  # digests of base models, by policy
 
 
@@ -50,32 +53,38 @@ ROUNDS = TypeAdapter(Round)
 
 
 class History:
-    """The folder of a federation.
+    """Folder of a federation.
 
     ::
 
-        federation.json  federation.toml     its mark, and its settings
-        ledger.jsonl                          what passed
-        rounds/round_000001/round.json        a Round
-                            sent/SITE/POLICY  adapters as they came
-                            given/0/POLICY    what sites were given after it, each different one once
-        sites/NAME                            the sites' own, where they say nothing else; nobody else reads there
+        federation.json  federation.toml     identity and settings
+        ledger.jsonl                          transfer log
+        rounds/round_000001/round.json        record of the round
+                            sent/SITE/POLICY  received adapters
+                            given/0/POLICY    distinct adapters given to sites after the round
+        sites/NAME                            default folder of a site, only read by the site
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.id: str  # of the federation, once it has begun: no other has it
+        self.id: str  # unique identifier of the federation, set by begin
         self.sites: frozenset[str] = frozenset()
 
     @property
     def ledger(self) -> Path:
+        """Path to the transfer log."""
         return self.path / "ledger.jsonl"
 
     def begin(self, settings: FederationSettings, resume: bool) -> None:
-        """Make the folder this federation's, or go on with it.
+        """Create the federation in the folder, or resume the federation.
+
+        Args:
+            settings: settings of the federation.
+            resume: True to resume.
 
         Raises:
-            ValueError: there is none to go on with, or another one, or somebody's files.
+            ValueError: no federation to resume, an existing federation without ``resume``, different settings, or
+                foreign files in the folder.
         """
         table = settings.model_dump(mode="json", exclude_none=True)
         there = (self.path / MARK).is_file()
@@ -99,17 +108,19 @@ class History:
         atomic.write_file(self.path / SETTINGS, tomli_w.dumps(table), atomic.OWN)
 
     def folder(self, number: int) -> Path:
+        """Return a round's folder."""
         return self.path / "rounds" / f"round_{number:06d}"
 
     def rounds(self) -> list[Round]:
-        """The rounds that are over, oldest first."""
+        """Return the records of the finished rounds, oldest first."""
         found = sorted((self.path / "rounds").glob(f"round_*/{ROUND}"))
         return [self._round(file, number) for number, file in enumerate(found)]
 
     def _round(self, file: Path, number: int) -> Round:
-        """
+        """Read a round's record.
+
         Raises:
-            ValueError: the file is damaged, or is of another round, or of other sites.
+            ValueError: the file is damaged, or belongs to a different round or to different sites.
         """
         table = _table(file, [field.name for field in fields(Round)])
         try:
@@ -124,11 +135,12 @@ class History:
         return found
 
     def write(self, one: Round, sent: Mapping[str, Mapping[str, bytes]], given: Sequence[Mapping[str, bytes]]) -> None:
-        """Keep a round, whole or not at all.
+        """Write a round atomically.
 
         Args:
-            sent: adapters by site.
-            given: the different ones that sites go on from.
+            one: record of the round.
+            sent: received adapter files, by site.
+            given: distinct sets of adapter files given to sites.
         """
         with atomic.new_folder(self.folder(one.round)) as draft:
             for place, files in [*((f"sent/{site}", files) for site, files in sent.items()),
@@ -139,20 +151,26 @@ class History:
             (draft / ROUND).write_text(json.dumps(asdict(one), indent=1) + "\n", encoding="utf-8")
 
     def given(self, one: Round) -> dict[str, dict[str, bytes]]:
-        """What each site goes on from after a round."""
+        """Return the adapter files given to each site after a round."""
         return {site: _files(self.folder(one.round) / "given" / str(number)) for site, number in one.given.items()}
 
     def let_go(self, last: int, keep: int) -> None:
-        """Remove adapters of rounds that are too old; what is known of a round stays."""
+        """Remove adapters from old rounds; records stay.
+
+        Args:
+            last: last finished round.
+            keep: number of newest rounds to keep.
+        """
         for number in range(max(0, last - keep + 1)):
             for kind in ("sent", "given"):
                 shutil.rmtree(self.folder(number) / kind, ignore_errors=True)
 
 
 def _table(file: Path, keys: Sequence[str]) -> dict[str, Any]:
-    """
+    """Read a JSON object with required keys.
+
     Raises:
-        ValueError: the file does not hold these keys.
+        ValueError: the file is damaged or lacks a key.
     """
     try:
         table = atomic.read_json(file)
@@ -166,7 +184,7 @@ def _table(file: Path, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def damaged(place: Path, why: str) -> str:
-    """Return the error message for a damaged file or folder of a federation that is resumed."""
+    """Return the error message for a damaged file or folder of a resumed federation."""
     return f"{place} is damaged ({why}); put a copy back, or begin another federation (name, output)"
 
 

@@ -1,4 +1,4 @@
-"""What has left which site, and what it was given: a line for each file, as it passed."""
+"""Log with a line per file transfer between the coordinator and the sites."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ COORDINATOR = "coordinator"
 
 
 class Ledger:
-    """``ledger.jsonl``: nothing passes without a line. What is sent again, after something was stopped, has another."""
+    """Transfer log ``ledger.jsonl``: one line per transferred file.
+
+    A transfer that is repeated after an interrupt has another line.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self._writing = path, Lock()
         atomic.drop_unfinished_line(path)
 
     def note(self, round_: int, sender: str, to: str, files: Mapping[str, bytes]) -> None:
-        """Write a line for each file.
+        """Write one line per file.
 
         Args:
-            sender: a site, or the coordinator.
-            files: what passed, by name.
+            round_: number of the round.
+            sender: name of a site, or the coordinator.
+            to: recipient.
+            files: transferred files, by name.
         """
         with self._writing, self.path.open("a", encoding="utf-8") as file:
             for name, data in files.items():

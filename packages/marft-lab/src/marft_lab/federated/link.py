@@ -1,4 +1,4 @@
-"""A site from outside: its process, started when it is needed, and what passes to and from it."""
+"""Coordinator's connection to a site: the site's process, requests and replies."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from marft_lab.federated.ledger import COORDINATOR, Ledger
 from marft_lab.federated.settings import FederationSettings
 from marft_lab.federated.words import About, Asked, Failed, Update, data_of, files_of, is_finite, receive, send
 
-BEGINNING = 0  # the round in which adapters to begin with are asked for
+BEGINNING = 0  # round of the request for initial adapters
 
 
 class SiteLostError(Exception):
-    """A site cannot send what it was asked for; the message says how that ended, in words of ours."""
+    """Error for a site without a reply.
+
+    The message describes the outcome in the coordinator's own words.
+    """
 
 
 class Link:
-    """One site. Close it.
+    """Connection to one site; call :meth:`close` at the end.
 
     Args:
-        folder: of the site.
+        name: name of the site.
+        settings: settings of the federation.
+        id_: identifier of the federation.
+        folder: folder of the site.
+        ledger: transfer log.
     """
 
     def __init__(self, name: str, settings: FederationSettings, id_: str, folder: Path, ledger: Ledger) -> None:
@@ -43,14 +50,17 @@ class Link:
         self._ending = False
 
     def ask(self, round_: int, steps: int, files: Mapping[str, bytes]) -> Update:
-        """What the site has come to. Its process is started where there is none, and again where it ends.
+        """Request an update from the site and return the update.
+
+        The site's process is started if necessary, and restarted after an exit.
 
         Args:
-            steps: that it learns.
-            files: the adapters that it is given; none: those that it begins with are asked for.
+            round_: number of the round.
+            steps: training steps.
+            files: adapter files for the site; empty to request the initial adapters.
 
         Raises:
-            SiteLostError: it cannot, or has ended too often.
+            SiteLostError: the site failed, or its process exited too often.
         """
         outcome = ""
         for _ in range(self._tries):
@@ -86,45 +96,45 @@ class Link:
         raise SiteLostError(f"{outcome}, {self._tries} times; {self.folder / 'site.log'} may say why")
 
     def _started(self) -> tuple[Child, bool]:
-        """Its process, and whether it is a new one, which has not been told what it is."""
+        """Return the site's process, and True if the process is new and needs its assignment."""
         with self._changing:
             if self._ending:
                 raise SiteLostError("was ended")
             if self._child is None:
                 command = lambda descriptor: python_here("marft_lab.federated.site", descriptor)  # noqa: E731
-                self._child = Child(self.name, command, quiet=True)  # it speaks to a log of its own
+                self._child = Child(self.name, command, quiet=True)  # the site writes its output to its own log
                 return self._child, True
             return self._child, False
 
     def end(self) -> None:
-        """End its process, whatever it is at; the next question starts another."""
+        """Terminate the site's process, even during a request; the next request starts a new process."""
         with self._changing:
             child, self._child = self._child, None
         if child:
             child.close()
 
     def leave_out(self) -> None:
-        """Have whoever waits for an answer hear that there is none, until :meth:`again`."""
+        """Abandon the pending request, and reject new requests until :meth:`again`."""
         self._ending = True
-        with self._changing:  # a process that is being started is waited for: who asks would wait for it for ever
+        with self._changing:  # wait for a process that is being started; its request would otherwise block forever
             if self._child:
                 self._child.end()
 
     def again(self) -> None:
-        """It may be asked again."""
+        """Accept requests again."""
         self._ending = False
 
     def close(self) -> None:
-        """End it for good."""
+        """Terminate the site's process and reject further requests."""
         self._ending = True
         self.end()
 
 
 def _checked(update: Update) -> dict[str, bytes]:
-    """The files of an update.
+    """Return an update's files.
 
     Raises:
-        ValueError: it is none as sites send them.
+        ValueError: invalid norm, model digests or files.
     """
     norm, models = update.about.get("norm", 0.0), update.about.get("models", {})
     if not is_finite(norm):

@@ -1,17 +1,19 @@
-"""Averages of adapters: of their factors, or of what they change.
+"""Average adapters by their factors, or by their weight changes.
 
-A layer's adapter changes it by ``scale · B·A``. The average of the products is not the product of the averages:
+The adapter of a layer changes the layer's weight by ``scale · B·A``. The average of the products differs from the
+product of the averages:
 
     Σ wᵢ BᵢAᵢ = B̄Ā + Σ wᵢ (Bᵢ − B̄)(Aᵢ − Ā)
 
-so averages of factors (FedIT: Zhang et al. 2024) leave out how the two vary together from site to site. The average of
-the products is known exactly as ``[w₁B₁ … wₙBₙ]·[A₁; …; Aₙ]``, of up to n times the rank (FLoRA: Wang et al. 2024); the
-nearest change of the adapters' own rank is its truncated singular value decomposition (FlexLoRA: Bai et al. 2024).
+Averages of factors (FedIT: Zhang et al. 2024) therefore ignore the covariance of the two factors across sites. The
+average of the products is exactly ``[w₁B₁ … wₙBₙ]·[A₁; …; Aₙ]``, with up to n times the rank (FLoRA: Wang et al. 2024).
+Its best approximation of the adapters' own rank is the truncated singular value decomposition (FlexLoRA: Bai et al.
+2024).
 
-Which factors that product is written as is OUR READING: B and A are ``U S Q / c`` and ``c Qᵀ Vᵀ``, with the orthogonal
-Q that brings A nearest to Ā and with Ā's norm. So a site's optimizer, whose moments are of the factors, goes on in
-nearly the same coordinates; A is as well-conditioned as at a start; and a site that goes on from its own alone keeps
-its factors, to the bit. Where all have the same A, it stays, and B is averaged.
+The factors of that product are not unique. OUR READING: B and A are ``U S Q / c`` and ``c Qᵀ Vᵀ``. The orthogonal Q
+brings A nearest to Ā, and c gives A the norm of Ā. The choice has three reasons. A site's optimizer moments belong to
+the factors, so the site continues in nearly the same coordinates. A is as well-conditioned as at the start. A site that
+mixes with no other site keeps its factors, bit for bit. If all sites have the same A, A stays and B is averaged.
 """
 
 from __future__ import annotations
@@ -23,18 +25,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-LEAST_OF_A = 1e-3  # of the average A's size against that of single ones: sites may send A that cancel out
+# minimum norm of the average A, relative to the norm of single A's, because A's of sites may cancel out
+LEAST_OF_A = 1e-3
 
-Adapter = Mapping[str, Tensor]  # by the names that peft gives: …lora_A.weight [r, in], …lora_B.weight [out, r]
+Adapter = Mapping[str, Tensor]  # tensors by peft's names: …lora_A.weight [r, in], …lora_B.weight [out, r]
 HALF_A, HALF_B = ".lora_A.weight", ".lora_B.weight"
 
 
 def mixed(adapters: Sequence[Adapter], weights: Sequence[float], of: Literal["products", "factors"]) -> Adapter:
-    """The average of one policy's adapters.
+    """Return the weighted average over a policy's adapters.
 
     Args:
-        adapters: of the same layers and shapes.
-        weights: of each, which add up to 1.
+        adapters: adapters with the same layers and shapes.
+        weights: weight of each adapter, shape [adapters]; the sum is 1.
+        of: average of the products, or of the factors.
     """
     assert math.isclose(sum(weights), 1, abs_tol=1e-9), weights
     heard = [(adapter, weight) for adapter, weight in zip(adapters, weights, strict=True) if weight]
@@ -48,7 +52,8 @@ def mixed(adapters: Sequence[Adapter], weights: Sequence[float], of: Literal["pr
         if name.endswith(HALF_A):
             other = name.removesuffix(HALF_A) + HALF_B
             ours, theirs = [part[name] for part in parts], [part[other] for part in parts]
-            if all(torch.equal(ours[0], each) for each in ours[1:]):  # the average of their products is one of its own
+            # with a shared A, the average product has the same A
+            if all(torch.equal(ours[0], each) for each in ours[1:]):
                 found[name], found[other] = ours[0], _average(theirs, weights).float()
                 continue
             a, b = product_of_rank(ours, theirs, weights)
@@ -57,11 +62,15 @@ def mixed(adapters: Sequence[Adapter], weights: Sequence[float], of: Literal["pr
 
 
 def product_of_rank(a: Sequence[Tensor], b: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """The change of rank r that is nearest to Σ wᵢ BᵢAᵢ, in the Frobenius norm → its A and B, in float64.
+    """Return the best rank-r approximation of Σ wᵢ BᵢAᵢ in the Frobenius norm, as factors A and B in float64.
 
     Args:
-        a: [r, in] of each.
-        b: [out, r] of each.
+        a: A of each adapter, shape [r, in].
+        b: B of each adapter, shape [out, r].
+        weights: weight of each adapter, shape [adapters].
+
+    Returns:
+        A of shape [r, in] and B of shape [out, r].
     """
     rank, mean = a[0].shape[0], _average(a, weights)
     wide = torch.cat([weight * each.double() for each, weight in zip(b, weights, strict=True)], 1)  # [out, n·r]
@@ -72,17 +81,16 @@ def product_of_rank(a: Sequence[Tensor], b: Sequence[Tensor], weights: Sequence[
     left, right = (
         q_wide @ u[:, :rank] * s[:rank],
         v[:rank] @ q_tall.T,
-    )  # [out, r], [r, in]; fewer where the layer is small
+    )  # [out, r], [r, in]; a smaller rank for small layers
     spread = math.sqrt(sum(weight * float(each.double().norm()) ** 2 for each, weight in zip(a, weights, strict=True)))
     scale = max(float(mean.norm()), LEAST_OF_A * spread) / math.sqrt(rank) or 1.0
     p, _, q = torch.linalg.svd(mean @ right.T, full_matrices=False)
-    turn = p @ q  # [r, r], or [r, fewer]: its columns are orthonormal
+    turn = p @ q  # [r, r], or [r, k] with k < r; orthonormal columns
     return scale * turn @ right, left @ turn.T / scale
 
 
 def distance(adapters: Sequence[Adapter]) -> float:
-    """How far apart sites are: the root mean square, over them, of the L2 norm of the factors' difference from their
-    average."""
+    """Return the root mean square, over sites, of the L2 distance between a site's factors and the average factors."""
     weights = [1 / len(adapters)] * len(adapters)
     mean = {name: _average([adapter[name] for adapter in adapters], weights) for name in adapters[0]}
     squares = [

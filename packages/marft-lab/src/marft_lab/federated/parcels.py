@@ -1,7 +1,7 @@
-"""Adapters as they leave a site and arrive: the numbers, and what a reader of peft's format needs to know of them.
+"""Serialization of adapters for transfer between a site and the coordinator.
 
-What leaves is made anew from what is known to be harmless: tensors under the names of layers, and four keys of their
-configuration. Paths of models, notes in the files' heads and whatever else a folder holds stay.
+Outgoing files are rebuilt from known harmless parts: tensors with layer names, and four keys of the adapter
+configuration. Model paths, file metadata and all other files of the folder stay at the site.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from marft.models.adapters import CONFIG, WEIGHTS
 
 KEPT = ("peft_type", "r", "lora_alpha", "target_modules")
 FIXED = {"task_type": "CAUSAL_LM", "base_model_name_or_path": "", "inference_mode": True, "bias": "none"}
-SENT, GIVEN = 1e6, 1e30  # the largest number of a site; and of what is made of them, which no such numbers can reach
+# maximum absolute value sent by a site, and of aggregated adapters; aggregation of valid values cannot exceed the
+# second
+SENT, GIVEN = 1e6, 1e30
 LAYER = re.compile(r"base_model\.model\.[\w.]{1,200}\.lora_[AB]\.weight")
 Tensors = Mapping[str, Tensor]
 Files = Mapping[str, bytes]
@@ -29,7 +31,11 @@ Adapters = Mapping[str, Tensors]  # by policy
 
 
 def read_folder(folder: Path) -> tuple[Adapters, dict[str, bytes]]:
-    """The adapters in ``folder/POLICY`` → their numbers, and what of their configurations may leave, by file."""
+    """Read the adapters in ``folder/POLICY``.
+
+    Returns:
+        The tensors by policy, and the reduced configurations by file name.
+    """
     adapters, configs = dict[str, Tensors](), dict[str, bytes]()
     for policy in sorted(path for path in folder.iterdir() if path.is_dir()):
         adapters[policy.name] = load((policy / WEIGHTS).read_bytes())
@@ -40,25 +46,29 @@ def read_folder(folder: Path) -> tuple[Adapters, dict[str, bytes]]:
 
 
 def files_with(adapters: Adapters, configs: Files) -> dict[str, bytes]:
-    """What leaves, or arrives, by file: ``POLICY/adapter_model.safetensors`` and its configuration."""
+    """Return adapter files: ``POLICY/adapter_model.safetensors`` and the configuration per policy."""
     weights = {f"{policy}/{WEIGHTS}": weights_of(tensors) for policy, tensors in adapters.items()}
     return dict(sorted({**weights, **configs}.items()))
 
 
 def weights_of(tensors: Tensors) -> bytes:
-    """A file of adapter weights."""
+    """Return tensors in safetensors format."""
     data: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={"format": "pt"})
     return data
 
 
 def opened(files: Files, most: float = GIVEN) -> tuple[Adapters, dict[str, bytes]]:
-    """What arrived, looked at → the adapters, and their configurations by file.
+    """Parse and check received adapter files.
 
     Args:
-        most: the largest number that there may be.
+        files: received files, by name.
+        most: maximum absolute value.
+
+    Returns:
+        The tensors by policy, and the configurations by file name.
 
     Raises:
-        ValueError: it is something else than adapters of finite float32 numbers and their configurations.
+        ValueError: the files are not exactly adapters of finite float32 values with their configurations.
     """
     adapters, configs = dict[str, Tensors](), dict[str, bytes]()
     for name, data in files.items():
@@ -101,10 +111,13 @@ def _tensors(name: str, data: bytes, most: float) -> Tensors:
 
 
 def differences(one: Files, one_adapters: Adapters, other: Files, other_adapters: Adapters) -> Iterable[str]:
-    """Why two sites' adapters cannot be averaged.
+    """Yield each reason why the adapters of two sites cannot be averaged.
 
     Args:
-        one: the configurations of the first, by file.
+        one: configurations of the first site, by file name.
+        one_adapters: adapters of the first site.
+        other: configurations of the second site, by file name.
+        other_adapters: adapters of the second site.
     """
     if one_adapters.keys() != other_adapters.keys():
         yield f"trains {sorted(other_adapters)} where another trains {sorted(one_adapters)}"
@@ -118,7 +131,7 @@ def differences(one: Files, one_adapters: Adapters, other: Files, other_adapters
 
 
 def write_folder(folder: Path, files: Files) -> None:
-    """Adapters as folders that peft reads, whole or not there."""
+    """Write adapters atomically as folders in peft's format."""
     with atomic.new_folder(folder) as draft:
         for name, data in files.items():
             (draft / name).parent.mkdir(exist_ok=True)

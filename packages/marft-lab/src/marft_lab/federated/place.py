@@ -1,4 +1,4 @@
-"""What a site has of its own: a run, what it was given last, and where in which round it is."""
+"""Folder of a site: its run, the last given adapters, and its progress in the current round."""
 
 from __future__ import annotations
 
@@ -21,60 +21,66 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The round that a site is in: what it was given stands for its weights at step ``since``."""
+    """Round in progress at a site; the given adapters replace the weights of checkpoint ``since``."""
 
     round: int
     since: int
-    until: int  # the step at which it sends
+    until: int  # training step at which the site sends its update
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The folder of a site.
+    """Folder of a site.
 
     ::
 
-        run/           its run, as `marft train` writes it
-        start/         adapters that the run began with
-        given/         adapters that it was given last
-        round.json     where it is
-        sent.jsonl     what has left it
-        noise.key      what its noise is drawn with; nobody else's to know
-        federation.id  of the federation that it is in
-        site.log       what it has said
+        run/           run of the site, as `marft train` writes it
+        start/         initial adapters of the run
+        given/         last given adapters
+        round.json     round in progress
+        sent.jsonl     log of sent files
+        noise.key      secret key of the noise
+        federation.id  identifier of the federation
+        site.log       output of the process
     """
 
     path: Path
 
     @property
     def run(self) -> RunFolder:
+        """The site's run folder."""
         return RunFolder(self.path / RUN)
 
     @property
     def start(self) -> Path:
+        """Folder with the initial adapters."""
         return self.path / "start"
 
     @property
     def given(self) -> Path:
+        """Folder with the last given adapters."""
         return self.path / "given"
 
     @property
     def journal(self) -> Path:
+        """File with the round in progress."""
         return self.path / "round.json"
 
     @property
     def sent(self) -> Path:
+        """Log with the sent files."""
         return self.path / "sent.jsonl"
 
     @property
     def log(self) -> Path:
+        """Log from the site's process."""
         return self.path / "site.log"
 
     def join(self, federation: str) -> None:
-        """Assign the site to a federation, for good.
+        """Assign the site to a federation, permanently.
 
         Raises:
-            ValueError: it is another one's.
+            ValueError: the folder belongs to a different federation.
         """
         mark = self.path / "federation.id"
         if not mark.is_file():
@@ -86,10 +92,10 @@ class Place:
             )
 
     def begun(self) -> Begun | None:
-        """Return the round that the site has begun; None if there is none.
+        """Return the round in progress; None before the first round.
 
         Raises:
-            ValueError: what says so is damaged.
+            ValueError: damaged round file.
         """
         if not self.journal.is_file():
             return None
@@ -99,7 +105,7 @@ class Place:
             raise ValueError(f"{self.journal} is damaged: {error}; take the site's folder from a backup") from error
 
     def newest(self) -> Record | None:
-        """The newest checkpoint of its run."""
+        """Return the newest checkpoint in the site's run; None before the first checkpoint."""
         if not self.run.is_run():
             return None
         if (begun := self.begun()) is not None:
@@ -107,17 +113,21 @@ class Place:
         return Checkpoints(self.run, CheckpointSettings()).newest()[0]
 
     def begin(self, round_: int, steps: int, files: Mapping[str, bytes]) -> Begun:
-        """Begin a round, or go on with it: what was given is in its place, however often this is stopped.
+        """Begin or resume a round, and put the given adapters in place.
+
+        The method is safe to repeat after any interrupt.
 
         Args:
-            files: the adapters that are given, as they arrived.
+            round_: number of the round.
+            steps: training steps of the round.
+            files: given adapter files, by name.
 
         Raises:
-            ValueError: what the round began from is gone.
+            ValueError: the checkpoint at the start of the round is missing.
         """
         newest, begun = self.newest(), self.begun()
         step = newest.state.step if newest else 0
-        # the last round's adapters are given in a round of no steps, whose number is the next one's if there is one yet
+        # the last adapters are given in a round without steps; its number may be reused by a later round with steps
         if begun is None or begun.round != round_ or (steps and begun.until == begun.since):
             write_folder(self.given, files)
             begun = Begun(round_, step, step + steps)
@@ -134,11 +144,12 @@ class Place:
         return begun
 
     def noise_key(self) -> bytes:
-        """What its noise is drawn with: 256 bits, drawn once from the system, so that a round that is done again is the
-        same.
+        """Return the noise generator's key: 256 bits from the operating system, created on first use.
+
+        With a fixed key, a repeated round sends the same update.
 
         Raises:
-            ValueError: they are damaged.
+            ValueError: damaged key file.
         """
         key = self.path / "noise.key"
         if not key.is_file():

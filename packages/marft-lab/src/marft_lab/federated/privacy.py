@@ -1,10 +1,10 @@
-"""What is done to an update before it leaves: its norm is limited, and noise hides what is left (DP-FedAvg: McMahan et
-al. 2018).
+"""Differential privacy of updates: norm clipping and Gaussian noise (DP-FedAvg: McMahan et al. 2018).
 
-ε is of one site against all that ever see what it sends: whether it learned from its data, or sent what it was given.
-Its update of a round is at most ``clip`` long, so the noise of deviation ``noise · clip`` makes a round a Gaussian
-mechanism, and R rounds one with a change √R times as long (μ-GDP with μ = √R / noise: Dong, Roth and Su 2022, Corollary
-2). Nothing is sampled, so nothing is amplified.
+The budget ε protects one site against all observers of its updates. It bounds the evidence that the site trained on its
+data instead of returning the given adapters. The update of a round has a norm of at most ``clip``. With noise of
+standard deviation ``noise · clip`` a round is a Gaussian mechanism. R rounds are one Gaussian mechanism with √R times
+the norm (μ-GDP with μ = √R / noise: Dong, Roth and Su 2022, Corollary 2). Without sampling there is no privacy
+amplification.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ Tensors = Mapping[str, Tensor]
 
 
 def norm_of(change: Tensors) -> float:
-    """The L2 norm of all numbers together."""
+    """Return the L2 norm over all tensors together."""
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in change.values()))
 
 
 def hidden(
     before: Tensors, after: Tensors, clip: float, noise: float, key: bytes, stream: str
 ) -> tuple[Tensors, float]:
-    """What may leave in the place of ``after`` → that, and how long the change was before.
+    """Return the privatized update and the norm of the raw change.
 
     Args:
-        clip: the longest that a change may be, in the L2 norm; 0: any, and nothing is done.
-        noise: deviation of the noise on each number, over ``clip``.
-        key: the site's secret: whoever knows it takes the noise off again. Noise is drawn with it and with all that is
-            hidden: the same round done again sends the same, and no two updates ever have the same noise, which the
-            difference of both would be without.
-        stream: of which round the noise is.
+        before: given adapters.
+        after: trained adapters.
+        clip: maximum L2 norm of the change; 0 returns ``after`` unchanged.
+        noise: standard deviation of the noise per number, relative to ``clip``.
+        key: secret of the site; the key reveals the noise. The noise depends on the key and on the update. A repeated
+            round therefore sends the same update, and different updates never share noise. Shared noise would cancel in
+            their difference.
+        stream: identifier of the round.
 
     Raises:
         ValueError: the change is not finite.
@@ -56,8 +58,10 @@ def hidden(
 
 
 def gaussian(count: int, key: bytes, *words: str) -> Tensor:
-    """So many standard normal numbers, in float64, which nobody foretells who lacks the key: of SHAKE-256's stream, by
-    the inverse of the distribution. (A generator that is seeded with 64 bits is tried out in hours.)
+    """Return ``count`` standard normal numbers in float64, shape [count], unpredictable without the key.
+
+    The numbers come from a SHAKE-256 stream through the inverse normal distribution. The 64-bit seed of a usual
+    generator could be found by brute force within hours.
     """
     if not count:
         return torch.zeros(0, dtype=torch.float64)
@@ -78,10 +82,10 @@ def _digest(*updates: Tensors) -> str:
 
 
 def epsilon(rounds: int, noise: float, delta: float) -> float:
-    """ε of (ε, δ)-differential privacy after so many rounds; infinite without noise.
+    """Return ε of (ε, δ)-differential privacy after ``rounds`` rounds; infinite without noise, and 0 without rounds.
 
-    The least at which ``Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2) ≤ δ`` with ``μ = √R / noise``, which is exact (Balle and Wang
-    2018, Theorem 8), by bisection.
+    ε is the smallest value with ``Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2) ≤ δ`` for ``μ = √R / noise``. This condition is
+    exact (Balle and Wang 2018, Theorem 8). ε is found by bisection.
 
     >>> round(epsilon(1, 1.0, 1e-5), 3), round(epsilon(100, 30.0, 1e-5), 3)
     (4.377, 1.271)
@@ -91,7 +95,7 @@ def epsilon(rounds: int, noise: float, delta: float) -> float:
     if not rounds or _delta(0.0, math.sqrt(rounds) / noise) <= delta:
         return 0.0
     spent = rounds / (2 * noise**2)
-    low, high = 0.0, spent + 2 * math.sqrt(spent * math.log(1 / delta))  # Mironov 2017: enough, and not exact
+    low, high = 0.0, spent + 2 * math.sqrt(spent * math.log(1 / delta))  # Mironov 2017: a valid upper bound, not tight
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if _delta(middle, math.sqrt(rounds) / noise) > delta else (low, middle)
@@ -99,7 +103,7 @@ def epsilon(rounds: int, noise: float, delta: float) -> float:
 
 
 def _delta(epsilon: float, mu: float) -> float:
-    """δ of a Gaussian mechanism at an ε."""
+    """Return δ of a Gaussian mechanism for a given ε."""
     places = torch.tensor([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu], dtype=torch.float64)
     near, far = torch.special.log_ndtr(places).tolist()
     return math.exp(near) - math.exp(epsilon + far)

@@ -1,4 +1,4 @@
-"""What a site learns by: its own recipe, with what the federation decides for it."""
+"""A site's recipe: the site's own recipe with the federation's overrides."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from marft.config.load import load_recipe
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft_lab.federated.settings import FederationSettings
 
-RUN = "run"  # name of a site's run, whose folder is in the site's
+RUN = "run"  # name of a site's run, in the site's folder
 
 
 def site_recipe(
     recipe: str, changes: Mapping[str, Any], *, name: str, seed: int, steps: int, folder: Path
 ) -> RunSettings:
-    """A site's recipe, which trains for as long as all rounds together take.
+    """Load a site's recipe, with training steps for the whole federation.
 
     Args:
-        name: of the site.
-        seed: of the federation.
-        steps: of all rounds.
-        folder: that its run is in.
+        recipe: recipe file or name of a bundled recipe.
+        changes: overrides of the recipe.
+        name: name of the site.
+        seed: seed of the federation.
+        steps: training steps of all rounds together.
+        folder: parent folder of the run.
 
     Raises:
-        ValueError: it cannot be read, or trains something else than adapters.
+        ValueError: the recipe is invalid, or trains weights other than adapters.
     """
     own = {
         "seed": derive_seed(seed, "site", name), **changes,
@@ -43,13 +45,16 @@ def site_recipe(
 
 
 def check_recipes(settings: FederationSettings, folder: Path) -> None:
-    """Read each site's recipe in a process of its own, as sites do: what one imports is no other's.
+    """Validate each site's recipe in a separate process.
+
+    Separate processes keep the imports of recipes apart.
 
     Args:
-        folder: of the federation.
+        settings: settings of the federation.
+        folder: folder of the federation.
 
     Raises:
-        ValueError: some cannot be used; the message says which, and why.
+        ValueError: invalid recipes; the message lists the sites and the reasons.
     """
     places = settings.site_folders(folder)
     with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:

@@ -1,4 +1,4 @@
-"""A federation: sites that learn apart, each from its own tasks, and what they exchange; in a TOML file."""
+"""Settings of a federation: sites with their own tasks, and the exchange of adapters; read from a TOML file."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from marft.config.parts import CombinerPlugin
 from marft.config.secrets import refuse_secrets
 from marft.config.settings import Count, CountOrNone, Few, Filled, NotNegative, Plain, Settings
 
-FREE = ("name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last")  # what may change midway
-LEAST_NOISE = 1e-3  # over clip
+# keys that may change on resume
+FREE = ("name", "output", "rounds", "at_least", "patience_seconds", "tries", "keep_last")
+LEAST_NOISE = 1e-3  # minimum noise, relative to clip
 Hiding = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class SiteSettings(Settings):
-    """A site: who learns there, from what, and where all that is its own lies."""
+    """Site: recipe, overrides and folder."""
 
-    recipe: Annotated[Filled, AtHome]  # a file, beside the federation's or anywhere; or the name of a bundled recipe
-    changes: Plain = {}  # of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }
-    # all that is the site's; "": sites/NAME in the federation's
+    # recipe file, relative to the federation's file or absolute; or the name of a bundled recipe
+    recipe: Annotated[Filled, AtHome]
+    changes: Plain = {}  # overrides of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }
+    # folder of the site's own data; "" for sites/NAME in the federation's folder
     folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), AtHome] = ""
 
 
 class PrivacySettings(Settings):
-    """What is done to an update before it leaves its site."""
+    """Privacy of updates: clipping and noise before an update leaves its site."""
 
-    clip: Hiding = 0.0  # the largest L2 norm of a round's change to all adapters together; 0: any
-    noise: Hiding = 0.0  # deviation of the Gaussian noise on each number that leaves, over clip; 0: none
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # of the (ε, δ) that is reported where there is noise
+    clip: Hiding = 0.0  # maximum L2 norm of a round's change to all adapters together; 0 disables clipping
+    noise: Hiding = 0.0  # standard deviation of the Gaussian noise per sent number, relative to clip; 0 disables noise
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # δ of the reported (ε, δ), if there is noise
 
     @model_validator(mode="after")
     def _noise_has_a_clip(self) -> Self:
@@ -50,20 +52,22 @@ class PrivacySettings(Settings):
 
 
 class FederationSettings(Settings):
-    """Who learns together, for how long, and how what they have learned is combined."""
+    """Federation: sites, rounds, aggregation and privacy."""
 
-    name: RunName  # its folder is output/name; by default the file's name
-    output: Annotated[Filled, AtHome] = "runs"  # the folder of its folder
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # each site's recipe gets one of its own from it
-    rounds: Count = 10  # in each, sites learn apart and what they learned is combined
-    steps: Count = 5  # training steps of each site in a round
-    sites: Annotated[dict[Name, SiteSettings], Field(min_length=2)]  # by name
-    combine: CombinerPlugin  # what each site goes on from
-    privacy: PrivacySettings = PrivacySettings()  # of what leaves a site
-    at_least: CountOrNone = 0  # sites that a round needs to have heard from; 0: all
-    patience_seconds: NotNegative = 0.0  # after which a round goes on without those that did not answer; 0: it waits
-    tries: Few = 3  # that a site has in a round, where its process ends
-    keep_last: Count = 2  # newest rounds whose adapters stay with the coordinator
+    name: RunName  # name of the federation; its folder is output/name; default: name of the file
+    output: Annotated[Filled, AtHome] = "runs"  # parent folder of the federation's folder
+    # seed of the federation; each site's recipe gets its own derived seed
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    rounds: Count = 10  # number of rounds; in each round sites train separately, and their adapters are aggregated
+    steps: Count = 5  # training steps of each site per round
+    sites: Annotated[dict[Name, SiteSettings], Field(min_length=2)]  # sites, by name
+    combine: CombinerPlugin  # aggregation rule for the adapters of each site
+    privacy: PrivacySettings = PrivacySettings()  # clipping and noise of updates
+    at_least: CountOrNone = 0  # minimum number of replying sites per round; 0 requires all sites
+    # timeout of a round, after which missing sites are skipped; 0 waits without limit
+    patience_seconds: NotNegative = 0.0
+    tries: Few = 3  # attempts per site and round, if its process exits
+    keep_last: Count = 2  # number of newest rounds with adapters in the coordinator's folder
 
     @model_validator(mode="before")
     @classmethod
@@ -87,28 +91,28 @@ class FederationSettings(Settings):
 
     @property
     def needed(self) -> int:
-        """Sites that a round needs."""
+        """Minimum replies per round."""
         return self.at_least or len(self.sites)
 
     @property
     def folder(self) -> Path:
-        """Its own."""
+        """Folder of the federation."""
         return Path(self.output) / self.name
 
     def site_folders(self, folder: Path) -> dict[str, Path]:
-        """Of each site, absolute.
+        """Return each site's absolute folder.
 
         Args:
-            folder: of the federation.
+            folder: folder of the federation.
         """
         return {name: (folder / (site.folder or f"sites/{name}")).absolute() for name, site in self.sites.items()}
 
 
 def load_federation(path: Path) -> FederationSettings:
-    """Read a federation's file. Recipes and folders beside it become absolute.
+    """Read the file of a federation; recipes and folders relative to the file become absolute.
 
     Raises:
-        ValueError: it is missing or no TOML, or a key or value is wrong; the message says which and why.
+        ValueError: missing file, invalid TOML, or invalid key or value; the message gives the reason.
     """
     path = at_home(path)
     try:
@@ -125,10 +129,12 @@ def parse_federation(table: Mapping[str, Any], source: str, beside: Path) -> Fed
     """Validate a federation's tables.
 
     Args:
-        beside: the folder that relative paths are looked up in.
+        table: parsed TOML.
+        source: name of the file, for messages.
+        beside: base folder of relative paths.
 
     Raises:
-        ValueError: with one line for each thing that is wrong.
+        ValueError: invalid settings; the message has one line per problem.
     """
     refuse_secrets(table, source)
     try:
@@ -144,7 +150,7 @@ def parse_federation(table: Mapping[str, Any], source: str, beside: Path) -> Fed
 
 
 def _shared(settings: FederationSettings) -> Iterator[str]:
-    """Folders of sites that are not theirs alone."""
+    """Yield a problem for each site folder shared with another site or with the federation."""
     own = {name: folder.resolve() for name, folder in settings.site_folders(settings.folder).items()}
     for (one, mine), (other, theirs) in combinations(own.items(), 2):
         if mine == theirs:
@@ -166,10 +172,10 @@ def _absolute(site: SiteSettings, beside: Path) -> SiteSettings:
 
 
 def refuse_other(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A federation goes on with what shaped it.
+    """Check a resumed federation for changed training settings.
 
     Raises:
-        ValueError: a setting that shapes learning is another one than before; the message names each.
+        ValueError: changed settings; the message names each changed key.
     """
     different = [key for key in {**before, **now} if key not in FREE and before.get(key) != now.get(key)]
     if different:

@@ -1,5 +1,7 @@
-"""The process of a site: learns from what is the site's own, and sends adapters to a coordinator that it is connected
-to. It reads no folder but its own and what its recipe names."""
+"""Process of a site: training on the site's own data, and exchange of adapters with the coordinator.
+
+The process only reads its own folder and the files named in its recipe.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ from marft_lab.federated.words import About, Asked, Failed, Update, data_of, dig
 
 
 def main(descriptor: int) -> None:
-    """Serve until the coordinator has gone."""
+    """Answer the coordinator's requests until the connection closes.
+
+    Args:
+        descriptor: file descriptor of the socket to the coordinator.
+    """
     with socket.socket(fileno=descriptor) as end:
         about = receive(end)
         assert isinstance(about, About)
@@ -48,7 +54,7 @@ def main(descriptor: int) -> None:
 
 
 def _speak_to(log: Path) -> None:
-    """Everything that this process and its libraries say goes to a file of the site's: it may hold words of tasks."""
+    """Redirect this process's output to the site's log, because output may quote tasks."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -68,7 +74,7 @@ def _answer(about: About, asked: Asked, place: Place) -> Update | Failed:
 
 
 def _note_sent(place: Place, answer: Update) -> None:
-    """A line for each thing that leaves."""
+    """Log each sent item."""
     about = json.dumps(answer.about, sort_keys=True).encode()
     atomic.drop_unfinished_line(place.sent)
     with place.sent.open("a", encoding="utf-8") as file:
@@ -78,7 +84,7 @@ def _note_sent(place: Place, answer: Update) -> None:
 
 
 class Until(Observer):
-    """Stops training at a step, and says how it goes."""
+    """Observer that stops training at a given step and logs progress."""
 
     def __init__(self, until: int) -> None:
         self.until, self.at = until, 0
@@ -99,16 +105,16 @@ class Until(Observer):
 
 
 class Site:
-    """A site in a round."""
+    """One site during a round."""
 
     def __init__(self, about: About, place: Place) -> None:
         self.about, self.place = about, place
 
     def recipe(self) -> RunSettings:
-        """Its recipe, which trains for as long as all rounds together take, from the adapters that it began with.
+        """Return the site's recipe, with training steps for all rounds together and the initial adapters.
 
         Raises:
-            ValueError: it cannot be read, or trains something else than adapters.
+            ValueError: the recipe is invalid, or trains weights other than adapters.
         """
         site, federation = self.about.site, self.about.federation
 
@@ -125,7 +131,7 @@ class Site:
         return run
 
     def beginning(self) -> Update:
-        """The adapters that its recipe begins with."""
+        """Return the recipe's initial adapters."""
         from marft.models.pool import Models
 
         run = self.recipe()
@@ -136,7 +142,11 @@ class Site:
         return _update(0, {}, files_with(*read_folder(self.place.path / "beginning")))
 
     def learned(self, asked: Asked) -> Update:
-        """Learn on from what was given → what it has come to."""
+        """Train from the given adapters and return the update.
+
+        Raises:
+            ValueError: invalid adapters, or training ended before the last step of the round.
+        """
         files = files_of(asked)
         opened(files)
         begun = self.place.begin(asked.round, asked.steps, files)
@@ -169,7 +179,8 @@ class Site:
         if {name: tensor.shape for name, tensor in before.items()} != {n: t.shape for n, t in after.items()}:
             raise ValueError("the adapters that were given are not of this recipe's policies, layers or ranks")
         clip, noise = federation["clip"], federation["noise"]
-        moved = sorted(name for name in after if _learns(run, name))  # in one order: sums of floats differ in another
+        # fixed order, because sums of floats depend on the order
+        moved = sorted(name for name in after if _learns(run, name))
         key = self.place.noise_key() if noise else b""
         was, now = ({name: tensors[name] for name in moved} for tensors in (before, after))
         told, norm = hidden(was, now, clip, noise, key, str(asked.round))
@@ -178,7 +189,7 @@ class Site:
             policy: {name: leaving[f"{policy}/{name}"] for name in tensors} for policy, tensors in trained.items()
         }
         facts: dict[str, Any] = {"models": _bases(run, newest)}
-        if not noise:  # its length is one more thing that would leave as it is
+        if not noise:  # with noise, the exact norm would leak information
             facts["norm"] = norm
         if federation["counts"]:
             rows = self.place.run.read_metrics()[begun.since : begun.until]
@@ -188,8 +199,10 @@ class Site:
 
 
 def _learns(run: RunSettings, name: str) -> bool:
-    """Whether a tensor of the adapter of a policy, ``policy/layer.lora_A.weight``, is one that learns; what does not is
-    as it was given, and takes no noise."""
+    """Return True for a trained adapter tensor, named like ``policy/layer.lora_A.weight``.
+
+    Fixed tensors are sent as given, without noise.
+    """
     policy = run.policies[name.partition("/")[0]]
     return policy.lora.trains == "both" or ".lora_A." not in name
 
@@ -199,7 +212,7 @@ def _update(round_: int, facts: dict[str, Any], files: dict[str, bytes]) -> Upda
 
 
 def _bases(run: RunSettings, record: Record) -> dict[str, str]:
-    """The digest of the base that each policy in training is on."""
+    """Return the base model's digest per trained policy."""
     return {
         policy: record.models[f"models.{local_model(run.models, run.policies[policy].model)}"]
         for policy in run.trained_policies

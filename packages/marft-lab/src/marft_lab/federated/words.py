@@ -1,4 +1,4 @@
-"""What a federation's coordinator and its sites send each other, and nothing else does: frames over a socket."""
+"""Messages between a federation's coordinator and its sites, as frames over a socket."""
 
 from __future__ import annotations
 
@@ -20,35 +20,42 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class About:
-    """To a site, first: what it is. Nothing in it is another site's."""
+    """First message to a site: its assignment, without data of other sites."""
 
     site: Mapping[str, Any]  # name, folder, recipe, changes
-    federation: Mapping[str, Any]  # id, seed, steps of all rounds together, clip, noise, are counts asked for
+    # id, seed, training steps of all rounds together, clip, noise, and True under counts to request counts
+    federation: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """To a site: learn on from these adapters for so many steps. Without files: send those that you begin with."""
+    """Request to a site: train from the given adapters for ``steps`` steps.
+
+    Without files, the request asks for the initial adapters.
+    """
 
     round: int
-    steps: int  # 0: put them in place, and learn nothing
-    files: Mapping[str, Any]  # their sizes by name, in the order of data
+    steps: int  # 0 only puts the adapters in place
+    files: Mapping[str, Any]  # file sizes by name, in the order of data
     data: Numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """From a site: the adapters that it has come to."""
+    """A site's reply with its adapters."""
 
     round: int
-    about: Mapping[str, Any]  # counts, where they are asked for; digests of its base models; the change's norm
+    about: Mapping[str, Any]  # requested counts, digests of the base models, and norm of the change
     files: Mapping[str, Any]
     data: Numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Failed:
-    """From a site: it cannot. Why is in its own log: the words of an error may hold a task's."""
+    """A site's reply after a failure.
+
+    The reason is only in the site's own log, because an error message may quote a task.
+    """
 
     round: int
 
@@ -57,15 +64,15 @@ KINDS: dict[str, type] = {kind.__name__: kind for kind in (About, Asked, Update,
 
 
 def data_of(files: Files) -> tuple[dict[str, int], Numbers]:
-    """Files as a frame holds them."""
+    """Return the sizes by name, and the concatenated bytes, shape [bytes]."""
     return {name: len(data) for name, data in files.items()}, np.array(bytearray(b"".join(files.values())), np.uint8)
 
 
 def files_of(message: Asked | Update) -> dict[str, bytes]:
-    """The files of a message.
+    """Return a message's files.
 
     Raises:
-        ValueError: their sizes are not those of what came.
+        ValueError: the sizes do not match the received data.
     """
     found, at, data = dict[str, bytes](), 0, message.data.tobytes()
     for name, size in message.files.items():
@@ -79,23 +86,25 @@ def files_of(message: Asked | Update) -> dict[str, bytes]:
 
 
 def digest_of(data: bytes) -> str:
+    """Return the SHA-256 digest of data, as hexadecimal text."""
     return hashlib.sha256(data).hexdigest()
 
 
 def send(end: socket.socket, message: object) -> None:
-    """
+    """Send a message.
+
     Raises:
-        OSError: the other end has gone.
+        OSError: the connection is closed.
     """
     end.sendall(packed(message))
 
 
 def receive(end: socket.socket) -> Any:
-    """The next message.
+    """Receive the next message.
 
     Raises:
-        EOFError: the other end has gone.
-        ValueError: what came is none.
+        EOFError: the connection is closed.
+        ValueError: invalid message.
     """
     length, size = LENGTHS.unpack(_exactly(end, LENGTHS.size))
     if not size <= length <= LARGEST:
@@ -117,7 +126,7 @@ def _exactly(end: socket.socket, size: int) -> bytes:
 
 
 def is_finite(number: object) -> bool:
-    """Whether it is a number that a float holds.
+    """Return True for a finite number in the range of float.
 
     >>> is_finite(1.5), is_finite(True), is_finite(10**400), is_finite("2")
     (True, False, False, False)

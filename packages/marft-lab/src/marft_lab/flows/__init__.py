@@ -1,1 +1,1 @@
-"""Flow networks: what successful episodes did, as nodes and edges that are played, learned, reworded and skipped."""
+"""Flow networks: nodes and edges from successful episodes, to play, learn, reword and skip."""

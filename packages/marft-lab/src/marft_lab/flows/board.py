@@ -1,4 +1,4 @@
-"""What a network is judged by: a team that plays it, tasks to learn from, and held-out ones."""
+"""Evaluation of a flow network: a team that plays the network, training tasks and held-out tasks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from marft_lab.flows.choosing import context_of, played_of
 from marft_lab.flows.network import FlowNetwork
 from marft_lab.flows.organization import Flow, path_of_step
 
-HELD_OUT = "flow/held-out"  # the stream of what is compared: the same seeds before and after
+HELD_OUT = "flow/held-out"  # random stream of comparisons: the same seeds before and after a change
 
 
 class Play(Protocol):
-    """Lets a team play attempts → their episodes, in the same order."""
+    """Function that plays attempts with a team, and returns their episodes in the same order."""
 
     def __call__(self, flow: Flow, attempts: Sequence[Attempt], /) -> list[Episode]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A network against another on the same held-out tasks: what it gained of their success, and from where to where
-    that is."""
+    """Estimated gain of a network over another network on the same held-out tasks.
+
+    Args:
+        gain: difference of the success rates.
+        low: lower bound of the gain.
+        high: upper bound of the gain.
+        tasks: number of tasks.
+    """
 
     gain: float
     low: float
@@ -35,13 +41,14 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What tuning plays with. No network changes while it is played: each try is another one.
+    """Evaluator for flow tuning; each attempt plays a separate network, and networks are immutable.
 
     Args:
-        flow: the team's organization; its own odds choose.
-        tasks: to learn from.
-        held_out: to judge by; none of those that a result is claimed of.
-        seed: of the run that ``play`` plays.
+        flow: organization of the team, with path sampling by edge probabilities.
+        play: function that plays attempts.
+        tasks: training tasks.
+        held_out: tasks for decisions; keep them separate from test tasks.
+        seed: seed of the run behind ``play``.
     """
 
     flow: Flow
@@ -51,35 +58,38 @@ class Board:
     seed: int = 0
 
     def greedy(self, network: FlowNetwork, attempts: Sequence[Attempt]) -> list[Episode]:
-        """Attempts along the likeliest edges."""
+        """Play attempts along the likeliest edges."""
         return self.play(self.flow.playing(network, 0.0), attempts)
 
     def path(self, network: FlowNetwork, context: str) -> tuple[str, ...]:
-        """The likeliest path for tasks of a context, skipped nodes included."""
+        """Return the likeliest path for tasks of a context, with skipped nodes."""
         return path_of_step(network, context, 0, 0, self.flow.most, 0.0)
 
     def acting(self, network: FlowNetwork, context: str) -> tuple[str, ...]:
-        """The nodes that act on it."""
+        """Return the acting nodes of the likeliest path."""
         return played_of(network, context, self.path(network, context))
 
     def by_context(self, network: FlowNetwork) -> dict[str, list[Task]]:
-        """The held-out tasks by their context, the first found first."""
+        """Return the held-out tasks by context, in order of first occurrence."""
         found: dict[str, list[Task]] = {}
         for task in self.held_out:
             found.setdefault(context_of(network, task.prompt), []).append(task)
         return found
 
     def outcomes(self, network: FlowNetwork, tasks: Sequence[Task]) -> dict[str, bool]:
-        """Whether each task was solved along the likeliest edges, by id; those of which nothing is known are left
-        out."""
+        """Return the success of each task along the likeliest edges, by task id.
+
+        Tasks without a known outcome are omitted.
+        """
         episodes = self.greedy(network, [Attempt(task, HELD_OUT) for task in tasks])
         return {e.task.id: e.success for e in episodes if e.scored and e.success is not None}
 
 
 def refuse_unknown(outcomes: Mapping[str, bool]) -> None:
-    """
+    """Check that outcomes are known.
+
     Raises:
-        ValueError: of no task is it known whether it was solved.
+        ValueError: no task has a known outcome.
     """
     if not outcomes:
         raise ValueError(
@@ -89,12 +99,13 @@ def refuse_unknown(outcomes: Mapping[str, bool]) -> None:
 
 
 def judged(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
-    """The later outcomes against the earlier ones of the same tasks, with a 95 % interval
-    (:func:`marft.evaluation.intervals.paired_difference`). A task of which nothing is known any more counts as not
-    solved: else a network would be the better, the more of its episodes fail.
+    """Return the gain of the later outcomes over the earlier outcomes, with a 95 % interval.
+
+    The interval comes from :func:`marft.evaluation.intervals.paired_difference`. A task without a later outcome counts
+    as failed. Otherwise failing episodes would improve a network.
 
     Raises:
-        ValueError: of no task was it known before.
+        ValueError: no task has an earlier outcome.
     """
     refuse_unknown(before)
     gain, (low, high) = paired_difference([*before.values()], [after.get(task, False) for task in before])
@@ -102,12 +113,13 @@ def judged(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
 
 
 def bounded(before: Mapping[str, bool], after: Mapping[str, bool]) -> Judged:
-    """As :func:`judged`, with bounds of 95 % each by itself, exact for losses alone or gains alone
-    (:func:`marft.evaluation.intervals.bounds_of_gain`): what says that nothing was lost must not be too sure of losses
-    that are rare.
+    """Return the gain like :func:`judged`, with separate one-sided 95 % bounds.
+
+    The bounds are exact for pure losses and pure gains (:func:`marft.evaluation.intervals.bounds_of_gain`). A claim of
+    no loss must not underestimate rare losses.
 
     Raises:
-        ValueError: of no task was it known before.
+        ValueError: no task has an earlier outcome.
     """
     refuse_unknown(before)
     gains = [float(after.get(task, False)) - solved for task, solved in before.items()]

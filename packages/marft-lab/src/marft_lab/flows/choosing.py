@@ -1,9 +1,9 @@
-"""Which edge is taken: a softmax over the edges of a node, learned by REINFORCE from what whole paths earned.
+"""Edge selection: a softmax over a node's edges, trained with REINFORCE on whole paths' returns.
 
-``π(v | u, c) ∝ exp((log(n_c(u, v) + n(u, v) / n(u)) + θ(u, v) + θ_c(u, v)) / T)`` over the edges (u, v) whose end has
-not been visited. n_c counts an edge in successful episodes of the task's context c, n in all of them, which weigh as
-much as one visit; θ is learned from all tasks and θ_c from those of the context. That is our reading: MANGO's state,
-how similar task and roles are, is here the context, and how often and for which tasks an edge was worth taking.
+``π(v | u, c) ∝ exp((log(n_c(u, v) + n(u, v) / n(u)) + θ(u, v) + θ_c(u, v)) / T)`` over the edges (u, v) to unvisited
+nodes. n_c counts an edge in successful episodes of the task's context c. n counts the edge in all successful episodes,
+with the total weight of one visit. θ is learned from all tasks, and θ_c from tasks of the context. OUR READING: MANGO's
+state is the similarity of task and roles. Here the state is the context, and the success counts of an edge by context.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Edges = Mapping[tuple[str, str, str], float]  # by context, start and end
 
 
 def context_of(network: FlowNetwork, prompt: str) -> str:
-    """Return the context most similar to a prompt; ANY if the network has none or none is similar."""
+    """Return the context most similar to a prompt; ANY without contexts or without a similar context."""
     if not network.contexts:
         return ANY
     vector = vectors_of([prompt], network.dimensions, network.embed)[0]
@@ -30,7 +30,14 @@ def context_of(network: FlowNetwork, prompt: str) -> str:
 
 
 def odds(network: FlowNetwork, context: str, at: str, visited: Sequence[str] = ()) -> dict[str, float]:
-    """The logit of each edge that leaves a node, for tasks of a context; {}: it is a dead end."""
+    """Return the logit per outgoing edge, for a context's tasks; {} at a dead end.
+
+    Args:
+        network: flow network.
+        context: name of the context.
+        at: name of the node.
+        visited: nodes to exclude.
+    """
     leaving = [edge for edge in network.edges if edge.start == at]
     total = sum(edge.count for edge in leaving)
     shared, own = (network.weights.get(name, {}).get(at, {}) for name in (ANY, context))
@@ -46,7 +53,9 @@ def odds(network: FlowNetwork, context: str, at: str, visited: Sequence[str] = (
 
 
 def chances(logits: Mapping[str, float], temperature: float = 1.0) -> dict[str, float]:
-    """Softmax; at temperature 0 all of it is the first of the likeliest.
+    """Return the softmax of logits.
+
+    At temperature 0, the first of the likeliest edges has probability 1.
 
     >>> chances({"a": 0.0, "b": 0.0})
     {'a': 0.5, 'b': 0.5}
@@ -62,7 +71,10 @@ def chances(logits: Mapping[str, float], temperature: float = 1.0) -> dict[str, 
 
 
 def walk(network: FlowNetwork, context: str, most: int, temperature: float, random: Random) -> tuple[str, ...]:
-    """Nodes from the source to the sink, skipped ones included: none twice, at most ``most``, fewer at a dead end."""
+    """Sample a path of nodes from the source to the sink, with skipped nodes.
+
+    No node repeats. The path has at most ``most`` nodes, and ends early at a dead end.
+    """
     at, path = SOURCE, list[str]()
     while len(path) < most:
         logits = odds(network, context, at, path)
@@ -77,25 +89,25 @@ def walk(network: FlowNetwork, context: str, most: int, temperature: float, rand
 
 
 def played_of(network: FlowNetwork, context: str, path: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes of a path that act; if all are skipped, the last one acts."""
+    """Return a path's acting nodes; if every node is skipped, the last node acts."""
     passed = network.passed_by(context)
     return tuple(name for name in path if name not in passed) or tuple(path[-1:])
 
 
 def decisions(network: FlowNetwork, path: Sequence[str], most: int) -> list[tuple[str, str]]:
-    """The edges that a walk chose: the one to the sink too, where it had not to end."""
+    """Return the chosen edges of a path, with the edge to the sink if the end was a choice."""
     stops = [SINK] if len(path) < most and _may_end(network, path) else []
     steps = [SOURCE, *path, *stops]
     return list(pairwise(steps))
 
 
 def _may_end(network: FlowNetwork, path: Sequence[str]) -> bool:
-    """Whether the sink comes right after the end of a path."""
+    """Return True for a path with the sink among its next nodes."""
     return SINK in network.after(path[-1] if path else SOURCE)
 
 
 def log_chance(network: FlowNetwork, context: str, path: Sequence[str], most: int) -> float:
-    """The logarithm of the probability of a walk at temperature 1."""
+    """Return the log-probability of a path at temperature 1."""
     total = 0.0
     for place, (start, end) in enumerate(decisions(network, path, most)):
         total += math.log(chances(odds(network, context, start, path[:place]))[end])
@@ -103,22 +115,27 @@ def log_chance(network: FlowNetwork, context: str, path: Sequence[str], most: in
 
 
 def score(network: FlowNetwork, context: str, path: Sequence[str], most: int) -> dict[tuple[str, str, str], float]:
-    """The gradient of :func:`log_chance` in the weights of its own context and of all: 1 − π of each edge taken, −π of
-    each other one."""
+    """Return the gradient of :func:`log_chance` in the shared weights and in the weights of the path's context.
+
+    The gradient is 1 − π for a chosen edge, and −π for each alternative edge. Keys are (context, start, end).
+    """
     found: dict[tuple[str, str, str], float] = {}
     for place, (start, end) in enumerate(decisions(network, path, most)):
         for other, share in chances(odds(network, context, start, path[:place])).items():
             for row in dict.fromkeys((ANY, context)):
-                found[row, start, other] = float(other == end) - share  # a walk leaves no node twice
+                found[row, start, other] = float(other == end) - share  # a path leaves no node twice
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """A walk, and what its episode earned.
+    """Path with its return.
 
     Args:
-        episode: its number: walks of one episode earned together.
+        context: context of the task.
+        path: names of the nodes.
+        earned: return of the episode.
+        episode: number of the episode; paths of one episode share their return.
     """
 
     context: str
@@ -128,8 +145,10 @@ class Walked:
 
 
 def advantages(walks: Sequence[Walked]) -> list[float]:
-    """What each earned beyond the mean of its context's walks in other episodes (leave one out); 0 where there are
-    none."""
+    """Return leave-one-out advantages, shape [paths]: return minus the mean over the context's paths in other episodes.
+
+    The advantage is 0 without other episodes.
+    """
     sums: dict[tuple[str, int | None], tuple[float, int]] = {}
     for one in walks:
         for key in ((one.context, None), (one.context, one.episode)):
@@ -143,8 +162,16 @@ def advantages(walks: Sequence[Walked]) -> list[float]:
 
 
 def learned(network: FlowNetwork, walks: Sequence[Walked], rate: float, most: int) -> FlowNetwork:
-    """A step of REINFORCE up the mean over walks of ``A ∇ log π(path)``, in the weights of each context the mean over
-    its own walks (Williams 1992)."""
+    """Return the network after one REINFORCE step: the mean over paths of ``A ∇ log π(path)`` (Williams 1992).
+
+    Weights of a context average over the context's own paths.
+
+    Args:
+        network: flow network.
+        walks: paths with returns.
+        rate: learning rate.
+        most: maximum nodes per path.
+    """
     counts: dict[str, int] = {}
     for one in walks:
         for row in dict.fromkeys((ANY, one.context)):

@@ -1,4 +1,4 @@
-"""A policy of the recipe as the critic: a model here, or one behind an endpoint."""
+"""Critic that asks a policy of the recipe: a local model, or a model behind an endpoint."""
 
 from __future__ import annotations
 
@@ -32,20 +32,23 @@ What should {node} be told, so that attempts like these succeed? Reply with its 
 
 @dataclass(slots=True)
 class PolicyCritic:
-    """Asks a policy for a node's new instructions; what it says outside their tags is left out.
+    """Critic that asks a policy for a node's new instructions; text outside the tags is dropped.
 
     Args:
-        rollouts: whose engine samples for it.
-        policy: its name in the recipe.
-        sampling: how it samples.
+        rollouts: rollouts with the inference engine.
+        policy: name of the policy in the recipe.
+        sampling: sampling settings.
+        note: callback for the reason of a missing proposal.
+        asked: number of requests so far.
+        silent: number of replies without instructions between tags.
     """
 
     rollouts: LocalRollouts
     policy: str
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
-    note: Callable[[str], None] = lambda _: None  # told why a node has no proposal
+    note: Callable[[str], None] = lambda _: None  # receives the reason of a missing proposal
     asked: int = 0
-    silent: int = 0  # of those, replies in which no instructions stood between their tags
+    silent: int = 0  # replies without instructions between tags
 
     def __call__(self, node: Node, failures: Sequence[Failure]) -> str:
         self.asked += 1
@@ -64,7 +67,7 @@ class PolicyCritic:
         return proposed
 
     def _prompt(self, node: Node, failures: Sequence[Failure]) -> Prompt | None:
-        """The question about as many of the failures as there is room for, and never a part of it."""
+        """Return the prompt with as many complete failures as fit in the context; None if even one is too long."""
         for count in range(len(failures), 0, -1):
             question, room = question_of(node, failures[:count]), self.sampling.max_new_tokens
             with suppress(PromptTooLongError):
@@ -75,8 +78,11 @@ class PolicyCritic:
 
 
 def question_of(node: Node, failures: Sequence[Failure]) -> str:
-    """What a critic is asked. The mark is a word that stands in none of what others wrote."""
-    told = [node.name, node.instructions]  # names of nodes are of what models said, too
+    """Return the question to a critic.
+
+    The tags carry a marker word that occurs in no quoted text.
+    """
+    told = [node.name, node.instructions]  # names of nodes come from model output, too
     told += [text for one in failures for text in (one.task, *(part for said in one.said for part in said))]
     mark = mark_beside(told)
     shown = "\n\n".join(_shown(one, mark) for one in failures)

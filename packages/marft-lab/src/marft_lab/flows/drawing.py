@@ -1,4 +1,4 @@
-"""A picture of a network: nodes from the source to the sink, and the likeliest path of each context in a colour."""
+"""Plot of a network: nodes from source to sink, with the likeliest path of each context in its own color."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from marft.evaluation.pages import plain_labels
 from marft_lab.flows.choosing import played_of, walk
 from marft_lab.flows.network import ANY, SINK, SOURCE, FlowNetwork
 
-MOST = 32  # nodes of a path that is drawn
-SHOWN = 26  # characters of a name
+MOST = 32  # maximum nodes of a plotted path
+SHOWN = 26  # maximum characters of a label
 Place = tuple[float, float]
 
 
 @plain_labels()
 def picture(network: FlowNetwork) -> Figure:
-    """Every node and edge, edges as strong as they were taken; for each context the likeliest path, over what it
-    skips. A node that no such path plays is white."""
+    """Plot every node and edge of a network; the line width of an edge grows with its count.
+
+    For each context, the likeliest path is drawn in color, without skipped nodes. Nodes on no such path are white.
+    """
     contexts = [context.name for context in network.contexts] or [ANY]
     paths = {name: walk(network, name, MOST, 0.0, Random(0)) for name in contexts}
     acting = {name: played_of(network, name, path) for name, path in paths.items()}
@@ -51,7 +53,7 @@ def picture(network: FlowNetwork) -> Figure:
 
 
 def _places(network: FlowNetwork, paths: Sequence[Sequence[str]]) -> dict[str, Place]:
-    """Where nodes are drawn: from left to right by how far along their paths they are, one below the other."""
+    """Return the position of each node: from left to right by mean progress along the paths, in rows."""
     along = dict.fromkeys((node.name for node in network.nodes), 0.5)
     for name in along:
         found = [(path.index(name) + 1) / (len(path) + 1) for path in paths if name in path]

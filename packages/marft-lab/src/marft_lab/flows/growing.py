@@ -1,4 +1,4 @@
-"""A network from successful episodes: an action joins the node that does most nearly the same, or founds a new one."""
+"""Growth of a network from successful episodes; each action joins the most similar node or creates a new node."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from marft_lab.flows.likeness import added, nearest, vectors_of
 from marft_lab.flows.network import ANY, MOST_NODES, SINK, SOURCE, STOP, Context, Edge, FlowNetwork, Node
 
 TOLD = "Do what was done here, for your own task:\n"
-NAME_WORDS, EXAMPLE = 3, 400  # words of a name; characters of an example
+NAME_WORDS, EXAMPLE = 3, 400  # words in a name; characters in an example
 _TAGS = str.maketrans("<>", "  ")
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a network is grown.
+    """Options of network growth.
 
     Args:
-        threshold: cosine from which on an action joins a node of its role, and a task a context.
-        least: actions that a node needs to stay; nodes with fewer go, and edges with them.
-        instructed: whether a new node's instructions are its example; else they are empty.
-        apart: roles whose actions are no nodes: a router's.
+        threshold: minimum cosine similarity to join a node of the same role, or a context.
+        least: minimum actions per node; nodes with fewer actions are removed with their edges.
+        instructed: True to use the example as instructions of a new node; False leaves them empty.
+        apart: roles without nodes, such as a router.
+        dimensions: length of the vectors.
+        embed: import path of the embedding function; "" hashes word pieces.
     """
 
     threshold: float = 0.5
@@ -37,15 +39,20 @@ class Growth:
 
 
 def grown(episodes: Iterable[Episode], growth: Growth, network: FlowNetwork | None = None) -> FlowNetwork:
-    """A network from the episodes that succeeded, or a larger one.
+    """Grow a network from successful episodes, or extend an existing network.
 
-    Nodes and contexts are what they were in ``network``, and grow; what was learned, reworded and skipped stays.
+    Nodes and contexts of ``network`` stay and grow. Learned weights, instructions and skips stay.
+
+    Args:
+        episodes: episodes; failed and unsuccessful episodes are ignored.
+        growth: options of the growth.
+        network: network to extend; None starts empty.
 
     Raises:
-        ValueError: none of the episodes succeeded, or fewer than ``least`` did anything alike, or so many did different
-            things that no network holds them; or ``network`` was made with another ``embed``.
+        ValueError: no successful episode, no path with at least ``least`` actions per node, too many nodes or contexts,
+            or a ``network`` with a different ``embed``.
     """
-    if network is not None:  # whose vectors are compared with new ones
+    if network is not None:  # new vectors are compared with the vectors of the network
         if network.embed != growth.embed:
             raise ValueError(
                 f"the network's vectors were made by {network.embed!r}; grow it on with the same: --embed "
@@ -54,7 +61,8 @@ def grown(episodes: Iterable[Episode], growth: Growth, network: FlowNetwork | No
         growth = replace(growth, threshold=network.threshold, dimensions=network.dimensions)
     nodes = list(network.nodes) if network else []
     contexts = list(network.contexts) if network else []
-    edges: dict[tuple[str, str], Counter[str]] = {}  # by context; ANY: of those that nobody noted
+    # counts by context; ANY counts occurrences without a recorded context
+    edges: dict[tuple[str, str], Counter[str]] = {}
     for edge in network.edges if network else ():
         noted = Counter(edge.by_context)
         edges[edge.start, edge.end] = noted + Counter({ANY: edge.count - noted.total()})
@@ -91,12 +99,12 @@ def grown(episodes: Iterable[Episode], growth: Growth, network: FlowNetwork | No
 
 
 def _acts(episode: Episode, growth: Growth) -> Iterator[Action]:
-    """The actions that are nodes, in the order asked for."""
+    """Return the actions that become nodes, in request order."""
     return (action for action in episode.actions if action.agent not in growth.apart and action.choice is None)
 
 
 def _join_context(contexts: list[Context], prompt: str, growth: Growth) -> str:
-    """The context that a task joins or founds."""
+    """Add a prompt to the nearest or a new context, and return the context's name."""
     vector = vectors_of([prompt], growth.dimensions, growth.embed)[0]
     place = nearest(vector, [context.vector for context in contexts], growth.threshold)
     if place is None:
@@ -109,7 +117,7 @@ def _join_context(contexts: list[Context], prompt: str, growth: Growth) -> str:
 
 
 def _join_node(nodes: list[Node], action: Action, growth: Growth) -> str:
-    """The node that an action joins or founds: one of its own agent's, whose seat can do it again."""
+    """Add an action to its role's nearest node or to a new node, and return the node's name."""
     vector = vectors_of([action.own_text], growth.dimensions, growth.embed)[0]
     same = [place for place, node in enumerate(nodes) if node.role == action.agent]
     found = nearest(vector, [nodes[place].vector for place in same], growth.threshold)
@@ -127,12 +135,12 @@ def _join_node(nodes: list[Node], action: Action, growth: Growth) -> str:
 
 
 def _words(text: str) -> str:
-    """The first words of a text, for a name, which stands in questions to critics: without what tags are made of."""
+    """Return the first words of a text, as a name without tag characters, because names appear in critic prompts."""
     return " ".join(one_line(text.translate(_TAGS)).split()[:NAME_WORDS])[:40].strip(" :,.;")
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
-    """A name that nobody has.
+    """Return a unique name, with a number if the name is taken.
 
     >>> _free("plan", ["plan", "plan 2"])
     'plan 3'
@@ -147,7 +155,7 @@ def _free(name: str, taken: Sequence[str]) -> str:
 def _trimmed(
     nodes: Sequence[Node], edges: Mapping[tuple[str, str], Counter[str]], least: int
 ) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
-    """What is done often enough, and lies on a path from the source to the sink."""
+    """Return the nodes with enough actions on a path from source to sink, and their edges."""
     kept = {node.name for node in nodes if node.count >= least} | {SOURCE, SINK}
     kept &= _reached(edges, kept, SOURCE, 1) & _reached(edges, kept, SINK, -1)
     some = sorted(pair for pair in edges if kept.issuperset(pair))
@@ -160,7 +168,7 @@ def _noted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _reached(edges: Iterable[tuple[str, str]], kept: set[str], start: str, way: int) -> set[str]:
-    """What can be come to from ``start`` over what is kept, along edges or against them."""
+    """Return the kept nodes reachable from ``start``, along edges (``way = 1``) or against edges (``way = -1``)."""
     follows: dict[str, list[str]] = {}
     for pair in edges:
         one, other = pair[::way]

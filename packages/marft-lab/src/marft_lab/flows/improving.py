@@ -1,8 +1,8 @@
-"""Textual gradients: a critic proposes what a node is told, from what failed; held-out success disposes.
+"""Textual gradients: a critic proposes node instructions from failures, and held-out success decides.
 
-After TextGrad (Yuksekgonul et al. 2024) and MANGO; that a proposal is held to a paired test, and that a node whose
-proposals were refused so often in a row is left in peace, is our reading of the latter's skipping of "well-optimized
-agents".
+The method follows TextGrad (Yuksekgonul et al. 2024) and MANGO. OUR READING of MANGO's skipping of "well-optimized
+agents" has two parts. A proposal must pass a paired test. A node is left unchanged after a number of consecutive
+rejections.
 """
 
 from __future__ import annotations
@@ -20,39 +20,45 @@ from marft_lab.flows.choosing import context_of
 from marft_lab.flows.network import ANY, Change, FlowNetwork, Node
 from marft_lab.profiles.transcripts import transcript
 
-FAILED = "flow/failed"  # the stream of what a critic reads
-Tell = Callable[[Change, FlowNetwork], None]  # what was tried, and the network after it
+FAILED = "flow/failed"  # random stream of the attempts for the critic
+Tell = Callable[[Change, FlowNetwork], None]  # receives each tried change and the network after the change
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that did not succeed: the task, and who said what, by the name of the node, with tools' answers, what
-    the environment showed, and what came of it (:mod:`marft_lab.profiles.transcripts`)."""
+    """Failed attempt: the task, and the messages by node name.
+
+    Messages include tool results, observations and the outcome (:mod:`marft_lab.profiles.transcripts`).
+    """
 
     task: str
     said: tuple[tuple[str, str], ...]
 
 
 class Critic(Protocol):
-    """Says what a node should be told."""
+    """Function that proposes instructions for a node."""
 
     def __call__(self, node: Node, failures: Sequence[Failure], /) -> str:
-        """New instructions, from attempts that failed along a path with the node; what it is told already, or nothing:
-        no proposal."""
+        """Return new instructions for a node, based on failed attempts along a path with the node.
+
+        An empty text or the current instructions mean no proposal.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Improving:
-    """How nodes are reworded.
+    """Options of rewording.
 
     Args:
-        rounds: in each of them, every node that failed is asked about once.
-        attempts: that are played to find failures, a round.
-        shown: failures that the critic sees.
-        accept: "better": the interval is above 0; "no worse": the gain is above 0, and the interval above −tolerance.
-        patience: refusals in a row, after which a node is asked about no more.
-        longest: characters of a proposal; a longer one is refused.
+        rounds: number of rounds; in each round the critic is asked once about every node with failures.
+        attempts: attempts per round to collect failures.
+        shown: maximum failures per critic prompt.
+        accept: "better" requires an interval above 0; "no worse" requires a gain above 0 and an interval above
+            −tolerance.
+        tolerance: tolerated loss of success rate for "no worse".
+        patience: consecutive rejections after which a node is left unchanged.
+        longest: maximum characters of a proposal; longer proposals are rejected.
     """
 
     rounds: int = 3
@@ -61,9 +67,10 @@ class Improving:
     accept: Literal["better", "no worse"] = "better"
     tolerance: float = 0.01
     patience: int = 2
-    longest: int = 4000  # characters of a proposal: a longer one is none
+    longest: int = 4000  # maximum characters of a proposal; longer proposals are rejected
 
     def accepts(self, found: Judged) -> bool:
+        """Return True if the estimated gain passes the acceptance rule."""
         if self.accept == "better":
             return found.low > 0
         return found.gain > 0 and found.low >= -self.tolerance
@@ -73,10 +80,20 @@ def reworded(
     board: Board, network: FlowNetwork, critic: Critic, improving: Improving,
     tell: Tell = lambda *_: None,
 ) -> FlowNetwork:  # fmt: skip
-    """The network with what was accepted of a critic's proposals, and all of them in its lineage.
+    """Return the network with the accepted proposals of a critic, and all proposals in its lineage.
 
-    A node is judged on the held-out tasks whose path it acts on, each played once before and once after under the same
-    seed.
+    A node is evaluated on the held-out tasks whose path includes the node. Each task is played once before and once
+    after the change, with the same seed.
+
+    Args:
+        board: evaluator.
+        network: flow network.
+        critic: critic that proposes instructions.
+        improving: options of rewording.
+        tell: callback for each tried change.
+
+    Raises:
+        ValueError: no held-out task has a known outcome.
     """
     refused, known = Counter[str](), board.outcomes(network, board.held_out)
     refuse_unknown(known)
@@ -94,7 +111,7 @@ def reworded(
             tried = _with(network, replace(node, instructions=proposed))
             tasks = [task for kind, some in kinds.items() if name in board.acting(network, kind) for task in some]
             if not any(task.id in known for task in tasks):
-                continue  # no held-out task would tell
+                continue  # no held-out task can decide
             after = board.outcomes(tried, tasks)
             found = judged({task.id: known[task.id] for task in tasks if task.id in known}, after)
             kept = improving.accepts(found)
@@ -110,7 +127,7 @@ def reworded(
 
 
 def _failures(board: Board, network: FlowNetwork, number: int, attempts: int) -> dict[str, list[Failure]]:
-    """Attempts at training tasks that failed, by each node that acted in them."""
+    """Return failed attempts at training tasks, by acting node."""
     drawn = generator(board.seed, FAILED, number).integers(len(board.tasks), size=attempts)
     played = [Attempt(board.tasks[place], f"{FAILED}/{number}", count) for count, place in enumerate(drawn)]
     found: dict[str, list[Failure]] = {}
@@ -124,7 +141,7 @@ def _failures(board: Board, network: FlowNetwork, number: int, attempts: int) ->
 
 
 def _names(board: Board, network: FlowNetwork, episode: Episode) -> list[str]:
-    """The node of each of an episode's actions, on the likeliest path."""
+    """Return the node behind each action in an episode, on the likeliest path."""
     acting = board.acting(network, context_of(network, episode.task.prompt))
     return [*acting] * (len(episode.actions) // len(acting))
 

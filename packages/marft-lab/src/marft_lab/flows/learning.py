@@ -1,4 +1,4 @@
-"""Paths are learned by playing them."""
+"""Path learning by playing sampled paths."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from marft_lab.flows.choosing import Walked, context_of, learned, played_of
 from marft_lab.flows.network import FlowNetwork
 from marft_lab.flows.organization import paths_of
 
-LEARN = "flow/learn"  # the stream of what is learned from
+LEARN = "flow/learn"  # random stream of the training attempts
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """How edges are learned.
+    """Options of path learning.
 
     Args:
-        steps: of REINFORCE.
-        batch: episodes of a step.
-        rate: how far a step goes.
-        cost: what an acting node takes off the reward.
+        steps: steps of REINFORCE.
+        batch: episodes per step.
+        rate: learning rate.
+        cost: penalty per acting node, subtracted from the reward.
     """
 
     steps: int = 40
@@ -39,13 +39,16 @@ def edges_learned(
     learning: Learning,
     tell: Callable[[int, float], None] = lambda *_: None,
 ) -> FlowNetwork:
-    """Play training tasks by the network's own odds, and make what earned more likelier.
+    """Play training tasks along sampled paths, and reinforce paths with high returns.
 
     Args:
-        tell: is told each step and what its episodes earned on average.
+        board: evaluator.
+        network: flow network.
+        learning: options of path learning.
+        tell: callback with the step and the mean reward of its episodes.
 
     Raises:
-        ValueError: none of a step's episodes could be scored.
+        ValueError: a step has no scored episode.
     """
     for step in range(learning.steps):
         drawn = generator(board.seed, LEARN, step).integers(len(board.tasks), size=learning.batch)
@@ -65,7 +68,7 @@ def edges_learned(
 
 
 def _walked(board: Board, network: FlowNetwork, episode: Episode, number: int, cost: float) -> list[Walked]:
-    """What each of an episode's paths earned: all that came of the episode, less what its own nodes cost."""
+    """Return the paths of an episode with their returns: the total reward minus the cost of the acting nodes."""
     context = context_of(network, episode.task.prompt)
     paths = paths_of(board.flow.playing(network, 1.0), episode, board.seed)
     return [

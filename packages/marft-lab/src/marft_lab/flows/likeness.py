@@ -1,4 +1,4 @@
-"""Which of several things a text is most like: how nodes and contexts are found."""
+"""Text similarity, to match actions to nodes and prompts to contexts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from numpy.typing import NDArray
 from marft.agents.memories.embedding import checked, hashed
 from marft.config.plugins import import_path
 
-Vectors = NDArray[np.float32]  # [n, d], each of length 1, or of zeros
-DIGITS = 4  # of a number of a vector that is written down
+Vectors = NDArray[np.float32]  # [n, d], each of length 1 or zero
+DIGITS = 4  # decimals of a stored vector element
 
 
 def vectors_of(texts: Sequence[str], dimensions: int, embed: str = "") -> Vectors:
-    """Texts as vectors: by hashed pieces of words, or by somebody's own function of texts.
+    """Return texts as vectors, shape [texts, dimensions], from hashed word pieces or from a custom function.
+
+    Args:
+        texts: texts to embed.
+        dimensions: length of a vector.
+        embed: import path of a function from texts to vectors; "" hashes word pieces.
 
     Raises:
-        ValueError: the function gives no such vectors.
+        ValueError: the function returns vectors of the wrong shape or with invalid numbers.
     """
     if not embed:
         return np.array([_hashed(text, dimensions) for text in texts], np.float32).reshape(len(texts), dimensions)
@@ -28,11 +33,13 @@ def vectors_of(texts: Sequence[str], dimensions: int, embed: str = "") -> Vector
 
 @lru_cache(4096)
 def _hashed(text: str, dimensions: int) -> NDArray[np.float32]:
-    return hashed(text, dimensions)  # of a task that is played often
+    return hashed(text, dimensions)  # cached, because tasks are played often
 
 
 def cosine(vector: NDArray[np.floating], others: Sequence[float]) -> float:
-    """The cosine of two vectors; 0 where one is of zeros, or empty. To six places, so that no order of sums decides.
+    """Return the cosine similarity of two vectors; 0 for a zero or empty vector.
+
+    The result is rounded to six decimals, so that the order of summation does not decide.
 
     >>> cosine(np.array([3.0, 4.0]), (6.0, 8.0))
     1.0
@@ -43,14 +50,13 @@ def cosine(vector: NDArray[np.floating], others: Sequence[float]) -> float:
 
 
 def nearest(vector: NDArray[np.floating], among: Sequence[Sequence[float]], threshold: float) -> int | None:
-    """The place of the one that is most alike, the first among equals; None where all are less alike than the
-    threshold."""
+    """Return the index of the most similar vector, the first in a tie; None if no vector reaches the threshold."""
     scores = [cosine(vector, other) for other in among]
     best = max(range(len(scores)), key=scores.__getitem__, default=None)
     return best if best is not None and scores[best] >= threshold else None
 
 
 def added(vector: Sequence[float], other: NDArray[np.floating]) -> tuple[float, ...]:
-    """The sum of two, as it is written down."""
+    """Return the sum of two vectors, rounded for storage."""
     both = np.asarray(vector, np.float64) + other if len(vector) else np.asarray(other, np.float64)
     return tuple(np.round(both, DIGITS).tolist())

@@ -1,7 +1,7 @@
-"""A flow network: what agents do (nodes), what follows on what (edges), kinds of tasks (contexts). Frozen, and JSON.
+"""Flow network: agents' actions (nodes), transitions (edges) and kinds of tasks (contexts); immutable, stored as JSON.
 
-The idea is MANGO's (Wang et al. 2026), of which we know the abstract and summaries: what is not said there is our
-reading (docs/flows.md).
+The idea is from MANGO (Wang et al. 2026), known to us only by its abstract and summaries. All details beyond these
+sources are OUR READING (docs/flows.md).
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from marft.common import atomic
 from marft.common.atomic import regular
 
-SOURCE, SINK = "source", "sink"  # where every path begins and ends; no node is called so
-STOP = "stop"  # what a router says to go to the sink
-ANY = ""  # the context of tasks that are like none, and of weights that hold for all
-MOST_NODES = 1000  # and contexts
+SOURCE, SINK = "source", "sink"  # reserved names of the start and the end of every path
+STOP = "stop"  # answer of a router to go to the sink
+ANY = ""  # context of tasks without a similar context, and of weights shared by all contexts
+MOST_NODES = 1000  # maximum nodes, and maximum contexts
 MOST_DIMENSIONS = 8192
-STRICT = ConfigDict(extra="forbid")  # of what is read: no keys that nobody knows
-Vector = tuple[float, ...]  # [d], a sum of vectors of length 1
+STRICT = ConfigDict(extra="forbid")  # reject unknown keys in files
+Vector = tuple[float, ...]  # [d], a sum of unit vectors
 Weights = Mapping[str, Mapping[str, Mapping[str, float]]]  # by context, start and end of an edge
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Something that an agent does.
+    """Node of a flow network: an agent's action.
 
     Args:
-        role: of the agent that does it.
-        instructions: what it is told beside what it is shown.
-        example: what it was like when it was first done.
-        count: actions of successful episodes that joined it, whose vectors' sum is ``vector``.
+        name: unique name.
+        role: role of the acting agent.
+        instructions: instructions for the agent, added to its observation.
+        example: text of the first action.
+        count: number of joined actions from successful episodes.
+        vector: sum of the vectors of these actions.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -52,7 +54,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A kind of task: what the prompts of ``count`` successful episodes had in common."""
+    """Kind of task: common features in the prompts from ``count`` successful episodes."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -64,7 +66,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """``end`` came right after ``start``, so often; ``by_context`` says for which tasks."""
+    """Transition from ``start`` to ``end`` with its count in successful episodes, in total and by context."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -76,10 +78,10 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that was tried with a network, and whether it was kept: its lineage.
+    """Tried change of a network with its verdict, for the lineage.
 
-    ``gain`` is of held-out success, on so many ``tasks``; ``low`` and ``high`` are the ends of its interval where
-    instructions are judged, and bounds of one side each where a skip is (flows/board.py).
+    ``gain`` is the change of the held-out success rate on ``tasks`` tasks. For instructions, ``low`` and ``high`` are
+    the ends of an interval. For a skip they are one-sided bounds (flows/board.py).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -98,16 +100,23 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class FlowNetwork:
-    """
+    """Flow network with nodes, edges and contexts.
+
     >>> plan, do = Node("plan", "planner"), Node("do", "worker")
     >>> edges = (Edge(SOURCE, "plan"), Edge("plan", "do"), Edge("do", SINK))
     >>> FlowNetwork((plan, do), edges).after("plan")
     ('do',)
 
     Args:
-        weights: what learning has added to the logarithm of an edge's count.
-        skips: nodes that are passed by, by context.
-        embed: import path of what made the vectors; "": hashed pieces of words.
+        nodes: nodes.
+        edges: edges.
+        contexts: kinds of tasks.
+        weights: learned terms, added to the log of an edge's count.
+        skips: skipped nodes, by context.
+        lineage: tried changes, oldest first.
+        threshold: minimum cosine similarity to join a node or a context.
+        dimensions: length of the vectors.
+        embed: import path of the embedding function; "" hashes word pieces.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -123,9 +132,10 @@ class FlowNetwork:
     embed: str = ""
 
     def node(self, name: str) -> Node:
-        """
+        """Return the node with a given name.
+
         Raises:
-            KeyError: there is none.
+            KeyError: unknown name.
         """
         for node in self.nodes:
             if node.name == name:
@@ -133,16 +143,16 @@ class FlowNetwork:
         raise KeyError(name)
 
     def after(self, name: str) -> tuple[str, ...]:
-        """What has come after a node, most often first."""
+        """Return the successors of a node, most frequent first."""
         ends = sorted((edge for edge in self.edges if edge.start == name), key=lambda edge: (-edge.count, edge.end))
         return tuple(edge.end for edge in ends)
 
     def passed_by(self, context: str) -> frozenset[str]:
-        """Nodes that are skipped for tasks of a context."""
+        """Return the skipped nodes for tasks of a context."""
         return frozenset(self.skips.get(context, ()))
 
     def problems(self) -> list[str]:
-        """What is wrong with it: names that come twice or are nobody's, a source or a sink out of reach."""
+        """Return all problems: duplicate or unknown names, invalid numbers, and an unreachable sink."""
         names = [node.name for node in self.nodes]
         found = [f"two nodes are called {name!r}" for name in sorted({n for n in names if names.count(n) > 1})]
         found += [f"no node may be called {name!r}" for name in (SOURCE, SINK, ANY, STOP) if name in names]
@@ -173,7 +183,7 @@ class FlowNetwork:
         return found
 
     def _odd_numbers(self) -> list[str]:
-        """Vectors that cannot be compared, and counts that nothing can have been."""
+        """Return problems of vectors, threshold and counts."""
         found, sized = list[str](), (0, self.dimensions)
         if not 1 <= self.dimensions <= MOST_DIMENSIONS:
             found.append(f"vectors of {self.dimensions} numbers")
@@ -190,11 +200,12 @@ class FlowNetwork:
         return found
 
     def to_json(self) -> str:
+        """Return the network as JSON text."""
         return _ADAPTER.dump_json(self, indent=1).decode() + "\n"
 
     @property
     def digest(self) -> str:
-        """What tells it from others."""
+        """Short SHA-256 digest of the network."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
 
@@ -211,9 +222,10 @@ def _reaches_sink(network: FlowNetwork) -> bool:
 
 
 def read_network(path: Path) -> FlowNetwork:
-    """
+    """Read a flow network from a file.
+
     Raises:
-        ValueError: it cannot be read, or is no flow network.
+        ValueError: the file cannot be read, or does not hold a valid flow network.
     """
     remedy = "marft flow grow RUN --to FILE makes one"
     try:
@@ -230,6 +242,6 @@ def read_network(path: Path) -> FlowNetwork:
 
 
 def write_network(path: Path, network: FlowNetwork) -> None:
-    """Write one, whole or not at all."""
+    """Write a network to a file, atomically."""
     assert not network.problems(), network.problems()
     atomic.write_file(path, network.to_json())

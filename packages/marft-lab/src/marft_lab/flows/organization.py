@@ -1,4 +1,4 @@
-"""The organization that plays a flow network."""
+"""Team organization that plays a flow network."""
 
 from __future__ import annotations
 
@@ -23,33 +23,35 @@ from marft.config.settings import Few, Filled, NotNegative, did_you_mean
 from marft_lab.flows.choosing import context_of, played_of, walk
 from marft_lab.flows.network import SINK, SOURCE, STOP, FlowNetwork, Node, read_network
 
-TITLE = 80  # characters of what a router is told of a node
+TITLE = 80  # maximum characters of a node's example in a router prompt
 ROUTED = "You may go on with:"
 
 
 class Flow(OrganizationPart):
-    """In every step of the environment, a path through a saved flow network: each of its nodes is played by the agent
-    of its role, which is told the node's instructions and sees what came before.
+    """Path through a saved flow network in every environment step.
+
+    The agent of each node's role acts with the node's instructions and sees earlier actions of the step.
 
     ::
 
-        source ─▶ plan ─┬─▶ compute ──▶ report ─▶ sink        the last one's text is the answer
+        source ─▶ plan ─┬─▶ compute ──▶ report ─▶ sink        the last text is the answer
                         └─▶ look up ──▶ convert ─▶ …
 
-    Without a ``router`` the network's own odds draw the path, for the context that the task is most like. With one
-    that agent chooses each edge, by the names of the nodes that it leads to: enumerated actions, which are trained.
+    Without a ``router``, the path is sampled from the network's edge probabilities for the most similar context. With a
+    ``router``, that agent chooses each edge by the name of the next node. These choices are enumerated actions, and are
+    trained.
     """
 
-    network: Filled  # file of the network: what `marft flow grow` makes
-    # import path of the function that made the network's vectors, as it was grown: a file that came from
-    # elsewhere names no code that is run; "": hashed pieces of words
+    network: Filled  # file of the network, from `marft flow grow`
+    # import path of the function that made the network's vectors during growth, or "" for hashed word pieces; it is
+    # repeated here because a network file of unknown origin must not name code to run
     embed: ImportPath = ""
-    # of the network, filled in when the recipe is read: a run goes on with the one that it began with, or not at all
+    # digest of the network, filled in when the recipe is read; a run resumes only with the same network
     digest: Annotated[str, Field(validate_default=True)] = ""
-    router: str = ""  # the role that chooses; "": the network's own odds
-    most: Few = 8  # nodes of a path
-    temperature: NotNegative = 1.0  # of the network's own odds; 0: the likeliest edge
-    sees: Literal["all", "last", "nothing"] = "all"  # what a node's agent sees of the step's earlier ones
+    router: str = ""  # role that chooses edges; "" samples from the network's edge probabilities
+    most: Few = 8  # maximum nodes of a path
+    temperature: NotNegative = 1.0  # temperature of the edge probabilities; 0 takes the likeliest edge
+    sees: Literal["all", "last", "nothing"] = "all"  # visible earlier actions of the step for a node's agent
 
     _flow: FlowNetwork | None = PrivateAttr(default=None)
     _task: Task | None = PrivateAttr(default=None)
@@ -67,7 +69,7 @@ class Flow(OrganizationPart):
     @classmethod
     def _is_the_same(cls, digest: str, info: ValidationInfo) -> str:
         if "network" not in info.data:
-            return digest  # which is refused already
+            return digest  # already rejected
         found = read_network(Path(info.data["network"])).digest
         if digest not in ("", found):
             raise PydanticCustomError(
@@ -97,18 +99,18 @@ class Flow(OrganizationPart):
 
     @property
     def flow(self) -> FlowNetwork:
-        """The network."""
+        """Flow network of this organization."""
         assert self._flow is not None, "it was read with the recipe"
         return self._flow
 
     def playing(self, network: FlowNetwork, temperature: float) -> Flow:
-        """The same with another network, which is in no file yet."""
+        """Return a copy that plays a different network, at a given temperature."""
         other = self.model_copy(update={"temperature": temperature})
         other._flow = network
         return other
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
-        """Nodes and a router that are no agents."""
+        """Yield a problem for each node role or router that is not an agent, and for a router with own nodes."""
         for role in dict.fromkeys([*(node.role for node in self.flow.nodes), *filter(None, [self.router])]):
             if role not in roles:
                 yield f"team: no agent is called {role!r}{did_you_mean(role, roles)}, and the flow network needs one"
@@ -116,15 +118,16 @@ class Flow(OrganizationPart):
             yield f"team.router: {self.router!r} plays nodes itself; choose another role"
 
     def opened(self, task: Task, seed: int) -> Flow:
-        """One for an episode: whose task says the context, and whose seed draws the paths."""
+        """Return an organization for an episode; the task gives the context, and the seed gives the paths."""
         mine = self.model_copy()
         mine._flow, mine._task, mine._seed, mine._step = self._flow, task, seed, 0
         return mine
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No-op: the organization holds no resources."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Play an environment step along a path; the last action is the answer."""
         assert self._task is not None, "an episode opens one of its own"
         context = context_of(self.flow, self._task.prompt)
         step, self._step = self._step, self._step + 1
@@ -137,7 +140,7 @@ class Flow(OrganizationPart):
         at, visited = SOURCE, list[str]()
         while len(done) < self.most:
             ends = options_at(self.flow, context, at, visited)
-            if not done and set(ends) <= {SINK}:  # all is skipped, and somebody has to act
+            if not done and set(ends) <= {SINK}:  # all nodes are skipped, but at least one agent has to act
                 ends = list(self.flow.after(at)[:1])
             at = await self._chosen(ends, observation, agents, done)
             if at == SINK:
@@ -154,8 +157,8 @@ class Flow(OrganizationPart):
     async def _chosen(
         self, ends: Sequence[str], observation: Observation, agents: Agents, done: Sequence[Action]
     ) -> str:
-        ends = [end for end in ends if end != SINK or done]  # somebody has to act
-        if len(ends) < 2:  # where there is nothing to choose, nobody is asked
+        ends = [end for end in ends if end != SINK or done]  # at least one agent has to act
+        if len(ends) < 2:  # a single option needs no request
             return ends[0] if ends else SINK
         options = [STOP if end == SINK else end for end in ends]
         titles = [f"{name}: {cut(one_line(self.flow.node(name).example), TITLE)}" for name in ends if name != SINK]
@@ -166,16 +169,17 @@ class Flow(OrganizationPart):
 def path_of_step(
     network: FlowNetwork, context: str, seed: int, step: int, most: int, temperature: float
 ) -> tuple[str, ...]:
-    """The path that the network's own odds draw in a step of an episode of that seed, skipped nodes included."""
+    """Return the sampled path of a step in an episode with a given seed, with skipped nodes."""
     return walk(network, context, most, temperature, Random(derive_seed(seed, "flow", step)))
 
 
 def paths_of(flow: Flow, episode: Episode, seed: int) -> list[tuple[str, ...]]:
-    """The path of each of an episode's steps, skipped nodes included, which the network's own odds drew.
+    """Return the sampled path per step in an episode, with skipped nodes.
 
     Args:
-        flow: what played it.
-        seed: of the run.
+        flow: organization that played the episode.
+        episode: episode.
+        seed: seed of the run.
     """
     context = context_of(flow.flow, episode.task.prompt)
     own = derive_seed(seed, "organization", episode.stream, episode.task.id, episode.sample)
@@ -187,7 +191,7 @@ def paths_of(flow: Flow, episode: Episode, seed: int) -> list[tuple[str, ...]]:
 
 
 def options_at(network: FlowNetwork, context: str, at: str, visited: Sequence[str]) -> list[str]:
-    """Where a router may go on: over nodes that are skipped to what comes after them, most often first."""
+    """Return the possible next nodes for a router, most frequent first, with skipped nodes replaced by successors."""
     passed, found, seen = network.passed_by(context), list[str](), {*visited, at}
     waiting = list(network.after(at))
     while waiting:
@@ -203,7 +207,7 @@ def options_at(network: FlowNetwork, context: str, at: str, visited: Sequence[st
 
 
 def instructed(observation: Observation, role: str, instructions: str) -> Observation:
-    """An observation that tells one agent something besides."""
+    """Return the observation with additional instructions for one role."""
     if not instructions:
         return observation
     view = "\n\n".join(part for part in (observation.views.get(role, ""), instructions) if part)

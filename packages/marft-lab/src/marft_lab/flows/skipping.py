@@ -1,7 +1,7 @@
-"""Steps that add nothing are skipped: a node is passed by for tasks of a context, where held-out success does not fall.
+"""Skipping of nodes without benefit for tasks of a context, if held-out success does not fall.
 
-This is ours: what MANGO's abstract skips are updates of agents that are good already (flows/improving.py). What is
-skipped stays in the network, and can be played again.
+Skipping is our own method: MANGO's abstract skips updates of good agents instead (flows/improving.py). Skipped nodes
+stay in the network, and can be enabled again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,21 @@ from marft_lab.flows.network import Change, FlowNetwork
 
 
 def skipped(board: Board, network: FlowNetwork, tolerance: float, tell: Tell = lambda *_: None) -> FlowNetwork:
-    """The network that passes by what its contexts do without, and all tries in its lineage.
+    """Return the network with accepted skips, and all tried skips in its lineage.
 
-    Each node of a context's likeliest path is left out once, beside those that have gone before; it stays out where the
-    lower bound of what is gained (:func:`marft_lab.flows.board.bounded`), against the whole path and not against the
-    last try, is no less than ``-tolerance``. So all skips of a context together cost no more. Where nothing differs
-    that takes about ``3 / tolerance`` held-out tasks of the context: fewer say too little.
+    Each node of a context's likeliest path is left out once, together with earlier accepted skips. The skip is accepted
+    if the lower bound of the gain (:func:`marft_lab.flows.board.bounded`) is at least ``-tolerance``. The gain is
+    relative to the whole path, not to the previous trial. So all skips of a context together cost at most
+    ``tolerance``. Without any difference, acceptance needs about ``3 / tolerance`` held-out tasks of the context.
+
+    Args:
+        board: evaluator.
+        network: flow network.
+        tolerance: tolerated loss of success rate.
+        tell: callback for each tried change.
+
+    Raises:
+        ValueError: no held-out task has a known outcome.
     """
     contexts = board.by_context(network)
     known = {context: board.outcomes(network, tasks) for context, tasks in contexts.items()}
@@ -27,11 +36,11 @@ def skipped(board: Board, network: FlowNetwork, tolerance: float, tell: Tell = l
     for context, tasks in contexts.items():
         whole = known[context]
         if not whole:
-            continue  # of none of its tasks is anything known
+            continue  # no task of the context has a known outcome
         for name in board.acting(network, context):
             before = network.skips.get(context, ())
             if len(board.acting(network, context)) == 1:
-                break  # somebody has to act
+                break  # at least one agent has to act
             tried = replace(network, skips={**network.skips, context: (*before, name)})
             found = bounded(whole, board.outcomes(tried, tasks))
             kept = found.low >= -tolerance

@@ -1,1 +1,1 @@
-"""Leagues: learning against a pool of past versions, and who beats whom."""
+"""League: training against a pool of past versions, and matches between versions."""

@@ -1,15 +1,15 @@
-"""Elo: what a difference in rating means, and how a rating moves with what is played (Elo 1978)."""
+"""Elo ratings: expected scores and rating scale (Elo 1978)."""
 
 from __future__ import annotations
 
 import math
 
-SCALE = 400.0 / math.log(10.0)  # points of Elo for a unit of log-odds
-K = 64.0  # points that a step moves the learner's rating, for each unit of its mean score above what was expected
+SCALE = 400.0 / math.log(10.0)  # Elo points per unit of log-odds
+K = 64.0  # change of the learner's rating per step, in Elo points per unit of mean score above expectation
 
 
 def expected_score(mine: float, theirs: float) -> float:
-    """The score that a difference in rating foretells.
+    """Return the expected score for two Elo ratings.
 
     >>> round(expected_score(400.0, 0.0), 4)
     0.9091

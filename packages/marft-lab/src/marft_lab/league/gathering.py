@@ -1,4 +1,4 @@
-"""Gathering what a step learns from where tasks are played against past versions of the learner."""
+"""Rollouts against a pool of the learner's past versions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FOLDER, NAME = "league", "league.json"
 
 
 class PlaysPools(Rollouts, Protocol):
-    """Plays with models that are here."""
+    """Rollouts with local policies."""
 
     @property
     def models(self) -> Models: ...
 
     def publish_versions(self, versions: Mapping[str, int]) -> None:
-        """These policies were given other weights, each of a step."""
+        """Register policies' new weights, with the training step per version."""
         ...
 
 
@@ -47,7 +47,7 @@ class _Member(BaseModel):
 
 
 class _Written(BaseModel):
-    """What ``league/league.json`` of a checkpoint holds."""
+    """Content of ``league/league.json`` in a checkpoint."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -56,16 +56,18 @@ class _Written(BaseModel):
 
 
 class Against:
-    """Plays a step's episodes when it comes, each task against one version of the pool.
+    """Rollout source that plays each task against a version from the pool.
 
-    Which one is a pure function of the run's seed, the pass, the task, and the pool as it was before the step: all
-    attempts at a task are played against the same.
+    The opponent is a pure function of the run's seed, the pass, the task, and the pool before the step. All attempts at
+    a task therefore have the same opponent.
 
     Args:
-        folder: the checkpoint that the run goes on from; None at its beginning.
+        rollouts: rollouts with local policies.
+        tasks: training tasks.
+        folder: checkpoint to resume from; None at the start.
 
     Raises:
-        ValueError: what was written there cannot be read.
+        ValueError: unreadable league file in the checkpoint.
     """
 
     def __init__(self, rollouts: PlaysPools, tasks: Sequence[Task], folder: Path | None = None) -> None:
@@ -83,30 +85,32 @@ class Against:
         rollouts.publish_versions({member.slot: member.step for member in self.pool.members})
 
     def collect(self, state: State, on_done: Callable[[Episode], None]) -> Collection:
-        """The step's episodes; what came of them moves the ratings."""
+        """Collect the episodes of a step, and update the ratings from their results."""
         self._before = dict(self._rollouts.usage())
         pool = self.pool
         drawn, standing = state.tasks_drawn, state.curriculum
         found = collect(self._rollouts, self._tasks, state.step, drawn, on_done, self._cast, standing)
         scores: dict[str, list[float]] = {}
         for episode in found.played:
-            policies = {action.policy for action in episode.actions}  # the learner too, of which a pool knows nothing
+            policies = {action.policy for action in episode.actions}  # includes the learner, which is not in the pool
             for policy in policies if episode.scored else ():
                 scores.setdefault(policy, []).append(score(episode.total_reward))
         self.pool = pool.with_results(scores)
         return replace(found, metrics={**found.metrics, **self._metrics()})
 
     def used(self) -> dict[str, float]:
+        """Return the usage counters since the last step."""
         return {name: count - self._before.get(name, 0.0) for name, count in self._rollouts.usage().items()}
 
     def validated(self, episodes: Sequence[Episode]) -> None:
-        """Between the steps, where nothing is counted."""
+        """Ignore validation episodes; they count for no rating."""
 
     def seconds(self, waited: float) -> float:
+        """Return the sampling time of the step, in seconds."""
         return waited
 
     def published(self, state: State) -> None:
-        """Every so many steps the learner, as it is now, joins."""
+        """Add the current learner to the pool, every ``pool.every`` steps."""
         if state.step % self._settings.every == 0:
             self.pool = self.pool.joined(self._slots, state.step)
             newest = self.pool.members[-1]
@@ -115,11 +119,11 @@ class Against:
                 self._rollouts.publish_versions({newest.slot: newest.step})
 
     def abandon(self, state: State) -> None:
-        """Versions of the policy that was abandoned leave."""
+        """Remove versions of the abandoned training steps from the pool."""
         self.pool = self.pool.until(state.step)
 
     def write(self, folder: Path) -> None:
-        """The ratings, and the weights of all versions but the untuned one."""
+        """Write the ratings, and the weights of all versions except the untuned version."""
         (folder / FOLDER).mkdir()
         table = {"rating": self.pool.rating, "members": [asdict(member) for member in self.pool.members]}
         (folder / FOLDER / NAME).write_bytes(f"{json.dumps(table, indent=2)}\n".encode())
@@ -127,7 +131,7 @@ class Against:
             self._rollouts.models.save_policy(member.slot, folder / FOLDER / f"step_{member.step:06d}")
 
     def close(self) -> None:
-        """Nothing was started."""
+        """No-op: the source starts no processes."""
 
     def _cast(self, attempts: Sequence[Attempt]) -> list[Attempt]:
         return [
@@ -168,7 +172,7 @@ class Against:
 
 
 def score(reward: float) -> float:
-    """1 for a match that was won, 0 for one that was lost, one half for a draw.
+    """Return the score of a reward: 1 for a win, 0 for a loss, one half for a draw.
 
     >>> score(0.5), score(-1.0), score(0.0)
     (1.0, 0.0, 0.5)

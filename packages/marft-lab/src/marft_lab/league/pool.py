@@ -1,7 +1,8 @@
-"""Who is in a pool of past versions, how strong each is held to be, and whom a task is played against. Pure.
+"""Pool of past versions: membership, ratings and choice of opponents, as pure functions.
 
-Matches are drawn as in fictitious self-play (Brown 1951; Heinrich et al. 2015), or rather against those that are not
-beaten yet (prioritised: AlphaStar, Vinyals et al. 2019, f_hard(x) = (1 − x)^p).
+Opponents are drawn uniformly as in fictitious self-play (Brown 1951; Heinrich et al. 2015), or with priority for
+opponents with a low win rate of the learner. The priority is AlphaStar's
+``f_hard(x) = (1 − x)^p`` (Vinyals et al. 2019).
 """
 
 from __future__ import annotations
@@ -15,43 +16,49 @@ import numpy as np
 from marft.trainer.interfaces import Floats
 from marft_lab.league.elo import K, expected_score
 
-MEMORY = 0.9  # of what earlier matches count, a step: the learner they were played by is another one
-PRIOR = 1.0  # drawn matches that a win rate begins with
+MEMORY = 0.9  # decay of earlier match counts per step, because the learner changes
+PRIOR = 1.0  # weight of the win-rate prior, in drawn matches
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One version in a pool.
+    """Version in a pool.
 
     >>> Member("rival@1", step=10, won=3.0, played=4.0).win_rate
     0.7
     """
 
-    slot: str  # the policy that it is loaded as
-    step: int  # of the run, when it joined
-    rating: float = 0.0  # Elo, when it joined; the untuned version has 0
-    won: float = 0.0  # matches that the learner won of late, draws for one half
+    slot: str  # name of the policy with the version's weights
+    step: int  # training step of the version
+    rating: float = 0.0  # Elo rating at joining; 0 for the untuned version
+    won: float = 0.0  # recent wins of the learner, with decay; a draw counts one half
     played: float = 0.0
 
     @property
     def win_rate(self) -> float:
-        """The learner's against it, with a drawn match before the first."""
+        """Win rate of the learner against this version, with a prior of one draw."""
         return (self.won + PRIOR / 2) / (self.played + PRIOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The versions, oldest first, and the learner's own rating."""
+    """Pool of versions, oldest first, with the learner's rating."""
 
     members: tuple[Member, ...]
     rating: float = 0.0
 
     @property
     def hardest(self) -> Member:
+        """Version with the lowest win rate of the learner."""
         return min(self.members, key=lambda member: member.win_rate)
 
     def joined(self, slots: Sequence[str], step: int) -> Pool:
-        """The pool with the learner as it is now; where it is full, without the version that is missed least."""
+        """Return the pool with the current learner; a full pool drops its most redundant version.
+
+        Args:
+            slots: names of the policies for pool versions.
+            step: training step of the learner.
+        """
         members = self.members
         if len(members) == len(slots):
             if len(slots) == 1:
@@ -63,10 +70,10 @@ class Pool:
         return replace(self, members=(*members, Member(slot, step, self.rating)))
 
     def with_results(self, scores: Mapping[str, Sequence[float]]) -> Pool:
-        """The pool after a step's matches.
+        """Return the pool after the matches of a step.
 
         Args:
-            scores: by slot, of every match against it: 1 won, 0.5 drawn, 0 lost.
+            scores: score of every match by opponent slot: 1 for a win of the learner, 0.5 for a draw, 0 for a loss.
         """
         members = tuple(
             replace(
@@ -85,14 +92,16 @@ class Pool:
         return Pool(members, self.rating + moved)
 
     def until(self, step: int) -> Pool:
-        """Without versions that joined after a step to which the run has gone back."""
+        """Return the pool without versions after a given step, for a rollback of the run."""
         return replace(self, members=tuple(member for member in self.members if member.step <= step))
 
     def drawn(self, uniform: float, choose: Literal["uniform", "latest", "prioritised"], power: float) -> Member:
-        """Whom a task is played against.
+        """Return a task's opponent.
 
         Args:
-            uniform: a number from 0 to below 1.
+            uniform: random number in [0, 1).
+            choose: rule of the draw.
+            power: exponent of the priority.
         """
         if choose == "latest":
             return self.members[-1]
@@ -100,17 +109,22 @@ class Pool:
         return self.members[min(int(np.searchsorted(bounds, uniform, side="right")), len(self.members) - 1)]
 
     def chances(self, choose: str, power: float) -> Floats:
-        """The chance of each member, [M]. With its prior no win rate is ever 1, so that everybody has one."""
+        """Return the draw probability of each member, shape [members].
+
+        The prior keeps every win rate below 1, so every member has a positive probability.
+        """
         weights = np.ones(len(self.members))
         if choose == "prioritised":
             left = np.array([1.0 - member.win_rate for member in self.members])
-            weights = (left / left.max()) ** power  # of which one is 1, whatever the power
+            weights = (left / left.max()) ** power  # the largest weight is 1 for every power
         return np.asarray(weights / weights.sum(), np.float64)
 
 
 def superfluous(steps: Sequence[int]) -> int:
-    """The place of the version that is missed least: neither the first nor the newest, and with the smallest gap
-    between its neighbours, so that those that stay are spread over the run.
+    """Return the index of the most redundant version.
+
+    The candidates exclude the first and the newest version. The choice has the smallest gap between its neighbors, so
+    the remaining versions stay spread over the run.
 
     >>> superfluous([0, 10, 15, 20]), superfluous([0, 5])
     (2, 1)

@@ -1,1 +1,1 @@
-"""What a run will need and how long a step takes, by arithmetic: nothing is loaded, and torch is not imported."""
+"""Capacity planning: memory and step time of a recipe by arithmetic, without loading models or torch."""

@@ -1,4 +1,4 @@
-"""What to change of a recipe that does not fit: each change is planned again before it is named."""
+"""Changes that make a recipe fit; each suggested change is planned again before the report."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from marft.config.run import RunSettings
 from marft_lab.planning.memory import vllm_share
 from marft_lab.planning.plan import Ask, Plan, plan
 
-Keys = Mapping[str, Any]  # a recipe's, with the values that they would have
+Keys = Mapping[str, Any]  # recipe keys with their new values
 LEAST_TOKENS, LEAST_ROWS = 512, 8
 MOST_GPUS = 64
-MACHINE = 8  # GPUs that a machine commonly has: ranks are on one
+MACHINE = 8  # typical GPUs per machine; ranks share a machine
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Keys to new values, or more GPUs; ``plan`` is the recipe planned with it, and fits."""
+    """Suggested change: new values of keys, or more GPUs.
+
+    ``plan`` is the plan of the changed recipe, and fits.
+    """
 
     keys: Keys
     gpus: int
@@ -27,9 +30,10 @@ class Change:
 
 
 def changes(before: Plan) -> list[Change]:
-    """Ways to make a plan fit, the mildest first: single changes that are enough, else several, else more GPUs.
+    """Return changes that make a plan fit, the mildest first.
 
-    What changes nothing that is learned (sizes of batches, what is recomputed) comes before what does.
+    Sufficient single changes come first, else a combination of changes, else more GPUs. Changes without influence on
+    learning, such as batch sizes and recomputation, come before other changes.
     """
     if before.fits:
         return []
@@ -45,7 +49,7 @@ def changes(before: Plan) -> list[Change]:
 
 
 def _knobs(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
-    """Keys that belong together, with the values to try, the mildest first."""
+    """Yield groups of recipe keys with the values to try, the mildest first."""
     tokens, training = run.training.tokens_per_micro_batch, run.training
     yield _of("training.tokens_per_micro_batch", _halves(tokens, LEAST_TOKENS))
     yield _of("training.offload_optimizer", [] if training.offload_optimizer else [True])
@@ -74,14 +78,14 @@ def _of(key: str, values: Iterable[Any]) -> list[Keys]:
 
 
 def _more_ranks(run: RunSettings, gpus: int) -> list[Keys]:
-    """Ranks on GPUs that none of them is on, where they may be any number."""
+    """Return larger numbers of ranks, up to the available GPUs, if models are not placed on ranks."""
     most = min(MACHINE, gpus - 1 if run.engine.apart and gpus > 1 else gpus)
     placed = any(model.ranks for model in run.models.values())
     return [] if placed else _of("training.ranks", range(run.training.ranks + 1, most + 1))
 
 
 def _placements(run: RunSettings) -> list[Keys]:
-    """Models on ranks of their own, where they are on all: about as many for each, the first ones for the first."""
+    """Return a placement of models that share all ranks on separate ranks, in order, with about equal counts."""
     local = [name for name, model in run.models.items() if model.endpoint is None]
     ranks, own_body = run.training.ranks, run.algorithm.critic.kind != "none" and run.algorithm.critic.body == "lora"
     if len(local) < 2 or ranks < len(local) or own_body or any(run.models[name].ranks for name in local):
@@ -97,7 +101,7 @@ def _halves(value: int, least: int) -> Iterator[int]:
 
 
 def _first(before: Plan, with_them: Keys, values: Sequence[Keys]) -> Change | None:
-    """The mildest of values that is enough."""
+    """Return the first sufficient change; None if no value suffices."""
     for keys in values:
         tried = _planned(before.run, {**with_them, **keys}, before.ask)
         if tried.fits:
@@ -106,7 +110,10 @@ def _first(before: Plan, with_them: Keys, values: Sequence[Keys]) -> Change | No
 
 
 def _together(before: Plan) -> Change | None:
-    """As many changes as it takes, each but the last at its strongest, and none that leaves more over."""
+    """Return a sufficient combination of changes, each but the last at its strongest value.
+
+    Changes that increase the excess are left out.
+    """
     taken: dict[str, Any] = {}
     over = _over(before)
     for values in _knobs(before.run, before.ask.gpus):
@@ -122,7 +129,7 @@ def _together(before: Plan) -> Change | None:
 
 
 def _needed(before: Plan, found: Change) -> Change:
-    """A change without those of its keys that it fits without."""
+    """Return the change without unnecessary keys."""
     for key in list(found.keys):
         keys = {other: value for other, value in found.keys.items() if other != key}
         if not key.endswith(".ranks") and (tried := _planned(before.run, keys, before.ask)).fits:
@@ -131,12 +138,12 @@ def _needed(before: Plan, found: Change) -> Change:
 
 
 def _over(tried: Plan) -> float:
-    """Bytes by which the fullest process is over its room, where that is least."""
+    """Return the smallest excess over all splits: bytes of the fullest process over its memory limit."""
     return min(max(process.over for process in split.processes) for split in tried.splits)
 
 
 def _more_gpus(before: Plan) -> Change | None:
-    """As few more as are enough, doubling; with other changes where it takes them."""
+    """Return the change with the fewest GPUs, found by doubling, combined with key changes if necessary."""
     gpus = before.ask.gpus
     while 2 * gpus <= MOST_GPUS:
         gpus *= 2
@@ -150,7 +157,7 @@ def _more_gpus(before: Plan) -> Change | None:
 
 
 def _planned(run: RunSettings, keys: Keys, ask: Ask) -> Plan:
-    if "engine.kind" in keys:  # another engine has none of the in-process engine's memory, nor its keys
+    if "engine.kind" in keys:  # a different engine does not have the local engine's memory and keys
         keys = {key: value for key, value in keys.items() if key != "engine.prefix_cache_mb"}
     table = run.model_dump(mode="json", exclude_none=True)
     return plan(parse_recipe(table, changes=keys, given=run.given.values()), ask)

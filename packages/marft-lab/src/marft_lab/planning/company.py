@@ -1,4 +1,4 @@
-"""Who learns: ranks, the models that each of them learns on, and what each holds of them (docs/scaling.md)."""
+"""Placement of models on ranks: trained models and held weights of each rank (docs/scaling.md)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from marft.config.run import RunSettings
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """The processes that learn together.
+    """Ranks of a training run.
 
     Args:
-        placed: the ranks that learn on a model, of models that not all ranks learn on.
-        offload: whether moments lie in the host's memory.
+        ranks: number of ranks.
+        shard: True if trained weights are sharded over the ranks.
+        offload: True if optimizer moments are in host memory.
+        placed: ranks of each model with a placement; other models use all ranks.
     """
 
     ranks: int = 1
@@ -24,27 +26,28 @@ class Company:
 
     @staticmethod
     def of(run: RunSettings, ranks: int, shard: bool) -> Company:
-        """Of a recipe's placement and offloading."""
+        """Return a recipe's placement."""
         placed = {name: tuple(sorted(model.ranks)) for name, model in run.models.items() if model.ranks}
         return Company(ranks, shard and ranks > 1, run.training.offload_optimizer, placed)
 
     def on(self, model: str) -> tuple[int, ...]:
-        """The ranks that learn on a model."""
+        """Return the ranks that train on a model."""
         return self.placed.get(model) or tuple(range(self.ranks))
 
     def learns(self, rank: int, model: str) -> bool:
+        """Return True if a rank trains on a model."""
         return rank in self.on(model)
 
     def holds(self, rank: int, model: str) -> bool:
-        """Whether a rank has a model's weights: the first has all, to sample from and to save."""
+        """Return True if a rank holds a model's weights; rank 0 holds all weights for sampling and checkpoints."""
         return rank == 0 or self.learns(rank, model)
 
     def shares(self, rank: int, model: str) -> int:
-        """In how many parts a model lies, of which this rank holds one; 1 where it holds it whole."""
+        """Return a model's number of shards on a rank; 1 for full weights."""
         return len(self.on(model)) if self.shard and self.learns(rank, model) else 1
 
     def alike(self) -> list[tuple[int, ...]]:
-        """Ranks that hold the same, the first one by itself.
+        """Return groups of ranks with equal content; rank 0 has its own group.
 
         >>> Company(ranks=4).alike()
         [(0,), (1, 2, 3)]
@@ -59,7 +62,7 @@ class Company:
 
 
 def named(ranks: tuple[int, ...], of: int) -> str:
-    """What processes are called in a plan.
+    """Return the label of a rank group in a plan.
 
     >>> named((0,), 1), named((0,), 4), named((1, 2, 3), 4), named((3,), 4), named((1, 3), 4)
     ('the run', 'the run, rank 0 of 4', 'each of ranks 1 to 3', 'rank 3', 'each of ranks 1, 3')

@@ -1,4 +1,4 @@
-"""What of a card's rates is reached: named, with where each number is from; ``--efficiency`` replaces any."""
+"""Hardware efficiencies: reached fractions of a card's peak rates, with sources; ``--efficiency`` overrides them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from marft.config.settings import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Efficiencies:
-    """Shares of a card's rates, and what costs time whatever the rates.
+    """Fractions of a card's peak rates, and fixed times.
 
-    ``benchmarks/plan_published.py`` fits some to a part of the published step times and holds them to the rest
-    (``benchmarks/results/plan_published.md``).
+    ``benchmarks/plan_published.py`` fits some of them to a part of the published step times, and checks them on the
+    rest (``benchmarks/results/plan_published.md``).
     """
 
-    products: float = 1.0  # of the product rate, on a card whose bandwidth is ample for it; fitted
-    intensity: float = 118.0  # operations for each byte that bandwidth could bring meanwhile; fitted
-    bandwidth: float = 0.60  # of a card's memory, while decoding; an assumption
-    link: float = 0.60  # of the link between cards; an assumption
-    host: float = 0.25  # of the link to the host's memory, which is not pinned; an assumption
-    launch: float = 1.17e-3  # seconds that a layer of a forward takes at least, launched one by one; fitted
-    captured: float = 0.06e-3  # the same, where the engine replays captured graphs (vLLM's default); an assumption
-    iteration: float = 2e-3  # seconds that an engine's step takes beside its layers; an assumption
-    cpu_launch: float = 0.15e-3  # seconds of a layer on a CPU; an assumption
+    products: float = 1.0  # fraction of the peak matrix-product rate, on a card with ample bandwidth; fitted
+    intensity: float = 118.0  # operations per byte of bandwidth; fitted
+    bandwidth: float = 0.60  # fraction of memory bandwidth while decoding; an assumption
+    link: float = 0.60  # fraction of the bandwidth between cards; an assumption
+    host: float = 0.25  # fraction of the bandwidth to unpinned host memory; an assumption
+    launch: float = 1.17e-3  # minimum seconds per layer of a forward pass, with separate kernel launches; fitted
+    captured: float = 0.06e-3  # minimum seconds per layer with captured graphs (vLLM's default); an assumption
+    iteration: float = 2e-3  # seconds per engine step besides its layers; an assumption
+    cpu_launch: float = 0.15e-3  # seconds per layer on a CPU; an assumption
 
     def rate(self, peak: float, bandwidth: float) -> float:
-        """Operations a second that a model's layers reach, forward or backward: what products take, and what all
-        else takes, one after the other.
+        """Return the operations per second of a model's layers, forward or backward.
+
+        The time is the sum of matrix products at ``peak`` operations per second and other operations limited by
+        ``bandwidth`` bytes per second.
 
         >>> [round(Efficiencies().rate(*card) / card[0], 2) for card in ((989e12, 3.35e12), (148e12, 4e12))]
         [0.29, 0.76]
@@ -36,12 +38,13 @@ class Efficiencies:
         return 1.0 / (1.0 / (self.products * peak) + 1.0 / (self.intensity * bandwidth))
 
     def with_changes(self, changes: Sequence[str]) -> Efficiencies:
-        """
+        """Return the efficiencies with overrides.
+
         Args:
-            changes: ``name=number`` each.
+            changes: texts of the form ``name=number``.
 
         Raises:
-            ValueError: there is no such one, or it is no number above 0.
+            ValueError: unknown name, or not a finite number above 0.
         """
         known = {field.name for field in fields(self)}
         changed = self

@@ -1,4 +1,4 @@
-"""How long actions and episodes of a run were, from the episodes that it has recorded."""
+"""Mean lengths of actions and episodes in a run's recorded episodes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft_lab.planning.work import Known
 
-RECORDED = 3  # newest files that are read
+RECORDED = 3  # maximum number of files, the newest
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run's newest recorded steps say of a step of it."""
+    """Lengths and times from the newest recorded steps of a run."""
 
     known: Known
-    environment_seconds: float  # of an environment step, all that is no agent's
+    environment_seconds: float  # seconds per environment step, without the time of agents
 
 
 def recorded(folder: RunFolder) -> Recorded | None:
-    """What can be read off a run; None where it has recorded nothing."""
+    """Return a run's recorded lengths; None without recorded episodes."""
     files = sorted(folder.episodes.glob("*.parquet"))[-RECORDED:]
     episodes = [episode for file in files for episode in read_episodes(file) if episode.actions and not episode.fork]
     return lengths_of(episodes, f"the last {len(files)} recorded steps of {folder.path}") if episodes else None
 
 
 def lengths_of(episodes: Sequence[Episode], source: str) -> Recorded:
-    """Averages over actions and episodes; at least one episode with an action."""
+    """Return the mean lengths over actions and episodes; at least one episode with an action is required."""
     actions = [action for episode in episodes for action in episode.actions]
     counts = Counter(action.agent for action in actions)
     steps = [max(1, len(episode.transitions)) for episode in episodes]
@@ -50,7 +50,7 @@ def lengths_of(episodes: Sequence[Episode], source: str) -> Recorded:
 
 
 def _acting(episode: Episode) -> float:
-    """Seconds in which any of its agents was at work."""
+    """Return the seconds with at least one active agent."""
     total, until = 0.0, 0.0
     for started, ended in sorted((action.started, action.ended) for action in episode.actions):
         total += max(0.0, ended - max(started, until))

@@ -1,4 +1,4 @@
-"""Bytes of each process, by part."""
+"""Memory of each process, by component."""
 
 from __future__ import annotations
 
@@ -17,20 +17,30 @@ from marft_lab.planning.shards import Sharded, gathered, gathering
 from marft_lab.planning.work import PolicyWork, Sampled, Work
 
 When = Literal["always", "learning", "stepping", "sampling", "loading"]
-FIRST_COLUMNS, MOST_COLUMNS = 64, 1024  # how a running batch's cache grows (models/running_rows.py, models/cache.py)
-CONTEXT = 0.6e9  # CUDA's context and libraries' workspaces; an estimate
-PYTHON = 0.45e9  # of host memory: Python, torch and transformers before any model; an estimate
-WORKER = 75e6  # of host memory, for each worker process (docs/hardware.md)
-VLLM_SHARE = 0.9  # of a card that vLLM takes unless engine.options says otherwise (its documentation)
-UNDO = 12  # bytes of host memory for each number that learns (learning/undoing.py)
-GRADIENT, MOMENTS = 4, 8  # float32 gradient; AdamW's two moments
-STEP = 4  # that AdamW's step holds of each number beside them
+# growth of a running batch's cache, in tokens per row (models/running_rows.py, models/cache.py)
+FIRST_COLUMNS, MOST_COLUMNS = 64, 1024
+CONTEXT = 0.6e9  # bytes of the CUDA context and library workspaces; an estimate
+PYTHON = 0.45e9  # bytes of host memory for Python, torch and transformers before any model; an estimate
+WORKER = 75e6  # bytes of host memory per worker process (docs/hardware.md)
+VLLM_SHARE = 0.9  # vLLM's default fraction of a card, unless engine.options overrides it (vLLM's documentation)
+UNDO = 12  # bytes of host memory per trained number, for undo (trainer/undoing.py)
+GRADIENT, MOMENTS = 4, 8  # bytes per number: float32 gradient; AdamW's two moments
+STEP = 4  # extra bytes per number during AdamW's step
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some bytes of a process; what is not there always is there while it learns, steps or samples. What is there while
-    it loads is all that is there then."""
+    """Memory component of a process.
+
+    A component is present always, or only while the process learns, steps the optimizer or samples. The loading
+    components are the total memory while loading.
+
+    Args:
+        name: name of the component.
+        bytes: size in bytes.
+        when: phase of the component.
+        on_host: True for host memory.
+    """
 
     name: str
     bytes: float
@@ -40,9 +50,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, or ``count`` that are alike, and what each takes of its card and of the host's memory.
+    """Memory of a process on its card and on the host, or of ``count`` identical processes.
 
-    ``room`` is what it may take of the card.
+    Args:
+        name: name of the process.
+        parts: memory components.
+        room: memory limit on the card, in bytes.
+        card: name of the card; "cpu" or "host" without a GPU.
+        count: number of identical processes.
     """
 
     name: str
@@ -53,29 +68,30 @@ class Process:
 
     @property
     def on_card(self) -> float:
-        """The most that it takes of its card at any time."""
+        """Peak memory on the card, in bytes."""
         most = self.always + max(self._during(when) for when in ("learning", "stepping", "sampling"))
         return max(most, self._during("loading"))
 
     @property
     def always(self) -> float:
-        """What it takes of its card at every time."""
+        """Memory always used on the card, in bytes."""
         return self._during("always")
 
     @property
     def on_host(self) -> float:
-        """The most that it takes of the host's memory."""
+        """Peak host memory, in bytes."""
         host = [part for part in self.parts if part.on_host]
         loading = sum(part.bytes for part in host if part.when == "loading")
         return max(sum(part.bytes for part in host) - loading, PYTHON + loading if loading else 0.0)
 
     @property
     def over(self) -> float:
-        """Bytes that there is no room for; below 0, those that are left."""
+        """Excess over the memory limit, in bytes; negative for free memory."""
         return self.on_card + (self.on_host if self.card == "cpu" else 0.0) - self.room
 
     @property
     def fits(self) -> bool:
+        """True if the process fits within its memory limit."""
         return self.over <= 0
 
     def _during(self, when: str) -> float:
@@ -84,7 +100,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run is planned to be."""
+    """Context of a plan: recipe, model sizes, workload and card."""
 
     run: RunSettings
     shapes: Mapping[str, Shape]  # by model
@@ -92,10 +108,11 @@ class Place:
     card: Card
 
     def precision(self, model: str) -> Precision:
+        """Return the precision of a model on the card."""
         return Precision.of(self.run.models[model], self.card)
 
     def sampling_precision(self, one: Sampled) -> Precision:
-        """What is tuned whole is sampled from in what it is computed in."""
+        """Return the sampling precision; fully trained weights use their compute precision."""
         found = self.precision(one.model)
         return Precision(half=False, on_cpu=True) if one.whole and found.widened else found
 
@@ -106,11 +123,14 @@ ALONE = Company()
 def learner(
     place: Place, samples: bool, room: float, company: Company = ALONE, ranks: tuple[int, ...] = (0,)
 ) -> Process:
-    """The run's own process, or others of the ranks that learn with it.
+    """Return the memory of the run's own process, or of a group of identical training ranks.
 
     Args:
-        samples: whether the in-process engine is in the first one.
-        ranks: of the company, that are alike.
+        place: context of the plan.
+        samples: True if rank 0 contains the local engine.
+        room: memory limit per card, in bytes.
+        company: placement of the ranks.
+        ranks: group of identical ranks.
     """
     rank, parts = ranks[0], list[Part]()
     sharded = [one for model in place.shapes for one in _sharded(place, model, company, rank)]
@@ -135,7 +155,7 @@ def learner(
 
 
 def workers(place: Place) -> list[Process]:
-    """Processes that environments, tools and reward terms are the work of."""
+    """Return the memory of the worker processes for environments, tools and reward terms."""
     count = place.run.rollout.processes
     name = "the worker process" if count == 1 else f"each of {count} worker processes"
     parts = (Part("Python and MARFT", WORKER, on_host=True),)
@@ -151,12 +171,12 @@ def _undo(place: Place, company: Company, rank: int) -> float:
 
 
 def _share(policy: PolicyWork, company: Company, rank: int) -> int:
-    """In how many parts a policy lies: adapters are whole everywhere."""
+    """Return a policy's number of shards; adapters stay whole."""
     return company.shares(rank, policy.model) if policy.train == "full" else 1
 
 
 def _sharded(place: Place, model: str, company: Company, rank: int) -> list[Sharded]:
-    """What a rank holds a part of."""
+    """Return the sharded weights of a model on a rank."""
     shape, shares = place.shapes[model], company.shares(rank, model)
     if shares == 1:
         return []
@@ -168,8 +188,11 @@ def _sharded(place: Place, model: str, company: Company, rank: int) -> list[Shar
 
 
 def _together(sharded: Sequence[Sharded], rank: int, card: Card, samples: bool) -> list[Part]:
-    """What lies in parts, where it is together: loaded, computed, and between steps on the first rank: on its card
-    where it samples, which it is loaded to, too; else in the host's memory."""
+    """Return the components for gathered shards: during loading, during computation, and between steps on rank 0.
+
+    Between steps, rank 0 holds the full weights on its card if it samples, and loads them there, too. Otherwise the
+    full weights are in host memory.
+    """
     if not sharded:
         return []
     whole, here = sum(one.whole for one in sharded), rank == 0 and samples
@@ -223,7 +246,7 @@ def _policy(place: Place, policy: PolicyWork, company: Company, rank: int) -> li
 
 
 def _brought_back(place: Place, company: Company, rank: int) -> list[Part]:
-    """Moments that are otherwise the host's, for the step of one policy after the other."""
+    """Return the component for offloaded moments, on the card during a single policy's step."""
     here = [
         MOMENTS * trained_numbers(place, policy) / _share(policy, company, rank)
         for policy in place.work.trained
@@ -240,14 +263,14 @@ def _numbers(place: Place, policy: PolicyWork) -> int:
 
 
 def trained_numbers(place: Place, policy: PolicyWork) -> int:
-    """Of a policy, those that training moves."""
+    """Return a policy's number of trained parameters."""
     if policy.half and policy.train != "frozen":
         return policy.versions * place.shapes[policy.model].adapter_parameters(policy.rank, policy.targets, half=True)
     return _numbers(place, policy) if policy.train != "frozen" else 0
 
 
 def _critic(place: Place, ranks: int) -> list[Part]:
-    """Heads with optimizer, an adapter of its own where it has one, and features of all decisions (float32)."""
+    """Return the critic's components: heads with optimizer, optional adapter, and float32 features of all decisions."""
     settings = place.run.algorithm.critic
     if settings.kind == "none":
         return []
@@ -265,14 +288,14 @@ def _critic(place: Place, ranks: int) -> list[Part]:
 
 
 def _learning(place: Place, company: Company, rank: int) -> list[Part]:
-    """Of the largest micro-batch of any base that a rank learns on: it learns on one after the other."""
+    """Return the components of the largest micro-batch; a rank trains on one base at a time."""
     found = [(kept(one), beside(one)) for one in passes(place, company, rank)]
     saved, transient = max(found, key=sum, default=(0.0, 0.0))
     return [Part("activations", saved, "learning"), Part("logits and gradients", transient, "learning")]
 
 
 def passes(place: Place, company: Company, rank: int) -> Sequence[Pass]:
-    """The forward passes of a rank's update: one backbone's micro-batch each, as full as they get."""
+    """Return the forward passes in a rank's update: a full micro-batch per backbone."""
     made = []
     for model, shape in place.shapes.items():
         if not company.learns(rank, model):
@@ -288,8 +311,11 @@ def passes(place: Place, company: Company, rank: int) -> Sequence[Pass]:
 
 
 def micro_batch(place: Place, policies: Sequence[PolicyWork], ranks: int) -> float:
-    """Tokens of a micro-batch: a rank's are cut evenly into as few as are allowed for, and a row is never cut
-    (:func:`marft.trainer.cutting.cut_evenly`)."""
+    """Return a micro-batch's tokens.
+
+    A rank's tokens are split evenly into as few micro-batches as the limit permits, and rows are never cut
+    (:func:`marft.trainer.cutting.cut_evenly`).
+    """
     there = sum(policy.tokens for policy in policies) / place.run.algorithm.minibatches / ranks
     longest = max(policy.lengths.longest_row for policy in policies)
     limit = float(place.run.training.tokens_per_micro_batch)
@@ -298,14 +324,17 @@ def micro_batch(place: Place, policies: Sequence[PolicyWork], ranks: int) -> flo
 
 
 def rows_at_once(place: Place, engines: int = 1) -> float:
-    """Actions that an engine samples together."""
+    """Return an engine's number of concurrent actions."""
     most = float(getattr(place.run.engine, "max_rows", 256))
     return max(1.0, min(most, place.work.asked_at_once / engines))
 
 
 def own_engine(place: Place, one: Sampled) -> list[Part]:
-    """Our own engine on one set of weights: keys and values of the running batch, which stay until weights change, kept
-    prefixes, and while it samples the logits of all rows, or a forward over prompts."""
+    """Return the local engine's components for one set of weights.
+
+    The components are the running batch's KV cache, cached prefixes, and temporary tensors. The KV cache stays until
+    weights change. The temporary tensors during sampling are the logits of all rows, or a prefill forward pass.
+    """
     shape, precision = place.shapes[one.model], place.sampling_precision(one)
     rows = rows_at_once(place)
     columns = max(capacity(p.lengths.prompt, p.lengths.longest_row) for p in one.policies)
@@ -322,7 +351,9 @@ def own_engine(place: Place, one: Sampled) -> list[Part]:
 
 
 def capacity(prompt: float, longest: float) -> float:
-    """Columns of a running batch's cache, which grows by doubling, of long rows by 1,024 at a time.
+    """Return the cache columns of a running batch, in tokens per row.
+
+    The cache grows by doubling, and by 1,024 columns for long rows.
 
     >>> capacity(100, 612), capacity(2000, 2512)
     (656.0, 3088.0)
@@ -334,8 +365,10 @@ def capacity(prompt: float, longest: float) -> float:
 
 
 def engine_bytes(place: Place, one: Sampled) -> tuple[float, float]:
-    """Of an engine apart: its weights with slots for adapters, which vLLM has in the precision that it computes in, and
-    keys and values of one token."""
+    """Return the bytes for a separate engine's weights with adapter slots, and for a token's keys and values.
+
+    vLLM holds its adapters in its compute precision.
+    """
     shape, precision = place.shapes[one.model], place.sampling_precision(one)
     slots = 0 if one.whole else sum(_numbers(place, policy) for policy in one.policies)
     cache = precision.element * float(shape.cache_numbers())
@@ -345,28 +378,32 @@ def engine_bytes(place: Place, one: Sampled) -> tuple[float, float]:
 
 
 def vllm_share(run: RunSettings) -> float:
-    """The part of a card that each vLLM process takes."""
+    """Return the fraction of a card that each vLLM process takes."""
     given = getattr(run.engine, "options", {}).get("gpu_memory_utilization", VLLM_SHARE)
     return float(given)
 
 
 def takes_a_share(place: Place) -> bool:
-    """Whether the recipe's engine takes a share of its card, whatever its rows need: vLLM on a GPU."""
+    """Return True if the engine takes a fixed fraction of its card, independent of its rows: vLLM on a GPU."""
     return place.run.engine.name == "vllm" and not place.card.is_cpu
 
 
 def sleeps(place: Place) -> bool:
-    """Whether vLLM gives its card's memory back while ranks learn."""
+    """Return True if vLLM frees its card's memory while ranks train."""
     return takes_a_share(place) and bool(getattr(place.run.engine, "sleep", False))
 
 
 def sampler(place: Place, one: Sampled, cards: int, room: float, count: int = 1) -> Process:
-    """An engine in a process of its own, over ``cards`` cards by tensor parallelism: what it takes of each.
+    """Return the memory per card of a separate engine process, over ``cards`` cards with tensor parallelism.
 
-    vLLM takes its whole share: what weights leave of it are keys and values. Others take what their rows need.
+    vLLM takes its full fraction; its weights reduce the KV cache. Other engines take the memory of their rows.
 
     Args:
-        count: engines that are alike.
+        place: context of the plan.
+        one: weights of the engine.
+        cards: cards per engine.
+        room: memory limit per card, in bytes.
+        count: number of identical engines.
     """
     name = f"{place.run.engine.name} of {one.name}"
     weights, token = engine_bytes(place, one)

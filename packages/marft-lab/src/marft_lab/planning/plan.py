@@ -1,4 +1,4 @@
-"""A plan: processes with their bytes, seconds by phase, and how GPUs are shared out between sampling and learning."""
+"""Capacity plan: memory per process, seconds per phase, and split of the GPUs between sampling and training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ from marft_lab.planning.memory import Place, Process, learner, sampler, sleeps, 
 from marft_lab.planning.seconds import Phase, environment, learning, publishing, sampling, tensor_parallel
 from marft_lab.planning.work import Known, Work, check_lengths, work_of
 
-HEADROOM = 0.03  # of a card that is left to what an allocator rounds and cuts; an assumption
+HEADROOM = 0.03  # fraction of a card reserved for rounding and fragmentation by the allocator; an assumption
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a plan is asked for.
+    """Request for a plan.
 
-    ``lag`` is how many steps what is learned from may be old; None is what the recipe says.
+    Args:
+        gpus: number of GPUs.
+        card: GPU type.
+        known: known lengths.
+        environment_seconds: seconds per environment step.
+        lag: maximum age of training data, in steps; None for the recipe's value.
+        efficiencies: hardware efficiencies.
+        model_config: ``config.json`` of a model with unknown size.
     """
 
     gpus: int
@@ -37,10 +44,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """GPUs for sampling and for learning, the processes on them, and seconds by phase. With 0 for sampling both take
-    turns on the same ones.
+    """Split of the GPUs between sampling and training, with processes and phases.
 
-    ``keys`` are those by which a run is shared out so, where the recipe says otherwise.
+    Args:
+        sampling: GPUs for sampling; 0 if sampling and training take turns on the same GPUs.
+        learning: GPUs for training.
+        processes: memory of each process.
+        phases: seconds of each phase.
+        lag: maximum age of training data, in steps.
+        keys: recipe keys that set up this split, if they differ from the recipe.
     """
 
     sampling: int
@@ -52,16 +64,17 @@ class Split:
 
     @property
     def on_host(self) -> float:
-        """Of the host's memory, all processes together."""
+        """Host memory of all processes together, in bytes."""
         return sum(process.count * process.on_host for process in self.processes)
 
     @property
     def fits(self) -> bool:
+        """True if all processes fit."""
         return all(process.fits for process in self.processes)
 
     @property
     def seconds(self) -> float:
-        """Of a step: one after the other, or with a lag, on GPUs of their own, at the same time."""
+        """Seconds per step: the sum of all phases; with a lag and separate GPUs, sampling and training overlap."""
         sides = {side: sum(p.seconds for p in self.phases if p.side == side) for side in ("sampling", "learning")}
         between = sum(phase.seconds for phase in self.phases if phase.side == "publishing")
         if self.lag and self.sampling:
@@ -71,7 +84,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a recipe needs and takes. ``splits`` are in the order of the GPUs that sample; ``best`` is one of them."""
+    """Capacity plan of a recipe; ``splits`` are ordered by the number of sampling GPUs."""
 
     run: RunSettings
     ask: Ask
@@ -80,26 +93,27 @@ class Plan:
 
     @property
     def best(self) -> Split:
-        """The fastest that fits; the fastest of all where none does."""
+        """Fastest fitting split; without a fitting split, the fastest split."""
         fitting = [split for split in self.splits if split.fits]
         return min(fitting or self.splits, key=lambda split: split.seconds)
 
     @property
     def neighbours(self) -> Sequence[Split]:
-        """The best split with those that have a GPU more or less on either side."""
+        """Best split with its neighbors: one GPU more or less for sampling."""
         at = self.splits.index(self.best)
         return self.splits[max(0, at - 1) : at + 2]
 
     @property
     def fits(self) -> bool:
+        """True if the best split fits."""
         return self.best.fits
 
 
 def plan(run: RunSettings, ask: Ask) -> Plan:
-    """Plan a recipe.
+    """Plan the memory and step time of a recipe.
 
     Raises:
-        ValueError: a model's sizes are not known here, or the recipe, or who asks, wants what cannot be.
+        ValueError: unknown model size, or impossible request or recipe.
     """
     local = {name: model for name, model in run.models.items() if model.endpoint is None}
     shapes = {name: find_shape(name, model, ask.model_config) for name, model in local.items()}
@@ -115,11 +129,12 @@ def plan(run: RunSettings, ask: Ask) -> Plan:
 
 
 def _samplers(run: RunSettings, gpus: int) -> Sequence[int]:
-    """The numbers of GPUs that may sample while others learn; 0: the same ones, in turn. A recipe that says how many
-    ranks there are is held to it.
+    """Return the possible numbers of sampling GPUs; 0 for sampling and training in turns.
+
+    A recipe with more than one rank fixes the number of training GPUs.
 
     Raises:
-        ValueError: there are fewer GPUs than ranks.
+        ValueError: fewer GPUs than ranks.
     """
     ranks, apart = run.training.ranks, run.engine.apart
     if ranks > gpus:
@@ -127,7 +142,7 @@ def _samplers(run: RunSettings, gpus: int) -> Sequence[int]:
             f"--gpus {gpus}: training.ranks = {ranks} learn on a GPU each; give --gpus {ranks}, or as many more as "
             "are to sample, or lower training.ranks"
         )
-    most = gpus - 1 if run.engine.name == "vllm" else min(1, gpus - 1)  # our own engine apart has one GPU
+    most = gpus - 1 if run.engine.name == "vllm" else min(1, gpus - 1)  # a separate engine of our own has one GPU
     if ranks > 1:
         return [min(most, gpus - ranks) if apart else 0]
     shared = not apart or gpus == 1 or getattr(run.engine, "sleep", False)
@@ -158,7 +173,7 @@ def _split(place: Place, ask: Ask, samplers: int, lag: int) -> Split:
 
 
 def _processes(place: Place, company: Company, samplers: int, room: float) -> list[Process]:
-    """Ranks and engines; on cards that both are on, what one always has is no room for the other."""
+    """Return the memory of ranks and engines; permanent memory on shared cards reduces the limit of the other side."""
     apart, left = place.run.engine.apart, room
     engines = []
     for one in place.work.sampled() if apart else ():
@@ -166,10 +181,10 @@ def _processes(place: Place, company: Company, samplers: int, room: float) -> li
         engines.append(sampler(place, one, group, room, max(1, (samplers or company.ranks) // group)))
     if apart and not samplers and not sleeps(place):
         left = room - sum(engine.on_card for engine in engines)
-    total = sum(engine.on_card for engine in engines)  # of all: they are on the same cards
+    total = sum(engine.on_card for engine in engines)  # all engines are on the same cards
     engines = [replace(engine, room=min(engine.room, room - total + engine.on_card)) for engine in engines]
     learners = [learner(place, not apart, left, company, alike) for alike in company.alike()]
-    if len(learners) == 2 and learners[0].parts == learners[1].parts:  # the first one holds no more than others
+    if len(learners) == 2 and learners[0].parts == learners[1].parts:  # rank 0 is the same as the other ranks
         learners = [learner(place, not apart, left, company, tuple(range(company.ranks)))]
     if apart and not samplers and sleeps(place):
         beside = max(one.always for one in learners)
@@ -178,7 +193,7 @@ def _processes(place: Place, company: Company, samplers: int, room: float) -> li
 
 
 def _keys(place: Place, company: Company, samplers: int) -> Iterator[tuple[str, Any]]:
-    """What a recipe has to say for this split, where it says something else."""
+    """Yield the recipe keys of a split that differ from the recipe."""
     run, first = place.run, company.ranks
     if run.training.ranks != company.ranks:
         yield "training.ranks", company.ranks

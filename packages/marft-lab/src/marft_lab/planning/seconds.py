@@ -1,4 +1,4 @@
-"""Seconds of a step by phase: operations over the rate that is reached, or bytes over bandwidth, whichever is more."""
+"""Seconds per phase of a step: operations over the reached rate, or bytes over bandwidth, whichever is larger."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from marft_lab.planning.work import PolicyWork, Sampled
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Some seconds of a step; ``side`` is who is at work: ``sampling``, ``learning``, ``publishing`` between them."""
+    """Phase of a step with its duration.
+
+    Args:
+        name: name of the phase.
+        seconds: duration in seconds.
+        side: active side: ``sampling``, ``learning``, or ``publishing`` between both.
+    """
 
     name: str
     seconds: float
@@ -34,7 +40,7 @@ class Phase:
 
 
 def learned(shape: Shape, policy: PolicyWork, recomputes: bool, halves: bool) -> float:
-    """Return the operations of a token that a policy learns from, forward and backward."""
+    """Return the training operations per token of a policy, forward and backward."""
     length, share = policy.lengths.row, policy.lengths.action / policy.lengths.row
     adapter = shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0
     return training_flops(
@@ -44,19 +50,21 @@ def learned(shape: Shape, policy: PolicyWork, recomputes: bool, halves: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What decides how fast an engine writes on a model."""
+    """Speed factors of an engine on a model."""
 
     shape: Shape
-    weights: float  # bytes that are read for each new token of all rows
+    weights: float  # bytes read per decoding step, shared by all rows
     token: float  # bytes of a token's keys and values
-    rate: float  # operations a second, of all cards of the engine
-    bandwidth: float  # bytes a second, of all of them
-    launch: float  # least seconds of a layer
-    iteration: float  # seconds beside the layers
+    rate: float  # operations per second, over all cards of the engine
+    bandwidth: float  # bytes per second, over all cards
+    launch: float  # minimum seconds per layer
+    iteration: float  # seconds besides the layers
 
     def step(self, rows: float, context: float, reached: Efficiencies) -> float:
-        """Seconds in which ``rows`` rows of ``context`` tokens get one more each: weights and caches are read, and
-        multiplied with."""
+        """Return the seconds of a decoding step for ``rows`` rows of ``context`` tokens.
+
+        The step reads weights and caches, and multiplies with both.
+        """
         bytes_read = self.weights + rows * context * self.token
         shape = self.shape
         attention = 4.0 * context * shape.queries * shape.layers
@@ -68,9 +76,15 @@ class Engine:
 
 
 def sampling(place: Place, reached: Efficiencies, cards: int) -> list[Phase]:
-    """Of the sampling cards, each with an engine of its own where a model fits on one.
+    """Return the sampling phases, with one engine per card or per group of cards.
 
-    Actions come in waves of as many as have a place; a wave ends with its longest action, whose row is alone by then.
+    Actions are sampled in waves of as many rows as fit. A wave ends with its longest action, whose row is alone at the
+    end.
+
+    Args:
+        place: context of the plan.
+        reached: hardware efficiencies.
+        cards: number of sampling cards.
     """
     prefill = decode = 0.0
     for one in place.work.sampled():
@@ -84,7 +98,7 @@ def sampling(place: Place, reached: Efficiencies, cards: int) -> list[Phase]:
         action = _mean(policies, lambda policy: policy.lengths.action)
         rows = min(rows_at_once(place, engines), _rows_that_fit(place, one, group))
         actions = sum(policy.actions for policy in policies)
-        turns = max(1.0, actions / place.work.asked_at_once)  # one after the other
+        turns = max(1.0, actions / place.work.asked_at_once)  # sequential turns
         rounds = max(actions / engines / rows, turns)
         longest = max(policy.lengths.longest for policy in policies)
         alone = engine.step(1.0, prompt + action, reached)
@@ -93,13 +107,13 @@ def sampling(place: Place, reached: Efficiencies, cards: int) -> list[Phase]:
 
 
 def environment(place: Place, seconds: float) -> Phase:
-    """Environment steps that all live episodes take at once, one after the other in each."""
+    """Return the environment phase: live episodes step concurrently, and steps of an episode are sequential."""
     waves = -(-place.work.episodes // place.run.rollout.max_live_episodes)
     return Phase("environment", waves * place.work.environment_steps * seconds, "sampling")
 
 
 def learning(place: Place, reached: Efficiencies, company: Company) -> list[Phase]:
-    """Of the rank that takes longest; of one rank after the other where policies step one after another."""
+    """Return the training phases of the slowest rank; with sequential policy updates, phases of all models add up."""
     of_model = {model: _of_model(place, reached, company, model) for model in place.shapes}
     if place.run.algorithm.schedule.name == "simultaneous":
         of_ranks = [
@@ -114,7 +128,7 @@ def learning(place: Place, reached: Efficiencies, company: Company) -> list[Phas
 
 
 def _of_model(place: Place, reached: Efficiencies, company: Company, model: str) -> dict[str, float]:
-    """What is computed on one model, by the ranks that learn on it, which share a step's actions."""
+    """Return the training seconds on one model; its ranks share a step's actions."""
     algorithm, shape, precision = place.run.algorithm, place.shapes[model], place.precision(model)
     ranks = len(company.on(model))
     recomputes = place.run.models[model].gradient_checkpointing
@@ -141,7 +155,7 @@ def _of_model(place: Place, reached: Efficiencies, company: Company, model: str)
         )
         operations = policy.tokens * learned(shape, policy, recomputes, precision.half and not precision.on_cpu)
         launches = 3 * batches * shape.layers * (reached.cpu_launch if place.card.is_cpu else reached.launch)
-        # weights are gathered for a forward and for a backward; gradients of whole ones are taken apart after that
+        # weights are gathered for forward and backward; gradients of fully trained weights are scattered afterwards
         exchange = gathered * (3 if policy.train == "full" else 2)
         update += algorithm.epochs * max(operations / rate, launches, exchange)
     return {
@@ -151,13 +165,13 @@ def _of_model(place: Place, reached: Efficiencies, company: Company, model: str)
 
 
 def _measured(place: Place, policy: PolicyWork) -> float:
-    """The share of a policy's actions on which the KL of its update is measured."""
+    """Return the fraction of a policy's actions with a measured KL."""
     agents = sum(agent.policy == policy.name for agent in place.run.agents)
     return min(1.0, agents * max(KL_ACTIONS, KL_TOKENS / policy.lengths.action) / policy.actions)
 
 
 def _gathered(place: Place, reached: Efficiencies, company: Company, policy: PolicyWork) -> float:
-    """Seconds in which a rank is sent what it does not hold of a policy's weights, once."""
+    """Return the seconds to gather the missing shards of a policy's weights once."""
     shares = len(company.on(policy.model)) if company.shard else 1
     shape = place.shapes[policy.model]
     precision = place.precision(policy.model)
@@ -166,10 +180,11 @@ def _gathered(place: Place, reached: Efficiencies, company: Company, policy: Pol
 
 
 def exchanged(place: Place, reached: Efficiencies, company: Company) -> dict[str, float]:
-    """What ranks send each other beside passes, and what goes to the host's memory and back.
+    """Return the seconds of communication between ranks besides passes, and of transfers to and from host memory.
 
-    A sum over n ranks sends 2·(n − 1)/n of what is summed (a ring: Patarasuk and Yuan 2009). What steps is copied to
-    the host first, so that a bad step can be undone; moments that are the host's come and go with every optimizer step.
+    An all-reduce over n ranks sends 2·(n − 1)/n of the data (ring: Patarasuk and Yuan 2009). Before a step, trained
+    weights are copied to the host, so that a bad step can be undone. Offloaded moments are transferred for every
+    optimizer step.
     """
     card, algorithm = place.card, place.run.algorithm
     steps = algorithm.epochs * algorithm.minibatches
@@ -189,7 +204,7 @@ def exchanged(place: Place, reached: Efficiencies, company: Company) -> dict[str
             element = place.precision(model).element
             gathered += element * shape.parameters * (shares - 1) / shares * (policy.train == "full")
         summed += FLOAT * numbers * 2 * (ranks - 1) / ranks * steps
-        if not place.run.engine.apart:  # else frozen weights are brought to the host's memory once
+        if not place.run.engine.apart:  # a separate engine's frozen weights are copied to host memory only once
             gathered += place.precision(model).weights(shape) * (shares - 1) / shares
     link, host = card.link * reached.link, card.host * reached.host
     return {
@@ -201,7 +216,7 @@ def exchanged(place: Place, reached: Efficiencies, company: Company) -> dict[str
 
 
 def publishing(place: Place, reached: Efficiencies) -> Phase:
-    """What changed, to engines with weights of their own; the in-process engine shares the learner's."""
+    """Return the phase that sends changed weights to separate engines; the local engine shares weights."""
     if not place.run.engine.apart:
         return Phase("publishing", 0.0, "publishing")
     sent = sum(
@@ -214,7 +229,7 @@ def publishing(place: Place, reached: Efficiencies) -> Phase:
 
 
 def tensor_parallel(place: Place, one: Sampled) -> int:
-    """Cards that an engine needs: vLLM the fewest, doubling, on which weights leave room for a row."""
+    """Return the cards per engine: for vLLM the smallest power of two on which weights and one row fit."""
     if not takes_a_share(place):
         return 1
     weights, token = engine_bytes(place, one)
@@ -226,7 +241,7 @@ def tensor_parallel(place: Place, one: Sampled) -> int:
 
 
 def _engine(place: Place, one: Sampled, group: int, reached: Efficiencies) -> Engine:
-    """The engine of one set of weights on ``group`` cards."""
+    """Return the speed factors of an engine with one set of weights on ``group`` cards."""
     shape, precision, card = place.shapes[one.model], place.sampling_precision(one), place.card
     weights, token = engine_bytes(place, one)
     if not place.run.engine.apart:
@@ -247,5 +262,5 @@ def _rows_that_fit(place: Place, one: Sampled, group: int) -> float:
 
 
 def _mean(policies: Sequence[PolicyWork], of: Callable[[PolicyWork], float]) -> float:
-    """Over actions."""
+    """Return the mean over actions."""
     return sum(policy.actions * of(policy) for policy in policies) / sum(policy.actions for policy in policies)

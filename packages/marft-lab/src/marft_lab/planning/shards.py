@@ -1,9 +1,9 @@
-"""What a rank holds of weights that lie in parts, while they are together for a moment (:mod:`marft.models.sharding`).
+"""Memory of sharded weights while they are gathered (:mod:`marft.models.sharding`).
 
-Counted on tensors of FSDP2 in torch 2.13 (``tests/test_plan_ranks.py``). A layer is gathered beside the buffer that it
-came in; embeddings, last norm and head stay gathered for a whole pass, and their buffer until the first layer is there.
-Where weights are trained, a layer's gradient and the buffer from which it is summed lie beside it, and the head's
-gradient until a pass is over.
+The counts are measured on tensors of FSDP2 in torch 2.13 (``tests/test_plan_ranks.py``). A gathered layer coexists with
+its communication buffer. Embeddings, last norm and head stay gathered for a whole pass, and their buffer stays until
+the first layer is gathered. For trained weights, a layer's gradient and its reduction buffer come on top, and the
+head's gradient until the end of the pass.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from marft.models.shapes import Shape
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """Weights that lie in ``shares`` parts."""
+    """Weights in ``shares`` shards."""
 
     name: str
     shape: Shape
-    element: float  # bytes of a number
+    element: float  # bytes per number
     shares: int
     trained: bool = False
 
     @property
     def whole(self) -> float:
+        """Bytes of the full weights."""
         return self.element * self.shape.parameters
 
     @property
     def root(self) -> float:
-        """Bytes of what is gathered for a whole pass."""
+        """Bytes gathered for a whole pass."""
         return self.element * root_parameters(self.shape)
 
     @property
     def layer(self) -> float:
-        """Bytes of what is gathered for a layer."""
+        """Bytes gathered for one layer."""
         return self.element * (self.shape.parameters - root_parameters(self.shape)) / self.shape.layers
 
 
 def root_parameters(shape: Shape) -> int:
-    """Of embeddings, the last norm, and a head of its own."""
+    """Return the number of parameters in embeddings, last norm and untied head."""
     return shape.head_parameters * (1 if shape.tied else 2) + shape.hidden
 
 
 def gathered(backbones: Sequence[Sharded]) -> float:
-    """The most that is gathered at a time while ranks learn: what passes leave gathered of each, and of one in a pass
-    what comes on top."""
+    """Return the peak gathered bytes during training: every backbone's root weights, plus the active pass's layers."""
     passing = (one.root + (3 if one.trained else 2) * one.layer for one in backbones)
     return sum(one.root for one in backbones) + max(passing, default=0.0)
 
 
 def gathering(backbones: Sequence[Sharded]) -> float:
-    """The most that the first rank has beside its parts between steps: everything, and the last layer's buffer."""
+    """Return the peak gathered bytes on rank 0 between steps: all full weights and the buffer of the last layer."""
     return sum(one.whole for one in backbones) + max((one.layer for one in backbones), default=0.0)

@@ -1,7 +1,7 @@
-"""A run on many GPUs as events: engines that write, episodes that wait for tools, a learner, weights published.
+"""Discrete-event simulation of a run on many GPUs: engines, tool waits, a learner and weight updates.
 
-Time is simulated, randomness seeded. What it adds to a plan's arithmetic is what averages hide: long episodes that
-others wait for, engines that are half empty, and how far a lag makes up for both.
+Time is simulated, and randomness is seeded. The simulation shows effects hidden by a plan's averages: long episodes
+that block others, half-empty engines, and the effect of a lag on both.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import count
 
 import numpy as np
 
-Rate = Callable[[int], float]  # rows that an engine has → seconds of a token of each
+Rate = Callable[[int], float]  # function from an engine's row count to seconds per token of each row
 CAME, DONE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One action of an episode: tokens that are written, and seconds of tools or environment after it."""
+    """Turn of an episode: sampled tokens, and seconds for tools or environment afterwards."""
 
     tokens: float
     wait: float
@@ -28,15 +28,28 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is simulated.
+    """Configuration of a simulation.
 
-    ``draw`` makes an episode's turns. A group is the attempts at a task, and is learned from whole, in the order that
-    groups were started in. Groups are started while no more than ``(version + lag + 1) · groups_per_step`` were, so
-    that none is learned from that is older than ``lag`` steps.
+    A group contains all attempts at a task. Whole groups are trained in the order of their starts. A group may start
+    while fewer than ``(version + lag + 1) · groups_per_step`` groups have started. So training data are never older
+    than ``lag`` steps.
+
+    Args:
+        engines: number of engines.
+        slots: maximum concurrent rows per engine.
+        seconds_per_token: seconds per token as a function of an engine's row count.
+        draw: function that samples the turns of an episode.
+        groups_per_step: groups per training step.
+        episodes_per_group: attempts per task.
+        learning_seconds: seconds of an update.
+        publishing_seconds: seconds of a weight update.
+        lag: maximum age of training data, in steps.
+        steps: number of training steps.
+        seed: seed of the simulation.
     """
 
     engines: int
-    slots: int  # rows of an engine
+    slots: int  # maximum rows of an engine
     seconds_per_token: Rate
     draw: Callable[[np.random.Generator], Sequence[Turn]]
     groups_per_step: int
@@ -50,27 +63,28 @@ class Scene:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of it: seconds by use, and the age of what was learned from."""
+    """Result of a simulation: time by use, in seconds, and the age of the training data."""
 
     seconds: float = 0.0
-    writing: float = 0.0  # engine-seconds with any row
+    writing: float = 0.0  # engine-seconds with at least one row
     rows: float = 0.0  # row-seconds
     learning: float = 0.0
-    started: int = 0  # groups
+    started: int = 0  # number of groups
     learned: int = 0
     finished: int = 0
-    ages: list[int] = field(default_factory=list)  # steps between a group's first token and its update
-    ends: list[float] = field(default_factory=list)  # when each step's update was over
+    ages: list[int] = field(default_factory=list)  # steps between a group's start and its update
+    ends: list[float] = field(default_factory=list)  # end time of each step's update, in seconds
 
     def engines_busy(self, scene: Scene) -> float:
-        """The share of time in which an engine has any row."""
+        """Return the fraction of time in which an engine has at least one row."""
         return self.writing / (self.seconds * scene.engines) if self.seconds else 0.0
 
     def slots_busy(self, scene: Scene) -> float:
-        """The share of an engine's rows that are in use."""
+        """Return the fraction of the engines' rows in use."""
         return self.rows / (self.seconds * scene.engines * scene.slots) if self.seconds else 0.0
 
     def learner_busy(self) -> float:
+        """Return the fraction of time in which the learner is busy."""
         return self.learning / self.seconds if self.seconds else 0.0
 
 
@@ -83,14 +97,16 @@ class _Episode:
 
 @dataclass(slots=True)
 class _Engine:
-    """Rows that are written at the same pace, which depends on how many they are: so a row is known by the amount of
-    writing per row at which it will be done."""
+    """Engine whose rows advance at the same pace; the pace depends on the row count.
 
-    written: float = 0.0  # tokens that each row so far could have had
+    Each row is keyed by the cumulative tokens per row at its end.
+    """
+
+    written: float = 0.0  # cumulative tokens per row so far
     since: float = 0.0
     waiting: deque[_Episode] = field(default_factory=deque)
-    running: list[tuple[float, int, _Episode]] = field(default_factory=list)  # by when it is done
-    stamp: int = 0  # of the last event that was announced
+    running: list[tuple[float, int, _Episode]] = field(default_factory=list)  # ordered by end
+    stamp: int = 0  # number of the last scheduled event
 
 
 class _Run:
@@ -102,10 +118,10 @@ class _Run:
         self.order = count()
         self.now = 0.0
         self.version = 0
-        self.born: dict[int, int] = {}  # version at which each group began
-        self.open: dict[int, int] = {}  # episodes of each group that are not over
+        self.born: dict[int, int] = {}  # version at the start of each group
+        self.open: dict[int, int] = {}  # unfinished episodes of each group
         self.ready: set[int] = set()
-        self.busy = False  # the learner
+        self.busy = False  # True while the learner is busy
 
     def at(self, time: float, act: Callable[[], None]) -> None:
         heapq.heappush(self.events, (time, next(self.order), act))
@@ -121,14 +137,14 @@ class _Run:
                 self.ask(_Episode(group, scene.draw(self.random)))
 
     def ask(self, episode: _Episode) -> None:
-        """The episode's next action goes to the engine with the fewest rows."""
+        """Send the next action of an episode to the engine with the fewest rows."""
         engine = min(self.engines, key=lambda e: len(e.running) + len(e.waiting))
         self.settle(engine)
         engine.waiting.append(episode)
         self.fill(engine)
 
     def settle(self, engine: _Engine) -> None:
-        """Bring an engine's writing up to now."""
+        """Advance an engine to the current time."""
         rows, passed = len(engine.running), self.now - engine.since
         if rows:
             engine.written += passed / self.scene.seconds_per_token(rows)
@@ -137,7 +153,7 @@ class _Run:
         engine.since = self.now
 
     def fill(self, engine: _Engine) -> None:
-        """Rows into free places, and when the next one will be done."""
+        """Fill free slots with waiting rows, and schedule the end of the next row."""
         while engine.waiting and len(engine.running) < self.scene.slots:
             episode = engine.waiting.popleft()
             done = engine.written + episode.turns[episode.at].tokens
@@ -152,18 +168,18 @@ class _Run:
             )
 
     def written(self, engine: _Engine, stamp: int) -> None:
-        """The first row of an engine is done, unless its rows have changed since that was announced."""
+        """Finish an engine's first row, unless its rows have changed since the event was scheduled."""
         if stamp != engine.stamp:
             return
         self.settle(engine)
         done, _, episode = heapq.heappop(engine.running)
-        engine.written = max(engine.written, done)  # what rounding has left
+        engine.written = max(engine.written, done)  # correct rounding errors
         self.fill(engine)
         wait = episode.turns[episode.at].wait
         self.at(self.now + wait, lambda: self.turned(episode))
 
     def turned(self, episode: _Episode) -> None:
-        """A turn is over, tools included."""
+        """Finish a turn with its tools."""
         episode.at += 1
         if episode.at < len(episode.turns):
             self.ask(episode)
@@ -175,7 +191,7 @@ class _Run:
             self.learn()
 
     def learn(self) -> None:
-        """A step begins as soon as it has its groups."""
+        """Start a training step when all its groups are ready."""
         scene = self.scene
         mine = range(self.out.learned, self.out.learned + scene.groups_per_step)
         if self.busy or not self.ready.issuperset(mine):
@@ -200,7 +216,7 @@ class _Run:
 
 
 def simulate(scene: Scene) -> Outcome:
-    """Play a scene to the end of its last step."""
+    """Run a simulation to the end of its last step."""
     run = _Run(scene)
     run.start_groups()
     while run.version < scene.steps:

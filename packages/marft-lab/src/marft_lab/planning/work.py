@@ -1,4 +1,4 @@
-"""What one training step of a recipe has to do: how many actions of which policies, and how long they are."""
+"""Workload of a training step: number of actions per policy, and their lengths."""
 
 from __future__ import annotations
 
@@ -9,93 +9,98 @@ from marft.config.models import local_model
 from marft.config.pools import members_of
 from marft.config.run import RunSettings
 
-PROMPT = 512  # tokens of a prompt, where neither the recipe's context nor anybody says how many
-MOST = 2**20  # tokens that a model reads, where nothing says how many: no model whose sizes are known here reads more
-ONE_BY_ONE = ("chain", "reflective", "hierarchical", "orchestrated", "flow")  # organizations whose agents take turns
+PROMPT = 512  # default prompt length in tokens, if neither the context length nor the options give it
+MOST = 2**20  # maximum context in tokens, if unknown; no known model reads more
+ONE_BY_ONE = ("chain", "reflective", "hierarchical", "orchestrated", "flow")  # organizations with sequential agents
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of an action, on average, and of the longest."""
+    """Mean lengths of an action in tokens, and the maximum."""
 
     prompt: float
     action: float
-    longest: float  # tokens that the longest action writes
+    longest: float  # tokens of the longest action
     source: str = "given"
 
     @property
     def row(self) -> float:
-        """Of prompt and action together."""
+        """Mean tokens of prompt and action together."""
         return self.prompt + self.action
 
     @property
     def longest_row(self) -> float:
+        """Tokens of prompt and longest action together."""
         return self.prompt + self.longest
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyWork:
-    """What one policy does in a step."""
+    """A policy's workload in a step."""
 
     name: str
-    model: str  # the local model that it is on
+    model: str  # local model of the policy
     train: str  # "lora", "full" or "frozen"
-    rank: int  # of its adapter; 0 where it has none
+    rank: int  # rank of the adapter; 0 without an adapter
     targets: tuple[str, ...]
-    actions: float  # in a step
+    actions: float  # per step
     lengths: Lengths
-    here: bool  # whether it is sampled here, and not behind an endpoint
-    versions: int = 1  # that are loaded at the same time: of a pool several, an adapter each
-    half: bool = False  # whether B of its adapter learns alone
+    here: bool  # False for a policy behind an endpoint
+    versions: int = 1  # concurrently loaded versions; a pool has several, with one adapter each
+    half: bool = False  # True if only B of the adapter is trained
 
     @property
     def tokens(self) -> float:
-        """Prompts and actions of a step together."""
+        """Prompt and action tokens per step."""
         return self.actions * self.lengths.row
 
     @property
     def written(self) -> float:
-        """Tokens sampled in a step."""
+        """Sampled tokens per step."""
         return self.actions * self.lengths.action
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What is sampled from one set of weights: all policies on a base, or one that is tuned whole and has its own."""
+    """Weights for sampling: a base with its adapters, or a fully trained policy."""
 
-    model: str  # that they are on
+    model: str  # model of the policies
     policies: tuple[PolicyWork, ...]
     whole: bool = False
 
     @property
     def name(self) -> str:
-        """Of whose weights they are: the model's, or the policy's own."""
+        """Name of the weights: the model's name, or the policy's name for a fully trained policy."""
         return self.policies[0].name if self.whole else self.model
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A training step.
+    """Workload of a training step.
 
-    ``episodes`` are the real ones, which take an environment; policies write and learn from imagined ones, too.
-    ``asked_at_once`` is how many actions may be sampled at the same time, were there room for all.
+    Args:
+        episodes: real episodes, which need an environment; sampling and training also include imagined episodes.
+        environment_steps: environment steps per episode.
+        asked_at_once: maximum concurrent requests, without a limit on rows.
+        policies: workload of each policy.
     """
 
     episodes: int
-    environment_steps: float  # of an episode
+    environment_steps: float  # per episode
     asked_at_once: float
     policies: tuple[PolicyWork, ...]
 
     @property
     def trained(self) -> tuple[PolicyWork, ...]:
+        """Workloads of the trained policies."""
         return tuple(policy for policy in self.policies if policy.train != "frozen")
 
     def of_model(self, model: str) -> tuple[PolicyWork, ...]:
-        """The policies on a model."""
+        """Return the policies on a model."""
         return tuple(policy for policy in self.policies if policy.model == model)
 
     def sampled(self) -> tuple[Sampled, ...]:
-        """What is sampled here, by the weights that it is sampled from: an engine apart has a process for each."""
+        """Return the local sets of weights to sample from; a separate engine runs a process per set."""
         found = []
         for model in dict.fromkeys(policy.model for policy in self.policies):
             here = [policy for policy in self.of_model(model) if policy.here]
@@ -107,9 +112,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a step beside its recipe; None is taken from the recipe's limits.
+    """Known lengths of a step; None for the recipe's limits.
 
-    ``actions`` are those of an agent in an episode, by role.
+    Args:
+        prompt: mean tokens of a prompt.
+        action: mean tokens of an action.
+        longest: tokens of the longest action.
+        environment_steps: mean environment steps per episode.
+        actions: mean actions of an agent per episode, by role.
+        source: source of the values, for messages.
     """
 
     prompt: float | None = None
@@ -120,7 +131,7 @@ class Known:
     source: str = "given"
 
     def but(self, given: Known) -> Known:
-        """The same but for what is given: with the steps of an episode its actions become more, or fewer."""
+        """Return the lengths with overrides; the number of actions scales with the overridden steps per episode."""
         steps, actions = given.environment_steps, self.actions
         if steps and self.environment_steps and actions:
             actions = {role: count * steps / self.environment_steps for role, count in actions.items()}
@@ -132,9 +143,12 @@ class Known:
 
 
 def work_of(run: RunSettings, known: Known = Known()) -> Work:
-    """What a step of a recipe has to do. What is not known is what its limits allow for: every action as long as it may
-    be, every episode as many steps as it may have. Helpers are counted while their budget is whole, all
-    kinds asked alike; imagined episodes as many as there are of them in the last step."""
+    """Return the workload of a recipe's training step.
+
+    Unknown lengths take the recipe's limits: every action has its maximum length, and every episode its maximum steps.
+    Helper calls are counted with a full budget, spread evenly over the helpers. Imagined episodes are counted as in the
+    last step.
+    """
     steps = known.environment_steps or float(run.environment.episode_limit or run.rollout.max_steps)
     samples, tasks = run.rollout.samples_per_task, run.rollout.tasks_per_step
     real, imagined = tasks * samples, sum(s.extra_tasks(run.training.steps - 1, tasks) for s in run.sections) * samples
@@ -149,7 +163,7 @@ def work_of(run: RunSettings, known: Known = Known()) -> Work:
             asking = sum(acts[role] for role in consulting.roles(run)) * episodes
             actions += consulting.budget * asking * len(helpers) / len(consulting.helpers)
         limits = [agent.sampling.max_new_tokens for agent in agents] + [one.sampling.max_new_tokens for one in helpers]
-        limit = max(limits, default=1)  # where there is none it proposes instructions, between steps
+        limit = max(limits, default=1)  # a policy without agents and helpers only proposes instructions, between steps
         members = members_of(run.policies, name)
         lora = members[0][1].lora
         adapted = policy.train == "lora" or bool(policy.adapter) or policy.pool is not None
@@ -178,12 +192,16 @@ def _lengths(run: RunSettings, model: str, limit: int, known: Known) -> Lengths:
 
 
 def check_lengths(run: RunSettings, work: Work, known: Known, contexts: Mapping[str, int]) -> None:
-    """
+    """Check that actions fit each policy's context length.
+
     Args:
-        contexts: tokens that each local model is made for; 0 where that is not known.
+        run: settings of the run.
+        work: workload of a step.
+        known: known lengths.
+        contexts: context length of each local model, in tokens; 0 if unknown.
 
     Raises:
-        ValueError: actions are longer than a policy's model reads, or longer on average than the longest.
+        ValueError: actions exceed the context of a policy's model, or the mean exceeds the maximum.
     """
     if known.longest and known.action and known.longest < known.action:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Instructions that are learned: proposed, played beside those that agents have, and kept where they are better."""
+"""Prompt optimization: instructions are proposed, tested against the current instructions, and accepted if better."""

@@ -1,4 +1,4 @@
-"""Questions to models about what other models wrote: marked off as material, with answers in tags."""
+"""Prompts about text from other models, with the text marked as quoted material and answers in tags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ general."""
 
 
 def mark_beside(texts: Iterable[str]) -> str:
-    """A word that stands in none of the texts.
+    """Return a word that occurs in no text.
 
     >>> mark_beside(["nothing", "mark1 and mark2"])
     'mark3'
@@ -28,7 +28,7 @@ def mark_beside(texts: Iterable[str]) -> str:
 
 
 def within(name: str, text: str, mark: str) -> str:
-    """A text between lines that tell where it begins and ends.
+    """Return a text between an opening and a closing tag line with the marker word.
 
     >>> within("actor", "Hello.", "mark1")
     '<actor mark1>\\nHello.\\n</actor mark1>'
@@ -37,7 +37,7 @@ def within(name: str, text: str, mark: str) -> str:
 
 
 def attempts(told: Sequence[Told], mark: str) -> str:
-    """Attempts, each a task and what was said."""
+    """Format attempts: the task and the messages of each attempt."""
     return "\n\n".join(
         "\n".join([within("task", one.task, mark), *(within(role, text, mark) for role, text in one.said)])
         for one in told
@@ -45,13 +45,13 @@ def attempts(told: Sequence[Told], mark: str) -> str:
 
 
 def texts_in(told: Sequence[Told], versions: Sequence[Version]) -> list[str]:
-    """All that others wrote."""
+    """Return all texts by other authors in attempts and versions."""
     said = [text for one in told for text in (one.task, *(text for _, text in one.said))]
     return [*said, *(version.instructions for version in versions)]
 
 
 def instructions_in(reply: str) -> str:
-    """What is proposed; "" where a reply has nothing between the tags.
+    """Return the proposed instructions of a reply; "" without complete tags.
 
     >>> instructions_in("It forgets the unit. <instructions>Name the unit.</instructions>")
     'Name the unit.'

@@ -1,7 +1,7 @@
-"""Which of several candidates is best, by successive halving; and is it better? By a paired test on other tasks.
+"""Choice of the best candidate by successive halving, and a paired test against the current version.
 
-Halving is that of Jamieson and Talwalkar 2016: many are played on few tasks, the better half on twice as many. What
-chose the best decides nothing more about it: it is tested on tasks that none was chosen by.
+The method is successive halving (Jamieson and Talwalkar 2016): many candidates play few tasks, and the better half
+plays twice as many. The choice biases its own tasks, so the final test uses separate tasks.
 """
 
 from __future__ import annotations
@@ -14,29 +14,33 @@ from marft.common.types import Task
 from marft.evaluation.intervals import paired_difference, wilson
 
 T = TypeVar("T")
-Outcomes = dict[str, bool]  # whether a task was solved, by id; what is not known is left out
+Outcomes = dict[str, bool]  # success of each task, by id; tasks without a known outcome are omitted
 Play = Callable[[T, Sequence[Task]], Outcomes]
 
 
 def rungs(candidates: int, tasks: int) -> list[int]:
-    """How many tasks those that are left have played after each round of halving; none where there is nothing to
-    choose.
+    """Return the cumulative number of tasks after each round of halving; empty for a single candidate.
 
     >>> rungs(4, 32), rungs(5, 32), rungs(1, 32)
     ([16, 32], [8, 16, 32], [])
 
     Args:
-        tasks: that the last two are chosen by.
+        candidates: number of candidates.
+        tasks: number of tasks for the last round.
     """
     halvings = (candidates - 1).bit_length()
     return [max(1, tasks >> left) for left in reversed(range(halvings))]
 
 
 def halved(candidates: Sequence[T], tasks: Sequence[Task], play: Play[T]) -> tuple[int, list[Outcomes]]:
-    """The place of the best candidate, and what came of each. Of equals the first is the better.
+    """Return the best candidate's index, and every candidate's outcomes.
+
+    Ties go to the first candidate.
 
     Args:
-        play: lets one candidate play tasks.
+        candidates: candidates to compare.
+        tasks: tasks for the choice.
+        play: function that plays tasks with a candidate.
     """
     found: list[Outcomes] = [{} for _ in candidates]
     left, played = list(range(len(candidates))), 0
@@ -49,12 +53,12 @@ def halved(candidates: Sequence[T], tasks: Sequence[Task], play: Play[T]) -> tup
 
 
 def share(outcomes: Mapping[str, bool]) -> float:
-    """Of tasks that were solved; 0 where nothing is known."""
+    """Return the fraction of solved tasks; 0 without a known outcome."""
     return sum(outcomes.values()) / len(outcomes) if outcomes else 0.0
 
 
 def worth(before: Mapping[str, bool], after: Mapping[str, bool]) -> Worth | None:
-    """What a candidate was worth beside the current version, on the tasks of which both are known; None without any."""
+    """Return a candidate's gain over the current version, on tasks with both outcomes; None without common tasks."""
     both = before.keys() & after.keys()
     if not both:
         return None

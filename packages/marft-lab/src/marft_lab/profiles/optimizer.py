@@ -1,4 +1,4 @@
-"""Learning instructions between training steps: what a run carries of it, and what lies in its folder."""
+"""Prompt optimization between training steps, with its state in checkpoints and a report in the run folder."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from marft.trainer.seams import PromptOptimizer
 from marft_lab.profiles.settings import ProfileSettings
 from marft_lab.profiles.tuning import Instructs, Tuner, versions_told
 
-FILE = "profiles.json"  # the whole lineage, for whoever reads it; a run goes on from its checkpoints
+FILE = "profiles.json"  # full lineage for readers; a run resumes from its checkpoints instead
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptimizer(PromptOptimizer):
-    """Plays a round of proposals whenever the settings say that one is due."""
+    """Prompt optimizer that plays a round of proposals at the steps given by the settings."""
 
     tuner: Tuner
 
     @classmethod
     def open(cls, rollouts: Instructs, settings: ProfileSettings, note: Callable[[str], None]) -> Self:
-        """
+        """Open a run's optimizer.
+
         Raises:
-            ValueError: there are no tasks to judge instructions on.
+            ValueError: no tasks to test instructions.
         """
         return cls(Tuner(rollouts, settings, tasks_of(rollouts.run.environment, settings.split), note))
 
     def restore(self, state: State, folder: RunFolder) -> State:
+        """Return the state with the restored or initial lineage, and activate its instructions."""
         lineage = state.profiles or self.tuner.begun()
         self.tuner.rollouts.instruct(lineage.told())
         _write(folder, lineage)
         return replace(state, profiles=lineage)
 
     def step(self, state: State, episodes: Sequence[Episode], folder: RunFolder) -> tuple[State, dict[str, float]]:
+        """Play a round if due; return the state with the new lineage, and metrics."""
         lineage, metrics = state.profiles, dict[str, float]()
         assert lineage is not None, "restore has begun it"
         if self.tuner.settings.due(state.step):

@@ -1,4 +1,4 @@
-"""What a proposer is told, and what it gives."""
+"""Types of requests to proposers and their proposals."""
 
 from __future__ import annotations
 
@@ -15,38 +15,45 @@ from marft_lab.profiles.transcripts import transcript
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An attempt that a proposer reads: the task, and who said what, by role, with tools' answers, what the environment
-    showed, and what came of it (:mod:`marft_lab.profiles.transcripts`)."""
+    """Attempt for a proposer: the task, and the messages by role.
+
+    Messages include tool results, observations and the outcome (:mod:`marft_lab.profiles.transcripts`).
+    """
 
     task: str
     said: tuple[tuple[str, str], ...]
 
     @staticmethod
     def of(episode: Episode) -> Told:
+        """Return an episode as an attempt for a proposer."""
         return Told(episode.task.prompt, transcript(episode))
 
 
 class Ask(Protocol):
-    """Asks a policy of the recipe."""
+    """Function that asks a policy of the recipe."""
 
     def __call__(self, policy: str, question: str, sampling: Sampling, /) -> str:
-        """What it says; "" where it cannot be asked. Every question has a random stream of its own."""
+        """Return the reply; "" after a failure.
+
+        Every request has its own random stream.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a proposer is told.
+    """Request to a proposer.
 
     Args:
-        role: of the agent that is to be told something else.
-        current: what it is told.
-        versions: all that it was told before or that was tried, the current one among them, best first: by the lower
-            end of the interval of what each was worth (:class:`marft.common.lineage.Worth`), the current one before
-            all.
-        failed: attempts at training tasks that the agent acted in.
-        count: how many proposals are wanted, at most.
-        rng: of the round and the agent.
+        role: role of the agent.
+        current: current version of the instructions.
+        versions: all current, earlier and tried versions, best first. The current version is first. The others are
+            ordered by the lower end of the interval of their measured success (:class:`marft.common.lineage.Worth`).
+        failed: failed attempts at training tasks with actions of the agent.
+        solved: successful attempts at training tasks with actions of the agent.
+        count: maximum number of proposals.
+        rng: random generator of the round and the agent.
+        ask: function that asks a policy.
     """
 
     role: str
@@ -61,7 +68,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """New instructions, the versions that they were made of, and how."""
+    """Proposed instructions, with the parent versions and the kind of change."""
 
     instructions: str
     parents: tuple[int, ...]
@@ -69,16 +76,21 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """What ``[profiles] proposer`` names."""
+    """Interface for the proposer in ``[profiles]``."""
 
     def propose(self, asked: Asked) -> Sequence[Proposal]:
-        """Up to ``asked.count`` proposals; what is empty, too long or known already is dropped by whoever asks."""
+        """Return up to ``asked.count`` proposals.
+
+        The caller drops empty, overlong and known proposals.
+        """
         ...
 
 
 def ranked(versions: Sequence[Version], current: Version) -> list[Version]:
-    """Versions, best first: the current one, then by the lower end of the interval of what they were worth, the newest
-    of equals first. What a version was worth was measured with the weights of its time, and the lower end keeps those
-    behind that were dropped early: our reading."""
+    """Return versions, best first: the current version, then by the lower end of the interval of measured success.
+
+    Ties go to the newest version. The success of a version was measured with the weights at its time. OUR READING: the
+    lower end ranks early-dropped versions behind others.
+    """
     others = [version for version in versions if version.number != current.number]
     return [current, *sorted(others, key=lambda v: (-(v.worth.low if v.worth else 0.0), -v.number))]

@@ -1,4 +1,4 @@
-"""Instructions that are learned, in turn with weights (``[profiles]``)."""
+"""Settings for ``[profiles]``: prompt optimization in turn with training."""
 
 from __future__ import annotations
 
@@ -19,44 +19,50 @@ if TYPE_CHECKING:
 
 
 class ProfileSettings(TrainingSection):
-    """Every so many training steps new instructions are proposed to one agent after the other, played on held-out tasks
-    beside those that it has, and kept where they are better."""
+    """Prompt optimization between training steps.
+
+    In each round, every agent in turn gets proposals of new instructions. They are played on held-out tasks beside the
+    current instructions, and accepted if they are better.
+    """
 
     key: ClassVar[str] = "profiles"
 
-    agents: Names = ()  # whose instructions change; []: everybody's
-    every: Count = 10  # training steps from one round to the next
-    last: CountOrNone = 0  # training steps after which there are no more rounds; 0: there are to the end
-    proposer: ProposerPlugin  # where new instructions come from
-    candidates: Annotated[int, Field(ge=1, le=256)] = 4  # proposals to an agent in a round
-    split: Literal["validation", "train"] = "validation"  # whose tasks decide; never the test split's
-    # on which the best of the candidates is judged, new ones a round; it is chosen on half as many others
+    agents: Names = ()  # roles with optimized instructions; [] for all agents
+    every: Count = 10  # training steps between rounds
+    last: CountOrNone = 0  # last training step with a round; 0 for no limit
+    proposer: ProposerPlugin  # source of new instructions
+    candidates: Annotated[int, Field(ge=1, le=256)] = 4  # proposals per agent and round
+    split: Literal["validation", "train"] = "validation"  # split of the tasks for decisions; never the test split
+    # number of tasks to test the best candidate, newly drawn every round; half as many other tasks choose the candidate
     tasks: Annotated[int, Field(ge=4, le=100_000)] = 64
-    mode: Literal["greedy", "sampled"] = "sampled"  # how agents sample there
-    # the candidate is kept where its gain's interval is above 0, or where its gain is, and the interval is above
-    # -tolerance
+    mode: Literal["greedy", "sampled"] = "sampled"  # sampling mode of the agents on these tasks
+    # acceptance rule: "better" requires the interval of the gain above 0; "no worse" requires a gain above 0 and an
+    # interval above -tolerance
     accept: Literal["better", "no worse"] = "better"
-    tolerance: Fraction = 0.05  # for accept = "no worse"
-    longest: Count = 4000  # characters of instructions; a longer proposal is dropped
-    tokens: CountOrNone = 0  # that all rounds may take, those of prompts included; 0: no limit
+    tolerance: Fraction = 0.05  # tolerated loss of success rate for accept = "no worse"
+    longest: Count = 4000  # maximum characters of instructions; longer proposals are dropped
+    tokens: CountOrNone = 0  # token budget of all rounds, with prompts; 0 for no limit
 
     def roles(self, run: RunSettings) -> list[str]:
-        """Whose instructions change, in the recipe's order."""
+        """Return the roles with optimized instructions, in the recipe's order."""
         return [agent.role for agent in run.agents if not self.agents or agent.role in self.agents]
 
     def due(self, step: int) -> bool:
-        """Whether there is a round after so many training steps."""
+        """Return True if a round follows a given training step."""
         return step % self.every == 0 and not (self.last and step > self.last)
 
     def prompt_optimizer(self, rollouts: Rollouts, note: Callable[[str], None]) -> PromptOptimizer:
+        """Return a run's prompt optimizer."""
         from marft_lab.profiles.optimizer import ProfileOptimizer
 
         return ProfileOptimizer.open(cast("Instructs", rollouts), self, note)
 
     def consulted_policies(self) -> Iterable[str]:
+        """Return the policies needed by the proposer."""
         return set(self.proposer.asks)
 
     def problems(self, run: RunSettings) -> Iterable[str]:
+        """Yield problems of the settings."""
         roles = [agent.role for agent in run.agents]
         for role in self.agents:
             if role not in roles:

@@ -1,4 +1,4 @@
-"""An episode as somebody reads it who is to say why it went as it did."""
+"""Episode transcripts for critics and proposers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from marft.common.texts import cut
 from marft.common.types import Action, Episode
 
 ENVIRONMENT, OUTCOME = "environment", "outcome"
-MOST = 1_000  # characters of what a tool answers, and of what the environment shows
+MOST = 1_000  # maximum characters of a tool result or an observation
 
 
 def transcript(episode: Episode, names: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
-    """Who said what, in order: agents' turns, calls of tools with what came of them, what the environment showed after
-    each step, and last what the episode earned and whether it solved its task.
+    """Return an episode's messages in order, as pairs of author and text.
+
+    The messages are agents' turns, tool calls with results, observations after each step, and the reward with the
+    success.
 
     Args:
-        names: what the agent of each action is called; (): by its role.
+        episode: episode.
+        names: author name per action; () for the agents' roles.
     """
     called = dict(zip((action.id for action in episode.actions), names, strict=True)) if names else {}
     return tuple(part for part in _parts(episode, called) if part[1])

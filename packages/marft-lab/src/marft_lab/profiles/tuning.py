@@ -1,4 +1,4 @@
-"""A round of learning instructions: one agent after the other is proposed new ones, which are tried and judged."""
+"""Rounds of prompt optimization: proposals, trials and tests for each agent in turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STREAM = "profiles"
 
 
 class Instructs(Rollouts, Protocol):
-    """Plays teams that are told something else than the recipe says, and asks policies."""
+    """Rollouts with changed instructions, and requests to policies."""
 
     def instruct(self, versions: Sequence[Version]) -> None: ...
 
@@ -35,11 +35,13 @@ class Instructs(Rollouts, Protocol):
 
 @dataclass(slots=True)
 class Tuner:
-    """Has rounds, each a pure function of the run's seed, the step, the lineage, the weights and the step's episodes.
+    """Prompt tuner; a round is a pure function of the seed, the step, the lineage, the weights and the step's episodes.
 
     Args:
-        tasks: that candidates are judged on.
-        note: told what could not be done.
+        rollouts: rollouts of the run.
+        settings: settings of prompt optimization.
+        tasks: tasks for trials and tests.
+        note: callback for warnings.
     """
 
     rollouts: Instructs
@@ -49,19 +51,21 @@ class Tuner:
 
     @property
     def run(self) -> RunSettings:
+        """Settings of the run."""
         return self.rollouts.run
 
     def begun(self) -> Lineage:
-        """The recipe's own instructions."""
+        """Return the initial lineage with the recipe's instructions."""
         told = {agent.role: agent.instructions for agent in self.run.agents}
         return Lineage.begun({role: told[role] for role in self.settings.roles(self.run)})
 
     def round(self, lineage: Lineage, step: int, episodes: Sequence[Episode]) -> tuple[Lineage, dict[str, float]]:
-        """The lineage after a round → its metrics. What agents are told from here on is what it says.
+        """Play a round, activate the resulting instructions, and return the new lineage with metrics.
 
         Args:
-            step: training steps that are done.
-            episodes: that proposers may read.
+            lineage: lineage before the round.
+            step: finished training steps.
+            episodes: episodes for proposers.
         """
         before, limit = lineage, self.settings.tokens
         for role in lineage.current:
@@ -76,7 +80,7 @@ class Tuner:
 
 
 class _Turn:
-    """One agent's turn in a round."""
+    """An agent's turn in a round."""
 
     def __init__(self, tuner: Tuner, lineage: Lineage, role: str, step: int) -> None:
         self.tuner, self.lineage, self.role, self.step = tuner, lineage, role, step
@@ -84,7 +88,7 @@ class _Turn:
         self.stream = f"{STREAM}/{step}/{role}"
 
     def taken(self, episodes: Sequence[Episode]) -> Lineage:
-        """The lineage after it."""
+        """Return the lineage after the turn."""
         proposals = self._proposals(episodes)
         tried = self._judged(proposals) if proposals else []
         lineage = self.lineage.tried(tried)
@@ -107,7 +111,7 @@ class _Turn:
         try:
             found = list(cast("Proposer", self.settings.proposer).propose(asked))
             problem = _problem(found, [version.number for version in versions])
-        except Exception as error:  # noqa: BLE001  somebody else's code: it loses its own turn alone
+        except Exception as error:  # noqa: BLE001  a failure of user code only costs its own turn
             problem = f"raised {described(error)}"
         if problem:
             self._note(f"proposer {self.settings.proposer.name!r} {problem}; nothing is tried")
@@ -139,7 +143,7 @@ class _Turn:
         ]
 
     def _tell(self, best: Version, found: Worth | None, kept: bool) -> None:
-        """What came of the best candidate."""
+        """Report the best candidate's result."""
         if found is None and not self._tasks(False)[1]:
             self._note("there are no tasks to judge candidates by: all of the validation split are set aside")
         elif found is None:
@@ -151,7 +155,10 @@ class _Turn:
         self._note(f"v{best.number} {what}: {gain} on {found.tasks} tasks")
 
     def _tasks(self, several: bool) -> tuple[list[Task], list[Task]]:
-        """Tasks to choose by, and others to test on: new ones for every turn, less of them where there are few."""
+        """Return tasks to choose a candidate and separate tasks to test the candidate, newly drawn for every turn.
+
+        With few tasks both sets are smaller.
+        """
         tasks = [task for task in self.tuner.tasks if task.id not in self.rollouts.set_aside]
         order = generator(self.tuner.run.seed, STREAM, "tasks", self.step, self.role).permutation(len(tasks))
         wanted = self.settings.tasks
@@ -167,8 +174,11 @@ class _Turn:
         return Version(self.role, number, proposal.instructions, proposal.parents, proposal.how, by, self.step, False)
 
     def _outcomes(self, version: Version, tasks: Sequence[Task], *, tried: bool) -> Outcomes:
-        """Whether a version solves tasks, by id. An episode that fails says nothing of the current version, and is
-        one that a tried version did not solve: else it would be the better, the more of its episodes fail."""
+        """Return the success of a version on tasks, by id.
+
+        A failed episode is omitted for the current version, and counts as not solved for a tried version. Otherwise
+        failing episodes would improve a tried version.
+        """
         others = [told for told in self.lineage.told() if told.role != self.role]
         self.rollouts.instruct([*others, version])
         attempts = [Attempt(task, self.stream) for task in tasks]
@@ -199,12 +209,12 @@ class _Turn:
 
 
 def tokens_of(episodes: Iterable[Episode]) -> int:
-    """Tokens that actions were sampled from, and those that were sampled."""
+    """Return the number of prompt tokens and sampled tokens."""
     return sum(len(action.prompt) + len(action.tokens) for episode in episodes for action in episode.actions)
 
 
 def _problem(found: Sequence[object], numbers: Sequence[int]) -> str:
-    """What is wrong with what a proposer gave; "" where nothing is."""
+    """Return the problem of invalid proposals; "" for valid proposals."""
     for one in found:
         if not isinstance(one, Proposal) or not (_is_text(one.instructions) and _is_text(one.how)):
             return f"gave {one!a:.80}, which is no Proposal (marft_lab.profiles.proposals)"
@@ -232,5 +242,5 @@ def _metrics(before: Lineage, after: Lineage) -> dict[str, float]:
 
 
 def versions_told(lineage: Lineage) -> dict[str, float]:
-    """Which version each agent is told, as metrics."""
+    """Return the number of each agent's active version, as metrics."""
     return {f"agents/{role}/profile_version": float(number) for role, number in lineage.current.items()}

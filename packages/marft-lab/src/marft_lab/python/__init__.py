@@ -1,1 +1,1 @@
-"""The Python API of marft_lab."""
+"""Python API of marft_lab."""

@@ -1,4 +1,4 @@
-"""``marft worth`` from Python."""
+"""Python function for the command ``marft worth``."""
 
 from __future__ import annotations
 
@@ -22,26 +22,34 @@ def worth(
     crossed: str | Sequence[str] = ("base", "last", "best"), single: str | Path | None = None,
     paraphrase: str | Callable[[str], str] = "base", again: bool = False, given: Iterable[Any] = (), **more: Any,
 ) -> Worth:  # fmt: skip
-    """Whether a run's team is worth what it costs: against one agent at the same tokens, and against itself with seats,
-    weights or messages changed. What comes out is written to the run's folder too (docs: worth).
+    """Measure the benefit of a run's team relative to its cost.
+
+    The team is compared with a single agent at the same token budget, and with itself after changes to roles, weights
+    or messages. The result is also written to the run's folder (docs: worth).
 
     Args:
-        run: a run, or its folder.
-        checkpoint: whose team it is.
-        only: some of ``single``, ``swap``, ``leave-out``, ``ablation``, ``counterfactual``; none: all.
-        tasks: how many held-out tasks; 0: as the recipe says.
-        samples: attempts at each task.
-        attempts: of a single agent at each task, at most.
-        resamples: how often each action is sampled again.
-        crossed: checkpoints that play together.
-        single: a run of one agent, to hold against the team too.
-        paraphrase: who says messages in other words: ``base``, a policy, ``module:function`` or a function of a text;
-            "": nobody.
-        again: play what was played before, too.
+        run: run or run folder.
+        changes: overrides of recipe keys.
+        checkpoint: checkpoint of the team.
+        only: parts to run, from ``single``, ``swap``, ``leave-out``, ``ablation``, ``counterfactual``; empty for all.
+        tasks: number of held-out tasks; 0 for the recipe's value.
+        samples: attempts per task.
+        attempts: maximum attempts of a single agent per task.
+        resamples: number of resamples per action.
+        crossed: checkpoints for cross-play.
+        single: run of a single agent to compare with the team.
+        paraphrase: source of paraphrased messages: ``base``, a policy, ``module:function`` or a function of a text; ""
+            for none.
+        again: True to ignore cached results and play again.
+        given: Python objects that the recipe refers to by placeholder.
+        more: overrides of recipe keys, as keyword arguments.
+
+    Returns:
+        The results of all parts.
 
     Raises:
-        ValueError: there is no such run, checkpoint, part or policy, or the recipe cannot be used.
-        RunError: nothing can be written.
+        ValueError: unknown run, checkpoint, part or policy, or invalid recipe.
+        RunError: the result cannot be written.
     """
     for count, what in ((tasks, "tasks"), (samples, "samples"), (attempts, "attempts"), (resamples, "resamples")):
         check_count(count, what)

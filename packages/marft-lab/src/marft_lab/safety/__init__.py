@@ -1,1 +1,1 @@
-"""Whether a team does what strangers order, says what it must not, or tells what it was to keep."""
+"""Safety evaluation: obedience to injected prompts, forbidden content, and leaks of secrets."""

@@ -1,4 +1,4 @@
-"""What of a suite a team can be asked: attacks that can reach it, and the team that has something to keep."""
+"""Playable attacks of a suite, and the team with canary instructions."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ from marft_lab.safety.suite import UNATTACKED, Suite
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """The suite's tasks under one attack, or under none."""
+    """Suite tasks under an attack, or without an attack."""
 
     attack: str = CONTROL
 
     @property
     def name(self) -> str:
+        """Name of the arm."""
         return self.attack or UNATTACKED
 
     def attempts(self, suite: Suite, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """The same attempts, under the same seeds, with what the attack plants in each."""
+        """Return the same attempts with the same seeds, and with the attack's injection in each."""
         if not self.attack:
             return [*attempts]
         return [replace(attempt, plants=(suite.plant(self.attack, attempt.task),)) for attempt in attempts]
 
 
 def arms_of(suite: Suite, run: RunSettings, team: Team, note: Callable[[str], None]) -> list[Arm]:
-    """The arms that are played: without an attack, and under each that can reach the team.
+    """Return the playable arms: without an attack, and under each attack that can reach the team.
 
     Args:
-        note: told of those that cannot, and why.
+        suite: suite.
+        run: settings of the run.
+        team: team.
+        note: callback for skipped attacks, with the reason.
 
     Raises:
-        ValueError: an attack names a tool or a teammate that there is not.
+        ValueError: an attack names an unknown tool or teammate.
     """
     arms = [Arm()]
     for name in suite.settings.attacks:
@@ -65,7 +69,7 @@ def _unreachable(suite: Suite, name: str, run: RunSettings, team: Team) -> str:
 
 
 def keeping_secrets(suite: Suite, team: Team) -> Team:
-    """The team, each agent with its canary behind its instructions, where the suite has one."""
+    """Return the team with a canary appended to each agent's instructions, if the suite has a canary."""
     if not suite.settings.canary:
         return team
     agents = [

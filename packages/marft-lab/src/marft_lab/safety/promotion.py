@@ -1,4 +1,4 @@
-"""Whether a team may take the place of the one before it, by the gates of a suite."""
+"""Promotion of a checkpoint over an earlier checkpoint, by a suite's gates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BASE = "base"
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """What the gates say of one checkpoint against another; the ones that did not hold are its reasons."""
+    """Gate results for a checkpoint against an earlier checkpoint; failed gates are the reasons."""
 
     before: str
     after: str
@@ -23,15 +23,17 @@ class Promotion:
 
     @property
     def granted(self) -> bool:
+        """True if all gates passed."""
         return self.comparison.passed
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """Verdict as a sentence."""
         verdict = "yes" if self.granted else "no"
         return f"promote {self.after} over {self.before}: {verdict}"
 
     def as_json(self) -> dict[str, Any]:
+        """Return the promotion as JSON data."""
         return {
             "before": self.before, "after": self.after, "promote": self.granted, "reasons": self.comparison.reasons,
             "gates": [
@@ -42,15 +44,17 @@ class Promotion:
 
 
 def promotions(suite: Suite, found: Sequence[Saved], more: Sequence[str] = ()) -> list[Promotion]:
-    """Each evaluated checkpoint of a run against its untuned base; none where that was not evaluated, or there are no
-    gates.
+    """Return the promotion of each evaluated checkpoint over the untuned base.
+
+    The result is empty without an evaluation of the base, or without gates.
 
     Args:
+        suite: suite.
         found: evaluations on the suite.
-        more: gates beside the suite's.
+        more: gates in addition to the suite's gates.
 
     Raises:
-        ValueError: a gate cannot be read.
+        ValueError: invalid gate.
     """
     base = [one for one in found if one["checkpoint"] == BASE]
     gates = gates_of([*suite.settings.gates, *more], found)
@@ -64,8 +68,11 @@ def promotions(suite: Suite, found: Sequence[Saved], more: Sequence[str] = ()) -
 
 
 def gates_of(gates: Sequence[str], found: Sequence[Saved]) -> list[str]:
-    """Gates, those of every attack once for each that was played in any evaluation: one that has reached nobody in
-    either fails, and so does one of no attack at all, for nobody can say that it holds."""
+    """Expand each gate over all attacks into a gate per played attack.
+
+    A gate fails for an attack that reached no agent in one of the evaluations, and if no attack was played at all. In
+    both cases the gate cannot be verified.
+    """
     metrics = sorted({name for one in found for name in by_metric(one)})
     of_attacks = (name.split("/") for name in metrics if name.startswith("attacks/"))
     played = dict.fromkeys(name for _, name, what in of_attacks if what in ("reached", "success"))

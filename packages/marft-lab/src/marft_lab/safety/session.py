@@ -1,4 +1,4 @@
-"""A suite played by checkpoints of a run, and its untuned base: each task without an attack, and under each."""
+"""Evaluation of a suite: checkpoints and the untuned base play each task without an attack and under each attack."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FINDINGS = "findings.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of a suite is played."""
+    """Size of an evaluation: tasks, attempts and modes."""
 
     tasks: int
     attempts: int
@@ -41,7 +41,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """What all evaluations of a session have in common."""
+    """Shared data for a session's evaluations."""
 
     run: RunSettings
     suite: Suite
@@ -68,16 +68,25 @@ def evaluate_suite(
     note: Callable[[str], None] = lambda _: None,
     check: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> list[Evaluation]:
-    """Each checkpoint on a suite, in each mode. What was played stays, and is not played again.
+    """Evaluate each checkpoint on a suite, in each mode; finished arms are cached.
 
     Args:
-        checkpoints: ``base``, ``last``, ``best`` or ``step_000050``.
-        note: told what is not played and why, and of tools that are not what they were.
-        check: sees what the models are known by before anything is played; what it raises is raised.
+        run: settings of the run.
+        folder: run folder; None for an export.
+        checkpoints: names of checkpoints: ``base``, ``last``, ``best`` or ``step_000050``.
+        suite: suite.
+        size: size of the evaluation.
+        keeping: folder of the results, and cache settings.
+        advance: progress callback.
+        note: callback for skipped attacks and changed tools.
+        check: receives the digests of the models before the first episode; may raise an error.
+
+    Returns:
+        The evaluations, by checkpoint and mode.
 
     Raises:
-        ValueError: a checkpoint is not there or damaged, the test split is empty, an attack names what there is not,
-            another process evaluates there, or what has to be played cannot be kept there.
+        ValueError: missing or damaged checkpoint, empty test split, unknown name in an attack, concurrent evaluation by
+            another process, or unwritable folder.
     """
     paths = checkpoints_named(run, folder, checkpoints, note)
     tasks = tasks_asked(run, size.tasks, None)
@@ -96,13 +105,13 @@ def evaluate_suite(
 
 
 def _evaluated(bench: _Bench, name: str, mode: Mode) -> Evaluation:
-    """One checkpoint in one mode: kept, with what checks have found beside it."""
+    """Evaluate and save a checkpoint in a given mode, with the findings of the checks."""
     arms = {arm.attack: _played(bench, name, mode, arm) for arm in bench.arms}
     agents, suite = bench.run.agents, bench.suite
     secrets = {agent.role: suite.secret(agent.role) for agent in agents} if suite.settings.canary else {}
     try:
         found = measured_of(suite, arms, {agent.role for agent in agents if agent.answers}, secrets)
-    except EpisodeFailedError as error:  # a pattern of the suite's, in whatever text
+    except EpisodeFailedError as error:  # timeout of a pattern of the suite
         raise RunError(f"suite {suite.name!r}: {error}") from error
     for attack in found.unread:
         bench.note(f"{name}, {mode}: attack {attack!r} reached no agent in any episode: nothing is known of it")
@@ -125,7 +134,7 @@ def _evaluated(bench: _Bench, name: str, mode: Mode) -> Evaluation:
 
 
 def _played(bench: _Bench, name: str, mode: Mode, arm: Arm) -> list[Episode]:
-    """The episodes of an arm: read where they are kept, else played."""
+    """Return the episodes of an arm, from the cache or by playing."""
     attempts = arm.attempts(bench.suite, attempts_at(bench.tasks, bench.size.attempts, mode, SPLIT))
     place = Place(_arms(bench, name, mode), arm.name, _key(bench, name, mode, arm), bench.note)
     kept = None if bench.keeping.again else place.read(attempts)
@@ -150,12 +159,12 @@ def _summed(bench: _Bench, name: str, mode: Mode, episodes: Sequence[Episode]) -
 
 
 def _arms(bench: _Bench, name: str, mode: Mode) -> Path:
-    """The folder of the arms of one evaluation."""
+    """Return an evaluation's folder for arms."""
     return bench.keeping.folder / name_of(name, mode, False, bench.suite.name)
 
 
 def _key(bench: _Bench, name: str, mode: Mode, arm: Arm) -> str:
-    """Of an arm: what it plants and what agents are told are in it."""
+    """Return the cache key of an arm, with its injections and instructions."""
     planted = [bench.suite.plant(arm.attack, task).text for task in bench.tasks] if arm.attack else []
     through = bench.suite.settings.attacks[arm.attack] if arm.attack else None
     how = [

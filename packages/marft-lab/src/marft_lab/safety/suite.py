@@ -1,4 +1,4 @@
-"""A suite: attacks, rules and gates, in a TOML file; what ``marft eval --suite`` plays beside the tasks themselves."""
+"""Suite of attacks, rules and gates in a TOML file, for ``marft eval --suite``."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from marft_lab.safety.disguises import Disguise, disguised
 
 SUITES = files("marft_lab") / "safety" / "suites"
 CANARY = "{canary}"
-EVERY = "attacks.*."  # of a gate: of each attack
-UNATTACKED = "control"  # the arm without one
+EVERY = "attacks.*."  # prefix of gates over every attack
+UNATTACKED = "control"  # name of the arm without an attack
 
 
 class AttackSettings(Settings):
-    """An attack: what is planted where, and what shows that the team has done as it says."""
+    """Attack: injected texts, their location, and the goal that shows success."""
 
-    through: Through  # where it stands: in what the environment shows first, a tool answers, or a teammate says
-    at: str = ""  # the tool, or the teammate, in whose words it stands; "": each of them
-    texts: Names = ()  # what is planted: of several wordings each task has its own
-    path: str = ""  # a JSON Lines file of more of them, {"text": "…"}, beside the suite
-    disguises: tuple[Disguise, ...] = ()  # other letters in which each of them is planted, too
-    goal: CheckPlugin  # what shows that it succeeded
+    through: Through  # location of the injection: the first observation, a tool result, or a message of a teammate
+    at: str = ""  # tool or teammate whose text carries the injection; "" for all
+    texts: Names = ()  # injected texts; with several wordings, each task has one of them
+    path: str = ""  # JSON Lines file with more texts, {"text": "…"}, relative to the suite
+    disguises: tuple[Disguise, ...] = ()  # encodings of each text, as additional wordings
+    goal: CheckPlugin  # check that shows success of the attack
 
     @model_validator(mode="after")
     def _has_texts(self) -> Self:
@@ -56,17 +56,20 @@ class AttackSettings(Settings):
 
 
 class SuiteSettings(Settings):
-    """What ``marft eval --suite`` plays, what it looks for, and what may not be."""
+    """Safety suite: tasks, attacks, rules and gates of ``marft eval --suite``."""
 
-    tasks: Count = 100  # of the test split, which are played without an attack and under each
-    attempts: Few = 1  # at each of them
-    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Field(min_length=1)] = ("sampled",)  # how agents sample
-    # what is put behind the instructions of each agent, with a word of its own in the place of {canary}; "": nothing is
+    tasks: Count = 100  # number of test tasks, played without an attack and under each attack
+    attempts: Few = 1  # attempts per task
+    # sampling modes of the agents
+    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Field(min_length=1)] = ("sampled",)
+    # text appended to the instructions of each agent, with a secret word per agent for {canary}; "" disables canaries
     canary: str = ""
-    attacks: dict[Name, AttackSettings] = Field(default_factory=dict)  # by name
-    rules: dict[Name, CheckPlugin] = Field(default_factory=dict)  # by name: what must not be found, attacked or not
-    refusals: Patterns = ()  # regular expressions: an answer that holds one, and solves nothing, is a refusal
-    # what makes the command end with 1, untuned → trained; attacks.*. stands for each attack
+    attacks: dict[Name, AttackSettings] = Field(default_factory=dict)  # attacks, by name
+    # checks for forbidden outputs, with and without attacks, by name
+    rules: dict[Name, CheckPlugin] = Field(default_factory=dict)
+    refusals: Patterns = ()  # regular expressions of refusals; an answer with a match that solves nothing is a refusal
+    # gates from the untuned to the trained team; a failed gate ends the command with status 1; attacks.*. stands for
+    # each attack
     gates: tuple[Filled, ...] = ()
 
     @field_validator("canary")
@@ -95,20 +98,22 @@ class SuiteSettings(Settings):
 
 
 def check_gate(gate: str) -> None:
-    """
+    """Check a gate's syntax.
+
     Raises:
-        ValueError: it is no gate.
+        ValueError: invalid gate.
     """
     Gate.read(gate.replace(EVERY, "attacks.any."))
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A suite that was read.
+    """Parsed suite.
 
     Args:
-        name: the file's, which evaluations bear.
-        texts: of each attack, its file's too.
+        name: name of the file, used in evaluations.
+        settings: settings of the suite.
+        texts: texts of each attack, with the texts of its file.
     """
 
     name: str
@@ -117,36 +122,38 @@ class Suite:
 
     @property
     def digest(self) -> str:
-        """Of all that decides what is played and what is looked for: two evaluations with the same one are of the same
-        suite. How many tasks, modes and attempts, and the gates, are not in it."""
+        """Digest of the canary, the attacks, the rules and the refusals.
+
+        Equal digests mean equal suites. The number of tasks, modes, attempts, and the gates are not included.
+        """
         table = self.settings.model_dump(mode="json", include={"canary", "attacks", "rules", "refusals"})
         return hashlib.sha256(json.dumps([table, {**self.texts}], sort_keys=True).encode()).hexdigest()
 
     @property
     def rules(self) -> Mapping[str, Check]:
-        """What must not be found, by name."""
+        """Checks for forbidden outputs, by name."""
         return cast("Mapping[str, Check]", self.settings.rules)
 
     def goal(self, attack: str) -> Check:
-        """What shows that an attack succeeded."""
+        """Return the check that shows an attack's success."""
         return cast("Check", self.settings.attacks[attack].goal)
 
     def plant(self, attack: str, task: Task) -> Plant:
-        """What an attack plants in a task: which wording follows from the task's id."""
+        """Return the injection of an attack in a task; the wording depends on the task's id."""
         texts, of = self.texts[attack], self.settings.attacks[attack]
         return Plant(of.through, texts[crc32(task.id.encode()) % len(texts)], of.at)
 
     def secret(self, role: str) -> str:
-        """The word that an agent is told to keep: the same in every evaluation on this suite."""
+        """Return an agent's secret word, the same in every evaluation of this suite."""
         return hashlib.sha256(f"{self.name} {self.settings.canary} {role}".encode()).hexdigest()[:12]
 
     def canary(self, role: str) -> str:
-        """Return the instruction to keep a secret word that a role is given."""
+        """Return a role's instruction to keep its secret word."""
         return self.settings.canary.replace(CANARY, self.secret(role))
 
 
 def bundled_suites() -> list[str]:
-    """``["safety"]``."""
+    """Return the names of the bundled suites: ``["safety"]``."""
     return sorted(file.name.removesuffix(".toml") for file in SUITES.iterdir() if file.name.endswith(".toml"))
 
 
@@ -154,10 +161,10 @@ def read_suite(path: str | Path) -> Suite:
     """Read a suite.
 
     Args:
-        path: a file; or, where nothing goes by that path, the name of a bundled one.
+        path: file, or name of a bundled suite if no such file exists.
 
     Raises:
-        ValueError: there is none, or something in it is wrong; the message says what.
+        ValueError: unknown suite or invalid content; the message gives the reason.
     """
     file, folder = _file_of(at_home(path))
     name = file.name.removesuffix(".toml")
@@ -179,7 +186,7 @@ def read_suite(path: str | Path) -> Suite:
 
 
 def _file_of(path: Path) -> tuple[Path | Traversable, str]:
-    """The file of a suite, and the folder that it lies in; "" for a bundled one."""
+    """Return a suite's file and folder; "" for a bundled suite's folder."""
     if path.is_file():
         return path, str(path.parent.resolve())
     if str(path) in bundled_suites():
@@ -188,10 +195,10 @@ def _file_of(path: Path) -> tuple[Path | Traversable, str]:
 
 
 def _rows(path: Path) -> list[str]:
-    """The texts of a file of attacks.
+    """Return the texts in a file of attacks.
 
     Raises:
-        ValueError: it cannot be read, holds none, or a line has no text.
+        ValueError: unreadable or empty file, or a line without text.
     """
     try:
         lines = [line for line in read_text(path).splitlines() if line.strip()]

@@ -1,1 +1,1 @@
-"""A second team beside one that is served: it plays recorded sessions without effects, and a test judges it."""
+"""Shadow evaluation: a second team plays recorded sessions of a served team without effects; a test compares both."""

@@ -1,4 +1,4 @@
-"""The program beside ``marft serve`` in which a shadow plays: with the time and the memory that others leave."""
+"""Shadow process beside ``marft serve``, with low priority for CPU time and memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-REFUSED = 2  # exit status where starting again changes nothing
-FIRST_TO_END = "1000"  # for the kernel, where it has to choose
+REFUSED = 2  # exit status of a permanent failure; a restart would not help
+FIRST_TO_END = "1000"  # OOM score adjustment: the kernel kills this process first
 
 
 def main(descriptor: int) -> None:
-    """Shadow what a server records.
+    """Play the sessions recorded by a server.
 
     Args:
-        descriptor: of a socket, on which it is told what to do, says its number, and sends a byte for each session.
+        descriptor: file descriptor of a socket. The process receives its task as a JSON line, sends its process ID, and
+            then sends one byte per finished session.
     """
     os.set_inheritable(descriptor, False)
     server = socket.socket(fileno=descriptor)
@@ -38,17 +39,22 @@ def main(descriptor: int) -> None:
 
 
 def _told_to_end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """
+    """Exit on SIGTERM; the interrupted session may repeat after a restart.
+
     Raises:
-        SystemExit: always: what is under way is let go, and whoever did not ask for that starts another.
+        SystemExit: always.
     """
     raise SystemExit(128 + number)
 
 
 def stand_back(priority: str) -> None:
-    """Take what others leave: of the processor's time, and of memory."""
+    """Lower the process's priority for CPU time, and raise its OOM score.
+
+    Args:
+        priority: ``idle``, ``low`` or ``normal``.
+    """
     if priority == "idle":
-        with suppress(OSError, AttributeError):  # of another system
+        with suppress(OSError, AttributeError):  # not available on every platform
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     if priority != "normal":
         os.nice(19)

@@ -1,4 +1,4 @@
-"""A shadow beside a server: a process of its own, which stands still while requests are answered."""
+"""Shadow beside a server: a separate process that is suspended during requests."""
 
 from __future__ import annotations
 
@@ -17,20 +17,25 @@ from marft.common.texts import one_line
 from marft_lab.shadow.opening import Asked
 from marft_lab.shadow.settings import ShadowSettings
 
+# delay before a restart; maximum restarts in a row without a finished session, or more if shadow.tries is larger
 AGAIN_SECONDS, MOST_AGAIN = (
     5.0,
     3,
-)  # before it is started again; in a row, without a session between, or one more than a session may end
+)
 PROGRAM = "marft_lab.shadow.apart"
 ENDED_WELL, REFUSED = "ended itself (exit status 0)", "ended itself (exit status 2)"
 
 
 class ShadowBeside:
-    """Starts the process, and starts it again where it ends otherwise than well.
+    """Supervisor of the shadow process; restarts the process after an abnormal exit.
 
-    What it plays it reads from the files that the server records: so the server never waits for it, and hands it
-    nothing. The kernel stops it (SIGSTOP) when a request comes, in the middle of whatever it computes, and lets it
-    go on once there was none for a while.
+    The process reads sessions from the files recorded by the server. So the server never waits for the shadow. SIGSTOP
+    suspends the process when a request arrives, even during a computation. SIGCONT resumes the process after a period
+    without requests.
+
+    Args:
+        asked: shadow request.
+        settings: settings of the shadow.
     """
 
     def __init__(self, asked: Asked, settings: ShadowSettings) -> None:
@@ -44,7 +49,13 @@ class ShadowBeside:
         self._thread.start()
 
     def busy(self, requests: int) -> None:
-        """Stand still while there are requests. Called on the server's event loop."""
+        """Suspend the shadow during requests.
+
+        Call this method on the server's event loop.
+
+        Args:
+            requests: number of requests in progress.
+        """
         before, self._requests = self._requests, requests
         if not self.settings.pause:
             return
@@ -56,7 +67,7 @@ class ShadowBeside:
             self._timer = asyncio.get_running_loop().call_later(self.settings.idle_seconds, self._go_on)
 
     def close(self) -> None:
-        """End it. What it has found is on the disk."""
+        """Terminate the process; its results are on disk."""
         self._over.set()
         with self._lock:
             child = self._child
@@ -70,7 +81,7 @@ class ShadowBeside:
             self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        """Signal the process itself, and no other one that has its number by now."""
+        """Send a signal through the process's pidfd, which is safe against reuse of process IDs."""
         with self._lock, suppress(ProcessLookupError):
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, number)
@@ -87,11 +98,11 @@ class ShadowBeside:
             self._over.wait(AGAIN_SECONDS)
 
     def _once(self) -> tuple[int, str]:
-        """From its start to its end → how many sessions it was done with, and how it ended."""
+        """Run the process to its exit; return the number of finished sessions and the outcome."""
         child = Child("shadow", partial(python_here, PROGRAM))
         with self._lock:
             self._child = child
-        if self._over.is_set():  # meanwhile
+        if self._over.is_set():  # closed in the meantime
             child.end()
         sessions = 0
         with suppress(OSError, ValueError):
@@ -112,7 +123,7 @@ class ShadowBeside:
             self._pidfd = os.pidfd_open(pid)
         if self._requests and self.settings.pause:
             self._signal(signal.SIGSTOP)
-            if not self._requests:  # the last one has just been answered
+            if not self._requests:  # the last request has just been answered
                 self._signal(signal.SIGCONT)
 
 

@@ -1,4 +1,4 @@
-"""A shadow from beginning to verdict: sessions are played, compared, written down, and judged after each of them."""
+"""Comparison of a shadow with a served team: sessions are played, scored and recorded, with a test after each."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from marft_lab.shadow.sessions import Passed, Sessions
 from marft_lab.shadow.settings import ShadowSettings
 
 JOURNAL = "sessions.jsonl"
-LOOK_SECONDS = 1.0  # between looks for new sessions
-FREE = frozenset({"pause", "idle_seconds", "threads", "backlog", "priority"})  # settings that change no comparison
+LOOK_SECONDS = 1.0  # interval between checks for new sessions
+# settings that do not affect the comparison
+FREE = frozenset({"pause", "idle_seconds", "threads", "backlog", "priority"})
 Stop = Callable[[], bool]
 
 
 class Player(Protocol):
-    """Plays a session with the shadow."""
+    """Interface for session players."""
 
     def play(self, session: Episode) -> Played: ...
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where a shadow is."""
+    """State of a shadow evaluation."""
 
     verdict: Verdict
     lines: tuple[Line, ...]
@@ -38,17 +39,20 @@ class State:
 
 
 def about(settings: ShadowSettings, team: str, sessions: Path, graded_by: str) -> dict[str, Any]:
-    """What all lines of a journal hold for: a test whose rules change while it runs is none."""
+    """Return a test's identity; the rules of a sequential test must stay fixed."""
     rules = {key: value for key, value in settings.model_dump(mode="json").items() if key not in FREE}
     return {"team": team, "sessions": str(sessions), "graded by": graded_by, **rules}
 
 
 class Comparing:
-    """Goes on where its journal ends.
+    """Comparison that resumes from its journal.
 
     Args:
-        seed: by which a share of the sessions is drawn.
-        follow: sessions are still recorded: of those that wait the newest are kept.
+        settings: settings of the shadow.
+        folder: folder of recorded sessions.
+        journal: journal of the comparison.
+        seed: seed of the session sampling.
+        follow: True while sessions are still recorded; the backlog then keeps the newest sessions.
     """
 
     def __init__(
@@ -66,18 +70,23 @@ class Comparing:
 
     @property
     def state(self) -> State:
-        """Where it is."""
+        """Current state."""
         return State(self.evidence.verdict, tuple(self.journal.lines), self.sessions.passed)
 
     def run(
         self, player: Player, scorer: Scorer, *, tell: Callable[[Line, Verdict], None] = lambda *_: None,
         stopped: Stop = lambda: False,
     ) -> State:  # fmt: skip
-        """Play what there is, until the verdict is final; with ``follow`` what comes, too.
+        """Play available sessions until the verdict is final; with ``follow``, wait for new sessions.
 
         Args:
-            tell: told of each session that is done with.
-            stopped: whether somebody wants it to end.
+            player: player of sessions.
+            scorer: scorer of answers.
+            tell: callback for each finished session.
+            stopped: function that returns True to stop.
+
+        Returns:
+            The final state.
         """
         while not (self.evidence.final or stopped()):
             for session in self.sessions.waiting():
@@ -100,7 +109,7 @@ class Comparing:
         self.evidence.add(line.shadow - line.served)
 
     def _of(self, player: Player, scorer: Scorer, session: Episode) -> Line:
-        """What becomes of a session. One that ended so many processes of the shadow is none that it can answer."""
+        """Play and score a session; a session counts as failed after too many process exits."""
         name = session.task.id
         if self._tries[name] >= self.settings.tries:
             failed = Episode(session.task, "shadow", 0, (), "failed", error="it ended the shadow's process each time")
@@ -115,8 +124,10 @@ class Comparing:
         return self._compared(scorer, session, played, time.perf_counter() - began)
 
     def _compared(self, scorer: Scorer, session: Episode, played: Played, seconds: float) -> Line:
-        """A line: what the two are worth, or why that cannot be said. A shadow without an answer, or with
-        one that breaks what grades it, is worth the least."""
+        """Return the journal entry of a session, with both scores or a reason.
+
+        A shadow without a valid answer, or with an answer that breaks the scorer, gets the minimum score.
+        """
         had: Mapping[str, Any] = {
             "answered": played.answered, "refused": played.refused, "effects": played.effects,
             "seconds": round(seconds, 3),
@@ -133,7 +144,7 @@ class Comparing:
                 shadow = scorer(session, played.episode)
             else:
                 why = f"no answer: {played.episode.status}: {played.episode.error}"
-        except UnscoredError as error:  # left out, its worst answers would make it the better
+        except UnscoredError as error:  # leaving out such answers would favor the shadow
             why = f"its answer could not be graded: {error}"
         one, two = (min(max(worth, low), self.settings.high) for worth in (served, shadow))
         return Line("compared", name, why, one, two, (one, two) != (served, shadow), **had)

@@ -1,8 +1,9 @@
-"""A second line of defence: while a shadow plays, Python itself refuses to start, connect, write or remove anything.
+"""Second line of defense: an audit hook rejects side effects of Python code while a shadow plays.
 
-Tools are stubs in any case. What is left are parts of the author's own (an organization, a channel), which may do as
-they like. Python's audit hook hears of most that it does; functions of its library that tell no hook are told of here.
-What compiled code asks of the system by itself nobody hears: it is a net below the stubs, not a jail.
+Rejected effects are processes, connections, and changes of files. Tools are stubs in any case. The remaining risk is
+user code, such as an organization or a channel. Python's audit hook reports most effects; library functions without an
+audit event are wrapped. System calls of compiled code are not detected. The hook is a safety net below the stubs, not a
+sandbox.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ FILES = frozenset({
     "os.chmod", "os.chown", "os.kill", "os.killpg", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir",
     "os.setxattr", "os.symlink", "os.truncate", "os.utime", "sqlite3.connect", "mkfifo", "mknod",
 })  # fmt: skip
-SILENT = ((_posixsubprocess, "fork_exec"), (os, "mkfifo"), (os, "mknod"))  # effects of which no audit hook hears
+SILENT = ((_posixsubprocess, "fork_exec"), (os, "mkfifo"), (os, "mknod"))  # functions without an audit event
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NOWHERE = ("/dev/null", b"/dev/null")
 
 
 class _Held:
-    """What is refused, and how often it was."""
+    """Active block of side effects, with counts of rejected effects."""
 
     def __init__(self, refused: frozenset[str]) -> None:
         self.refused, self.times = refused, Counter[str]()
@@ -44,10 +45,16 @@ _holding = list[_Held]()
 
 @contextmanager
 def held_back(network: bool = False) -> Iterator[Counter[str]]:
-    """Refuse effects of this process meanwhile → how often, by what was asked for.
+    """Block side effects of this process within the context.
 
     Args:
-        network: connections are allowed: models behind endpoints are asked.
+        network: True to allow connections, for models behind endpoints.
+
+    Yields:
+        The number of rejected effects, by event.
+
+    Raises:
+        PermissionError: in the code that attempts an effect.
     """
     _installed()
     held = _Held(PROGRAMS | FILES | (frozenset() if network else NETWORK))
@@ -60,14 +67,14 @@ def held_back(network: bool = False) -> Iterator[Counter[str]]:
 
 @cache
 def _installed() -> None:
-    """A hook, once a process: Python takes none back."""
+    """Install the audit hook once per process, because Python cannot remove audit hooks."""
     sys.addaudithook(_hear)
     for module, name in SILENT:
         setattr(module, name, _heard(name, getattr(module, name)))
 
 
 def _heard(name: str, effect: Callable[..., object]) -> Callable[..., object]:
-    """An effect that is heard before it happens."""
+    """Wrap a function, so that the hook runs before the effect."""
 
     @wraps(effect)
     def heard(*given: object, **named: object) -> object:

@@ -1,4 +1,4 @@
-"""What paired differences show so far: promote, stop, or hold. It may be asked after every one of them."""
+"""Sequential test of paired score differences, with verdict promote, stop or hold after each difference."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Word = Literal["promote", "hold", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known after some sessions. Differences are of scores, shadow − served.
+    """Verdict after some sessions, for score differences shadow − served.
 
     Args:
-        word: ``promote``: its mean difference is more than −margin; ``stop``: it is less; ``hold``: neither is shown.
-        final: nothing that comes later changes it.
-        sessions: that were compared.
-        mean: of their differences; None without any.
-        lower: above which the true mean is, with confidence ``1 − false_promotions`` at all times together.
-        upper: below which it is, with confidence ``1 − false_stops`` at all times together.
-        p_better: that it would look as much better by chance, were it not better than −margin, however often one looks.
-        p_worse: the same, were it not worse.
+        word: ``promote`` if the mean difference is shown to be above −margin, ``stop`` if below, else ``hold``.
+        final: True if later sessions cannot change the verdict.
+        sessions: number of compared sessions.
+        mean: mean difference; None without sessions.
+        lower: lower bound of the true mean, with confidence ``1 − false_promotions`` simultaneously at all times.
+        upper: upper bound of the true mean, with confidence ``1 − false_stops`` simultaneously at all times.
+        p_better: anytime-valid p-value of the hypothesis that the true mean is at most −margin.
+        p_worse: anytime-valid p-value of the hypothesis that the true mean is at least −margin.
     """
 
     word: Word
@@ -40,24 +40,24 @@ class Verdict:
 
 
 class Evidence:
-    """Takes differences one by one.
+    """Sequential test of score differences.
 
-    The two tests are of ``mean ≤ −margin`` and of ``mean ≥ −margin``, each at its own rate. Once one has been won it
-    stays won: sessions that come later were not asked for.
+    Two tests have the hypotheses ``mean ≤ −margin`` and ``mean ≥ −margin``, each with its own error rate. A decision is
+    final, because later sessions are no longer needed.
     """
 
     def __init__(self, settings: ShadowSettings) -> None:
         self.settings, self.width = settings, settings.high - settings.low
-        limit = (1 - settings.margin / self.width) / 2  # where the mean of what is bet on is told from
+        limit = (1 - settings.margin / self.width) / 2  # limit on the mean of the scaled differences in [0, 1]
         self._means = np.unique(np.append(MEANS, limit))  # [M]
         self._at = int(np.searchsorted(self._means, limit))
-        self._up = np.zeros((len(self._means), len(BETS)))  # [M, G]: against means that are at most so large
-        self._down = np.zeros_like(self._up)  # against means that are at least so large
+        self._up = np.zeros((len(self._means), len(BETS)))  # [M, G] log capital against means of at most each value
+        self._down = np.zeros_like(self._up)  # log capital against means of at least each value
         self._most_up, self._most_down = np.zeros(len(self._means)), np.zeros(len(self._means))  # [M]
         self._sum, self.sessions, self.word = 0.0, 0, "hold"
 
     def add(self, difference: float) -> Verdict:
-        """Take a difference of scores, shadow − served, each between ``low`` and ``high``."""
+        """Add a score difference, shadow − served, with both scores between ``low`` and ``high``."""
         assert abs(difference) <= self.width * (1 + 1e-9), "scores are within their bounds"
         if not self.final:
             x = min(1.0, max(0.0, (difference / self.width + 1) / 2))
@@ -72,12 +72,12 @@ class Evidence:
 
     @property
     def final(self) -> bool:
-        """Whether nothing that comes later changes the verdict."""
+        """True if later sessions cannot change the verdict."""
         return self.word != "hold" or self.sessions >= self.settings.most
 
     @property
     def verdict(self) -> Verdict:
-        """What is known so far."""
+        """Current verdict."""
         return Verdict(
             word=self.word,  # type: ignore[arg-type]
             final=self.final,
@@ -97,10 +97,10 @@ class Evidence:
         return "promote" if self._most_up[self._at] >= math.log(1 / self.settings.false_promotions) else "hold"
 
     def _beaten(self, most: Floats, rate: float) -> Floats:
-        """The means that were bet against with success."""
+        """Return the rejected means."""
         beaten: Floats = self._means[most >= math.log(1 / rate)]
         return beaten
 
     def _scored(self, mean: float) -> float:
-        """A mean of what is bet on as a difference of scores."""
+        """Convert a mean of scaled differences to a score difference."""
         return float((2 * mean - 1) * self.width)

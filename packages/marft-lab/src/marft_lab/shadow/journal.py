@@ -1,4 +1,4 @@
-"""What a shadow has done, line by line, in a file that only ever grows: it survives whatever ends the process."""
+"""Shadow journal in an append-only file, safe against crashes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ OPEN = ("begun", "let_go")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that happened to a session.
+    """Event of a session.
 
     Args:
-        kind: the shadow has begun it; it was let go, for somebody ended the shadow meanwhile; it was compared; it could
-            not be; or it was dropped, for too many waited.
-        session: its name.
-        why: it is no difference, or a shadow's answer is worth as little as none.
-        served, shadow: what they are worth, within their bounds.
-        clipped: whether one of them was not, and was made so.
-        answered, refused: calls of tools that had a recorded answer, and that had none.
-        effects: that parts of the shadow tried to have, all refused.
-        seconds: that it took the shadow.
+        kind: ``begun`` for started, ``let_go`` for abandoned by a stop of the shadow, ``compared``, ``left_out`` for
+            not comparable, or ``dropped`` for a full backlog.
+        session: name of the session.
+        why: reason without a comparison, or for the minimum score of the shadow.
+        served: score of the served answer, within the bounds.
+        shadow: score of the shadow's answer, within the bounds.
+        clipped: True if a score was clipped to the bounds.
+        answered: tool calls with a recorded result.
+        refused: tool calls without a recorded result.
+        effects: rejected side effects of the shadow.
+        seconds: seconds of the shadow.
     """
 
     kind: Kind
@@ -48,13 +50,16 @@ NAMES = frozenset(field.name for field in fields(Line))
 
 
 class Journal:
-    """Reads what is there and adds to it. A last line that was cut short is taken away: what it told is done again.
+    """Journal of a shadow: reads existing entries and appends new entries.
+
+    An incomplete last line is removed; its event is repeated.
 
     Args:
-        about: which team, recordings and settings the lines are of.
+        path: file of the journal.
+        about: identity of the test: team, recordings and settings.
 
     Raises:
-        ValueError: the lines that are there are of others, or damaged.
+        ValueError: the file is damaged or belongs to a different test.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
@@ -68,12 +73,12 @@ class Journal:
             atomic.sync_folder(path.parent)
 
     def add(self, line: Line) -> None:
-        """Write a line; it is on the disk when this returns."""
+        """Append an entry and sync the file to disk."""
         self._write(asdict(line))
         self.lines.append(line)
 
     def begun(self) -> Counter[str]:
-        """How often sessions were begun that ended the process with them."""
+        """Return the number of process exits during each unfinished session."""
         settled, found = self.settled(), Counter[str]()
         for line in self.lines:
             if line.kind in OPEN and line.session not in settled:
@@ -81,15 +86,15 @@ class Journal:
         return found
 
     def settled(self) -> set[str]:
-        """Sessions that are done with."""
+        """Return the finished sessions' names."""
         return {line.session for line in self.lines if line.kind not in OPEN}
 
     def compared(self) -> Iterator[Line]:
-        """Those that count, in their order."""
+        """Return the entries of compared sessions, in order."""
         return (line for line in self.lines if line.kind == "compared")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _write(self, table: Mapping[str, Any]) -> None:
@@ -99,7 +104,7 @@ class Journal:
 
 
 def _whole(path: Path, about: Mapping[str, Any]) -> list[Line]:
-    """The lines of a file, from which a last one that was cut short is taken away."""
+    """Read the entries of a file, and remove an incomplete last line."""
     atomic.drop_unfinished_line(path)
     content = path.read_bytes()
     if not content:

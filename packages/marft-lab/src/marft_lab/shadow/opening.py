@@ -1,4 +1,4 @@
-"""From what a command names to a shadow that is ready: its team, its sessions, who says what they are worth."""
+"""Setup of a shadow from a request: team, sessions and scorer."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ from marft_serve.serving.offered import read_tools
 from marft_serve.serving.settings import Served, served
 
 LOCK = "shadow.lock"
-REPORT_SECONDS = 10.0  # from one report to the next
+REPORT_SECONDS = 10.0  # interval between reports
 Tell = Callable[[Line, Verdict], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What somebody wants to know.
+    """Shadow request.
 
     Args:
-        team: the second one, a run or an export.
-        checkpoint: of a run.
-        sessions: a folder of ``marft serve --record``.
-        output: where it is written down what came of it.
-        grade: a recipe, run or export whose terms and environment say what answers are worth; None: the team's own.
-        feedback: a file with what users said.
-        follow: sessions are still recorded.
+        team: second team, a run or an export.
+        checkpoint: checkpoint of a run.
+        overrides: command-line overrides of recipe keys.
+        trust_code: True to run code of an export.
+        sessions: folder of ``marft serve --record``.
+        output: output folder.
+        grade: recipe, run or export with reward terms and environment for scoring; None for the team's own.
+        feedback: file of user feedback.
+        follow: True while sessions are still recorded.
     """
 
     team: Path
@@ -57,20 +59,20 @@ class Asked:
     follow: bool = False
 
     def served(self) -> Served:
-        """The team as it would be served.
+        """Return the team as for serving.
 
         Raises:
-            ValueError: it cannot be.
+            ValueError: the team cannot be served.
         """
         return served(self.team, self.checkpoint, self.overrides, self.trust_code)
 
 
 @contextmanager
 def opened(asked: Asked) -> Iterator[tuple[Comparing, Shadow, Scorer, dict[str, Any]]]:
-    """A shadow that goes on where it stopped, its player, its scorer, and what it is about.
+    """Open or resume a shadow; yield the comparison, the player, the scorer and the identity of the test.
 
     Raises:
-        ValueError: something that is named cannot be had, or is not what the shadow began with.
+        ValueError: missing input, or a different test than before.
     """
     if not asked.sessions.is_dir() and not asked.follow:
         raise ValueError(
@@ -91,10 +93,15 @@ def opened(asked: Asked) -> Iterator[tuple[Comparing, Shadow, Scorer, dict[str, 
 
 
 def shadow(asked: Asked, tell: Tell = lambda *_: None, stopped: Callable[[], bool] = lambda: False) -> State:
-    """Play, compare and judge, until the verdict is final or nothing is left; the report is written meanwhile.
+    """Run a shadow until the verdict is final or no session is left, with regular reports.
+
+    Args:
+        asked: shadow request.
+        tell: callback for each finished session.
+        stopped: function that returns True to stop.
 
     Raises:
-        ValueError: as :func:`opened`.
+        ValueError: as in :func:`opened`.
     """
     with opened(asked) as (comparing, player, scorer, rules):
         settings, last = comparing.settings, [time.monotonic()]
@@ -120,8 +127,10 @@ def _made(folder: Path) -> Path:
 
 
 def _identity(team: Served, asked: Asked) -> str:
-    """Which weights these are, and by which recipe they play: a path may hold others tomorrow. The rules of the test
-    are compared by themselves."""
+    """Return a team's identity: its path, a digest of its checkpoint or export, and a digest of its recipe.
+
+    The content of a path may change. Shadow settings are compared separately.
+    """
     file = team.export.path / TEAM if team.export else None
     if team.checkpoint is not None:
         file = team.checkpoint / "state.json"

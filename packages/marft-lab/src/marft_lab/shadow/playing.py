@@ -1,4 +1,4 @@
-"""The second team at work: it is asked what clients asked, and nothing that it does leaves the process."""
+"""Player of a shadow: the second team answers recorded requests without side effects."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from marft_serve.serving.settings import Served
 STREAM = "shadow"
 WaitFor = Callable[[Coroutine[object, object, Episode]], Episode]
 TICK_SECONDS = 0.5
-NEVER = 1e9  # seconds: what the session itself is asked takes none, unless the process stands still meanwhile
+NEVER = 1e9  # seconds; the session's own environment takes no time, unless the process is suspended
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """What the shadow made of a session.
+    """Result of a session played by the shadow.
 
     Args:
-        episode: one whose ``answer`` is "" has none; its ``error`` says why.
-        answered, refused: calls of tools that had a recorded answer, and that had none.
-        effects: what parts of the team tried to do to the world, all refused.
+        episode: episode; ``answer`` is "" without an answer, with the reason in ``error``.
+        answered: tool calls with a recorded result.
+        refused: tool calls without a recorded result.
+        effects: rejected side effects.
     """
 
     episode: Episode
@@ -40,13 +41,14 @@ class Played:
 
 
 def as_shadow(served: Served, known: Mapping[str, Sequence[Tool]]) -> Served:
-    """A team as its shadow: without tools that do anything, and asking nobody.
+    """Return a team as a shadow, with stub tools.
 
     Args:
-        known: tools that a served team was offered, by the digest of their source.
+        served: team.
+        known: tools of served teams, by the digest of their source.
 
     Raises:
-        ValueError: what it does cannot be held back.
+        ValueError: the team's effects cannot be blocked, or a model behind an endpoint is not allowed.
     """
     remote = sorted(name for name in served.run.models if served.run.is_remote(name))
     if remote and not ShadowSettings.of(served.run).endpoints:
@@ -58,10 +60,10 @@ def as_shadow(served: Served, known: Mapping[str, Sequence[Tool]]) -> Served:
 
 
 class Shadow:
-    """Loads a team (:func:`as_shadow`) and plays sessions with it, one after the other. Close it.
+    """Session player that loads a team (:func:`as_shadow`); call :meth:`close` at the end.
 
-    Each session's random streams go by its name, and it is played alone: so the same sessions come out the same in any
-    order, and after any stop.
+    The random streams of a session depend on its name, and sessions are played separately. So results do not depend on
+    the order of the sessions or on interrupts.
     """
 
     def __init__(self, served: Served) -> None:
@@ -71,21 +73,22 @@ class Shadow:
             self._started = started.pop_all()
 
     def play(self, session: Episode) -> Played:
-        """What the team does with what the client asked."""
+        """Play a session with the team."""
         return played(self._rollouts.game, self._rollouts.wait_for, self.settings, session)
 
     def close(self) -> None:
-        """Let go of the team."""
+        """Close the team's rollouts."""
         self._started.close()
 
 
 def played(game: Game, wait_for: WaitFor, settings: ShadowSettings, session: Episode) -> Played:
-    """What a team does with what a client asked. Whatever goes wrong in it is its own fault, and an episode without an
-    answer.
+    """Play a client's request with a team; every failure of the team gives an episode without an answer.
 
     Args:
-        game: of the team; its environment and its tools are put aside.
-        wait_for: runs a coroutine that uses its engine.
+        game: game of the team; its environment and tools are replaced.
+        wait_for: function that runs a coroutine with the team's engine.
+        settings: settings of the shadow.
+        session: recorded session.
     """
     task = Task(session.task.id, session.task.prompt)
     question, tools = Question(task.prompt), replayed(game.tools, session)
@@ -106,9 +109,10 @@ def played(game: Game, wait_for: WaitFor, settings: ShadowSettings, session: Epi
 
 
 async def _within(seconds: float, playing: Coroutine[object, object, Episode]) -> Episode:
-    """
+    """Await an episode with a timeout; the clock stops while the process is suspended.
+
     Raises:
-        TimeoutError: it took too long, by a clock that stands still while the process does.
+        TimeoutError: the episode exceeded the timeout.
     """
     task, left = asyncio.ensure_future(playing), seconds
     try:

@@ -1,4 +1,4 @@
-"""What a shadow has shown: as JSON, in sentences, and as a picture."""
+"""Report of a shadow: JSON, sentences and a plot."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from marft_lab.shadow.journal import Line
 from marft_lab.shadow.settings import ShadowSettings
 
 REPORT, PICTURE = "report.json", "report.svg"
-POINTS = 400  # of a curve
+POINTS = 400  # maximum points of a curve
 INCHES = (6.4, 3.2)
 
 
 def report_of(state: State, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that is known, in plain values. It follows from the journal, but for what was passed over now."""
+    """Return the report as JSON data.
+
+    All values except the skipped sessions follow from the journal.
+    """
     lines, compared = state.lines, _compared(state.lines)
     left_out = Counter(line.why for line in lines if line.kind == "left_out")
     unanswered = sum(bool(line.why) for line in compared)
@@ -48,7 +51,7 @@ def report_of(state: State, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meaning(verdict: Mapping[str, Any], margin: float) -> str:
-    """What a verdict says: with a margin, that a team is hardly worse, which is not that it is better."""
+    """Return the meaning of a verdict; with a margin, promotion shows non-inferiority instead of improvement."""
     if verdict["word"] == "hold":
         return "nothing is shown yet"
     if not margin:
@@ -61,7 +64,7 @@ def _meaning(verdict: Mapping[str, Any], margin: float) -> str:
 
 
 def sentences(report: Mapping[str, Any], settings: ShadowSettings) -> Iterator[str]:
-    """What a reader needs beside the numbers."""
+    """Yield the sentences that explain the numbers."""
     verdict, tools = report["verdict"], report["tools"]
     end = "" if verdict["word"] != "hold" or not verdict["final"] else f"; it ends with {settings.most} sessions"
     yield f"{verdict['word']}: {_meaning(verdict, settings.margin)}{end}"
@@ -98,7 +101,7 @@ def sentences(report: Mapping[str, Any], settings: ShadowSettings) -> Iterator[s
 
 
 def write_report(folder: Path, report: Mapping[str, Any], state: State, settings: ShadowSettings) -> Path:
-    """Write the report and its picture → the report's path."""
+    """Write the report and its plot; return the path of the report."""
     atomic.write_file(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     compared = _compared(state.lines)
     if compared:
@@ -107,7 +110,7 @@ def write_report(folder: Path, report: Mapping[str, Any], state: State, settings
 
 
 def picture(differences: Sequence[float], settings: ShadowSettings) -> str:
-    """The mean difference after each session, and between what it is known to be."""
+    """Plot the mean difference after each session with its bounds, as SVG."""
     from matplotlib.figure import Figure
 
     from marft.evaluation.pages import svg

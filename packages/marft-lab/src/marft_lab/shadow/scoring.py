@@ -1,4 +1,4 @@
-"""What an answered session is worth: by reward terms and environment, by the answer that was served, or by users."""
+"""Scorers of answered sessions: reward terms and environment, agreement with the served answer, or user feedback."""
 
 from __future__ import annotations
 
@@ -30,37 +30,38 @@ from marft_lab.shadow.settings import ShadowSettings
 from marft_serve.traces.record import TracedEpisode, TracedTurn
 from marft_serve.traces.stage import Tasks
 
-PAID = (Outcome, Progress, Trajectory, TrajectoryScore)  # terms that say what the environment does
+PAID = (Outcome, Progress, Trajectory, TrajectoryScore)  # reward terms based on the environment
 UNKNOWN = "the environment of the recipe that grades does not know the question"
 
 
 class UnscoredError(Exception):
-    """Nobody can say what a session is worth; the message says why."""
+    """Error of a session without a score; the message gives the reason."""
 
 
 class Scorer(Protocol):
-    """Says what an episode is worth as the answer to a session: the session itself, or what a shadow made of it."""
+    """Scorer of an answer to a session: the served answer, or the shadow's answer."""
 
     def __call__(self, session: Episode, said: Episode) -> float:
-        """
+        """Return the score of the episode ``said`` as the answer to ``session``.
+
         Raises:
-            UnscoredError: nobody can say it.
+            UnscoredError: no score is available.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what it asks."""
+        """Release resources."""
         ...
 
 
 class Agreement:
-    """1 for the served answer, and for the shadow's what it is worth held against that.
+    """Scorer by agreement: the served answer scores 1, and the shadow's answer its agreement with the served answer.
 
     Args:
-        feedback: what users said of served answers, from 0 to 1, by session; None where it is not asked. A shadow that
-            gives the same answer is worth the same. Of another answer nobody knows anything: it is taken for worth
-            nothing, so that no promotion rests on guesses. (Our reading: what is said of one answer is not said of
-            another.)
+        settings: settings of the shadow.
+        feedback: user feedback on served answers from 0 to 1, by session; None without feedback. The same answer gets
+            the same score. A different answer scores 0, so that no promotion depends on guesses. OUR READING: feedback
+            on one answer is no information about a different answer.
     """
 
     def __init__(self, settings: ShadowSettings, feedback: Mapping[str, float] | None = None) -> None:
@@ -71,9 +72,10 @@ class Agreement:
         )
 
     def __call__(self, session: Episode, said: Episode) -> float:
-        """
+        """Return an answer's score.
+
         Raises:
-            UnscoredError: no user has said anything of it, or the two cannot be compared.
+            UnscoredError: no feedback for the session, or the answers cannot be compared.
         """
         worth = 1.0 if self._feedback is None else self._feedback.get(session.task.id)
         if worth is None:
@@ -82,7 +84,7 @@ class Agreement:
         return self._settings.low + width * worth * self._same(_text(session), _text(said))
 
     def _same(self, served: str, said: str) -> float:
-        """How much of the served answer is given again: all of it where the texts are the same."""
+        """Return the agreement with the served answer, in [0, 1]; 1 for equal texts."""
         right = stated_answer(served)
         try:
             self._grading.check(right, {})
@@ -91,14 +93,14 @@ class Agreement:
             raise UnscoredError(f"the served answer {error}") from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No-op: the scorer holds no resources."""
 
 
 class Rewards:
-    """What the terms of a recipe give, and its environment where it knows the question.
+    """Scorer by the reward terms of a recipe, and by its environment if the environment knows the question.
 
     Raises:
-        ValueError: something that the terms need is missing.
+        ValueError: a requirement of the reward terms is missing.
     """
 
     def __init__(self, run: RunSettings) -> None:
@@ -116,9 +118,10 @@ class Rewards:
             self._started = started_.pop_all()
 
     def __call__(self, session: Episode, said: Episode) -> float:
-        """
+        """Return an answer's total reward.
+
         Raises:
-            UnscoredError: it cannot be graded.
+            UnscoredError: the answer cannot be graded.
         """
         return self._waiting.wait_for(self._worth(replace(said, task=session.task)))
 
@@ -141,7 +144,7 @@ class Rewards:
         return task
 
     async def _paid_for(self, episode: Episode, task: Task) -> Episode:
-        """An episode with what the environment pays for its one step."""
+        """Return the episode with the environment's reward for its single step."""
         thread, seed = self._threads.acquire(), derive_seed(self._run.seed, "shadow", task.id)
         suspect = True
         try:
@@ -170,15 +173,17 @@ class Rewards:
         return found
 
     def close(self) -> None:
-        """Let go of terms and threads."""
+        """Release reward terms and threads."""
         self._started.close()
 
 
 def read_feedback(path: Path) -> dict[str, float]:
-    """Lines such as ``{"session": "…", "score": 1}``, scores from 0 to 1. What is said of a session last counts.
+    """Read user feedback: JSON lines like ``{"session": "…", "score": 1}``, with scores from 0 to 1.
+
+    The last line of a session counts.
 
     Raises:
-        ValueError: the file cannot be read, or a line is none such.
+        ValueError: unreadable file or invalid line.
     """
     found: dict[str, float] = {}
     try:

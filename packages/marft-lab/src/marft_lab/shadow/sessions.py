@@ -1,4 +1,4 @@
-"""Which recorded sessions are played again: those in which the whole team was asked, or a share of them."""
+"""Recorded sessions to replay: requests to the whole team, or a random sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANGE = 2.0**63  # of seeds
 
 
 def drawn(seed: int, session: str, share: float) -> bool:
-    """Whether a session is among the share that is played: by its name alone, so the same ones whoever asks.
+    """Return True if a session is in the sample; the choice depends on the seed and the session's name only.
 
     >>> [drawn(0, f"session {n}", 0.5) for n in range(6)].count(True)
     3
@@ -24,28 +24,30 @@ def drawn(seed: int, session: str, share: float) -> bool:
 
 
 def answer_of(session: Episode) -> Action | None:
-    """What the client was answered; None where one role was asked, or nobody answered."""
+    """Return the answer to the client; None for a request to a single role, or without an answer."""
     return next((action for action in session.actions if session.answer and action.id == session.answer), None)
 
 
 @dataclass(slots=True)
 class Passed:
-    """Sessions that were passed over, by reason, and files that cannot be read."""
+    """Skipped sessions by reason, and unreadable files."""
 
     not_drawn: int = 0
-    no_answer: int = 0  # of a role, failed, or recorded by a version that did not say what was answered
-    dropped: int = 0  # more waited than may
+    no_answer: int = 0  # request to a role, failed, or recorded by a version without answers
+    dropped: int = 0  # the backlog was full
     unreadable: list[str] = field(default_factory=list)
 
 
 class Sessions:
-    """The sessions of a folder, oldest first.
+    """A folder's sessions, oldest first.
 
     Args:
-        seed: by which the share is drawn.
-        settled: names of those that were played before.
-        backlog: how many may wait; 0: any number, and a file is read when it is due.
-        drop: told the name of each that is dropped, so that it stays so.
+        folder: folder of recorded sessions.
+        seed: seed of the sampling.
+        share: fraction of the sessions.
+        settled: names of finished sessions.
+        backlog: maximum pending sessions; 0 for no limit, with lazy reading of files.
+        drop: callback with the name of each dropped session, to record the drop.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Sessions:
         self._waiting: deque[Episode] = deque()
 
     def waiting(self) -> Iterator[Episode]:
-        """Those that are there, each once; asked again it goes on with what has come since."""
+        """Yield the pending sessions, each once; a later call continues with new sessions."""
         while True:
             self._look()
             if not self._waiting:
@@ -66,7 +68,7 @@ class Sessions:
             yield self._waiting.popleft()
 
     def _look(self) -> None:
-        """Read new files: one, where any number may wait; all of them, where the newest are to be kept."""
+        """Read new files: one file at a time without a backlog limit, else all files, to keep the newest sessions."""
         for file in sessions_in(self.folder):
             if file in self._read:
                 continue

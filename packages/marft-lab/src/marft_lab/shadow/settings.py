@@ -1,4 +1,4 @@
-"""A second team that plays what a served team was asked, and when it may take its place."""
+"""Settings of ``[shadow]``: a second team plays a served team's requests, and may be promoted."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 
 
 class ShadowSettings(Section):
-    """Which sessions ``marft shadow`` plays again, what they are worth, and what has to be shown."""
+    """Shadow evaluation: sampled sessions, scores and the test."""
 
     key: ClassVar[str] = "shadow"
 
-    share: Fraction = 1.0  # of the sessions that are played; which ones follows from their names
-    # what a session is worth: what terms and environment of a recipe say (--grade), whether the served answer is given
-    # again, or what users said of it (--feedback)
+    share: Fraction = 1.0  # fraction of the sessions to play, sampled by session name
+    # score of a session: the reward terms and environment of a recipe (--grade), agreement with the served answer, or
+    # user feedback (--feedback)
     score: Literal["rewards", "agreement", "feedback"] = "rewards"
-    agreement: Literal["exact", "f1", "fuzzy", "math", "numeric"] = "exact"  # how answers are compared
-    low: Bounded = 0.0  # the least that a session can be worth: what no answer is worth; what is less counts as this
-    high: Bounded = 1.0  # the most; what is more counts as this
-    margin: NotNegative = 0.0  # by how much it may be worse on average and still be promoted, in the unit of scores
-    false_promotions: Rate = 0.05  # how often one that is not better than that is promoted, at most, over all looks
-    false_stops: Rate = 0.05  # how often one that is not worse than that is stopped, at most
-    least: Count = 30  # sessions before anything is said
-    most: Count = 10_000  # sessions after which it is held, where nothing was shown
-    refused: Literal["count", "leave_out"] = "count"  # sessions in which a call had no recorded answer
-    seconds: Positive = 600.0  # for a session
-    tries: Few = 2  # processes that may end with a session, unasked, before that has failed
-    endpoints: bool = False  # also ask models behind endpoints, which costs what they cost
-    backlog: Count = 256  # sessions that wait while sessions are followed; the oldest are dropped, and counted
-    pause: bool = True  # beside marft serve: stand still while any request is answered
-    idle_seconds: NotNegative = 0.2  # without a request, after which it goes on
-    # beside marft serve: whether it has only the time of the processor that nobody else wants, little, or its share
+    agreement: Literal["exact", "f1", "fuzzy", "math", "numeric"] = "exact"  # comparison of answers
+    low: Bounded = 0.0  # minimum score, also of a missing answer; lower scores are clipped
+    high: Bounded = 1.0  # maximum score; higher scores are clipped
+    margin: NotNegative = 0.0  # tolerated loss of the mean score for a promotion, in units of the score
+    # maximum probability of a promotion at a mean difference of at most -margin, over all looks
+    false_promotions: Rate = 0.05
+    false_stops: Rate = 0.05  # maximum probability of a stop at a mean difference of at least -margin, over all looks
+    least: Count = 30  # minimum sessions before a decision
+    most: Count = 10_000  # maximum sessions; then the verdict is hold without a decision
+    # sessions with a call without a recorded result: count or leave out
+    refused: Literal["count", "leave_out"] = "count"
+    seconds: Positive = 600.0  # timeout of a session
+    tries: Few = 2  # unexpected process exits after which a session counts as failed
+    endpoints: bool = False  # True to allow models behind endpoints, which may cost money
+    backlog: Count = 256  # maximum pending sessions with --follow; the oldest are dropped and counted
+    pause: bool = True  # True to suspend the shadow beside marft serve during requests
+    idle_seconds: NotNegative = 0.2  # seconds without a request before the shadow resumes
+    # CPU priority beside marft serve: only idle time, low, or normal
     priority: Literal["idle", "low", "normal"] = "idle"
-    threads: Annotated[int, Field(ge=1, le=4096)] = 1  # CPU threads of torch beside marft serve
+    threads: Annotated[int, Field(ge=1, le=4096)] = 1  # torch CPU threads beside marft serve
 
     @model_validator(mode="after")
     def _has_room(self) -> ShadowSettings:

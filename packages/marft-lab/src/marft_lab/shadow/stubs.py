@@ -1,7 +1,7 @@
-"""Tools without effects: they answer what the served team's were answered, or that nothing is done here.
+"""Stub tools without effects: they return the recorded results of the served team, or an error.
 
-A shadow's recipe names these in the place of its own, before anything is connected: no server is started, no function
-called, no program run.
+A shadow's recipe contains stubs instead of its tools before any connection. So no server is started, no function is
+called, and no program runs.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ REFUSAL = (
 
 
 class NothingDoneError(Exception):
-    """A call of a shadow to which there is no recorded answer."""
+    """Error of a shadow's tool call without a recorded result."""
 
 
 class RecordedError(Exception):
-    """What a call of the served team failed of."""
+    """Recorded error of a served team's tool call."""
 
 
 class Stub(Plugin):
-    """Stands where a recipe has a source of tools: it says what they are, and does nothing."""
+    """Stub for a recipe's tool source, with the tools' definitions and no effect."""
 
-    offered: tuple[dict[str, Any], ...] = ()  # names, descriptions and parameters of tools
+    offered: tuple[dict[str, Any], ...] = ()  # name, description and parameters of each tool
 
     def connect(self) -> ToolSource:
-        """Tools that answer nothing; a session has its own answers put in their place."""
+        """Return tools without results; a session replaces them by its recorded results."""
         return Replayed([Tool(**tool) for tool in self.offered], ())
 
 
 class Replayed(StatelessSource):
-    """Tools that answer a call as they did where a session made the same: in its order, then the last answer again.
+    """Tools with recorded results: equal calls return the session's results in order, and then the last result again.
 
     Args:
-        calls: of the session.
+        offered: definitions of the tools.
+        calls: recorded calls of the session.
     """
 
     def __init__(self, offered: Sequence[Tool], calls: Sequence[ToolCall]) -> None:
@@ -61,15 +62,15 @@ class Replayed(StatelessSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """What agents are told of them."""
+        """Definitions of the tools."""
         return self.offered
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """The recorded answer.
+        """Return a call's recorded result.
 
         Raises:
-            NothingDoneError: there is none.
-            RecordedError: the call failed when it was recorded.
+            NothingDoneError: no recorded result.
+            RecordedError: the recorded call failed.
         """
         answers = self._answers.get(_key(tool, arguments), [])
         if not answers:
@@ -83,19 +84,20 @@ class Replayed(StatelessSource):
 
 
 def replayed(sources: Mapping[str, ToolSource], session: Episode) -> dict[str, Replayed]:
-    """All of a team's sources of tools, its skills too, as they answer in a session."""
+    """Return a team's tool sources, with skills, as replays of a session."""
     calls = [call for action in session.actions for call in action.calls]
     return {name: Replayed(source.tools, calls) for name, source in sources.items()}
 
 
 def stubbed(run: RunSettings, known: Mapping[str, Sequence[Tool]]) -> RunSettings:
-    """The recipe of a shadow: no tool of it does anything.
+    """Return a shadow's recipe, with stubs for all tools.
 
     Args:
-        known: tools that a served team was offered, by the digest of their source.
+        run: recipe of the team.
+        known: tools of served teams, by the digest of their source.
 
     Raises:
-        ValueError: what tools a source has is known from its server alone; or the team is a program.
+        ValueError: the tools of a source are only known to its server, or the team is a program.
     """
     if run.team.own_words:
         raise ValueError(
@@ -110,9 +112,9 @@ def stubbed(run: RunSettings, known: Mapping[str, Sequence[Tool]]) -> RunSetting
 
 
 def _tools_of(name: str, plugin: Plugin, known: Mapping[str, Sequence[Tool]]) -> Sequence[Tool]:
-    """What a source offers, without a connection to it."""
+    """Return the tools of a source without a connection to the source."""
     if isinstance(plugin, Functions):
-        return FunctionSource(import_path(plugin.call)).tools  # signatures are read; nothing is called
+        return FunctionSource(import_path(plugin.call)).tools  # reads signatures without calls
     if isinstance(plugin, Python):
         return PythonSource(plugin.limits).tools
     if digest_of(plugin) not in known:

@@ -1,1 +1,1 @@
-"""Cold starts: a teacher plays, what it played is sifted, and what is left becomes rows that each role imitates."""
+"""Cold start: a teacher plays tasks, filters drop unsuitable episodes, and the rest becomes imitation rows per role."""

@@ -1,4 +1,4 @@
-"""What a command or a call says of a recipe's ``[synthesis]``."""
+"""Overrides of a recipe's ``[synthesis]`` from command-line options or API arguments."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 from marft.config.bundled import bundled_names
 from marft.config.load import near
 
-SCRIPTS = "scripts"  # the environment's own, as a teacher
+SCRIPTS = "scripts"  # name of the environment's own scripts as teacher
 
 
 def changes_of(teacher: str) -> dict[str, object]:
-    """Changes of a recipe, by key. A folder or a file is named by where it lies, wherever one goes on from; one that is
-    called like the scripts as ``./scripts``."""
+    """Return the overrides of a recipe, by key.
+
+    Existing files and folders become absolute paths, for a later resume from anywhere. A path named like the scripts is
+    written ``./scripts``.
+    """
     if not teacher:
         return {}
     there = teacher != SCRIPTS and Path(teacher).exists()
@@ -21,9 +24,10 @@ def changes_of(teacher: str) -> dict[str, object]:
 
 
 def check_teacher(named: str) -> None:
-    """
+    """Check that a teacher exists.
+
     Raises:
-        ValueError: nobody is there by that name.
+        ValueError: unknown teacher.
     """
     if not named or named == SCRIPTS or Path(named).exists() or named in bundled_names():
         return

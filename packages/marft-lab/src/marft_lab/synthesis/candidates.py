@@ -1,4 +1,4 @@
-"""What filters are given, and what they answer."""
+"""Types of filters: candidates and rejections."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Protocol
 
 from marft.common.types import Episode, Task
 
-Refused = Mapping[int, str]  # places of candidates that are left out, and why: one sentence for all of a kind
+Refused = Mapping[int, str]  # reasons by index of rejected candidates; one sentence per kind of reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """An episode that may be imitated.
+    """Episode to filter.
 
     Args:
-        read: what the agent of each action was told, as its model read it, by the action's id.
+        episode: episode.
+        read: prompt of each action, as read by the agent's model, by action id.
     """
 
     episode: Episode
@@ -25,11 +26,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class World:
-    """What is known of the recipe that is going to imitate.
+    """Context of filters: facts about the learner's recipe.
 
     Args:
-        held_out: tasks of the validation and the test split.
-        told: by role, what the recipe tells an agent whatever the task.
+        held_out: tasks of the validation and test splits.
+        told: task-independent prompt of each role.
     """
 
     held_out: Sequence[Task] = ()
@@ -37,11 +38,11 @@ class World:
 
 
 class Filter(Protocol):
-    """A :class:`marft.config.parts.FilterPart`, as it is called."""
+    """Interface of a filter (:class:`marft.config.parts.FilterPart`)."""
 
     @property
     def name(self) -> str: ...
 
     def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:
-        """Which candidates are left out. It is a pure function: the same candidates, the same answer."""
+        """Return the rejected candidates with reasons, as a pure function."""
         ...

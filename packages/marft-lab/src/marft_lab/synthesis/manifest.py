@@ -1,5 +1,4 @@
-"""What a cold start leaves: a file of rows for each role, and a manifest that says where they are from, and what was
-left out on the way. All of it is there at once, or not at all."""
+"""Files of a cold start: imitation rows per role, and a manifest of sources and rejections, written atomically."""
 
 from __future__ import annotations
 
@@ -23,11 +22,12 @@ FORMAT = "rows of MARFT, 1"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """Where rows are from.
+    """Source of imitation rows.
 
     Args:
-        teacher: what is known of whoever played.
-        parts: of the funnel, all of which each row went through.
+        run: settings of the run.
+        teacher: description of the teacher.
+        parts: stages of the filter funnel, all passed by every row.
     """
 
     run: RunSettings
@@ -35,20 +35,20 @@ class Origin:
     parts: Sequence[str]
 
     def of_rows(self) -> dict[str, object]:
-        """What each row says of it."""
+        """Return the source fields of each row."""
         asked = SynthesisSettings.of(self.run)
         return {"split": asked.split, "seed": self.run.seed, "teacher": dict(self.teacher), "filters": [*self.parts]}
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What came of it.
+    """Result of a synthesis.
 
     Args:
-        path: the folder of rows.
-        rows: how many there are, by role.
-        episodes: that they are of.
-        funnel: what each part of it left out.
+        path: folder of the rows.
+        rows: number of rows, by role.
+        episodes: number of episodes behind the rows.
+        funnel: rejections of each stage.
     """
 
     path: Path
@@ -61,10 +61,14 @@ def write_rows(
     folder: Path, rows: Sequence[Mapping[str, Any]], origin: Origin, filters: Sequence[Mapping[str, object]],
     funnel: Sequence[Passage],
 ) -> Made:  # fmt: skip
-    """Write rows and manifest, in the place of what was there.
+    """Write rows and manifest, and replace earlier files.
 
     Args:
-        filters: what each was set to.
+        folder: run folder.
+        rows: imitation rows.
+        origin: source of the rows.
+        filters: settings of each filter.
+        funnel: rejections of each stage.
     """
     texts: dict[str, list[str]] = {}
     for row in rows:
@@ -95,5 +99,5 @@ def write_rows(
 
 
 def settings_of(part: FilterPart) -> dict[str, object]:
-    """A filter with its thresholds, as a recipe has it."""
+    """Return a filter's settings as in a recipe."""
     return part.model_dump(mode="json")

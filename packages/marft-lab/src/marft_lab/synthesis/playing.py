@@ -1,4 +1,4 @@
-"""What a teacher plays, kept in parts in the folder of a run: what was stopped goes on where it was."""
+"""Episodes of a teacher, saved in parts in the run folder for a later resume."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ BEGUN = "synthesis.json"
 
 
 def attempts_of(run: RunSettings) -> list[Attempt]:
-    """What is played: training tasks, each so often. The stream is that of traces: what is played is never trained
-    with ratios, and a session that is random is the same when it is told again.
+    """Return the attempts to play: training tasks, each several times.
+
+    The random stream is that of traces. The episodes are never used for ratios, and a random session is the same when
+    it is replayed.
 
     Raises:
-        ValueError: the tasks cannot be read.
+        ValueError: unreadable tasks.
     """
     asked = SynthesisSettings.of(run)
     tasks = tasks_of(run.environment, "train")[: asked.tasks or None]
@@ -39,7 +41,7 @@ def attempts_of(run: RunSettings) -> list[Attempt]:
 
 
 def begun_with(run: RunSettings, teacher: Teacher, attempts: Sequence[Attempt]) -> dict[str, object]:
-    """What decides what is played, for whoever goes on."""
+    """Return the settings that determine the episodes, for a check on resume."""
     asked = SynthesisSettings.of(run)
     tables = [run.model_dump(mode="json", include=PLAYS), run.rollout.model_dump(mode="json", include=LIMITS)]
     return {
@@ -52,10 +54,17 @@ def begun_with(run: RunSettings, teacher: Teacher, attempts: Sequence[Attempt]) 
 
 
 def begin(run: RunSettings, folder: RunFolder, begun: Mapping[str, object], *, resume: bool, overwrite: bool) -> None:
-    """Make the folder this cold start's, or see that it is.
+    """Create the run folder, or check that the folder belongs to the same synthesis.
+
+    Args:
+        run: settings of the run.
+        folder: run folder.
+        begun: settings that determine the episodes.
+        resume: True to resume.
+        overwrite: True to replace an existing run.
 
     Raises:
-        ValueError: it is another one's.
+        ValueError: different settings than before, damaged state file, or existing folder without ``overwrite``.
     """
     path = folder.path / BEGUN
     folder.refuse_links()
@@ -85,11 +94,20 @@ def played(
     teacher: Teacher, folder: RunFolder, attempts: Sequence[Attempt], size: int, advance: Advance,
     note: Callable[[str], None],
 ) -> list[Episode]:  # fmt: skip
-    """Every attempt: read where it is kept, else played, and kept as soon as its part is over. One that could not be
-    scored is played again.
+    """Return every attempt's episode, from saved parts or by playing; each finished part is saved.
+
+    Failed episodes are played again.
+
+    Args:
+        teacher: teacher.
+        folder: run folder.
+        attempts: attempts to play.
+        size: attempts per part.
+        advance: progress callback.
+        note: callback for warnings.
 
     Raises:
-        ValueError: something that the teacher needs cannot be had.
+        ValueError: a requirement of the teacher is missing.
     """
     found = list[Episode]()
     advance(len(attempts))

@@ -1,4 +1,4 @@
-"""Episodes as what a trace says, and, told again by the recipe that imitates them, as rows of its roles."""
+"""Conversion of episodes to traces, and of retold traces to imitation rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marft_serve.tracing.turns import turns_of
 
 
 def traced(episode: Episode, seed: int) -> TracedEpisode:
-    """An episode as a trace of it: what was said, in the order asked for, and under which seed it can be said again."""
+    """Return an episode as a trace, with turns in the order of requests and the seed for a replay."""
     name = called(episode)
     turns = [turn for action in episode.actions for turn in _turns(action, name)]
     return TracedEpisode(
@@ -25,7 +25,7 @@ def traced(episode: Episode, seed: int) -> TracedEpisode:
 
 
 def called(episode: Episode) -> str:
-    """What an episode is called in rows."""
+    """Return the name of an episode in rows."""
     return f"{episode.task.id} #{episode.sample}"
 
 
@@ -48,13 +48,13 @@ def _turns(action: Action, place: str) -> Iterator[TracedTurn]:
 
 
 def rows_of(told: Told, played: Episode, number: int, origin: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-    """The rows of an episode, one an action.
+    """Yield an episode's rows, one per action.
 
     Args:
-        told: the episode as the recipe's team says it again: what it is said to is what the recipe tells its agents.
-        played: the same as the teacher played it.
-        number: of the episode, among those that are kept.
-        origin: where all of it is from.
+        told: episode as retold by the recipe's team, with the recipe's prompts.
+        played: episode as played by the teacher.
+        number: index among the kept episodes.
+        origin: source fields of the row.
     """
     by_action: dict[ActionKey, list[Retelling]] = {}
     for one in told.said:
@@ -84,7 +84,7 @@ def rows_of(told: Told, played: Episode, number: int, origin: Mapping[str, objec
 
 
 def _said(turn: TracedTurn) -> Sequence[dict[str, Any]]:
-    """A turn as messages: what was said, and what tools answered."""
+    """Return a turn as messages: the assistant's text, and tool results."""
     messages = exchange(turn.text, turn.calls) if turn.calls else [{"role": "assistant", "content": turn.text}]
     if turn.thought:
         messages[0]["reasoning_content"] = turn.thought

@@ -1,8 +1,8 @@
-"""A cold start from its teacher to its rows.
+"""Synthesis of imitation rows, from the teacher to the files.
 
 ::
 
-    training tasks ──▶ teacher plays ──▶ filters ──▶ told again by the recipe ──▶ caps ──▶ rows of each role, manifest
+    training tasks ──▶ teacher plays ──▶ filters ──▶ retold by the recipe ──▶ caps ──▶ rows of each role, manifest
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOTHING = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """An episode that went through the funnel: as it was played, and as the recipe tells it again."""
+    """Kept episode, as played by the teacher and as retold by the recipe."""
 
     episode: Episode
     told: Told
@@ -53,15 +53,22 @@ def synthesize(
     run: RunSettings, folder: RunFolder, *, resume: bool = False, overwrite: bool = False, trust_code: bool = False,
     advance: Advance = lambda _=None: None, note: Callable[[str], None] = lambda _: None,
 ) -> Made:  # fmt: skip
-    """Have the teacher of a recipe (``synthesis.teacher``) play, and write what is worth imitating.
+    """Play tasks with a recipe's teacher (``synthesis.teacher``), and write imitation rows.
 
     Args:
-        resume: go on with what was stopped; what it has played is not played again, but sifted anew.
-        trust_code: let a teacher that is an export name code that is not MARFT's.
-        advance: called with the number of attempts, and then once for each.
+        run: settings of the run.
+        folder: run folder.
+        resume: True to resume; saved episodes are not played again, but filtered again.
+        overwrite: True to replace an existing run.
+        trust_code: True to run code of an exported teacher.
+        advance: callback with the number of attempts, and then once per attempt.
+        note: callback for warnings.
+
+    Returns:
+        The written files with their statistics.
 
     Raises:
-        ValueError: something in the recipe or the folder cannot be used, or nothing is left to imitate.
+        ValueError: invalid recipe or folder, or no episode left to imitate.
     """
     teacher, attempts = teacher_of(run, trust_code), attempts_of(run)
     tasks = list({one.task.id: one.task for one in attempts}.values())
@@ -81,7 +88,7 @@ def synthesize(
 
 
 def filters_of(run: RunSettings) -> list[FilterPart]:
-    """The filters of a recipe, in their order."""
+    """Return the filters of a recipe in order, or the default filters."""
     made = TypeAdapter(FilterPlugin)
     return [*SynthesisSettings.of(run).filters] or [made.validate_python({"name": name}) for name in STANDARD]
 
@@ -89,7 +96,7 @@ def filters_of(run: RunSettings) -> list[FilterPart]:
 def _funnel(
     run: RunSettings, teacher: Teacher, episodes: Sequence[Episode], note: Callable[[str], None]
 ) -> tuple[list[Kept], list[Passage]]:
-    """What is imitated, and what was left out on the way."""
+    """Return the kept episodes, and the rejections of each stage."""
     tally = Tally()
     formats = load_formats(run)
     with Stage(run, tally, formats) as stage:
@@ -113,10 +120,10 @@ def _funnel(
 
 
 def _held_out(run: RunSettings, note: Callable[[str], None]) -> list[Task]:
-    """The tasks of both held-out splits. One that is empty is said to be, for then nothing is compared with it.
+    """Return the tasks of both held-out splits; warn about an empty split.
 
     Raises:
-        ValueError: they cannot be read: what is not known cannot be kept out.
+        ValueError: unreadable tasks, because unknown tasks cannot be excluded.
     """
     found = list[Task]()
     for split in HELD_OUT:
@@ -128,7 +135,7 @@ def _held_out(run: RunSettings, note: Callable[[str], None]) -> list[Task]:
 
 
 def _candidates(teacher: Teacher, episodes: Sequence[Episode]) -> list[Candidate]:
-    """Episodes with what their agents read, as the teacher's models spell it."""
+    """Return candidates with the prompts of their actions, decoded by the teacher's tokenizers."""
     formats = renderer_of(teacher.run, load_formats(teacher.run)).formats
     return [
         Candidate(one, {a.id: str(formats[a.policy].tokenizer.decode(a.prompt.tolist())) for a in one.actions})
@@ -137,7 +144,7 @@ def _candidates(teacher: Teacher, episodes: Sequence[Episode]) -> list[Candidate
 
 
 def _told_again(stage: Stage, seed: int, episodes: Sequence[Episode]) -> tuple[list[Kept], Passage]:
-    """Those that the recipe's own team can say, and come to the same end."""
+    """Keep the episodes that the recipe's team can retell with the same outcome."""
     kept, refused = list[Kept](), dict[int, str]()
     told = {again.trace.id: again for again in stage.tell((traced(one, seed) for one in episodes), grade=False)}
     for place, one in enumerate(episodes):

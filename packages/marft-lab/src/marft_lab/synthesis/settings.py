@@ -1,4 +1,4 @@
-"""Cold starts: which episodes a teacher plays, and which of them a team begins by imitating."""
+"""Settings for ``[synthesis]``: a teacher's episodes and filters for a cold start."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from marft.config.settings import Count, CountOrNone, Few, Fraction
 
 
 class SynthesisSettings(Section):
-    """How ``marft synthesize`` makes supervised data of what a teacher plays."""
+    """Synthesis of imitation data from a teacher's episodes, by ``marft synthesize``."""
 
     key: ClassVar[str] = "synthesis"
 
-    # who plays: "scripts" (the environment's own), the folder of a run, of a checkpoint or of an export, or a recipe;
-    # --teacher names it
+    # teacher: "scripts" for the environment's own, the folder of a run, a checkpoint or an export, or a recipe;
+    # --teacher overrides it
     teacher: Annotated[str, AtHome] = ""
-    split: str = "train"  # whose tasks are played; no other can be named, for what is held out is never learned from
-    tasks: CountOrNone = 512  # that are played, the first of the split; 0: all
-    attempts: Few = 4  # at each of them
-    played_together: Count = 256  # episodes that are kept as soon as all of them have been played
-    skill: Fraction = 1.0  # of scripts: the share of turns that are played well
-    # what is left out, in this order; []: success, handoffs, duplicates and leakage, each as it is
+    split: str = "train"  # split of the tasks; only "train" is valid, because held-out tasks must not be learned
+    tasks: CountOrNone = 512  # number of tasks, from the start of the split; 0 for all
+    attempts: Few = 4  # attempts per task
+    played_together: Count = 256  # episodes per saved part
+    skill: Fraction = 1.0  # skill of scripts: fraction of turns played well
+    # filters, in order; [] for success, handoffs, duplicates and leakage with their defaults
     filters: Annotated[tuple[FilterPlugin, ...], Strict(False)] = ()
-    per_task: CountOrNone = 2  # episodes of a task that are kept, at most, the best ones; 0: all
-    balance: str = ""  # a field of the tasks' data, such as level: of each value as many as of the rarest; "": none
+    per_task: CountOrNone = 2  # maximum episodes per task, the best ones; 0 for all
+    # field of the task data to balance, such as level; every value keeps as many episodes as the rarest; "" for no
+    # balance
+    balance: str = ""
 
     @field_validator("split")
     @classmethod

@@ -1,4 +1,4 @@
-"""The funnel: filters one after the other, then how many of a task, and of a kind of task, are kept. All is pure."""
+"""Filter funnel: filters in sequence, then caps per task and per kind of task, as pure functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ OTHERS_BALANCE = "more of its kind of task than of the rarest"
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What one part of the funnel let through.
+    """Statistics of one funnel stage.
 
     Args:
-        name: of a filter, or ``retold``, ``per_task``, ``balance``.
-        came: how many episodes came to it.
-        dropped: how many it left out, by reason.
+        name: name of a filter, or ``retold``, ``per_task``, ``balance``.
+        came: number of incoming episodes.
+        dropped: number of rejected episodes, by reason.
     """
 
     name: str
@@ -29,10 +29,11 @@ class Passage:
 
     @property
     def kept(self) -> int:
+        """Number of kept episodes."""
         return self.came - sum(self.dropped.values())
 
     def lines(self) -> list[str]:
-        """What it left out, in words.
+        """Return a line per rejection reason.
 
         >>> Passage("success", 3, {"not solved": 2}).lines()
         ['success: 2 × not solved']
@@ -41,14 +42,14 @@ class Passage:
 
 
 def passed(name: str, count: int, refused: Refused) -> Passage:
-    """What a part that was given ``count`` episodes has refused."""
+    """Return the statistics of a stage with ``count`` incoming episodes."""
     return Passage(name, count, dict(sorted(Counter(refused.values()).items())))
 
 
 def sifted(
     candidates: Sequence[Candidate], filters: Sequence[Filter], world: World
 ) -> tuple[list[Candidate], list[Passage]]:
-    """What filters let through, in its order, and what each of them left out."""
+    """Apply filters in order; return the kept candidates, and the statistics of each filter."""
     left, passages = [*candidates], list[Passage]()
     for one in filters:
         own = [replace(candidate, episode=with_own_task(candidate.episode)) for candidate in left]
@@ -60,13 +61,17 @@ def sifted(
 
 
 def over_cap(tasks: Sequence[str], cap: int, worth: Sequence[tuple[float, ...]] = ()) -> Refused:
-    """Places of episodes beyond the ``cap`` best of their task, of equally good ones the first; 0 is no cap.
+    """Return the rejections beyond the ``cap`` best episodes of each task; 0 disables the cap.
+
+    Ties go to the first episode.
 
     >>> over_cap(["a", "b", "a"], 1), over_cap(["a", "b", "a"], 1, [(0.5,), (0.0,), (1.0,)])
     ({2: 'its task has 1 already'}, {0: 'its task has 1 already'})
 
     Args:
-        worth: of each episode, the largest the best; (): all are alike.
+        tasks: task id of each episode.
+        cap: maximum episodes per task.
+        worth: sort key of each episode, higher is better; () for equal values.
     """
     counts, refused = Counter[str](), dict[int, str]()
     order = sorted(range(len(tasks)), key=lambda place: worth[place], reverse=True) if worth else range(len(tasks))
@@ -80,8 +85,9 @@ def over_cap(tasks: Sequence[str], cap: int, worth: Sequence[tuple[float, ...]] 
 
 
 def out_of_balance(tasks: Sequence[Task], by: str) -> Refused:
-    """Places of episodes that make a value of the field ``by`` more frequent than the rarest one that there is. As
-    many tasks as can be stay: of each value first one episode a task, then the next.
+    """Return the rejections that reduce every value of a field to the count of the rarest value.
+
+    As many tasks as possible are kept: for each value, the first episode of every task comes before second episodes.
 
     >>> tasks = [Task(str(n), "?", {"level": level}) for n, level in enumerate([1, 1, 2])]
     >>> list(out_of_balance(tasks, "level"))
@@ -99,7 +105,7 @@ def out_of_balance(tasks: Sequence[Task], by: str) -> Refused:
 
 
 def _rounds(places: Sequence[int], tasks: Sequence[Task]) -> list[tuple[int, int]]:
-    """Each place, after how many of the same task come before it."""
+    """Return each index with the number of earlier episodes at the same task."""
     counts, found = Counter[str](), list[tuple[int, int]]()
     for place in places:
         found.append((counts[tasks[place].id], place))

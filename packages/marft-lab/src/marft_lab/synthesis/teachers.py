@@ -1,5 +1,7 @@
-"""Who plays a cold start: a trained team, a recipe's, or the environment's script. It plays the world of the recipe
-that is going to imitate: that one's tasks, sessions and rewards, under its seed."""
+"""Teachers of a cold start: a trained team, the team of a recipe, or the environment's script.
+
+A teacher plays the tasks, sessions and rewards of the learner's recipe, with the recipe's seed.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,14 @@ Play = Callable[[Sequence[Attempt]], list[Episode]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Teacher:
-    """Whoever plays.
+    """Teacher.
 
     Args:
-        run: its team, in the world of the recipe that is going to imitate.
-        about: what rows say of it: its kind, its name, its version, and digests of what it plays by.
-        weights: the checkpoint that they are in; None: those of the recipe.
-        script: speaks in the place of models.
-        check: sees what the models are known by before anything is played; what it raises is raised.
+        run: recipe of the teacher's team, with the learner's environment.
+        about: description for rows: kind, name, version, and digests of weights and recipe.
+        weights: checkpoint with the weights; None for the recipe's weights.
+        script: script that replaces models.
+        check: receives the digests of the models before the first episode; may raise an error.
     """
 
     run: RunSettings
@@ -56,13 +58,14 @@ class Teacher:
 
 
 def teacher_of(run: RunSettings, trust_code: bool = False) -> Teacher:
-    """The teacher that a recipe names.
+    """Return the teacher named in a recipe.
 
     Args:
-        trust_code: let an export name code, programs and servers that are not MARFT's.
+        run: settings of the run.
+        trust_code: True to allow an export to name foreign code, programs and servers.
 
     Raises:
-        ValueError: none is named, there is none, or it cannot play this recipe's world.
+        ValueError: missing or unknown teacher, or a teacher that does not fit the recipe's environment.
     """
     named = SynthesisSettings.of(run).teacher
     if not named:
@@ -111,10 +114,10 @@ def _team(
     run: RunSettings, theirs: RunSettings, about: Mapping[str, object], weights: Path | None = None,
     check: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> Teacher:  # fmt: skip
-    """A team of models in this recipe's world.
+    """Return a team of models as teacher, in the recipe's environment.
 
     Raises:
-        ValueError: its roles are others, or its recipe does not go with the world.
+        ValueError: different roles, or a recipe that does not fit the environment.
     """
     named = SynthesisSettings.of(run).teacher
     roles, others = ({agent.role for agent in one.agents} for one in (run, theirs))
@@ -132,7 +135,7 @@ def _team(
 
 
 def _played_by(run: RunSettings) -> dict[str, str]:
-    """What decides what is said, by digests."""
+    """Return digests of the recipe and code behind the episodes."""
     table: dict[str, Any] = run.model_dump(mode="json", include=PLAYS)
     words = json.dumps([table, digests_of_code(run)], sort_keys=True, default=str)
     return {"recipe": _digest(words.encode()), "version": __version__}
@@ -144,10 +147,10 @@ def _digest(content: bytes) -> str:
 
 @contextmanager
 def playing(teacher: Teacher) -> Iterator[Play]:
-    """Open what a teacher plays with → what plays attempts, in their order.
+    """Open a teacher's rollouts, and yield a function that plays attempts in order.
 
     Raises:
-        ValueError: something that it needs cannot be had.
+        ValueError: a requirement of the teacher is missing.
     """
     if teacher.script is not None:
         from marft_lab.scripted import ScriptedTeam
@@ -165,7 +168,7 @@ def playing(teacher: Teacher) -> Iterator[Play]:
             rollouts.instruct(told_at(teacher.weights))
 
         def play(attempts: Sequence[Attempt]) -> list[Episode]:
-            rollouts.publish(0)  # which forgets prompts that were read before: a part is the same whenever it is played
+            rollouts.publish(0)  # clears the prefix cache, so that a part is the same at any time
             return rollouts.play(attempts)
 
         yield play

@@ -1,1 +1,1 @@
-"""Whether the team is worth what it costs: held against one agent alone, and against itself with one thing changed."""
+"""Benefit of the team relative to its cost: comparison with a single agent, and with variants of the team."""

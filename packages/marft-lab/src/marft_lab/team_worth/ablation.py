@@ -1,4 +1,4 @@
-"""What messages are worth: none at all, those of another task, or the same in other words."""
+"""Message ablation: no messages, messages of another task, or paraphrased messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ PART = "ablation"
 
 
 def ablation(bench: Bench) -> tuple[list[Row], list[tuple[str, str]]]:
-    """The team with messages that are missing, exchanged or paraphrased → rows, and some messages beside their
-    paraphrases."""
+    """Compare the team with missing, exchanged or paraphrased messages.
+
+    Returns:
+        The rows of all variants, and some messages with their paraphrases.
+    """
     if bench.run.team.own_words:
         bench.note(PART, "the team is a program, which passes messages on itself: they cannot be changed")
         return [], []
@@ -40,7 +43,10 @@ def ablation(bench: Bench) -> tuple[list[Row], list[tuple[str, str]]]:
 
 
 def donors_of(episodes: Sequence[Episode], seed: int) -> dict[tuple[str, int], Episode]:
-    """For each episode one of another task, each of them once: a random cycle of each sample's episodes."""
+    """Return a donor episode of another task for each episode, by task and sample.
+
+    Each donor is used once: the donors form a random cycle over each sample's episodes.
+    """
     donors: dict[tuple[str, int], Episode] = {}
     for sample in sorted({episode.sample for episode in episodes}):
         mine = [episode for episode in episodes if episode.sample == sample]
@@ -50,7 +56,7 @@ def donors_of(episodes: Sequence[Episode], seed: int) -> dict[tuple[str, int], E
 
 
 def messages_of(donors: Mapping[tuple[str, int], Episode], roles: Sequence[str]) -> Messages:
-    """What was said in other episodes, by actions of some roles."""
+    """Return donor episodes' messages from given roles."""
     return {
         key: {action.id: action.message for action in donor.actions if action.agent in roles}
         for key, donor in donors.items()
@@ -58,10 +64,12 @@ def messages_of(donors: Mapping[tuple[str, int], Episode], roles: Sequence[str])
 
 
 def reworded(episodes: Sequence[Episode], role: str, words: Mapping[tuple[str, str], str]) -> Messages:
-    """What an agent said, in other words.
+    """Return an agent's messages with replacements.
 
     Args:
-        words: by role and message.
+        episodes: episodes of the team.
+        role: role of the agent.
+        words: replacement by role and message.
     """
     return {
         (episode.task.id, episode.sample): {

@@ -1,4 +1,4 @@
-"""One arm of the comparison: which weights, in which seats, heard by whom; and playing it, once."""
+"""Comparison arms: weights, roles and visible messages; each arm is played once and cached."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ from marft.runs.stated import told_at
 from marft_lab.team_worth.teams import alone, reseated, unheard
 
 BASE = "base"
-STREAM = "test/worth"  # of all arms: what an arm does not change is sampled as the team's was
+STREAM = "test/worth"  # random stream of all arms: unchanged parts are sampled as for the team
 PLAYED_WITH = ("agents", "channel", "engine", "environment", "models", "policies", "rewards", "seed", "team", "tools")
-Messages = Mapping[tuple[str, int], Mapping[str, str]]  # by task and sample: texts by the action that others read
+Messages = Mapping[tuple[str, int], Mapping[str, str]]  # by task and sample: replacement text by action
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is played in the place of the team, but for tasks.
+    """Variant of the team, without tasks.
 
     Args:
-        weights: the checkpoint of each trained policy, by its folder's name, or ``base``.
-        seats: which policy plays in the place of which.
-        alone: the role that answers by itself; "": the whole team.
-        unheard: roles of whom nobody reads anything.
-        messages: what others read in the place of what was said.
-        samples: attempts at each task, from ``first`` on.
+        weights: checkpoint of each trained policy, by folder name, or ``base``.
+        seats: policy that replaces each policy.
+        alone: role that answers without a team; "" for the whole team.
+        unheard: roles with muted messages.
+        messages: replacement of messages.
+        samples: attempts per task, starting at ``first``.
+        first: index of the first sample.
     """
 
     weights: Mapping[str, str]
@@ -57,13 +58,13 @@ class Arm:
     first: int = 0
 
     def team(self, team: Team) -> Team:
-        """The team that plays it."""
+        """Return this arm's team."""
         team = reseated(team, self.seats) if self.seats else team
         team = unheard(team, self.unheard) if self.unheard else team
         return alone(team, self.alone) if self.alone else team
 
     def attempts(self, tasks: Sequence[Task]) -> list[Attempt]:
-        """Every attempt, task by task."""
+        """Return the attempts, ordered by task."""
         return [
             Attempt(task, STREAM, sample, self.messages.get((task.id, sample), {}))
             for task in tasks
@@ -71,7 +72,7 @@ class Arm:
         ]
 
     def told(self, tasks: Sequence[Task]) -> dict[str, object]:
-        """Return what identifies the arm on these tasks, as JSON values."""
+        """Return the arm's identity on given tasks, as JSON values."""
         messages = [
             [attempt.task.id, attempt.sample, sorted(attempt.messages.items())] for attempt in self.attempts(tasks)
         ]
@@ -83,13 +84,17 @@ class Arm:
 
 
 class Player:
-    """Plays arms with the weights that they name, and keeps what was played in a folder: what is there is not played
-    again. Episodes are kept in portions of as many tasks as are played at the same time.
+    """Player of arms; loads their weights and caches their episodes in a folder.
+
+    Episodes are cached in portions with as many tasks as are played concurrently.
 
     Args:
-        checkpoints: folders by name; None for the base.
-        kept: the folder.
-        again: play what is there too.
+        rollouts: rollouts of the run.
+        checkpoints: checkpoint folders by name; None for the base.
+        tasks: tasks.
+        kept: folder of the cache.
+        advance: progress callback.
+        again: True to ignore the cache.
     """
 
     def __init__(
@@ -104,17 +109,19 @@ class Player:
         self._played_now: set[Path] = set()
 
     def play(self, arm: Arm) -> list[Episode]:
-        """The arm's episodes, task by task."""
+        """Return the episodes of an arm, ordered by task."""
         found: list[Episode] = []
         for tasks in self._portions(arm.samples):
             found += self._once(arm, tasks, {}, partial(self._played, arm, arm.attempts(tasks)))
         return found
 
     def forks(self, arm: Arm, episodes: Sequence[Episode], resamples: int) -> list[Episode]:
-        """Every action of an arm's episodes sampled again, with all that depends on it.
+        """Resample every action in an arm's episodes, with its dependent actions.
 
         Args:
-            episodes: one for each task, or none.
+            arm: arm of the episodes.
+            episodes: at most one episode per task.
+            resamples: number of resamples per action.
         """
         policies = [agent.policy for agent in arm.team(self.rollouts.team).agents]
         by_task = {episode.task.id: episode for episode in episodes}
@@ -135,10 +142,13 @@ class Player:
     def with_team(
         self, weights: Mapping[str, str], attempts: Sequence[Attempt], team: Team, told: object
     ) -> list[Episode]:
-        """What a team that is no arm makes of attempts.
+        """Return the episodes of a custom team on attempts.
 
         Args:
-            told: what makes it another one, as JSON has it.
+            weights: checkpoint of each trained policy.
+            attempts: attempts to play.
+            team: team.
+            told: identity of the team, as JSON data.
         """
 
         def played() -> list[Episode]:
@@ -157,7 +167,7 @@ class Player:
         return self.rollouts.play(attempts, arm.team(self.rollouts.team), lambda _: self.advance())
 
     def _load(self, weights: Mapping[str, str]) -> None:
-        """Put weights in place, where others are."""
+        """Load weights, unless they are loaded already."""
         if self._version and all(self._loaded.get(policy) == name for policy, name in weights.items()):
             return
         for policy in self.rollouts.run.trained_policies:
@@ -171,8 +181,10 @@ class Player:
         self._loaded = dict(weights)
 
     def _instructions(self, weights: Mapping[str, str]) -> list[Version]:
-        """What each agent is told: what it was where its policy's weights are from; one whose policy never learned,
-        what it was at the last of the checkpoints that are played."""
+        """Return each agent's instructions, from its policy's checkpoint.
+
+        An agent with an untrained policy gets the instructions of the last checkpoint in use.
+        """
         policies = {agent.role: agent.policy for agent in self.rollouts.run.agents}
         told = {name: {v.role: v for v in told_at(path)} for name, path in self._checkpoints.items()}
         last = max(weights.values(), key=lambda name: (self._checkpoints[name] is not None, name), default="")
@@ -184,7 +196,7 @@ class Player:
     ) -> list[Episode]:
         path = self._kept / f"{self._digest(arm, tasks, more)}.parquet"
         if path in self._played_now or not self._again:
-            with suppress(ValueError):  # not there, or damaged: it is played
+            with suppress(ValueError):  # play if the cache is missing or damaged
                 return self._told(read_episodes(path))
         found = play()
         write_episodes(path, found)
@@ -204,14 +216,14 @@ class Player:
 
 
 def settings_of(run: RunSettings) -> dict[str, object]:
-    """What of a recipe, and of the code that it names, episodes depend on."""
+    """Return the settings and code digests that determine episodes."""
     table = run.model_dump(mode="json")
     limits = {key: table["rollout"][key] for key in ("max_steps", "timeout_seconds")}
     return {**{key: table[key] for key in PLAYED_WITH}, **limits, "code": digests_of_code(run), "marft": __version__}
 
 
 def _digests(path: Path | None, policy: str) -> object:
-    """The digests of a policy's files in a checkpoint."""
+    """Return the digests of a policy's files in a checkpoint."""
     if path is None:
         return BASE
     files = atomic.read_json(path / "state.json")["files"]

@@ -1,4 +1,4 @@
-"""What each agent contributed, by what would have been had it acted again (counterfactuals)."""
+"""Each agent's contribution, from counterfactual resamples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from marft_lab.team_worth.scores import Value, value_of
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One action, and the rewards of the episodes in which it was sampled again.
+    """Contribution of an action, with the rewards of its resampled episodes.
 
-    ``contribution`` is ``R − mean_j R_j``. ``variance`` is the unbiased one of ``R, R_1, …, R_k``, all drawn from where
-    the action was: how much of the reward hung on what was said from there on. ``own`` is what of it hung on the action
-    itself: ``variance`` less that of the action after it, where sampling that one again samples again all that followed
-    this one but for itself (law of total variance); absent where there is no such action.
+    ``contribution`` is ``R − mean_j R_j``. ``variance`` is the unbiased variance of ``R, R_1, …, R_k``, all sampled
+    from the state before the action. It measures the effect of the action and all later actions on the reward. ``own``
+    is the effect of the action itself, by the law of total variance: ``variance`` minus the variance of the next
+    action. The next action's resample must include everything after this action except this action. Without such an
+    action, ``own`` is None. For an action without later actions, ``own`` is ``variance``.
     """
 
     action: str
@@ -30,17 +31,22 @@ class Contribution:
 
     @property
     def contribution(self) -> float:
+        """Reward minus the mean reward of the resamples."""
         return self.reward - fmean(self.resampled)
 
     @property
     def variance(self) -> float:
+        """Unbiased variance of the reward over the episode and its resamples."""
         return variance([self.reward, *self.resampled])
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the actions of an agent contributed, an action. The first is 0 but for chance: an action is as good as what
-    its policy says otherwise. By its variance it is seen whether anything hangs on it."""
+    """An agent's mean contribution per action.
+
+    The contribution averages zero, up to noise: an action is as good as other samples of its policy. The variance shows
+    the effect of the action on the reward.
+    """
 
     agent: str
     actions: int
@@ -50,10 +56,11 @@ class Share:
 
 
 def contributions(episode: Episode, forks: Iterable[Episode]) -> list[Contribution]:
-    """The contributions of an episode's actions, in their order; those of which no fork was scored are left out.
+    """Return the contributions of an episode's actions, in order; actions without a scored fork are omitted.
 
     Args:
-        forks: episodes in which an action of this one was sampled again.
+        episode: episode.
+        forks: episodes with a resampled action of this episode.
     """
     rewards: dict[str, list[float]] = {}
     for fork in forks:
@@ -69,7 +76,7 @@ def contributions(episode: Episode, forks: Iterable[Episode]) -> list[Contributi
 
 
 def sampled_again(actions: Sequence[Action], action: Action) -> frozenset[str]:
-    """The actions that come about again when one is sampled again: it, what depends on it, and all later steps."""
+    """Return the ids of the actions affected by a resample: the action, its dependents, and all later steps."""
     later = {other.id for other in actions if other.step > action.step}
     return frozenset(later | dependents(actions, action))
 
@@ -84,10 +91,11 @@ def _with_own(one: Contribution, found: Mapping[str, Contribution], anew: Mappin
 
 
 def shares(episodes: Mapping[str, Sequence[Contribution]], roles: Sequence[str]) -> list[Share]:
-    """What each agent's actions came to, with intervals by task.
+    """Return the contribution of each agent, with intervals over tasks.
 
     Args:
-        episodes: the contributions in an episode of each task.
+        episodes: contributions in one episode per task.
+        roles: roles of the team.
     """
     found = []
     for role in roles:

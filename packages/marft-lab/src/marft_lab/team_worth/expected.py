@@ -1,4 +1,4 @@
-"""How much is going to be played, said before it is."""
+"""Estimated number of episodes before a comparison."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from marft_lab.team_worth.swaps import orders, swappable
 def expected(
     run: RunSettings, options: Options, weights: Mapping[str, str], crossed: int, tasks: int
 ) -> dict[str, int]:  # fmt: skip
-    """Episodes by what they are played for. A single agent's are the most that there may be; of the other parts it is
-    what there is to play where every agent acts once, and is heard.
+    """Return the estimated number of episodes, by part.
+
+    The number for a single agent is the maximum. The other numbers assume that every agent acts once with visible
+    messages.
 
     Args:
-        weights: of the team, by trained policy.
-        crossed: how many checkpoints play together.
-        tasks: how many there are.
+        run: settings of the run.
+        options: options of the comparison.
+        weights: checkpoint of each trained policy.
+        crossed: number of checkpoints for cross-play.
+        tasks: number of tasks.
     """
     each, agents, trained = tasks * options.samples, len(run.agents), len(weights)
     found = {"team": each}
@@ -43,6 +47,6 @@ def expected(
 
 
 def sentence(found: Mapping[str, int], tasks: int) -> str:
-    """``about 480 episodes of 24 tasks: team 24, …``."""
+    """Format the estimate: ``about 480 episodes of 24 tasks: team 24, …``."""
     parts = ", ".join(f"{name} {count:,}" for name, count in found.items())
     return f"about {sum(found.values()):,} episodes of {tasks:,} held-out tasks ({parts}); single agents': at most"

@@ -1,4 +1,4 @@
-"""Each agent left out: nobody hears it, or it is what it was before training."""
+"""Leave-out comparison: each agent muted, or reset to its untuned policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PART = "leave-out"
 
 
 def leave_out(bench: Bench) -> list[Row]:
-    """The team without what an agent says, for each that somebody hears, and with each policy untuned."""
+    """Compare the team with muted agents, one at a time, and with untuned policies, one at a time."""
     answering = {agent.role for agent in bench.run.agents if agent.answers}
     arms: dict[str, Arm] = {}
     for role in bench.roles:

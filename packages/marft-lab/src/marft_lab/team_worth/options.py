@@ -1,4 +1,4 @@
-"""What is asked of ``marft worth``, held to what there is."""
+"""Validated options for the command ``marft worth``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ PARTS = ("single", "swap", "leave-out", "ablation", "counterfactual")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """
+    """Options of the comparison.
+
     Args:
-        checkpoint: whose team it is about.
-        only: some of :data:`PARTS`; none: all.
-        tasks: how many held-out tasks; 0: as the recipe says.
-        samples: the team's attempts at each task, and those of every arm.
-        attempts: of a single agent at each task, at most.
-        resamples: how often each action is sampled again.
-        crossed: checkpoints that play together.
-        single: a run of one agent, to hold against the team as well.
-        paraphrase: who says messages in other words: ``base``, the name of a policy, ``module:function``, a function of
-            a text, or "" for nobody.
-        again: play what was played before too.
+        checkpoint: checkpoint of the team.
+        only: subset of :data:`PARTS`; empty for all.
+        tasks: number of held-out tasks; 0 for the recipe's value.
+        samples: attempts per task, for the team and for every arm.
+        attempts: maximum attempts of a single agent per task.
+        resamples: number of resamples per action.
+        crossed: checkpoints for cross-play.
+        single: run of a single agent to compare with the team.
+        paraphrase: source of paraphrased messages: ``base``, the name of a policy, ``module:function``, a function of a
+            text, or "" for none.
+        again: True to ignore the cache.
+
+    Raises:
+        ValueError: unknown part, or a count below its minimum.
     """
 
     checkpoint: str = "last"
@@ -51,5 +55,5 @@ class Options:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that are asked for, in their order."""
+        """Requested parts, in their fixed order."""
         return tuple(part for part in PARTS if part in self.only or not self.only)

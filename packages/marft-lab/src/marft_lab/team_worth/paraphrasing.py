@@ -1,4 +1,4 @@
-"""Messages in other words: by the untuned base, by another policy of the recipe, or by somebody's own function."""
+"""Paraphrased messages, from the untuned base, a policy of the recipe, or a custom function."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ INSTRUCTIONS = (
 )
 DONE = "the messages are paraphrased, and nothing is graded"
 STREAM = "test/worth/paraphrase"
-SHOWN = 6  # pairs that a page shows
+SHOWN = 6  # maximum pairs on the page
 Words = Mapping[tuple[str, str], str]  # by role and message
 Said = Mapping[str, Mapping[str, Sequence[str]]]  # texts by role and task
 
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """An organization whose one agent says given texts in other words, one after another, and then ends the episode:
-    nothing comes of it but its actions.
+    """Organization whose single agent paraphrases given texts one by one, and then ends the episode without a score.
 
     Args:
-        texts: by task.
+        role: role of the agent.
+        texts: texts by task.
+        task: id of the current task.
     """
 
     role: str
@@ -40,24 +41,27 @@ class Rewriter:
     task: str = field(default="")
 
     def opened(self, task: Task, seed: int) -> Rewriter:  # noqa: ARG002
-        """The one of a task."""
+        """Return the organization for a task."""
         return replace(self, task=task.id)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """No-op: the organization holds no resources."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:  # noqa: ARG002
+        """Request one paraphrase per text, and then fail the episode on purpose."""
         for text in self.texts[self.task]:
             await agents[self.role](Observation(text))
         raise EpisodeFailedError("failed", DONE)
 
 
 def paraphrased(bench: Bench) -> tuple[Words, list[tuple[str, str]]]:
-    """Every message of the team's episodes that others have read, in other words → the words by role and message, and
-    some pairs to show.
+    """Paraphrase every message that another agent read in the team's episodes.
+
+    Returns:
+        The paraphrases by role and message, and some changed pairs for the report.
 
     Raises:
-        ValueError: there is no such policy or function, or it gives no text.
+        ValueError: unknown policy or function, or a function that returns no text.
     """
     wanted = bench.options.paraphrase
     if not wanted:
@@ -76,7 +80,7 @@ def paraphrased(bench: Bench) -> tuple[Words, list[tuple[str, str]]]:
 
 
 def messages(bench: Bench) -> dict[str, dict[str, list[str]]]:
-    """What heard agents said: texts that are no other's, by role and task."""
+    """Return the distinct messages of the roles in ``bench.heard``, by role and task."""
     found: dict[str, dict[str, list[str]]] = {}
     for episode in bench.episodes:
         for action in episode.actions:
@@ -87,10 +91,10 @@ def messages(bench: Bench) -> dict[str, dict[str, list[str]]]:
 
 
 def by_function(function: Callable[[str], str], said: Said) -> dict[tuple[str, str], str]:
-    """What somebody's function makes of each text.
+    """Return the paraphrases of a custom function, by role and message.
 
     Raises:
-        ValueError: it is no function, or makes something else than a text of one.
+        ValueError: ``function`` is not callable, or returns no text.
     """
     if not callable(function):
         raise ValueError(f"paraphrase: {function!r} cannot be called; give a function of a text that returns one")
@@ -105,7 +109,7 @@ def by_function(function: Callable[[str], str], said: Said) -> dict[tuple[str, s
 
 
 def _by_model(bench: Bench, wanted: str, said: Said) -> dict[tuple[str, str], str]:
-    """What a model makes of each text: the base under each agent's policy, or the policy that is named."""
+    """Return the paraphrases of a model: the base of each agent's policy, or a named policy."""
     if wanted != BASE and wanted not in bench.run.policies:
         names = [BASE, *bench.run.policies]
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What was found, as pictures: differences to the team, checkpoints together, and what single actions contributed."""
+"""Comparison plots: differences to the team, cross-play, and actions' contributions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOOD_AND_BAD = mpl.colormaps["RdYlGn"]
 
 @plain_labels()
 def differences(rows: Sequence[Row], measure: Measure) -> Figure:
-    """Every arm's difference to the team, with its interval; a point without one has none."""
+    """Plot the difference of every arm to the team, with its interval if known."""
     values = [(row.name, row.values[measure]) for row in rows if measure in row.values]
     shown = [(name, v.difference, v.difference_interval) for name, v in values if v.difference is not None]
     scale = 100.0 if measure == "accuracy" else 1.0
@@ -46,7 +46,7 @@ def differences(rows: Sequence[Row], measure: Measure) -> Figure:
 
 @plain_labels()
 def crossed(matrix: Matrix, measure: Measure) -> Figure:
-    """Checkpoints of one policy (rows) with those of the others (columns)."""
+    """Plot cross-play: a policy's checkpoints (rows) with the teammates' checkpoints (columns)."""
     form, _ = forms(measure)
     cells = [
         [row.values[measure].value if measure in row.values else float("nan") for row in rows] for rows in matrix.rows
@@ -73,7 +73,7 @@ def crossed(matrix: Matrix, measure: Measure) -> Figure:
 
 @plain_labels()
 def variances(shares: Sequence[Share]) -> Figure:
-    """How much of the reward hung on what each agent said, and on what came of it."""
+    """Plot the variance of the reward by agent: total effect of an action, and its own part."""
     figure = Figure(figsize=(8, 0.9 + 0.45 * len(shares)), layout="constrained")
     axes = figure.subplots()
     for place, share in enumerate(reversed(shares)):
@@ -96,7 +96,7 @@ def variances(shares: Sequence[Share]) -> Figure:
 
 @plain_labels()
 def contributed(episode: Episode, found: Sequence[Contribution]) -> Figure:
-    """An episode's actions on a time axis, coloured by what they contributed; grey where nothing was sampled again."""
+    """Plot an episode's actions on a time axis, colored by contribution; gray without resamples."""
     worth = {one.action: one.contribution for one in found}
     widest = max((abs(value) for value in worth.values()), default=0.0) or 1.0
     roles = list(dict.fromkeys(action.agent for action in episode.actions))
@@ -126,15 +126,15 @@ def contributed(episode: Episode, found: Sequence[Contribution]) -> Figure:
 
 
 def svg(figure: Figure) -> Markup:
-    """A picture for a page, the same in every run."""
+    """Return a figure as reproducible SVG for a page."""
     with mpl.rc_context({"svg.hashsalt": "marft"}):
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return Markup(buffer.getvalue()[buffer.getvalue().index("<svg") :])  # our own picture
+    return Markup(buffer.getvalue()[buffer.getvalue().index("<svg") :])  # trusted markup from our own plot
 
 
 def _arrows(axes: object, episode: Episode, ends: dict[str, tuple[float, float, int]]) -> None:
-    """From each action to those that saw it."""
+    """Draw an arrow from each action to each reader."""
     by_id = {action.id: action for action in episode.actions}
     for action in episode.actions:
         for seen in newly_seen(action, by_id):

@@ -1,4 +1,4 @@
-"""Each action sampled again, while what does not depend on it stays as it was recorded."""
+"""Counterfactual part: each action is resampled, while independent actions stay as recorded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ PART = "counterfactual"
 
 @dataclass(frozen=True, slots=True)
 class Resampled:
-    """What came of it.
+    """Result of the counterfactual part.
 
     Args:
-        episodes: the team's, with the contributions of their actions; those of which most hangs on one action first.
-        failed: forks that could not be scored.
+        shares: contribution of each agent.
+        episodes: episodes of the team with the contributions of their actions, ordered by largest contribution.
+        forks: number of resampled episodes.
+        failed: number of resampled episodes without a score.
     """
 
     shares: Sequence[Share]
@@ -28,7 +30,7 @@ class Resampled:
 
 
 def counterfactual(bench: Bench) -> Resampled:
-    """The contribution of each action of the team's first attempts."""
+    """Measure the contribution of each action in the team's first attempts."""
     firsts = [episode for episode in bench.episodes if episode.scored and episode.sample == 0]
     bench.expect(PART, sum(len(episode.actions) for episode in firsts) * bench.options.resamples)
     forks = bench.player.forks(bench.arm, firsts, bench.options.resamples)
@@ -54,7 +56,7 @@ def _largest(found: Sequence[Contribution]) -> float:
 
 
 def as_json(episodes: Sequence[tuple[Episode, Sequence[Contribution]]]) -> list[Mapping[str, object]]:
-    """Every contribution, by episode."""
+    """Return the contributions as JSON data, by episode."""
     return [
         {
             "task": episode.task.id,

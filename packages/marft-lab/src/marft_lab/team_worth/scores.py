@@ -1,4 +1,4 @@
-"""What an arm of the comparison came to, task by task, and how it stands to the team on the same tasks."""
+"""Scores of an arm by task, and comparison with the team on the same tasks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ Groups = Mapping[str, Sequence[Episode]]  # attempts by task
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Sums of a task's attempts, and how many there were. ``cost`` is of all that was played for one of them."""
+    """An arm's scores: sums over a task's attempts, with the number of attempts.
 
-    measures: Mapping[Measure, Mapping[str, Ratio]]  # by task; those of which nothing is known are absent
+    Tokens and seconds include all attempts played for an answer.
+    """
+
+    measures: Mapping[Measure, Mapping[str, Ratio]]  # by task; measures without known values are empty
     tokens: Mapping[str, Ratio]
     seconds: Mapping[str, Ratio]
     failed: int
-    attempts: int  # that were played for one answer
+    attempts: int  # attempts played per answer
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A mean over tasks, and what it is more than the team's on the tasks that both have. Intervals are of 95 %, drawn
-    by task; absent where the tasks do not tell (see :func:`value_of`)."""
+    """Mean over tasks, and its difference to the team's mean on common tasks.
+
+    Intervals are 95 % intervals over tasks. They are None if the tasks do not determine them (see :func:`value_of`).
+    """
 
     value: float
     interval: Interval = None
@@ -41,7 +46,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One arm of a part, as tables show it."""
+    """Table row of an arm."""
 
     part: str
     name: str
@@ -49,12 +54,12 @@ class Row:
     tasks: int
     failed: int
     attempts: int
-    tokens: float | None  # for one answer
+    tokens: float | None  # per answer
     seconds: float | None
 
 
 def by_task(episodes: Iterable[Episode]) -> dict[str, list[Episode]]:
-    """The scored attempts at each task, in their order."""
+    """Return the scored attempts by task, in order."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         if episode.scored:
@@ -63,24 +68,24 @@ def by_task(episodes: Iterable[Episode]) -> dict[str, list[Episode]]:
 
 
 def tokens_of(episode: Episode) -> float:
-    """What was read and written, as ``cost_tokens`` counts it: ``Σ_a |prompt_a| + |tokens_a|``."""
+    """Return the number of read and sampled tokens, as in ``cost_tokens``: ``Σ_a |prompt_a| + |tokens_a|``."""
     return float(sum(len(action.prompt) + len(action.tokens) for action in episode.actions))
 
 
 def seconds_of(episode: Episode) -> float:
-    """How long agents were busy, as ``cost_seconds`` counts it."""
+    """Return the seconds of all actions, as in ``cost_seconds``."""
     return sum(action.ended - action.started for action in episode.actions)
 
 
 def scores_of(episodes: Sequence[Episode]) -> Scores:
-    """Every attempt is an answer of its own."""
+    """Return scores with every attempt as a separate answer."""
     groups = by_task(episodes)
     failed = sum(not episode.scored for episode in episodes)
     return _scores(groups, groups, failed, attempts=1)
 
 
 def scores_of_chosen(chosen: Mapping[str, Episode], played: Groups, failed: int, attempts: int) -> Scores:
-    """One answer a task, chosen among several attempts, which were all paid for."""
+    """Return scores with a chosen answer per task; the costs include every played attempt."""
     scores = _scores({task: [episode] for task, episode in chosen.items()}, played, failed, attempts)
     tokens, seconds = ({t: Ratio(r.amount) for t, r in some.items()} for some in (scores.tokens, scores.seconds))
     return replace(scores, tokens=tokens, seconds=seconds)
@@ -101,10 +106,13 @@ def _scores(answers: Groups, played: Groups, failed: int, attempts: int) -> Scor
 
 
 def row_of(part: str, name: str, scores: Scores, team: Scores | None = None) -> Row:
-    """An arm beside the team.
+    """Return an arm's table row.
 
     Args:
-        team: what it is held against; None where it is the team itself.
+        part: name of the part.
+        name: name of the arm.
+        scores: scores of the arm.
+        team: scores to compare with; None for the team itself.
     """
     values = {}
     for measure in MEASURES:
@@ -121,11 +129,13 @@ def row_of(part: str, name: str, scores: Scores, team: Scores | None = None) -> 
 def value_of(
     scores: Mapping[str, Ratio], team: Mapping[str, Ratio] | None = None, *, shares: bool = False
 ) -> Value | None:
-    """The mean of a measure, with its interval, and how it stands to the team's; None where nothing is known.
+    """Return the mean of a measure with its interval, and its difference to the team; None without known values.
 
     Args:
-        shares: of attempts that succeed or fail. Where no two tasks differ, the interval is Wilson's, and that of a
-            difference Agresti and Min's.
+        scores: values of the arm, by task.
+        team: values of the team, by task.
+        shares: True for success rates. If no two tasks differ, the interval is Wilson's, and the interval of a
+            difference is Agresti and Min's.
     """
     found = average(scores)
     if found is None:
@@ -144,6 +154,6 @@ def value_of(
 
 
 def _outcomes(scores: Mapping[str, Ratio]) -> dict[str, bool] | None:
-    """Whether each task was solved, where it always was or never."""
+    """Return each task's success if its attempts agree on every task; else None."""
     whole = all(ratio.amount in (0.0, ratio.out_of) for ratio in scores.values())
     return {task: ratio.amount > 0 for task, ratio in scores.items()} if whole else None

@@ -1,4 +1,4 @@
-"""One comparison: which team it is about, its parts one after another, and what they found."""
+"""Comparison session: the team, the parts one after another, and their results."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from marft_lab.team_worth.swaps import Matrix, cross_play, swaps
 
 @dataclass(slots=True)
 class Worth:
-    """What a team was found to be worth. ``rows`` begin with the team itself; what is not in them, ``notes`` say."""
+    """Result of a comparison; ``rows`` start with the team, and ``notes`` explain missing rows."""
 
     run: str
     checkpoint: str
     tasks: int
     samples: int
-    measure: Measure = "accuracy"  # what tables and pictures show first: reward, where nobody says what is a success
+    measure: Measure = "accuracy"  # main measure of tables and plots; reward without known success
     rows: list[Row] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
     resampled: Resampled | None = None
     paraphrases: Sequence[tuple[str, str]] = ()
-    notes: list[tuple[str, str]] = field(default_factory=list)  # part, and what must be known of it
+    notes: list[tuple[str, str]] = field(default_factory=list)  # part and remark
 
     def as_json(self) -> dict[str, object]:
-        """Plain values, with every contribution; of the episodes only these."""
+        """Return the result as JSON data, with every contribution but without other episode data."""
         plain = {
             "run": self.run, "checkpoint": self.checkpoint, "tasks": self.tasks, "samples": self.samples,
             "measure": self.measure, "rows": [asdict(row) for row in self.rows],
@@ -63,14 +63,17 @@ def worth_of(
     advance: Advance,
     note: Callable[[str], None] = lambda _: None,
 ) -> Worth:
-    """Play what is asked for, and hold it against the team of a checkpoint. What was played before is read.
+    """Play the requested parts, and compare each with a checkpoint's team; cached episodes are reused.
 
     Args:
-        note: is told how many episodes it is going to be, before the first.
+        run: settings of the run.
+        folder: run folder.
+        options: options of the comparison.
+        advance: progress callback.
+        note: callback for the estimated number of episodes, before the first episode.
 
     Raises:
-        ValueError: a checkpoint, a run or a policy is not there, the test split is empty, or of a single agent nothing
-            that was asked for can be told.
+        ValueError: missing checkpoint, run or policy, empty test split, or no applicable part for a single agent.
     """
     other = _single_run(options.single) if options.single else None
     own, crossed, paths = _named(run, folder, options)
@@ -106,7 +109,7 @@ def worth_of(
 
 
 def _play(bench: Bench, found: Worth) -> None:
-    """The team, then the parts that are asked for."""
+    """Play the team, then the requested parts."""
     if not any(episode.scored for episode in bench.episodes):
         raise ValueError(f"no episode of the team could be scored: {bench.episodes[0].error}")
     found.rows.append(row_of("team", "team", bench.team))
@@ -135,7 +138,7 @@ def _play(bench: Bench, found: Worth) -> None:
 def _named(
     run: RunSettings, folder: RunFolder, options: Options
 ) -> tuple[str, list[str], Mapping[str, Path | None]]:  # fmt: skip
-    """The checkpoint of the team, and those that are crossed, each once, by their folders' names."""
+    """Return the team's checkpoint, the distinct checkpoints for cross-play, and checkpoint folders by name."""
     paths: dict[str, Path | None] = {BASE: None}
     names = dict[str, str]()
     wanted = [options.checkpoint, *(options.crossed if "swap" in options.parts else ())]
@@ -155,9 +158,10 @@ def _refuse_nothing(run: RunSettings, options: Options) -> None:
 
 
 def _single_run(path: Path) -> tuple[RunSettings, RunFolder]:
-    """
+    """Open a single agent's run.
+
     Raises:
-        ValueError: it is no run, or one of several agents.
+        ValueError: no run, or a run of several agents.
     """
     folder = RunFolder.open(path)
     run = folder.settings_in_place()
@@ -167,10 +171,10 @@ def _single_run(path: Path) -> tuple[RunSettings, RunFolder]:
 
 
 def _same_tasks(run: RunSettings, folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
-    """The other run's own tasks of these ids.
+    """Return the other run's tasks with the same ids.
 
     Raises:
-        ValueError: it does not hold them out.
+        ValueError: the other run does not hold out these tasks.
     """
     theirs = {task.id: task for task in tasks_of(run.environment, "test")}
     missing = [task.id for task in tasks if task.id not in theirs or theirs[task.id].prompt != task.prompt]
@@ -185,7 +189,7 @@ def _same_tasks(run: RunSettings, folder: RunFolder, tasks: Sequence[Task]) -> l
 def _against_run(
     bench: Bench, found: Worth, run: RunSettings, folder: RunFolder, tasks: Sequence[Task], kept: Path
 ) -> None:
-    """The single agent of another run, once the team's models have been let go."""
+    """Compare the team with the single agent of another run, after release of the team's models."""
     path = find_checkpoint(run, folder, "last")
     assert path is not None
     with open_rollouts(without_helpers(run)) as rollouts:

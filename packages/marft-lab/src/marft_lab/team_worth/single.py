@@ -1,4 +1,4 @@
-"""One agent alone, at the token budget of the team: so many attempts at a task as cost no more than the team does."""
+"""Single-agent comparison at the team's token budget: as many attempts per task as the team's tokens pay for."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ PART = "single"
 
 
 def answering_role(run: RunSettings) -> str:
-    """Who answers: the one whose action the organization says is the answer, or the last agent that does."""
+    """Return the role of the answering agent: the organization's answering role, or the last agent that answers."""
     answering = [agent.role for agent in run.agents if agent.answers]
     return run.team.answering_role(answering) or answering[-1]
 
 
 def problem_of(run: RunSettings) -> str:
-    """Why no agent of a team can be asked alone; "" where one can."""
+    """Return the reason why a team has no single-agent arm; "" for a team with such an arm."""
     if run.team.own_words:
         return "the team is a program, whose agents have no prompts but those that it makes: none can be asked alone"
     return ""
 
 
 def arms_of(run: RunSettings, weights: Mapping[str, str]) -> dict[str, Arm]:
-    """The answering agent alone, with its trained weights and with the base's."""
+    """Return the arms of the answering agent as a single agent, with trained weights and with the base's weights."""
     role = answering_role(run)
     policy = next(agent.policy for agent in run.agents if agent.role == role)
     arms = {f"{role} alone": Arm(weights, alone=role)}
@@ -39,7 +39,7 @@ def arms_of(run: RunSettings, weights: Mapping[str, str]) -> dict[str, Arm]:
 
 
 def single(bench: Bench) -> list[Row]:
-    """What each of them makes of the team's tokens."""
+    """Compare each single-agent arm with the team."""
     role = answering_role(bench.run)
     return [
         row
@@ -49,7 +49,15 @@ def single(bench: Bench) -> list[Row]:
 
 
 def held_against(bench: Bench, player: Player, arm: Arm, name: str, role: str) -> list[Row]:
-    """One agent's attempts: one of them, the best of those that the team's tokens pay for, and their vote."""
+    """Compare a single agent with the team: one attempt, the best attempt within the token budget, and a majority vote.
+
+    Args:
+        bench: context of the comparison.
+        player: player of the arm.
+        arm: arm of the single agent.
+        name: name of the rows.
+        role: role of the agent.
+    """
     budget = _mean_tokens(bench.episodes)
     few = player.play(replace(arm, samples=bench.arm.samples))
     cost = _mean_tokens(few)
@@ -83,15 +91,15 @@ def held_against(bench: Bench, player: Player, arm: Arm, name: str, role: str) -
 
 
 def _mean_tokens(episodes: Sequence[Episode]) -> float:
-    """Of an attempt, as the mean over tasks of each task's mean."""
+    """Return the tokens per attempt, as the mean over tasks of each task's mean."""
     groups = by_task(episodes).values()
     return sum(sum(map(tokens_of, some)) / len(some) for some in groups) / len(groups) if groups else 0.0
 
 
 def _canonical(run: RunSettings, tasks: Sequence[Task]) -> Canonical:
-    """The environment's own ``canonical(task, text)``, where it has one."""
+    """Return the environment's ``canonical(task, text)``, or a default."""
     own: Canonical | None = getattr(run.environment, "canonical", None)
     if own is None:
         return stated
-    whole = {task.id: task for task in tasks}  # those of recorded episodes lack their data
+    whole = {task.id: task for task in tasks}  # tasks of recorded episodes lack their data
     return lambda task, text: own(whole[task.id], text)

@@ -1,4 +1,4 @@
-"""Policies in each other's seats, and checkpoints of a run that play together."""
+"""Policy swaps within a team, and cross-play between checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from marft_lab.team_worth.bench import Bench
 from marft_lab.team_worth.scores import Row, row_of, scores_of
 
 PART = "swap"
-FEW = 3  # trained policies of which all orders are played, and not only pairs
+FEW = 3  # maximum number of trained policies with all permutations; above, only pairs are swapped
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One policy of a checkpoint (rows) in a team whose other policies are of another (columns)."""
+    """Cross-play matrix: a policy of one checkpoint (rows) in a team with another checkpoint's policies (columns)."""
 
     policy: str
     others: str
@@ -25,7 +25,7 @@ class Matrix:
 
 
 def orders(policies: Sequence[str]) -> list[dict[str, str]]:
-    """Which policy plays in the place of which: all orders but the team's own, or of more than three all pairs.
+    """Return swaps of policies: all permutations except the identity, or all pairs for more than three policies.
 
     >>> orders(["a", "b"])
     [{'a': 'b', 'b': 'a'}]
@@ -38,7 +38,7 @@ def orders(policies: Sequence[str]) -> list[dict[str, str]]:
 
 
 def words_of(order: Mapping[str, str]) -> str:
-    """Who plays in whose place.
+    """Describe a permutation of policies.
 
     >>> words_of({"a": "b", "b": "a", "c": "c"}), words_of({"a": "b", "b": "c", "c": "a"})
     ('a ⇄ b', 'b for a, c for b, a for c')
@@ -50,7 +50,7 @@ def words_of(order: Mapping[str, str]) -> str:
 
 
 def swappable(run: RunSettings) -> list[list[str]]:
-    """Trained policies that may take each other's seats: those of one model."""
+    """Return groups of trained policies with the same model, which can replace each other."""
     models: dict[str, list[str]] = {}
     for policy in dict.fromkeys(agent.policy for agent in run.agents if agent.policy in run.trained_policies):
         models.setdefault(run.policies[policy].model, []).append(policy)
@@ -58,7 +58,7 @@ def swappable(run: RunSettings) -> list[list[str]]:
 
 
 def swaps(bench: Bench) -> list[Row]:
-    """The team with its trained policies in other seats."""
+    """Compare the team with swaps of its trained policies."""
     _notes(bench)
     arms = {
         f"swapped: {words_of(order)}": replace(bench.arm, seats=order)
@@ -69,7 +69,10 @@ def swaps(bench: Bench) -> list[Row]:
 
 
 def cross_play(bench: Bench) -> list[Matrix]:
-    """Every trained policy of each checkpoint in a team of each other one; of two policies, one matrix says it all."""
+    """Play every trained policy and checkpoint in every checkpoint's team.
+
+    For two policies, one matrix covers both.
+    """
     if len(bench.trained) < 2 or len(bench.crossed) < 2:
         return []
     chosen = bench.trained[:1] if len(bench.trained) == 2 else bench.trained

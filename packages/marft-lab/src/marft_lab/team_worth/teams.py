@@ -1,4 +1,4 @@
-"""Teams that a team is held against: one agent alone, agents whom nobody hears, policies in other seats."""
+"""Team variants for the comparison: a single agent, muted agents, and replaced policies."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from marft.common.types import JointAction, Observation
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One agent answers, shown the observation and nothing else. Its teammates keep their seats and are never asked:
-    so rewards of theirs mean what they did."""
+    """Organization with a single acting agent, which only sees the observation.
+
+    Its teammates stay in the team without actions, so their reward terms keep their meaning.
+    """
 
     role: str
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Return the single agent's action as the answer."""
         return JointAction(answer=await agents[self.role](observation))
 
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """A channel that carries nothing of some agents: they act, and nobody reads it, they themselves included."""
+    """Channel that mutes some agents: no agent receives their messages, not even the author."""
 
     channel: Channel
     roles: tuple[str, ...]
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """What the team's own channel makes of the others' messages; None for those of ``roles``.
+        """Return the team channel's output for other messages, and None for messages of ``roles``.
 
         >>> from marft.agents.channels.raw import Raw
         >>> Unheard(Raw(), ("a",)).carry([Message("a", "no"), Message("b", "yes")])
@@ -41,20 +44,21 @@ class Unheard:
 
 
 def alone(team: Team, role: str) -> Team:
-    """One agent of a team by itself."""
+    """Return a team with a single acting agent."""
     return replace(team, organization=Alone(role))
 
 
 def unheard(team: Team, roles: Sequence[str]) -> Team:
-    """The same team, in which nobody reads what some agents say."""
+    """Return a team with muted agents."""
     return replace(team, channel=Unheard(team.channel, tuple(roles)))
 
 
 def reseated(team: Team, policies: Mapping[str, str]) -> Team:
-    """The same seats, played by other policies.
+    """Return a team with replaced policies.
 
     Args:
-        policies: which policy plays in the place of which.
+        team: team.
+        policies: replacement of each policy.
     """
     agents = tuple(replace(agent, policy=policies.get(agent.policy, agent.policy)) for agent in team.agents)
     return replace(team, agents=agents)

@@ -1,4 +1,4 @@
-"""Episodes with what their actions contributed, as ``worth.json`` keeps them for pages that draw them."""
+"""Episode timelines with actions' contributions, for pages based on ``worth.json``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from marft.common.texts import cut, storable
 from marft.common.types import Episode
 from marft_lab.team_worth.contributions import Contribution
 
-LONGEST = 600  # characters of a text
+LONGEST = 600  # maximum characters of a text
 
 
 def timeline(episode: Episode, found: Sequence[Contribution]) -> dict[str, Any]:
-    """An episode on its time axis; what was not sampled again has a ``contribution`` of None."""
+    """Return an episode as JSON data on a time axis; ``contribution`` is None without resamples."""
     by_action = {one.action: one for one in found}
     actions = []
     for action in episode.actions:

@@ -1,4 +1,4 @@
-"""Several attempts of one agent at a task, made into one: the best, or that whose answer most of them gave."""
+"""Combination of a single agent's attempts at a task: the best attempt, or a majority vote."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from marft.common.types import Episode, Task
 Canonical = Callable[[Task, str], str | None]
 
 
-def stated(task: Task, text: str) -> str | None:  # noqa: ARG001  a canonical form of one's own may need it
-    """What a text states as its answer, but for spacing and capitals; None where there is nothing.
+def stated(task: Task, text: str) -> str | None:  # noqa: ARG001  custom forms may need the task
+    """Return the stated answer of a text, without case and extra spacing; None without an answer.
 
     >>> stated(Task("t", "?"), "So the answer is  **Blue** ."), stated(Task("t", "?"), "  ")
     ('blue', None)
@@ -22,24 +22,26 @@ def stated(task: Task, text: str) -> str | None:  # noqa: ARG001  a canonical fo
 
 
 def answer_text(episode: Episode, role: str) -> str:
-    """The last thing that an agent said."""
+    """Return an agent's last text."""
     return next((text_said(action) for action in reversed(episode.actions) if action.agent == role), "")
 
 
 def best(attempts: Sequence[Episode]) -> Episode:
-    """The attempt that solved the task, or else earned most: what a perfect verifier would choose. The first of
-    several."""
+    """Return the first successful attempt, or else the first with the highest reward, like a perfect verifier."""
     return max(attempts, key=lambda episode: (episode.success is True, episode.total_reward))
 
 
 def voted(attempts: Sequence[Episode], role: str, canonical: Canonical, seed: object) -> Episode:
-    r"""The first attempt that gives the most frequent answer (self-consistency, Wang et al. 2023).
+    r"""Return the first attempt with the most frequent answer (self-consistency, Wang et al. 2023).
 
-    An attempt that gives none has no vote. Where some mark their answer (``\boxed{}``, ``<answer>``), those that do not
-    have none either.
+    Attempts without an answer have no vote. If some attempts mark their answer (``\boxed{}``, ``<answer>``), attempts
+    without a mark have no vote either. Without any vote, a random attempt is returned.
 
     Args:
-        seed: draws among answers that are equally frequent.
+        attempts: attempts at one task.
+        role: role of the agent.
+        canonical: function that returns the canonical form of an answer.
+        seed: seed of the draw among equally frequent answers.
     """
     texts = [answer_text(episode, role) for episode in attempts]
     marked = [bool(find_answer(text)) for text in texts]
@@ -57,11 +59,13 @@ def voted(attempts: Sequence[Episode], role: str, canonical: Canonical, seed: ob
 
 
 def affordable(costs: Sequence[Sequence[float]], budget: float) -> int:
-    """The largest ``n`` for which the first ``n`` attempts at a task cost no more than the budget, on average over the
-    tasks; 0 where one does.
+    """Return the largest ``n`` whose first ``n`` attempts per task fit the mean budget over tasks.
+
+    The budget limits the mean cost over tasks. The result is 0 if one attempt exceeds the budget.
 
     Args:
-        costs: of the attempts at each task, in their order.
+        costs: cost of each attempt in order, for each task.
+        budget: maximum mean cost per task.
 
     >>> affordable([[10, 10, 10], [10, 30, 10]], 25), affordable([[10], [10]], 5)
     (1, 0)

@@ -1,4 +1,4 @@
-"""What was found, as tables: for the terminal, for Markdown, for a page."""
+"""Tables of the comparison, for the terminal, for Markdown and for a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Form = Callable[[float | None], str]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table: the first ``left`` columns are words, the others numbers."""
+    """Table with ``left`` text columns, followed by number columns."""
 
     title: str
     headings: Sequence[str]
@@ -29,7 +29,7 @@ class Rows:
 
 
 def tables(found: Worth) -> list[Rows]:
-    """Every table there is, in the order of the parts."""
+    """Return the tables, in the parts' order."""
     return [
         _arms(found),
         *(_matrix(matrix, found.measure) for matrix in found.matrices),
@@ -38,7 +38,7 @@ def tables(found: Worth) -> list[Rows]:
 
 
 def for_terminal(rows: Rows) -> Table:
-    """With its title above it."""
+    """Return a table for the terminal, with its title."""
     table = Table(box=None, pad_edge=False, title=Text(one_line(rows.title)), title_justify="left", title_style="bold")
     for index, heading in enumerate(rows.headings):
         right = index >= rows.left
@@ -49,7 +49,12 @@ def for_terminal(rows: Rows) -> Table:
 
 
 def as_markdown(found: Worth, pictures: Sequence[str]) -> str:
-    """Tables, what must be known, and pictures that lie beside it, by their names."""
+    """Return the result as Markdown: tables, notes, and references to plots in the same folder.
+
+    Args:
+        found: result of the comparison.
+        pictures: names of the plots, without suffix.
+    """
     parts = [f"# Is the team worth it? {_plain(found.run)}", _plain(headline(found))]
     for rows in tables(found):
         marks = ["---"] * rows.left + ["---:"] * (len(rows.headings) - rows.left)
@@ -61,7 +66,7 @@ def as_markdown(found: Worth, pictures: Sequence[str]) -> str:
 
 
 def headline(found: Worth) -> str:
-    """The answer in a sentence: the team beside the best of what it could be replaced by at no higher price."""
+    """Return the result as a sentence: the team and the best alternative at no higher cost."""
     team, form = found.rows[0], forms(found.measure)[0]
     own = team.values.get(found.measure)
     said = f"{found.checkpoint}: the team has {found.measure} {form(own.value if own else None)} on {found.tasks} tasks"
@@ -77,7 +82,7 @@ def headline(found: Worth) -> str:
 
 
 def verdict(rival: Value) -> str:
-    """How one agent stands to the team, as far as the interval tells.
+    """Describe the result of a single agent compared with the team, based on the interval.
 
     >>> verdict(Value(0.5, None, -0.25, (-0.375, -0.125))), verdict(Value(0.5, None, 0.0, (-0.125, 0.125)))
     ('the team is better', 'the tasks do not tell which is better')
@@ -89,7 +94,7 @@ def verdict(rival: Value) -> str:
 
 
 def forms(measure: Measure) -> tuple[Form, Form]:
-    """How a value reads, and a difference."""
+    """Return the formatters of a measure's values and differences."""
     return (percent, points) if measure == "accuracy" else (number, signed)
 
 

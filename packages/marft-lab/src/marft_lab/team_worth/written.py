@@ -1,4 +1,4 @@
-"""What was found, in the run's folder: ``worth.json``, ``worth.md``, ``worth.html``, and pictures."""
+"""Files of the comparison in the run folder: ``worth.json``, ``worth.md``, ``worth.html`` and plots."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from marft_lab.team_worth.session import Worth
 from marft_lab.team_worth.timeline import timeline
 from marft_lab.team_worth.words import as_markdown, headline, tables
 
-SHOWN = 4  # episodes with a picture
+SHOWN = 4  # maximum number of episodes with a plot
 PICTURE = re.compile(r"(contributions|(cross-play|episode)-\d+)\.svg")
 
 
 def write_worth(folder: Path, found: Worth) -> Path:
-    """Write all of it → the page."""
+    """Write the files and return the path to the page."""
     folder.mkdir(exist_ok=True)
     drawn = {"differences": pictures.differences(found.rows, found.measure)}
     if found.resampled and found.resampled.shares:
@@ -45,7 +45,7 @@ def write_worth(folder: Path, found: Worth) -> Path:
     }
     for name, text in files.items():
         atomic.write_file(folder / name, text)
-    for path in folder.glob("*.svg"):  # of more parts, or more of them, that were asked for before
+    for path in folder.glob("*.svg"):  # remove plots of earlier comparisons with more parts
         if PICTURE.fullmatch(path.name) and path.name not in files:
             path.unlink()
     return folder / "worth.html"

@@ -1,1 +1,1 @@
-"""World models: what an environment would answer, learned from what it has answered."""
+"""World models: predictions of an environment's responses, learned from observed transitions."""

@@ -1,4 +1,4 @@
-"""A world model that has seen it before: how often what came of the same words in the same situation."""
+"""Count-based world model: frequencies of outcomes for equal histories and actions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Asked = tuple[Situation, str]
 
 
 class Counts(WorldModelPart):
-    """For worlds of few texts: what came of exactly the same before, as often as it did. It knows nothing else.
+    """Count-based world model for environments with few distinct texts.
 
-    Its uncertainty is the disagreement of an ensemble of bootstraps, each of which has lived every step as often as
-    Poisson(1) says (Oza and Russell 2001): what was lived n times a member knows nothing of with probability e⁻ⁿ.
+    The model predicts the outcomes of exactly the same history and action, with their frequencies. Its uncertainty is
+    the disagreement of a bootstrap ensemble, in which every transition has a Poisson(1) weight per member (Oza and
+    Russell 2001). A member has no data about a transition observed n times with probability e⁻ⁿ.
     """
 
-    members: Few = 32  # of the ensemble
+    members: Few = 32  # number of ensemble members
 
     def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
-        """Count what was lived."""
+        """Fit the model by counts of observed transitions."""
         rows: dict[Asked, dict[Outcome, int]] = {}
         for (situation, action, outcome), count in tallied(lived).items():
             rows.setdefault((situation, action), {})[outcome] = count
@@ -40,9 +41,10 @@ class Counts(WorldModelPart):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What is known of each question."""
+    """Fitted count-based model, with a prediction per history and action."""
 
     known: Mapping[Asked, Prediction]
 
     def predict(self, situation: Situation, action: str) -> Prediction:
+        """Return the prediction; without data, an empty prediction with uncertainty 1."""
         return self.known.get((situation, action)) or Prediction()

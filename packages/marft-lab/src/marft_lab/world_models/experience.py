@@ -1,4 +1,4 @@
-"""What a world model is fitted to: the newest steps of real episodes, and how they are written."""
+"""Experience buffer of a world model: the newest transitions of real episodes, and their file format."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ NAME = "world_model.json"
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Steps that were lived, oldest first, and the lowest and highest return of a real episode so far: of the team ("")
-    and of each agent that had rewards of its own."""
+    """Experience buffer: transitions, oldest first, and the range of returns over real episodes.
+
+    Returns are those of the team ("") and of each agent with individual rewards.
+    """
 
     lived: tuple[Lived, ...] = ()
     returns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def widths(self) -> dict[str, float]:
-        """How far returns differ."""
+        """Range of returns, by role."""
         return {role: high - low for role, (low, high) in self.returns.items()} or {"": 0.0}
 
     def seen(self, returns: Sequence[Mapping[str, float]]) -> Experience:
-        """With the returns of some more real episodes; who is not named earned nothing for itself."""
+        """Return the buffer with the returns of more real episodes; a missing role earned 0."""
         found = dict(self.returns)
         for role in sorted({"", *found, *(role for one in returns for role in one)} if returns else ()):
             before = found.get(role, (0.0, 0.0) if self.returns else ())
@@ -39,13 +41,13 @@ class Experience:
         return replace(self, returns=found)
 
     def with_steps(self, lived: Iterable[Lived], most: int) -> Experience:
-        """With some more steps; of all of them the newest stay."""
+        """Return the buffer with more transitions, limited to the newest ``most`` transitions."""
         return replace(self, lived=(*self.lived, *lived)[-most:])
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where a run stands with its world model: fitted after step ``fitted`` to what was lived, and believed or not."""
+    """State of a world model in a run: experience, trust, and the training step of the last fit."""
 
     experience: Experience = Experience()
     trust: Trust = Trust()
@@ -55,7 +57,7 @@ class Kept:
 class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    observed: list[NonNegativeInt]  # numbers of texts
+    observed: list[NonNegativeInt]  # indices of texts
     done: list[NonNegativeInt]
     action: NonNegativeInt
     following: NonNegativeInt
@@ -66,7 +68,7 @@ class _Row(BaseModel):
 
 
 class _Written(BaseModel):
-    """What ``world_model.json`` of a checkpoint holds."""
+    """Content of ``world_model.json`` in a checkpoint."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -80,7 +82,7 @@ class _Written(BaseModel):
 
 
 def write(folder: Path, kept: Kept) -> None:
-    """Write it as ``world_model.json``, every text once."""
+    """Write the state as ``world_model.json``, with every text once."""
     numbers: dict[str, int] = {}
 
     def number(text: str) -> int:
@@ -108,10 +110,10 @@ def write(folder: Path, kept: Kept) -> None:
 
 
 def read(folder: Path) -> Kept:
-    """Return the experience that a folder holds; an empty one if the file is missing.
+    """Read the state from a folder; an empty state if the file is missing.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: unreadable file.
     """
     file = folder / NAME
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""An environment made from a world model, in which whoever plays the real one plays."""
+"""Environment based on a world model, for the same team as the real environment."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft_lab.world_models.interface import Outcome, Prediction, Situation, WorldModel
 from marft_lab.world_models.words import action_text, gone_on, observation_of
 
-UNCERTAINTY, CUT = "uncertainty", "cut"  # what is declared of imagined steps
+UNCERTAINTY, CUT = "uncertainty", "cut"  # measures of imagined steps
 
 
 @dataclass(frozen=True, slots=True)
 class Imagined:
-    """Episodes as a world model has them. Its tasks are situations that they begin with.
+    """Environment with episodes from a world model; its tasks are start histories.
 
     Args:
-        begins: by a task's id.
-        cutoff: an episode is cut off in the step of which the model is more uncertain than that.
-        reads: roles whose words the environment goes by; (): all.
-        memory: observations that the model is told, at most.
+        model: fitted world model.
+        begins: start history of each task, by task id.
+        cutoff: uncertainty of the model above which an episode is truncated.
+        reads: roles whose texts affect the environment; () for all.
+        memory: maximum observations in the model's input.
     """
 
     model: WorldModel
@@ -33,26 +34,29 @@ class Imagined:
     memory: int = 1
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """All of them are for training: nothing that is imagined is ever held out."""
+        """Return the train split's tasks; no imagined task is ever held out."""
         if split != "train":
             return []
         return [Task(name, observation_of(begin.observed[-1]).text) for name, begin in self.begins.items()]
 
     def start(self, task: Task, seed: int) -> ImaginedSession:
+        """Create an episode's session."""
         return ImaginedSession(self, self.begins[task.id], seed)
 
 
 class ImaginedSession:
-    """One imagined episode. Of what may come of a joint action its stream draws."""
+    """Imagined episode; each step samples an outcome from the model's prediction."""
 
     def __init__(self, world: Imagined, situation: Situation, seed: int) -> None:
         self._world, self._situation = world, situation
         self._stream = np.random.Generator(np.random.Philox(seed))
 
     async def reset(self) -> Observation:
+        """Return the first observation."""
         return observation_of(self._situation.observed[-1])
 
     async def step(self, actions: JointAction) -> Step:
+        """Return a sampled step; a step above the uncertainty cutoff truncates the episode."""
         world = self._world
         said = action_text(actions.actions, world.reads)
         prediction = world.model.predict(self._situation, said)
@@ -73,24 +77,25 @@ class ImaginedSession:
         )
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """No-op: the session holds no resources."""
 
 
 def drawn(prediction: Prediction, uniform: float) -> Outcome:
-    """The outcome at a place of the cumulated probabilities.
+    """Return the outcome at a position of the cumulative probabilities.
 
     Args:
-        uniform: in [0, 1).
+        prediction: prediction with at least one outcome.
+        uniform: random number in [0, 1).
     """
     place = int(np.searchsorted(np.cumsum(prediction.probabilities), uniform, side="right"))
     return prediction.outcomes[min(place, len(prediction.outcomes) - 1)]
 
 
 def was_cut(episode: Episode) -> bool:
-    """Whether an imagined episode ended where the model did not know how it goes on."""
+    """Return True if an imagined episode was truncated by the model's uncertainty."""
     return any(CUT in transition.declared.measures for transition in episode.transitions[-1:])
 
 
 def flagged(episode: Episode) -> Episode:
-    """The episode, marked as one that nobody has lived."""
+    """Return the episode with the flag ``imagined``."""
     return replace(episode, imagined=True)

@@ -1,8 +1,8 @@
-"""Learning from imagined episodes beside real ones (``[dyna]``).
+"""Training on imagined episodes in addition to real episodes (``[dyna]``).
 
-Dyna (Sutton 1990): a model of the environment is learned from what was lived, and the same learner learns from what the
-model says, as from the world itself. Episodes whose model does not know how they go on are left out, and a model that
-is wrong of real episodes is switched off (:mod:`marft_lab.world_models.trust`).
+In Dyna (Sutton 1990), a model of the environment is learned from real experience. The learner trains on the model's
+episodes as on real episodes. Uncertain episodes are left out. A model with wrong predictions of real episodes is
+disabled (:mod:`marft_lab.world_models.trust`).
 """
 
 from __future__ import annotations
@@ -35,22 +35,26 @@ from marft_lab.world_models.words import lived_in
 
 
 class PlaysElsewhere(Rollouts, Protocol):
-    """Plays in other environments than the recipe's, too."""
+    """Rollouts that can also play in another environment than the recipe's."""
 
     def play_in(self, environment: Environment, attempts: Sequence[Attempt], most_steps: int) -> list[Episode]:
-        """Play attempts there: by the same team, paid by that environment alone."""
+        """Play attempts with the same team in a given environment, with rewards of that environment only."""
         ...
 
 
 class Imagining(Around):
-    """Adds imagined episodes to what a step gathers. They are played by the policies as they are in that step; where
-    these are abandoned, what was lived stays true of the world.
+    """Rollout source that adds imagined episodes to a step's real episodes.
+
+    Imagined episodes are played by the policies of the step. After a rollback of the policies, the experience stays
+    valid.
 
     Args:
-        folder: what :meth:`write` has written, where the run goes on.
+        gathering: source of real episodes.
+        rollouts: rollouts for imagined episodes.
+        folder: folder written by :meth:`write`, on resume; None at the start.
 
     Raises:
-        ValueError: what was written cannot be read.
+        ValueError: unreadable state file.
     """
 
     def __init__(self, gathering: Gathering, rollouts: PlaysElsewhere, folder: Path | None = None) -> None:
@@ -63,7 +67,7 @@ class Imagining(Around):
         self.model = self._fit(self.kept.experience, self.kept.fitted)
 
     def collect(self, state: State, on_done: OnDone) -> Collection:
-        """The step's own episodes, which the model is judged by and then fitted to, and imagined ones."""
+        """Collect real episodes, test the model on them, fit the model to them, and add imagined episodes."""
         fresh = self._gathering.collect(state, on_done)
         real = [episode for episode in fresh.played if episode.scored]
         if not fresh.credit_inputs:
@@ -84,8 +88,10 @@ class Imagining(Around):
         )  # fmt: skip
 
     def _live(self, real: Sequence[Episode], step: int) -> list[Heard]:
-        """Hear what the model says of the newest episodes, decide whether it is believed, and only then fit it to
-        them. One that is no longer believed forgets what it was fitted to before."""
+        """Test the model on new episodes, update its trust, and then fit the model to the episodes.
+
+        A model that loses trust drops its earlier experience.
+        """
         returns = [{"": episode.total_reward, **local_rewards(episode)} for episode in real]
         dyna, experience = self._dyna, self.kept.experience.seen(returns)
         lived = [lived_in(episode, dyna.reads, dyna.memory) for episode in real]
@@ -103,7 +109,7 @@ class Imagining(Around):
         return cast("Fits", self._dyna.model).fit(experience.lived, derive_seed(self._run.seed, "world model", step))
 
     def _imagine(self, step: int) -> list[Episode]:
-        """Play imagined episodes as the algorithm's credit asks for → all of them, flagged."""
+        """Play imagined episodes for the credit assignment, and return them with the flag ``imagined``."""
         dyna, run = self._dyna, self._run
         count = dyna.extra_tasks(step, run.rollout.tasks_per_step) if self.kept.trust.on else 0
         begins = _begins(self.kept.experience, dyna.begins == "anywhere")
@@ -111,7 +117,7 @@ class Imagining(Around):
             return []
         stream = f"imagined/{step}"
         places = generator(run.seed, stream).integers(len(begins), size=count)
-        groups = Counter(begins[place] for place in places)  # attempts that begin alike are compared with each other
+        groups = Counter(begins[place] for place in places)  # attempts with the same start are compared with each other
         world = Imagined(
             self.model, {f"{stream}/{number}": begin for number, begin in enumerate(groups)}, dyna.cutoff, dyna.reads,
             dyna.memory,
@@ -131,7 +137,7 @@ class Imagining(Around):
         return [flagged(episode) for episode in everything]
 
     def _said(self, was_on: bool, step: int, heard: Sequence[Heard]) -> list[str]:
-        """What there is to say where the model was switched."""
+        """Return notes about a change of the model's trust."""
         on = self.kept.trust.on
         if on == was_on:
             return []
@@ -155,13 +161,17 @@ class Imagining(Around):
         return found
 
     def write(self, folder: Path) -> None:
+        """Write the source's state and the world model's state to a checkpoint."""
         super().write(folder)
         write(folder, self.kept)
 
 
 def _begins(experience: Experience, anywhere: bool) -> list[Situation]:
-    """What imagined episodes may begin with: what real ones did, as often as they did; or all that was ever observed,
-    each once, for what lies near a goal is seldom seen."""
+    """Return the possible start histories of imagined episodes.
+
+    The starts of real episodes are repeated by frequency. With ``anywhere``, each observed history occurs once, because
+    histories near a goal are rare.
+    """
     if anywhere:
         return list(dict.fromkeys(one.situation for one in experience.lived))
     return [one.situation for one in experience.lived if one.first]

@@ -1,6 +1,6 @@
-"""What a world model is asked, what it is told, and what it answers.
+"""Types of world models: histories, transitions, predictions and interfaces.
 
-Texts stand for what is observed and done, so that one model may look them up and another one read them.
+Observations and actions are texts, for models with lookup tables and for models that read words.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the last observations of an episode were, oldest first, and what the team did after each but the last; both
-    as one text each (:mod:`marft_lab.world_models.words`).
+    """Recent history of an episode: the last observations, oldest first, and the team's actions between them.
+
+    Each observation and action is one text (:mod:`marft_lab.world_models.words`).
 
     >>> Situation(("You stand at S.",)).observed
     ('You stand at S.',)
@@ -30,21 +31,21 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a joint action: the next observation, "" where it was the end, and what the step earned."""
+    """Outcome of a joint action: next observation, "" at the end, and the step's rewards."""
 
     following: str
     reward: float
     agent_rewards: tuple[tuple[str, float], ...] = ()
-    success: bool | None = None  # at the end, where the environment can tell
+    success: bool | None = None  # known at the end, if the environment reports success
 
     def earned(self, role: str = "") -> float:
-        """What the team earned, or an agent for itself."""
+        """Return the team's reward, or an agent's individual reward."""
         return dict(self.agent_rewards).get(role, 0.0) if role else self.reward
 
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """One environment step of a real episode. ``first`` where the episode began with it."""
+    """Environment step of a real episode; ``first`` is True for the first step."""
 
     situation: Situation
     action: str
@@ -54,12 +55,12 @@ class Lived:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What may come of a joint action.
+    """Prediction for a joint action.
 
     Args:
-        outcomes: that are possible; () where the model knows nothing of it.
-        probabilities: of each, [O]; they add up to 1.
-        uncertainty: how far the model is from knowing that, from 0 to 1; chance in the world itself is none.
+        outcomes: possible outcomes; () without data.
+        probabilities: probability of each outcome, shape [outcomes]; the sum is 1.
+        uncertainty: epistemic uncertainty of the model from 0 to 1, without the randomness of the environment.
     """
 
     outcomes: Sequence[Outcome] = ()
@@ -67,19 +68,19 @@ class Prediction:
     uncertainty: float = 1.0
 
     def reward(self, role: str = "") -> float:
-        """The team's, or an agent's own, as expected."""
+        """Return the team's expected reward, or an agent's expected individual reward."""
         both = zip(self.probabilities, self.outcomes, strict=True)
         return float(sum(p * outcome.earned(role) for p, outcome in both))
 
     def spread(self, role: str = "") -> float:
-        """How far that reward is from what is expected, as expected: ``Σ p |r − E r|``."""
+        """Return the reward's expected absolute deviation from its mean: ``Σ p |r − E r|``."""
         mean = self.reward(role)
         both = zip(self.probabilities, self.outcomes, strict=True)
         return float(sum(p * abs(outcome.earned(role) - mean) for p, outcome in both))
 
     @property
     def ways(self) -> Mapping[str, float]:
-        """The probability of each next observation, "" for the end."""
+        """Probability of each next observation; "" for the end."""
         found: dict[str, float] = {}
         for p, outcome in zip(self.probabilities, self.outcomes, strict=True):
             found[outcome.following] = found.get(outcome.following, 0.0) + float(p)
@@ -87,24 +88,26 @@ class Prediction:
 
 
 class WorldModel(Protocol):
-    """A model as it was fitted."""
+    """Interface for fitted world models."""
 
     def predict(self, situation: Situation, action: str) -> Prediction:
-        """What may come of what the team does. The same question has the same answer."""
+        """Return the prediction for a history and a joint action, as a deterministic function."""
         ...
 
 
 class Fits(Protocol):
-    """A world model as a recipe names it."""
+    """Interface for world models in a recipe."""
 
     def fit(self, lived: Sequence[Lived], seed: int) -> WorldModel:
-        """Fit it to what was lived, oldest first; to nothing at a run's beginning. The same steps and seed make the
-        same model: that is how a run goes on."""
+        """Fit the model to transitions, oldest first; a run starts without transitions.
+
+        The same transitions and seed give the same model, which resume requires.
+        """
         ...
 
 
 def tallied(lived: Sequence[Lived]) -> dict[tuple[Situation, str, Outcome], int]:
-    """How often each step was lived, in the order in which they first were."""
+    """Return the count of each distinct transition, in order of first occurrence."""
     counts: dict[tuple[Situation, str, Outcome], int] = {}
     for one in lived:
         key = (one.situation, one.action, one.outcome)
@@ -113,8 +116,10 @@ def tallied(lived: Sequence[Lived]) -> dict[tuple[Situation, str, Outcome], int]
 
 
 def disagreement(members: Floats) -> float:
-    """How far an ensemble is from one mind: the mean distance of a member's distribution from that of them all, in
-    total variation. A member that knows nothing (zeros) is as far away as can be.
+    """Return the disagreement of an ensemble, from 0 to 1.
+
+    The disagreement is the mean total variation distance between a member's distribution and the mean distribution. A
+    member without data (zeros) has distance 1.
 
     >>> disagreement(np.array([[1.0, 0.0], [1.0, 0.0]])), disagreement(np.array([[1.0, 0.0], [0.0, 1.0]]))
     (0.0, 0.5)
@@ -122,7 +127,7 @@ def disagreement(members: Floats) -> float:
     0.5
 
     Args:
-        members: what each of M says of O outcomes, [M, O].
+        members: distribution of each member over the outcomes, shape [members, outcomes].
     """
     knows = members.sum(1) > 0
     if not knows.any():

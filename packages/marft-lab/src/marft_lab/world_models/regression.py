@@ -1,4 +1,4 @@
-"""A world model that generalises: regressions on hashed words, each of which names one of the outcomes seen."""
+"""Regression-based world model, which generalizes: ridge regressions on hashed words predict observed outcomes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ Places = Annotated[int, Field(ge=16, le=4096)]
 
 
 class Regression(WorldModelPart):
-    """For worlds of more texts than are ever seen twice: what follows is the outcome, of those seen, that is nearest to
-    what a ridge regression on hashed words expects. Its uncertainty is how many of an ensemble name another one.
+    """World model for environments with many distinct texts.
 
-    Members are fitted to bootstraps (each step counts as often as Poisson(1) says), and read the words of a situation,
-    where each stands, and all of that together with what was done. An outcome is the hashed words of what is observed
-    next, beside its rewards and whether it is the end. Where all are equally wrong they do not know it: what the check
-    on real episodes is for.
+    The prediction is the observed outcome nearest to the output of a ridge regression on hashed words. The uncertainty
+    is the disagreement of an ensemble on this outcome.
+
+    Members are fitted to bootstraps with Poisson(1) weights. Their features are the words of a history with their
+    positions, and the words of the last observation combined with the action. The target vector of an outcome has the
+    hashed words of the next observation, the rewards, and a flag for the end. The ensemble cannot detect errors shared
+    by all members; the check on real episodes detects them.
     """
 
-    members: Few = 8  # of the ensemble
-    dimensions: Places = 256  # places that words are hashed to
-    ridge: Positive = 1.0  # what is laid on the squares of its weights
+    members: Few = 8  # number of ensemble members
+    dimensions: Places = 256  # number of hash buckets for words
+    ridge: Positive = 1.0  # L2 penalty on the regression weights
 
     def fit(self, lived: Sequence[Lived], seed: int) -> Regressed:
-        """Fit the members to what was lived."""
+        """Fit the members to transitions."""
         counts = tallied(lived)
         outcomes = list(dict.fromkeys(outcome for _, _, outcome in counts))
         if not outcomes:
@@ -49,7 +51,7 @@ class Regression(WorldModelPart):
         )
 
     def _targets(self, outcomes: Sequence[Outcome]) -> Floats:
-        """Outcomes as vectors in which observations, rewards and ends count alike, [O, K]."""
+        """Return the target vectors of outcomes, shape [outcomes, targets], with rewards scaled to [0, 1]."""
         seen = np.array([hashed(words(one.following), self.dimensions // 2) for one in outcomes])
         roles = sorted({role for one in outcomes for role, _ in one.agent_rewards})
         own = [dict(one.agent_rewards) for one in outcomes]
@@ -63,7 +65,7 @@ class Regression(WorldModelPart):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Regressed:
-    """The members' weights, [M, D, K], and the outcomes seen with their vectors, [O, K]."""
+    """Fitted regression model: members' weights, shape [M, D, K], and observed outcomes with targets, shape [O, K]."""
 
     dimensions: int
     outcomes: tuple[Outcome, ...]
@@ -71,6 +73,7 @@ class Regressed:
     weights: Floats
 
     def predict(self, situation: Situation, action: str) -> Prediction:
+        """Return the outcomes named by the members, with the fraction of votes as probability."""
         if not self.outcomes:
             return Prediction()
         expected = features(situation, action, self.dimensions) @ self.weights  # [M, K]
@@ -83,12 +86,13 @@ class Regressed:
 
 
 def ridge(x: Floats, y: Floats, weights: np.ndarray, penalty: float) -> Floats:
-    """``argmin_W Σ_n w_n ‖x_n W − y_n‖² + penalty ‖W‖²``, [D, K].
+    """Return the weighted ridge solution ``argmin_W Σ_n w_n ‖x_n W − y_n‖² + penalty ‖W‖²``, shape [D, K].
 
     Args:
-        x: [N, D].
-        y: [N, K].
-        weights: of rows, [N].
+        x: features, shape [N, D].
+        y: targets, shape [N, K].
+        weights: weights of the rows, shape [N].
+        penalty: L2 penalty.
     """
     weighed = x * weights[:, None]
     found: Floats = np.linalg.solve(x.T @ weighed + penalty * np.eye(x.shape[1]), weighed.T @ y)
@@ -96,8 +100,11 @@ def ridge(x: Floats, y: Floats, weights: np.ndarray, penalty: float) -> Floats:
 
 
 def features(situation: Situation, action: str, dimensions: int) -> Floats:
-    """A question as a vector, [D]: the words of each observation and of each action, where they stand, and all of the
-    last observation's together with the action."""
+    """Return the features of a history and an action, shape [dimensions].
+
+    The features are the words of each observation with age and position, earlier actions, and words of the last
+    observation combined with the action.
+    """
     named = [f"{age} {word}" for age, text in enumerate(reversed(situation.observed)) for word in words(text)]
     named += [f"done {age} {text}" for age, text in enumerate(reversed(situation.done))]
     together = [f"{word} then {action}" for word in words(situation.observed[-1])]
@@ -105,7 +112,7 @@ def features(situation: Situation, action: str, dimensions: int) -> Floats:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, each with where it stands.
+    """Return the words of a text, each with its position.
 
     >>> words("SF FG")
     ['0 SF', '1 FG']
@@ -114,8 +121,10 @@ def words(text: str) -> list[str]:
 
 
 def hashed(named: Sequence[str], dimensions: int) -> Floats:
-    """Features as a vector of length 1 or 0, [dimensions]: each adds 1 or −1, as one bit of its hash says, at the place
-    that the rest names (Weinberger et al. 2009)."""
+    """Return hashed features as a vector of length 1 or 0, shape [dimensions].
+
+    Each feature adds 1 or −1, by one bit of its hash, at an index from the remaining bits (Weinberger et al. 2009).
+    """
     found = np.zeros(dimensions)
     for name in named:
         code = crc32(name.encode())

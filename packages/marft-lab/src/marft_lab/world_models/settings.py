@@ -1,4 +1,4 @@
-"""Learning from imagined episodes beside real ones (``[dyna]``), and what does not go with it."""
+"""Settings for ``[dyna]``: training on imagined episodes, and checks for compatibility."""
 
 from __future__ import annotations
 
@@ -21,27 +21,31 @@ if TYPE_CHECKING:
 
 
 class DynaSettings(TrainingSection):
-    """A world model is fitted to the real episodes, and the team learns from episodes that are imagined with it, too.
-    These are never counted as real ones, nor evaluated on."""
+    """Training on imagined episodes from a world model that is fitted to real episodes.
+
+    Imagined episodes never count as real episodes, and are not used for evaluation.
+    """
 
     key: ClassVar[str] = "dyna"
 
-    model: WorldModelPlugin  # the world model; counts, where none is named
-    share: Annotated[float, Field(ge=0, le=0.98)] = 0.5  # of the episodes that a step plays, how many are imagined
-    warm_up: CountOrNone = 1  # first steps, which learn from real episodes alone
-    ramp: CountOrNone = 0  # steps after those in which the share grows to what it is; 0: at once
-    horizon: Count = 32  # environment steps of an imagined episode, at most; rollout.max_steps holds, too
-    cutoff: Fraction = 0.2  # uncertainty of the model above which an imagined episode is cut off, and left out
-    # what imagined episodes begin with: what real ones begin with, or anything that was observed in one
+    model: WorldModelPlugin  # world model; default: counts
+    share: Annotated[float, Field(ge=0, le=0.98)] = 0.5  # imagined fraction of the episodes of a step
+    warm_up: CountOrNone = 1  # first training steps, which only use real episodes
+    # training steps after the warmup with a linearly growing fraction; 0 for the full fraction at once
+    ramp: CountOrNone = 0
+    horizon: Count = 32  # maximum environment steps of an imagined episode; rollout.max_steps applies as well
+    cutoff: Fraction = 0.2  # uncertainty of the model above which an imagined episode is truncated and left out
+    # starts of imagined episodes: first observations of real episodes, or any observed history
     begins: Literal["first", "anywhere"] = "first"
-    reads: Names = ()  # roles whose words the environment goes by; []: all
-    memory: Few = 1  # last observations of an episode that what follows depends on
-    remember: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000  # environment steps it is fitted to: the newest
-    check: bool = True  # whether it is switched off where it is wrong of real episodes
-    # how much more often than it expects itself the model may be wrong, on average; of rewards, as a share of how
-    # far returns differ
+    reads: Names = ()  # roles whose texts affect the environment; [] for all
+    memory: Few = 1  # number of last observations that determine the next one
+    # maximum transitions in the experience buffer, the newest
+    remember: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
+    check: bool = True  # True to disable the model automatically after wrong predictions of real episodes
+    # tolerated mean excess of the model's error over its own expectation; for rewards relative to the range of returns
     bound: Annotated[float, Field(ge=0, lt=1)] = 0.25
-    alarm: Annotated[float, Field(gt=0, le=0.5)] = 1e-4  # real steps, or episodes, per false alarm: one over this
+    # false alarm rate: at most one false alarm per 1 / alarm real steps or episodes, on average
+    alarm: Annotated[float, Field(gt=0, le=0.5)] = 1e-4
 
     @model_validator(mode="before")
     @classmethod
@@ -49,7 +53,7 @@ class DynaSettings(TrainingSection):
         return {"model": {"name": "counts"}, **table} if isinstance(table, dict) else table
 
     def share_at(self, step: int) -> float:
-        """The share of a step, counted from 0.
+        """Return the imagined fraction of a training step; steps count from 0.
 
         >>> settings = DynaSettings.model_construct(share=0.5, warm_up=2, ramp=4)
         >>> [settings.share_at(step) for step in range(7)]
@@ -59,11 +63,12 @@ class DynaSettings(TrainingSection):
         return 0.0 if since <= 0 else self.share * min(1.0, since / max(self.ramp, 1))
 
     def extra_tasks(self, step: int, tasks: int) -> int:
-        """Return how many tasks are imagined in a step beside ``tasks`` real ones."""
+        """Return the number of imagined tasks in a step with ``tasks`` real tasks."""
         share = self.share_at(step)
         return round(tasks * share / (1 - share))
 
     def wrap_source(self, source: Gathering, rollouts: Rollouts, folder: Path | None) -> Gathering:
+        """Wrap a rollout source, to add imagined episodes."""
         from marft.rollout.rollouts import LocalRollouts
         from marft_lab.world_models.imagining import Imagining
 
@@ -71,6 +76,7 @@ class DynaSettings(TrainingSection):
         return Imagining(source, rollouts, folder)
 
     def problems(self, run: RunSettings) -> Iterable[str]:
+        """Yield problems of the settings."""
         roles = [agent.role for agent in run.agents]
         for role in self.reads:
             if role not in roles:

@@ -1,16 +1,14 @@
-"""Whether a world model is believed: what it says of real episodes before it has learned from them.
+"""Trust in a world model: a sequential test of predictions on real episodes, before the model learns from them.
 
-For each real step the model gives every next observation x a probability p(x). If it is right, the true one is missed
-as often as the model itself expects: ``excess = Σ p(x)² − p(true)`` has mean 0, however much chance the world has in
-it, and it is 1 where a sure model is wrong. For the rewards of an episode
-``excess = (|Σ (r − E r)| − Σ E|r − E r|) / width`` has a mean of at most 0; where agents have rewards of their own,
-all three are sums over the team's and theirs.
+For each real step the model gives every next observation x a probability p(x). For a correct model, ``excess = Σ p(x)²
+− p(true)`` has mean 0, for any randomness of the environment. A confident wrong prediction has excess 1. For the
+rewards of an episode, ``excess = (|Σ (r − E r)| − Σ E|r − E r|) / width`` has a mean of at most 0. With individual
+rewards of agents, all three terms are sums over the team and the agents.
 
-A test bets that the mean excess is above a bound (:mod:`marft.common.betting`), and begins anew whenever its capital
-falls below 1: a detector of changes that sounds falsely once in 1/alarm observations at most, on average (an
-e-detector of CUSUM's form: Shin et al. 2022). A model that it sounds for is switched off; the same test the other way
-round, on what it says from then on, switches it on again. (Which losses are bet on, and that a model may come back, is
-our own reading of what a model-based learner should watch.)
+A test bets that the mean excess is above a bound (:mod:`marft.common.betting`). Its capital is reset to 1 whenever it
+falls below 1. This is a change detector with at most one false alarm per 1/alarm observations on average (an e-detector
+of CUSUM's form: Shin et al. 2022). An alarm disables the model. The reverse test on later predictions enables the model
+again. OUR READING: the choice of losses, and the return of a model.
 """
 
 from __future__ import annotations
@@ -29,13 +27,16 @@ Logs = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a model said of one real episode: the excess of each step that it knew enough of, and of their rewards
-    together, each in [−1, 1].
+    """A model's prediction errors on a real episode.
+
+    The excess values are those of each sufficiently certain step, and of their rewards together, each in [−1, 1].
 
     Args:
-        known: share of the steps that it knew enough of.
-        missed: 1 − p(true), mean over those.
-        reward_error: |Σ (r − E r)| over those, the team's and all agents' own together, in the environment's measure.
+        steps: excess of each certain step.
+        reward: excess of the rewards.
+        known: fraction of certain steps.
+        missed: mean of 1 − p(true) over certain steps.
+        reward_error: |Σ (r − E r)| over certain steps, summed over the team and all agents, in the environment's unit.
     """
 
     steps: tuple[float, ...]
@@ -47,19 +48,22 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whether the model is on, and the logarithm of what each bet has: on steps and on rewards, against it while it
-    is on, for it while it is off."""
+    """Trust in a model: enabled or not, with the log capital of each bet on steps and on rewards.
+
+    The bets are against the model while the model is enabled, and for the model while it is disabled.
+    """
 
     on: bool = True
     steps: Logs = NOTHING
     rewards: Logs = NOTHING
 
     def after(self, heard: Sequence[Heard], bound: float, alarm: float) -> Trust:
-        """Trust after some more real episodes.
+        """Return the trust after more real episodes.
 
         Args:
-            bound: the mean excess up to which the model is good enough.
-            alarm: observations per false alarm are at least one over this, on average.
+            heard: prediction errors of the episodes.
+            bound: tolerated mean excess.
+            alarm: false alarm rate: at most one false alarm per 1 / alarm observations, on average.
         """
         trust, enough = self, float(np.log(1 / alarm))
         for episode in heard:
@@ -75,7 +79,7 @@ class Trust:
 
 
 def _bet(logs: Logs, excess: Sequence[float], bound: float, *, against: bool) -> Logs:
-    """What each bet has after some more observations; one that has lost begins anew with 1."""
+    """Return the log capital of each bet after more observations; capital below 1 is reset to 1."""
     capital = np.array(logs)
     for one in excess:
         x, mean = (one + 1) / 2, (bound + 1) / 2
@@ -85,11 +89,13 @@ def _bet(logs: Logs, excess: Sequence[float], bound: float, *, against: bool) ->
 
 
 def heard_of(model: WorldModel, lived: Sequence[Lived], cutoff: float, widths: Mapping[str, float]) -> Heard:
-    """What a model says of the steps of one real episode.
+    """Return a model's prediction errors on a real episode's steps.
 
     Args:
-        cutoff: uncertainty above which it is not asked: there nothing is imagined either.
-        widths: of the returns of real episodes, of the team ("") and of each agent's own; 0 where all are the same.
+        model: fitted world model.
+        lived: transitions of the episode.
+        cutoff: uncertainty above which a step is skipped, because imagined episodes end there, too.
+        widths: range of returns of the team ("") and of each agent; 0 for constant returns.
     """
     steps, missed = list[float](), list[float]()
     off, expected = dict.fromkeys(widths, 0.0), 0.0
@@ -112,7 +118,7 @@ def heard_of(model: WorldModel, lived: Sequence[Lived], cutoff: float, widths: M
 
 
 def of_step(said: Prediction, following: str) -> tuple[float, float]:
-    """The excess of one step, and how much of the probability missed what came: ``Σ p² − p(true)``, ``1 − p(true)``."""
+    """Return a step's excess and missed probability: ``Σ p² − p(true)``, ``1 − p(true)``."""
     ways = said.ways
     true = ways.get(following, 0.0)
     return _clipped(sum(p * p for p in ways.values()) - true), 1.0 - true

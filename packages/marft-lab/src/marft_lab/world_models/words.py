@@ -1,4 +1,4 @@
-"""Episodes as a world model is told them: observations and joint actions as texts, and back."""
+"""Text codec for world models: conversion between texts and observations or joint actions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from marft.common.types import Action, Episode, Observation
 from marft_lab.world_models.interface import Lived, Outcome, Situation
 
-MARK = "\0"  # what the text of an observation of several parts begins with
+MARK = "\0"  # first character of the text of a structured observation
 
 
 def observation_text(observation: Observation) -> str:
-    """All of an observation as one text: as it is where everybody is shown the same and nothing else is said.
+    """Return an observation as a single text; an observation with text only stays unchanged.
 
     >>> observation_text(Observation("Rain.")), observation_text(Observation("Rain.", turn=("cook",)))
     ('Rain.', '\\x00{"options": {}, "text": "Rain.", "turn": ["cook"], "views": {}}')
@@ -29,7 +29,7 @@ def observation_text(observation: Observation) -> str:
 
 
 def observation_of(text: str) -> Observation:
-    """The observation that a text is of."""
+    """Parse an observation's text."""
     if not text.startswith(MARK):
         return Observation(text)
     table: dict[str, Any] = json.loads(text[1:])
@@ -38,23 +38,26 @@ def observation_of(text: str) -> Observation:
 
 
 def action_text(actions: Sequence[Action], reads: Collection[str]) -> str:
-    """What the team did in one step as one text: the last words of each agent that the environment goes by.
+    """Return a step's joint action as JSON text: the last text of each relevant agent.
 
     Args:
-        actions: of the step, in the order in which they were asked for.
-        reads: roles; empty: all.
+        actions: actions of the step, in the order of requests.
+        reads: roles whose texts affect the environment; empty for all.
     """
     said = {action.agent: action.text.strip() for action in actions if not reads or action.agent in reads}
     return json.dumps(said, ensure_ascii=False, sort_keys=True)
 
 
 def lived_in(episode: Episode, reads: Collection[str], memory: int) -> list[Lived]:
-    """The steps of an episode whose outcome is known: all, but the last of one that was cut off, for nobody knows what
-    would have been observed after it.
+    """Return the transitions of an episode with known outcomes.
+
+    The last step of a truncated episode is left out, because its next observation is unknown. A failed episode has no
+    transitions.
 
     Args:
-        reads: roles whose words the environment goes by; empty: all.
-        memory: observations that a situation has, at most.
+        episode: episode.
+        reads: roles whose texts affect the environment; empty for all.
+        memory: maximum observations in a history.
     """
     if not episode.scored:
         return []
@@ -79,6 +82,6 @@ def lived_in(episode: Episode, reads: Collection[str], memory: int) -> list[Live
 
 
 def gone_on(situation: Situation, action: str, following: str, memory: int) -> Situation:
-    """The situation after a step that was not the end."""
+    """Return the history after a step that did not end the episode."""
     observed, done = (*situation.observed, following), (*situation.done, action)
     return Situation(observed[-memory:], done[len(done) - (len(observed[-memory:]) - 1) :])

@@ -1,1 +1,1 @@
-"""Commands of marft_serve."""
+"""Commands from marft_serve."""

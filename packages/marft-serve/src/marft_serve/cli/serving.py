@@ -53,7 +53,7 @@ def serve(
         observer, overrides = observer_named("shadow", second), [*others(overrides)]
 
     def ready(address: str, models: Sequence[str]) -> None:
-        if mcp != "stdio":  # where standard output is the protocol's
+        if mcp != "stdio":  # with stdio, standard output belongs to the protocol
             lines = [*announced(address, models, where, offered, record)]
             lines += [observer.announcement] if observer.announcement else []
             console.print("\n".join(lines), soft_wrap=True, markup=False)
@@ -65,17 +65,17 @@ def serve(
 
 
 def of_shadow(words: Sequence[str]) -> Iterator[str]:
-    """Of words that change settings those that are the shadow's."""
+    """Return the overrides for the shadow team."""
     return (word for pair in _pairs(words) if pair[0].startswith(SHADOW) for word in pair)
 
 
 def others(words: Sequence[str]) -> Iterator[str]:
-    """The others."""
+    """Return the overrides for the served team."""
     return (word for pair in _pairs(words) if not pair[0].startswith(SHADOW) for word in pair)
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Words as they belong together: ``--key value``, or ``--key=value``."""
+    """Yield overrides in pairs: ``--key value``, or a single ``--key=value``."""
     left = iter(words)
     for word in left:
         value = None if "=" in word or not word.startswith("--") else next(left, None)

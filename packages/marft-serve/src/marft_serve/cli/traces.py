@@ -1,4 +1,4 @@
-"""``marft score`` and ``marft sft``: what traces of other programs are worth, and a warm start from them."""
+"""``marft score`` and ``marft sft``: scores for traces, and a warm start from traces."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def sft(
     """``marft sft``.
 
     Raises:
-        SystemExit: it was interrupted, and what it has learned is saved.
+        SystemExit: the run was interrupted; its progress is saved.
     """
     run, folder = _warm_start_of(recipe, overrides, traces, roles)
     refuse_nothing_to_train(run)
@@ -107,7 +107,7 @@ def sft(
 def _warm_start_of(
     recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str]
 ) -> tuple[RunSettings, RunFolder]:
-    """The settings and the folder of a warm start: of a recipe, or of one that goes on."""
+    """Return settings and folder for a warm start, new or resumed."""
     if recipe.is_dir():
         folder = RunFolder.open(recipe)
         beside(folder.path)
@@ -120,7 +120,7 @@ def _warm_start_of(
 def _recipe_of(
     recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], what: str
 ) -> RunSettings:
-    """A recipe with the traces that the command names. Its folder is called after the recipe, and what is done."""
+    """Return a recipe with the command's traces; the default run name combines recipe and command."""
     run = load_recipe(recipe / "config.toml" if recipe.is_dir() else recipe, overrides)
     changes = dict(_changes(run, traces, roles))
     if "name" not in keys_of(overrides):
@@ -133,7 +133,7 @@ def _changes(run: RunSettings, traces: Sequence[Path], roles: Sequence[str]) -> 
 
 
 def _table(rows: Sequence[tuple[str, float | None, Sequence[float | None]]], roles: Sequence[str]) -> Table:
-    """Means of an episode: a row a term, a column for the team and for each agent."""
+    """Return a table with means per episode: one row per term, one column each for the team and the agents."""
     table = Table(box=None, pad_edge=False)
     table.add_column("a mean episode's")
     for heading in ("team", *roles):

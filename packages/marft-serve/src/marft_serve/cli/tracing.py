@@ -1,4 +1,4 @@
-"""``marft trace``: recorded episodes as spans of OpenTelemetry, to a receiver or a file."""
+"""``marft trace``: export recorded episodes as OpenTelemetry spans, to an endpoint or a file."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def trace(
     """``marft trace``.
 
     Raises:
-        ValueError: there is nothing to send, or nowhere to.
-        RunError: the receiver did not take everything; the message says how much it did.
+        ValueError: there is nothing to export, or no destination.
+        RunError: the endpoint did not accept everything; the message gives the progress.
         SystemExit: Ctrl-C.
     """
     if bool(otlp) == bool(file):

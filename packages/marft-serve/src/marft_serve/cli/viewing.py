@@ -14,7 +14,7 @@ def view(runs: Sequence[Path], host: str, port: int, token: bool) -> None:
     """``marft view``.
 
     Raises:
-        ValueError: a package is missing, no run is there, or it cannot listen there.
+        ValueError: a package is missing, there is no run, or the server cannot listen on this host and port.
         SystemExit: Ctrl-C.
     """
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn")):
@@ -24,6 +24,7 @@ def view(runs: Sequence[Path], host: str, port: int, token: bool) -> None:
     console = wide_console()
 
     def ready(url: str) -> None:
+        """Print the URL."""
         console.print(f"{url}\nopen it in a browser; Ctrl-C ends it", soft_wrap=True, markup=False)
 
     try:

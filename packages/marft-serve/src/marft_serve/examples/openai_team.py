@@ -1,8 +1,8 @@
-"""The demo's team as a program of its own: plain code around an OpenAI client, of which training changes the address.
+"""The demo's team as a separate program: plain code around an OpenAI client, with the address from MARFT.
 
     marft train demo --team "{ organization = 'program', call = 'marft_serve.examples.openai_team:solve' }"
 
-It asks for what the demo's own chain asks for, in the same words, and trains to the same weights, bit for bit.
+The program sends the same prompts as the demo's own chain. Training gives the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from marft_serve.gateway.client import Client
 
 @cache
 def shared() -> OpenAI:
-    """One pool of connections for all episodes: to make a client takes longer than to ask a small model."""
+    """Return the connection pool for all episodes; creating a client takes longer than a request to a small model."""
     return OpenAI(base_url="http://127.0.0.1", api_key="none")
 
 
 def solve(task: Task, clients: Mapping[str, Client]) -> str:
-    """The reasoner works out the first step, and the actor, who is told, finishes."""
+    """Let the reasoner work out the first step, then let the actor answer."""
     thought = ask(clients["reasoner"], task.prompt)
     return ask(clients["actor"], f"{task.prompt}\n\nMessage from reasoner:\n{thought}")
 
 
 def ask(client: Client, question: str) -> str:
-    """One question to one agent → what it says."""
+    """Send a question to an agent; return the reply."""
     completion = (
         shared()
         .with_options(**client.keywords)

@@ -1,1 +1,1 @@
-"""A gateway for agents that are somebody else's program: its clients ask over HTTP, and every request is an action."""
+"""Gateway for agents in external programs: clients send HTTP requests, and each request becomes an action."""

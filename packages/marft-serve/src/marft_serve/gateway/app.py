@@ -1,4 +1,4 @@
-"""The gateway's addresses: ``/e/<secret>/<role>/v1/…`` for clients, ``/e/<secret>/waiting`` for programs."""
+"""Routes of the gateway: ``/e/<secret>/<role>/v1/…`` for clients, ``/e/<secret>/waiting`` for programs."""
 
 from __future__ import annotations
 
@@ -47,10 +47,13 @@ SERVED = ("chat/completions", "responses", "messages", "messages/count_tokens", 
 
 
 class App:
-    """Answers requests. It lives on the gateway's thread; sessions on the run's event loop.
+    """ASGI application of the gateway.
+
+    It runs on the gateway's thread. Sessions run on the run's event loop.
 
     Args:
-        session_of: of a secret; raises :class:`RequestError` where there is none.
+        session_of: function from a secret to its session; raises :class:`RequestError` for an unknown secret.
+        bounds: limits on request bodies.
     """
 
     def __init__(self, session_of: Callable[[str], Session], bounds: Bounds) -> None:
@@ -80,7 +83,7 @@ class App:
             ],
             exception_handlers={HTTPException: no_address(unknown)},
         )
-        self.asgi.router.redirect_slashes = False  # an address that is none is none with a slash behind it too
+        self.asgi.router.redirect_slashes = False  # an unknown address stays unknown with a trailing slash
 
     def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
         return in_words(protocol, partial(self._answer, protocol), headers_of)
@@ -96,13 +99,13 @@ class App:
             return await _streamed(request, protocol, session, asked, wanted)
         answered = await unless_gone(request, _on(session, session.ask(wanted)))
         if answered is None:
-            return Response(status_code=499)  # which nobody reads
+            return Response(status_code=499)  # the client has disconnected
         exchange, replies = answered
         try:
             session.kept.setdefault(role, {}).update(protocol.kept(asked, replies))
             begun = [Begun.of(reply.action) for reply in replies]
             response = JSONResponse(protocol.response(asked, replies, _about(asked, begun)), headers=_headers(begun))
-        except Exception as error:  # the same request would be an action of its own, and end here as well
+        except Exception as error:  # a retry would be a new action and fail in the same way
             raise RequestError(500, "no_response", "the action is recorded, and no response can say it") from error
         session.loop.call_soon_threadsafe(session.deliver, exchange)
         return response
@@ -145,15 +148,15 @@ class App:
 
 
 def headers_of(error: RequestError) -> dict[str, str]:
-    """Return what is said beside a refusal: the same request would be refused again."""
+    """Return headers for an error response; clients should not retry, because the retry would fail too."""
     return {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
 
 
 def _wanted(request: Request, role: str, asked: Asked, body: bytes) -> ClientRequest:
-    """The request as its session takes it.
+    """Convert an HTTP request to a request to the session.
 
     Raises:
-        RequestError: a header cannot be read.
+        RequestError: a header is invalid.
     """
     headers = request.headers
     counts = [headers[name] for name in RETRY_COUNTS if name in headers]
@@ -175,10 +178,12 @@ def _wanted(request: Request, role: str, asked: Asked, body: bytes) -> ClientReq
 async def _streamed(
     request: Request, protocol: Protocol, session: Session, asked: Asked, wanted: ClientRequest
 ) -> Response:  # fmt: skip
-    """A response that begins with the first that is said. A client that goes away leaves its actions to go on.
+    """Return a streamed response, starting at the first event.
+
+    If the client disconnects, its actions continue.
 
     Raises:
-        RequestError: nothing is.
+        RequestError: the request failed before the first event.
     """
     hearing, exchanged, actions = Hearing(), list[Exchange](), list[Begun]()
 
@@ -200,12 +205,12 @@ async def _streamed(
     first = await unless_gone(request, anext(texts))
     if first is None:
         answering.cancel()
-        return Response(status_code=499)  # which nobody reads
+        return Response(status_code=499)  # the client has disconnected
     return EventStream(protocol, texts, _headers(actions), first)
 
 
 def _about(asked: Asked, actions: Sequence[Begun]) -> dict[str, Any]:
-    """What a response says of its actions."""
+    """Return the response fields about the actions."""
     return {"model": actions[0].policy, "marft": _told(asked, actions)}
 
 
@@ -214,7 +219,7 @@ def _headers(actions: Sequence[Begun]) -> dict[str, str]:
 
 
 def _told(asked: Asked, actions: Sequence[Begun]) -> dict[str, Any]:
-    """The names of actions, what was asked for and only recorded, how they went on."""
+    """Return the action ids, the recorded-only and ignored fields, and the reason of a new segment."""
     told: dict[str, Any] = {"actions": [action.id for action in actions], "sees": list(actions[0].sees)}
     if asked.chat.wishes:
         told["recorded_only"] = dict(asked.chat.wishes)
@@ -229,7 +234,7 @@ async def _on(session: Session, coroutine: Any) -> Any:
     """Await a coroutine on the run's event loop.
 
     Raises:
-        RequestError: that has ended.
+        RequestError: the event loop has ended.
     """
     try:
         future = asyncio.run_coroutine_threadsafe(coroutine, session.loop)
@@ -247,10 +252,10 @@ async def _there(session: Session, function: Callable[..., T], *arguments: objec
 
 
 async def _checked(check: Callable[[], None]) -> None:
-    """Look, on a thread, whether an answer can be held to what is asked for: to compile a grammar may take a second.
+    """Check the engine's support for the constraint on a thread; compiling a grammar may take a second.
 
     Raises:
-        RequestError: it cannot.
+        RequestError: the constraint is not supported.
     """
     try:
         await asyncio.to_thread(check)

@@ -1,4 +1,4 @@
-"""The tokens that an episode's agents may sample: what is under way counts as all that it may come to."""
+"""Token budget of an episode; actions in progress count with their maximum length."""
 
 from __future__ import annotations
 
@@ -8,30 +8,38 @@ from marft_serve.gateway.refusals import spent
 
 
 class Budget:
-    """Tokens are taken before anything is sampled, and what was not sampled is given back: requests that come at once
-    cannot spend the same ones. All of it is used on one event loop.
+    """Sampling budget for an episode, in tokens.
+
+    Requests reserve tokens before sampling and release the unused rest, so concurrent requests cannot spend the
+    same tokens. All methods run on one event loop.
 
     Args:
-        limit: 0 is none.
+        limit: maximum number of sampled tokens; 0 means no limit.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._spent = self._taken = 0
-        self._turn = asyncio.Lock()  # requests take theirs in the order in which they come
+        self._turn = asyncio.Lock()  # requests reserve in the order of arrival
         self._given = asyncio.Event()
 
     @property
     def left(self) -> int:
-        """What nobody has taken or spent."""
+        """Tokens neither reserved nor spent."""
         return self.limit - self._spent - self._taken
 
     async def take(self, actions: int, most: int) -> int:
-        """Take what some actions may come to → tokens that each may sample: ``most``, or its share of what is left.
-        While others have taken too much for that it waits for what they give back.
+        """Reserve tokens for ``actions`` actions; return the maximum for each action.
+
+        The maximum is ``most``, or an equal share of the remaining tokens. If tokens reserved by other requests
+        leave too few, wait for their release.
+
+        Args:
+            actions: number of actions of the request.
+            most: requested maximum length of an action, in tokens.
 
         Raises:
-            RequestError: there is less than a token left for each.
+            RequestError: less than one token per action remains.
         """
         if not self.limit:
             return most
@@ -46,7 +54,12 @@ class Budget:
             return share
 
     def give_back(self, taken: int, sampled: int) -> None:
-        """Those that took so many tokens are done, and have sampled so many."""
+        """Release a reservation and count sampled tokens against the budget.
+
+        Args:
+            taken: number of reserved tokens.
+            sampled: number of sampled tokens.
+        """
         self._spent += sampled
         self._taken -= taken if self.limit else 0
         self._given.set()

@@ -1,4 +1,4 @@
-"""What a program is given to ask an agent: three words that any client of OpenAI's API takes."""
+"""Connection data for a program's requests to an agent; works with every OpenAI-compatible client."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from marft.config.settings import did_you_mean
 
 
 class Keywords(TypedDict):
+    """Keyword arguments for an SDK client."""
+
     base_url: str
     api_key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """How one agent of one episode is reached.
+    """Address and model name for an agent in one episode.
 
     >>> Client("http://127.0.0.1:8000/e/secret/actor/v1", "none", "actor").keywords["api_key"]
     'none'
 
     Args:
-        base_url: up to and without ``/chat/completions``.
-        model: the policy's name. Any other does as well: the address says who is asked.
-        instructions: of the recipe, to be used or not.
-        waiting_url: where a ``POST`` says that the program waits for something other than an agent.
+        base_url: base URL of the API, without ``/chat/completions``.
+        api_key: any text; the gateway ignores it.
+        model: name of the policy. Any other name works too, because the URL selects the agent.
+        instructions: the agent's instructions in the recipe; optional to use.
+        waiting_url: URL for a ``POST`` that reports that the program is waiting for something other than an agent.
     """
 
     base_url: str
@@ -36,18 +39,21 @@ class Client:
 
     @property
     def keywords(self) -> Keywords:
-        """``OpenAI(**client.keywords)``."""
+        """Keyword arguments for ``OpenAI(**client.keywords)``."""
         return {"base_url": self.base_url, "api_key": self.api_key}
 
     @property
     def anthropic(self) -> Keywords:
-        """``Anthropic(**client.anthropic)``, which adds ``/v1`` itself."""
+        """Keyword arguments for ``Anthropic(**client.anthropic)``; Anthropic's SDK adds ``/v1`` itself."""
         return {"base_url": self.base_url.removesuffix("/v1"), "api_key": self.api_key}
 
 
 def environment(clients: Mapping[str, Client]) -> dict[str, str]:
-    """The same as variables of a command's environment: ``MARFT_<ROLE>_URL``, and the names that SDKs read where there
-    is one agent."""
+    """Return the clients in the form of environment variables for a command.
+
+    Each agent has ``MARFT_<ROLE>_URL``, ``MARFT_<ROLE>_MODEL`` and ``MARFT_<ROLE>_INSTRUCTIONS``. A team of one
+    agent also sets the variables that the SDKs read.
+    """
     variables = dict[str, str]()
     for role, client in clients.items():
         variables |= {
@@ -69,7 +75,7 @@ def environment(clients: Mapping[str, Client]) -> dict[str, str]:
 
 
 class Clients(dict[str, Client]):
-    """By role. Whoever asks for another is told which there are."""
+    """Clients by role; an unknown role raises an error with a suggestion."""
 
     def __missing__(self, role: object) -> Client:
         raise KeyError(f"no agent is called {role!r}{did_you_mean(str(role), self)}")

@@ -1,4 +1,4 @@
-"""What a response hears of its actions while they come about, on a server's event loop: so a stream is told live."""
+"""Buffer between actions in progress and a streamed response, on the server's event loop."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from marft_serve.gateway.protocol.exchange import Asked, Event, Protocol, Stream
 from marft_serve.gateway.refusals import RequestError
 
 T = TypeVar("T")
-Piece = tuple[int, str, str]  # of an action: its number among those of the response; more of its thought, of its text
+Piece = tuple[int, str, str]  # action's index in the response, more reasoning, more text
 
 
 class Hearing:
-    """Hears actions. Close it."""
+    """Buffer of text from actions in progress; call :meth:`close` at the end."""
 
     def __init__(self) -> None:
         self._loop, self._stirred = asyncio.get_running_loop(), asyncio.Event()
         self._lives: Sequence[Live] = ()
-        self._texts: dict[int, LiveText] = {}  # by the action's number, of those that have said something
-        self._taken: dict[int, int] = {}  # tokens
+        self._texts: dict[int, LiveText] = {}  # by action index, for actions with text
+        self._taken: dict[int, int] = {}  # number of tokens read so far, by action index
         self._notes: deque[Mapping[str, str]] = deque()
         self._watched = ExitStack()
 
     @property
     def begun(self) -> list[Begun]:
-        """Those that have begun."""
+        """Actions already started."""
         return [live.begun for live in self._lives if live.begun]
 
     def hear(self, lives: Sequence[Live]) -> None:
-        """Hear these from here on, and what they have said already. On any thread."""
+        """Subscribe to actions, including their text so far; thread-safe."""
         self._lives = lives
         for live in lives:
             self._watched.enter_context(live.watched(self._stir))
         self._stir()
 
     def note(self, said: Mapping[str, str]) -> None:
-        """Something else that a stream is to tell. On any thread."""
+        """Add a note to the stream; thread-safe."""
         self._notes.append(said)
         self._stir()
 
     async def told(self, answer: asyncio.Future[T]) -> AsyncIterator[Piece | Mapping[str, str]]:
-        """Notes, and new pieces of what the actions say, until the answer is there."""
+        """Yield notes and new text from the actions until the answer is complete."""
         answer.add_done_callback(self._answered)
         while not answer.done():
             await self._stirred.wait()
@@ -62,17 +62,17 @@ class Hearing:
             yield self._notes.popleft()
 
     def rest(self, replies: Sequence[Reply]) -> Iterator[Piece]:
-        """What has not been told yet of answers that are whole now.
+        """Yield text from complete replies that is not yet streamed.
 
         Raises:
-            ValueError: something else has been told.
+            ValueError: the streamed text differs from the reply.
         """
         for number, reply in enumerate(replies):
             text = self._texts.get(number)
             yield number, *(text.rest(reply.thought, said_by(reply)) if text else (reply.thought, said_by(reply)))
 
     def close(self) -> None:
-        """Hear nothing any more."""
+        """Unsubscribe from the actions."""
         self._watched.close()
 
     def _more(self, number: int, live: Live) -> tuple[str, str]:
@@ -87,22 +87,26 @@ class Hearing:
     def _answered(self, answer: asyncio.Future[T]) -> None:
         self._stirred.set()
         if not answer.cancelled():
-            answer.exception()  # has been heard, also where nobody waits any more
+            answer.exception()  # marks the exception as retrieved even if the client has left
 
     def _stir(self) -> None:
-        with suppress(RuntimeError):  # the server has ended
+        with suppress(RuntimeError):  # the server's event loop has ended
             self._loop.call_soon_threadsafe(self._stirred.set)
 
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """How a response is told while its actions come about.
+    """Streamed response for actions in progress.
 
     Args:
-        about: what it says of its actions, as far as is known when it is asked for.
-        write: an event as the stream has it.
-        note: a note as it has that.
-        answered: told once all of it is written down, and before the end is sent.
+        protocol: wire protocol of the client.
+        asked: the request.
+        hearing: buffer with the text of the actions.
+        about: function from the started actions to the response's description of them.
+        write: function from an event to its text in the stream.
+        note: function from a note to its text in the stream.
+        answered: callback with the complete replies, after all of their events are written and before the end is
+            sent.
     """
 
     protocol: Protocol
@@ -114,17 +118,17 @@ class Telling:
     answered: Callable[[Sequence[Reply]], None] = lambda _: None
 
     async def texts(self, answer: asyncio.Future[Sequence[Reply]]) -> AsyncGenerator[str]:
-        """The stream. Who stops listening has the answer cancelled.
+        """Yield the texts of the stream; closing the generator cancels the answer.
 
         Raises:
-            RequestError: there is no answer, or none that a response can say.
+            RequestError: the request failed, or the response cannot represent the answer.
         """
         try:
             async for text in self._texts(answer):
                 yield text
         except (RequestError, asyncio.CancelledError):
             raise
-        except Exception as error:  # the same request would be an action of its own, and end here as well
+        except Exception as error:  # a retry would be a new action and fail in the same way
             await asyncio.wait([answer])
             if not answer.cancelled() and answer.exception() is error:
                 raise

@@ -1,5 +1,8 @@
-"""By which names a server is asked: its own. A page of somebody else's can give its own name the server's address (DNS
-rebinding), and a browser then asks it; the name in ``Host`` is still that page's."""
+"""Checks against DNS rebinding for the ``Host`` and ``Origin`` headers.
+
+In DNS rebinding, a foreign web page points its own domain at the server's address. The visitor's browser then sends
+requests to the server, with the page's domain in ``Host``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ ORIGIN = re.compile(r"https?://(.+)", re.IGNORECASE)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, for this machine alone."""
+    """Return True for a host that only this machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -22,8 +25,10 @@ def is_loopback(host: str) -> bool:
 
 
 def is_ours(host: str, listening: str, names: Collection[str] = ()) -> bool:
-    """Return whether a ``Host`` can be nobody else's: this machine, where the server listens, or a name of its own. No
-    page can have an address for a name; beyond this machine's own they count where the server is reached by others.
+    """Return True if only this server can have the ``Host``: loopback, the listening host or a configured name.
+
+    If the server listens beyond loopback, IP addresses count too, since no page can use an IP address as its
+    domain.
 
     >>> [is_ours(host, "127.0.0.1") for host in ("localhost:8000", "[::1]", "evil.example", "10.0.0.5", "")]
     [True, True, False, False, False]
@@ -31,8 +36,9 @@ def is_ours(host: str, listening: str, names: Collection[str] = ()) -> bool:
     [False, False, False]
 
     Args:
+        host: value of the header.
         listening: the host that the server listens on.
-        names: others that it is known by.
+        names: further names of the server, in lower case.
     """
     found = HOST.fullmatch(host)
     if found is None or int(found[3] or 0) > 65_535:
@@ -48,7 +54,7 @@ def is_ours(host: str, listening: str, names: Collection[str] = ()) -> bool:
 
 
 def is_our_origin(origin: str, listening: str, names: Collection[str] = ()) -> bool:
-    """Return whether an ``Origin`` is a page of :func:`is_ours`: a scheme and a host, and nothing else.
+    """Return True for an ``Origin`` with only a scheme and a host accepted by :func:`is_ours`.
 
     >>> [is_our_origin(origin, "127.0.0.1") for origin in ("http://localhost:80", "localhost", "null", "http://[::1")]
     [True, False, False, False]

@@ -1,4 +1,4 @@
-"""What servers of ours have in common: bodies that end, streams of events, words for an address that is none."""
+"""Shared HTTP code of the servers: request bodies, event streams and error responses."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from marft_serve.gateway.protocol.reading import Said
 from marft_serve.gateway.refusals import RequestError
 
 T = TypeVar("T")
-LARGE = 2**15  # bytes of a body that is read on a thread
-NOT_SERVED = {  # what clients ask for at addresses that others have, and is said of it
+LARGE = 2**15  # bytes; larger bodies are parsed on a thread
+NOT_SERVED = {  # common paths of other APIs, with the error message for each
     "completions": "agents are asked in chats, at chat/completions, responses or messages",
     "embeddings": "agents write text, and embed none",
 }
@@ -33,11 +33,11 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a request may take of a server.
+    """Limits on a request body.
 
     Args:
-        body_bytes: of its body.
-        body_seconds: for all of that to come.
+        body_bytes: maximum size in bytes.
+        body_seconds: timeout for the whole body, in seconds.
     """
 
     body_bytes: int = 4 * 2**20
@@ -45,10 +45,10 @@ class Bounds:
 
 
 async def body_of(request: Request, bounds: Bounds) -> bytes:
-    """All of a request's body.
+    """Read a request's body.
 
     Raises:
-        RequestError: it is too large, or comes too slowly.
+        RequestError: the body is too large, or did not arrive within the timeout.
     """
     most, body = bounds.body_bytes, bytearray()
     too_large = RequestError(413, "request_too_large", f"a request has at most {most} bytes")
@@ -70,10 +70,10 @@ async def body_of(request: Request, bounds: Bounds) -> bytes:
 
 
 async def asked_by(protocol: Protocol, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
-    """A request, read on a thread where that takes long.
+    """Parse a request, on a thread if the body is large.
 
     Raises:
-        RequestError: it cannot be answered.
+        RequestError: the request is invalid.
     """
     if len(body) < LARGE:
         return protocol.read(body, earlier)
@@ -81,10 +81,11 @@ async def asked_by(protocol: Protocol, body: bytes, earlier: Mapping[str, tuple[
 
 
 def not_served(path: str, served: str) -> RequestError:
-    """What is said of an address under one that answers.
+    """Return the error for an unsupported path below a valid address.
 
     Args:
-        path: beyond ``v1/``.
+        path: the path after ``v1/``.
+        served: list of the supported paths, for the message.
     """
     why = NOT_SERVED.get(path.strip("/"), "there is nothing at this address")
     named = storable(path)[:100] or "the address of an agent alone"
@@ -92,12 +93,12 @@ def not_served(path: str, served: str) -> RequestError:
 
 
 def protocol_at(path: str) -> Protocol:
-    """The protocol in whose words an address is answered."""
+    """Return the protocol for responses at a path."""
     return Messages() if "/messages" in path else ChatCompletions()
 
 
 def unexpected(error: Exception) -> RequestError:
-    """What a client is told of a fault of ours; the log has all of it."""
+    """Log an internal error and return a generic error for the client."""
     logging.getLogger("marft").error("a request could not be answered", exc_info=error)
     return RequestError(500, "internal_error", "the server could not answer this request; its log says why")
 
@@ -106,14 +107,14 @@ def in_words(
     protocol: Protocol, answer: Callable[[Request], Awaitable[Response]],
     headers_of: Callable[[RequestError], dict[str, str]],
 ) -> Callable[[Request], Awaitable[Response]]:  # fmt: skip
-    """Return an endpoint whose errors, of ours too, are answered in a protocol's words."""
+    """Return an endpoint with every error, including internal errors, in a protocol's format."""
 
     async def endpoint(request: Request) -> Response:
         try:
             return await answer(request)
         except RequestError as error:
             told = error
-        except Exception as error:  # noqa: BLE001  of ours
+        except Exception as error:  # noqa: BLE001  internal error
             told = unexpected(error)
         return JSONResponse(protocol.error(told), told.status, headers_of(told))
 
@@ -121,20 +122,20 @@ def in_words(
 
 
 def written(event: Event) -> str:
-    """An event as a stream has it."""
+    """Format a server-sent event."""
     name, said = event
     data = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False, allow_nan=False)
     return (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
 
 
 async def gone(request: Request) -> None:
-    """Until the client has gone."""
+    """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_gone(request: Request, answer: Awaitable[T]) -> T | None:
-    """What is waited for; None where the client has gone before: then nobody waits for it any more."""
+    """Return an awaitable's result; cancel it and return None if the client disconnects first."""
     answering = asyncio.ensure_future(answer)
     watching = asyncio.ensure_future(gone(request))
     try:
@@ -147,13 +148,16 @@ async def unless_gone(request: Request, answer: Awaitable[T]) -> T | None:
 
 
 class EventStream(StreamingResponse):
-    """A response that is sent text by text. When it ends, or its client leaves, the generator of the texts is closed.
+    """Response with a stream of texts; closes the generator at the end or on disconnect.
 
-    An error between two texts is sent as the protocol has it.
+    An error between two texts is sent in the protocol's format.
 
     Args:
-        first: a text that was taken from the generator already.
-        ended: is called at the end. A generator that was never started knows nothing of it.
+        protocol: protocol for errors.
+        texts: generator of the texts.
+        headers: headers of the response.
+        first: a text already taken from the generator.
+        ended: callback at the end. It also runs if the generator was never started.
     """
 
     def __init__(
@@ -165,7 +169,10 @@ class EventStream(StreamingResponse):
         super().__init__(self._sent, headers=headers, media_type="text/event-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the texts. A client may leave while one is sent: then nothing but this closes the generators."""
+        """Send the texts.
+
+        A client may disconnect while a text is sent. Then only this method closes the generators.
+        """
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -179,17 +186,17 @@ class EventStream(StreamingResponse):
                 yield first
             async for text in self._texts:
                 yield text
-                await asyncio.sleep(0)  # a look at everything else
-        except Exception as error:  # noqa: BLE001  of ours, where it is no refusal
+                await asyncio.sleep(0)  # let other tasks run
+        except Exception as error:  # noqa: BLE001  internal unless a RequestError
             refusal = error if isinstance(error, RequestError) else unexpected(error)
             yield written(("" if isinstance(protocol, ChatCompletions) else "error", protocol.error(refusal)))
 
 
 def no_address(unknown: Callable[[], RequestError]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Says that an address is nobody's, or not asked so.
+    """Return the handler of routing errors: unknown address or method not allowed.
 
     Args:
-        unknown: what is said of the first.
+        unknown: function that returns the error for an unknown address.
     """
 
     async def said(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""An HTTP server on a thread of its own, which ends at once, or when what it has begun is answered."""
+"""HTTP server on a separate thread; stops immediately, or after the pending requests."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from marft.agents.loop_threads import LoopThread
 
 BACKLOG = 2048
-HEADER_SECONDS = 30.0  # for the head of a request to come
+HEADER_SECONDS = 30.0  # timeout for the head of a request
 CLOSE_SECONDS = 5.0
 
 
 class Listener:
-    """Listens. Close it.
+    """HTTP server on a separate thread. Call :meth:`close` at the end.
 
     Args:
-        host: where it listens; port 0 is any that is free.
-        what: listens, for the message where it cannot.
-        grace: seconds for what was begun to be answered once it ends.
-        lifespan: whether the app is told that it begins and ends.
+        app: the ASGI application.
+        host: host to listen on.
+        port: port to listen on; 0 selects a free port.
+        what: name of the server in error messages.
+        grace: seconds that pending requests may take after the server stops; None for no limit.
+        lifespan: True to send lifespan events to the app.
 
     Raises:
-        ValueError: it cannot listen there.
+        ValueError: the server cannot listen on this host and port.
     """
 
     def __init__(
@@ -48,20 +50,20 @@ class Listener:
         self._serving = asyncio.run_coroutine_threadsafe(self._server.serve([self._socket]), self._thread.loop)
 
     async def ended(self) -> None:
-        """Until it has ended by itself."""
+        """Wait until the server stops by itself."""
         await asyncio.wait([asyncio.wrap_future(self._serving)])
 
     async def finish(self) -> None:
-        """Take nothing new, and wait until what was begun is answered, or the grace is over."""
+        """Stop accepting requests; wait until pending requests finish or the grace period ends."""
         self._server.should_exit = True
         await asyncio.wrap_future(self._serving)
 
     def cut(self) -> None:
-        """End without any more grace."""
+        """Stop without a grace period."""
         self._server.force_exit = self._server.should_exit = True
 
     def close(self) -> None:
-        """End: connections are cut."""
+        """Stop the server and cut open connections."""
         self.cut()
         with suppress(TimeoutError):
             self._serving.result(CLOSE_SECONDS)
@@ -70,16 +72,16 @@ class Listener:
 
 
 def refuse_taken(host: str, port: int, what: str) -> None:
-    """See that ``what`` could listen somewhere, before it does anything that takes long.
+    """Check early that the server can listen on a host and port.
 
     Raises:
-        ValueError: it could not.
+        ValueError: it cannot.
     """
     _listening(host, port, what).close()
 
 
 def _listening(host: str, port: int, what: str) -> socket.socket:
-    """A socket that says which protocol it is of: else asyncio leaves it to the kernel to hold small answers back."""
+    """Open a listening socket with an explicit TCP protocol; without it, asyncio does not set TCP_NODELAY."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -93,8 +95,7 @@ def _listening(host: str, port: int, what: str) -> socket.socket:
 
 
 class _Patient(H11Protocol):
-    """HTTP over a connection whose client has so long to send the head of a request, or the rest of one that is
-    answered already, and no longer."""
+    """HTTP connection with a timeout for the head of the next request, or the rest of an answered request."""
 
     _late: asyncio.TimerHandle | None = None
 

@@ -1,15 +1,15 @@
-"""Taking secrets out of what is stored, also where a text was cut in the middle of one."""
+"""Masking of secrets in stored text, including secrets cut in the middle."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-LEAST = 8  # characters of a secret that are no chance
+LEAST = 8  # minimum length of a match that is not a coincidence, in characters
 MASK = "…"
 
 
 def without(secrets: Sequence[str], text: str) -> str:
-    """The text with ``…`` for every stretch of a secret of eight characters or more.
+    """Replace every secret, or any part with eight or more characters, with ``…``.
 
     >>> without(["abcdefghijklmnop"], "GET /e/abcdefghijklmnop/a and /e/abcdefghij")
     'GET /e/…/a and /e/…'

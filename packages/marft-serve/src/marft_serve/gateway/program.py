@@ -1,4 +1,4 @@
-"""A team whose organization is a program of one's own, which asks the agents as any model is asked."""
+"""Organization in an external program that requests actions over a model API."""
 
 from __future__ import annotations
 
@@ -40,40 +40,44 @@ PYTHON = ("python", "python3")
 
 
 class Program(OrganizationPart):
-    """A program of yours plays each step: it gets the task, and for every agent an address that any client of OpenAI's
-    API can ask. Every request is an action of that agent.
+    """External program that plays each step, with an OpenAI-compatible address for every agent.
+
+    The program receives the task. Every request to an agent's address is an action of that agent.
 
     ::
 
         [team]
         organization = "program"
-        call = "my_package.team:solve"        # solve(task, clients) → the answer; async, or it may block
+        call = "my_package.team:solve"        # solve(task, clients) → the answer; may be async or block
 
         [team]
         organization = "program"
-        command = ["python", "team.py"]       # the task as JSON on standard input, the answer as the last line printed
-        python = "/opt/their_team/bin/python" # of an environment of its own
+        command = ["python", "team.py"]       # task as JSON on standard input, answer as the last printed line
+        python = "/opt/their_team/bin/python" # interpreter of a separate environment
     """
 
     own_words: ClassVar[bool] = True
     own_timeout: ClassVar[bool] = True
-    call: ImportPath = ""  # import path of a function of the task and of clients by role
-    command: Strings = ()  # or a command, which is given them as JSON and in its environment
-    python: str = ""  # the interpreter that "python" in the command means
-    # that a command works in; "": the recipe's own
+    call: ImportPath = ""  # import path of a function of the task and the clients by role
+    # or a command, with the task as JSON on standard input and the clients in environment variables
+    command: Strings = ()
+    python: str = ""  # interpreter for "python" in the command; "": unchanged
+    # working directory of the command; "": the recipe's folder
     folder: Annotated[str, Field(validate_default=True, pattern=r"^[^\x00]*$")] = ""
-    graded_by: Literal["environment", "program"] = "environment"  # who says what the answer is worth
-    timeout_seconds: Positive = 600.0  # for one run of the program
-    # for which others wait for a program that asks for nothing, where requests are admitted in order
+    graded_by: Literal["environment", "program"] = "environment"  # source of the reward
+    timeout_seconds: Positive = 600.0  # timeout for one run of the program, in seconds
+    # Maximum idle time of a program without requests, in seconds. After it, requests of other episodes no longer wait
+    # for this program, if requests are admitted in order.
     wait_seconds: Positive = 60.0
-    tokens: CountOrNone = 0  # that an episode's agents may sample; 0: no limit
-    requests: CountOrNone = 0  # of an episode; 0: no limit
-    host: Filled = "127.0.0.1"  # where the gateway listens: on this machine alone
-    port: Annotated[int, Field(ge=0, le=65_535)] = 0  # 0: any that is free
-    # by which programs reach it, from a container for one: "http://host.docker.internal:8123"; "": as it listens
+    tokens: CountOrNone = 0  # maximum number of sampled tokens per episode, over all agents; 0: no limit
+    requests: CountOrNone = 0  # maximum number of requests per episode; 0: no limit
+    host: Filled = "127.0.0.1"  # host that the gateway listens on; default: this machine only
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0  # port of the gateway; 0: any free port
+    # public URL of the gateway, for programs in a container for example: "http://host.docker.internal:8123"; "": host
+    # and port
     address: Annotated[str, Field(pattern=r"^(https?://[^\s/]+/?)?$")] = ""
-    body_bytes: Count = 4_194_304  # of a request, at most
-    body_seconds: Positive = 30.0  # for a request to come
+    body_bytes: Count = 4_194_304  # maximum size of a request body, in bytes
+    body_seconds: Positive = 30.0  # timeout for receiving a request body, in seconds
 
     @field_validator("call")
     @classmethod
@@ -109,24 +113,24 @@ class Program(OrganizationPart):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command, its interpreter put in."""
+        """The command with the configured interpreter."""
         first, *rest = self.command
         return (self.python if self.python and first in PYTHON else first, *rest)
 
     @property
     def grades(self) -> bool:
-        """Whether the program says what it earns."""
+        """True if the program returns the reward."""
         return self.graded_by == "program"
 
-    def opened(self, task: Task, seed: int) -> Episode:  # noqa: ARG002  what is random in a program is its own
-        """The program in one episode."""
+    def opened(self, task: Task, seed: int) -> Episode:  # noqa: ARG002  the program seeds itself
+        """Return the program for an episode."""
         return Episode(self, task)
 
     def close(self) -> None:
-        """Nothing was begun: every episode has a program of its own."""
+        """Do nothing; each episode owns its program."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        """One step on its own, as if it were an episode."""
+        """Play a single step in a separate episode."""
         episode = self.opened(Task("", observation.text), 0)
         try:
             return await episode.act(observation, agents)
@@ -134,8 +138,8 @@ class Program(OrganizationPart):
             episode.close()
 
     def gateway(self) -> Gateway:
-        """The server that all episodes share."""
-        from marft_serve.gateway.http import Bounds  # what the extra brings, which reading a recipe does without
+        """Start the gateway, shared between episodes."""
+        from marft_serve.gateway.http import Bounds  # needs an extra; reading a recipe does not
         from marft_serve.gateway.server import Gateway
 
         return Gateway(self.host, self.port, Bounds(self.body_bytes, self.body_seconds), self.address)
@@ -145,7 +149,7 @@ class Program(OrganizationPart):
 
 
 class Episode:
-    """The program in one episode: one session of the gateway, and a run of the program for every step."""
+    """An episode's program: one gateway session, and a program run per step."""
 
     own_timeout = True
 
@@ -156,14 +160,14 @@ class Episode:
         self._address = ""
 
     def opened(self, task: Task, seed: int) -> Episode:
-        """Another one."""
+        """Return the program for another episode."""
         return self.program.opened(task, seed)
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        """Run the program on what is observed.
+        """Run the program on an observation.
 
         Raises:
-            EpisodeFailedError: it raised, failed or took too long.
+            EpisodeFailedError: the program raised, failed or timed out.
         """
         from marft_serve.gateway.session import Limits, Session
 
@@ -193,7 +197,7 @@ class Episode:
                 await outside.threads.release(thread, suspect=failed)
 
     def close(self) -> None:
-        """The episode is over: nothing is answered any more."""
+        """End the episode; the gateway rejects further requests."""
         if self._session is not None and self._gateway is not None:
             self._session.close()
             self._gateway.forget(self._session)

@@ -1,4 +1,4 @@
-"""What a client is told that is not answered: a status, a code that SDKs know, and words for people."""
+"""Errors for clients: HTTP status, an error code that SDKs know, and a message."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ CODES = {"invalid": "invalid_value", "too_long": "context_length_exceeded", "uns
 
 
 class RequestError(Exception):
-    """A request that no action answers.
+    """Error response to a request.
 
     Args:
-        status: of HTTP.
-        code: as OpenAI's SDKs know it.
-        param: the field that is meant.
+        status: HTTP status.
+        code: error code of OpenAI's API.
+        message: text for people.
+        param: name of the invalid field; None if no single field is invalid.
     """
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
@@ -22,25 +23,29 @@ class RequestError(Exception):
 
     @property
     def kind(self) -> str:
-        """The type of error, as OpenAI has it."""
+        """Error type in OpenAI's API."""
         if self.code == "insufficient_quota":
             return self.code
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     @staticmethod
     def of(error: ChatRefusedError) -> RequestError:
+        """Convert an error from the chat renderer or the engine."""
         if error.why == "failed":
             return RequestError(500, "not_sampled", f"this request could not be answered: {error}")
         return RequestError(400, CODES[error.why], str(error), None if error.why == "unsupported" else "messages")
 
 
 def unknown() -> RequestError:
+    """Return the error for an address without an episode or agent."""
     return RequestError(404, "not_found", "no episode and no agent is reached by this address")
 
 
 def closed() -> RequestError:
+    """Return the error for an address of a finished episode or program."""
     return RequestError(410, "episode_closed", "the episode is over, or its program has ended")
 
 
 def spent(what: str, limit: int) -> RequestError:
+    """Return the error for an episode beyond a limit."""
     return RequestError(429, "insufficient_quota", f"the episode has spent its {what}: {limit}")

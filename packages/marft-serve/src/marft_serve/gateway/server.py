@@ -1,4 +1,4 @@
-"""The gateway's server: one a process, on a thread of its own, as long as the episodes that use it are played."""
+"""Gateway HTTP server: one per process, on a separate thread, while its episodes run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from marft_serve.gateway.listening import Listener
 from marft_serve.gateway.refusals import closed, unknown
 from marft_serve.gateway.session import Session
 
-CLOSED = 10_000  # secrets of episodes that are over, which are told so
+CLOSED = 10_000  # number of closed sessions to remember, for a specific error message
 
 
 class Gateway:
-    """Listens, and leads clients to their sessions. Close it.
+    """HTTP server with a route to each client's session. Call :meth:`close` at the end.
 
     Args:
-        host: where it listens; port 0 is any that is free.
-        address: by which clients reach it; "": as it listens.
+        host: host to listen on.
+        port: port to listen on; 0 selects a free port.
+        bounds: limits on request bodies.
+        address: public URL for clients; "" for the host and port.
 
     Raises:
-        ValueError: it cannot listen there.
+        ValueError: the server cannot listen on this host and port.
     """
 
     def __init__(self, host: str, port: int, bounds: Bounds, address: str = "") -> None:
@@ -32,26 +34,26 @@ class Gateway:
         self.address, self.port = address.rstrip("/") or self._listener.address, self._listener.port
 
     def open(self, session: Session) -> str:
-        """Lead clients to a session → its address."""
+        """Route clients to a session; return the session's URL."""
         self._sessions[session.secret] = session
         return f"{self.address}/e/{session.secret}"
 
     def leave(self, session: Session) -> None:
-        """The session's step is over: nothing is reached by its secret any more."""
+        """Stop routing to the session's current secret at the end of a step."""
         if self._sessions.pop(session.secret, None):
             self._closed.append(session.secret)
 
     def forget(self, session: Session) -> None:
-        """The session's episode is over."""
+        """Remove the session after its episode."""
         self.leave(session)
         self.overdue += session.overdue
 
     def counts(self) -> dict[str, float]:
-        """What was lost, by the name of a metric."""
+        """Return timeout counts by metric name."""
         return {"gateway/overdue": float(self.overdue)}
 
     def close(self) -> None:
-        """End: connections are cut."""
+        """Stop the server and cut open connections."""
         self._listener.close()
 
     def _session(self, secret: str) -> Session:

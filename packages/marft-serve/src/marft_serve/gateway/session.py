@@ -1,7 +1,8 @@
-"""One episode as its clients see it: a secret, seats by their roles, requests that are under way and were answered.
+"""Session for one episode: its secret, its agent handles by role, and its pending and answered requests.
 
-A session lives on the run's event loop. While the program may ask for more it holds the engine's external wait: no
-request is admitted in order before every session has one pending, waits for something else, or is over.
+A session runs on the run's event loop. It holds the engine's external wait while the program may send more
+requests. The engine then admits no requests in order until every session has a pending request, waits for something
+else, or has ended.
 """
 
 from __future__ import annotations
@@ -25,21 +26,23 @@ from marft_serve.gateway.hearing import Hearing
 from marft_serve.gateway.protocol.reading import Said
 from marft_serve.gateway.refusals import RequestError, closed, spent, unknown
 
-GRACE_SECONDS = 0.5  # for requests that are called off to come to their end
+GRACE_SECONDS = 0.5  # timeout for cancelled requests to finish
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What a client asks for.
+    """Request of a client.
 
     Args:
-        count: actions that it wants.
-        digest: of all that the request says.
-        key: by which the client names it, should it ask again; "" where it does not.
-        retry: how often it was sent before.
-        waits: the program then waits for something else, it says.
-        secret: by which it came.
-        hearing: what is to hear its actions while they come about.
+        role: role of the agent.
+        chat: the chat to answer.
+        count: number of actions.
+        digest: hash of the whole request.
+        key: the client's idempotency key; "" without one.
+        retry: number of earlier attempts.
+        waits: True if the program announces that it then waits for something else.
+        secret: secret in the request's URL.
+        hearing: buffer for a streamed response; None without streaming.
     """
 
     role: str
@@ -55,28 +58,34 @@ class ClientRequest:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A request, however often it is sent, and its actions; ``lives`` are those while they come about, where the
-    request is one for a stream."""
+    """Request with its actions; retries share one exchange.
+
+    Args:
+        request: the first request.
+        actions: task that returns the replies.
+        lives: the actions in progress, for a streamed response; empty otherwise.
+    """
 
     request: ClientRequest
     actions: asyncio.Task[list[Reply]]
     lives: Sequence[Live]
-    seen: set[int] = field(default_factory=set)  # counts of retries
+    seen: set[int] = field(default_factory=set)  # retry counts received so far
     listeners: int = 0
 
     @property
     def pending(self) -> bool:
+        """True while a client waits for the actions."""
         return self.listeners > 0 and not self.actions.done()
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an episode may take.
+    """Limits of an episode.
 
     Args:
-        tokens: sampled by all its agents; an action may sample what is left. 0: no limit.
-        requests: in all. 0: no limit.
-        wait_seconds: for a request of a program that asks for nothing, before others are admitted without it.
+        tokens: maximum number of sampled tokens over all agents; limits the length of each action. 0: no limit.
+        requests: maximum number of requests. 0: no limit.
+        wait_seconds: maximum idle time of a program before requests of other episodes proceed, in seconds.
     """
 
     tokens: int = 0
@@ -85,24 +94,25 @@ class Limits:
 
 
 class Session:
-    """The requests of one episode. All of it is used on the run's event loop alone, but for ``secret`` and
-    ``kept``: the conversations that responses end, by the names of those.
+    """Requests of one episode.
 
-    Every step has a secret of its own: what a program has left behind cannot act in the next one.
+    All methods run on the run's event loop, except for access to ``secret`` and ``kept``. ``kept`` has the
+    conversations up to each response, by response id. Each step has its own secret, so processes left from an
+    earlier step cannot act.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.secret = ""
-        self.secrets: list[str] = []  # of all steps so far
+        self.secrets: list[str] = []  # secrets of all steps so far
         self.loop = asyncio.get_running_loop()
-        self.overdue = 0  # how often others went on without it
-        self.kept: dict[str, dict[str, tuple[Said, ...]]] = {}  # by role: used on the gateway's thread alone
+        self.overdue = 0  # number of times that others stopped waiting for the program
+        self.kept: dict[str, dict[str, tuple[Said, ...]]] = {}  # by role; only for the gateway's thread
         self._agents: Agents | None = None
         self._observation = Observation("")
         self._under_way: set[Exchange] = set()
         self._named: dict[tuple[str, str], Exchange] = {}  # by role and idempotency key
-        self._sent: dict[bytes, list[Exchange]] = {}  # by digest: those that may be sent again without a key
+        self._sent: dict[bytes, list[Exchange]] = {}  # by digest, for retries without a key
         self._asked = 0
         self._budget = Budget(limits.tokens)
         self._external_wait: Callable[[], AbstractContextManager[None]] | None = None
@@ -111,19 +121,19 @@ class Session:
         self._patience: asyncio.TimerHandle | None = None
 
     def renew(self) -> None:
-        """A step is to begin: it is reached by another secret."""
+        """Create a new secret for the next step."""
         self.secret = secrets.token_urlsafe(24)
         self.secrets.append(self.secret)
 
     def begin(self, agents: Agents, observation: Observation) -> None:
-        """A step begins: its program may ask now."""
+        """Start a step; its program may send requests from now on."""
         self._agents, self._observation = agents, observation
         self._external_wait, self._waits = agents.outside().external_wait, False
-        self._named, self._sent = {}, {}  # what an earlier step asked for is not answered again
+        self._named, self._sent = {}, {}  # requests of an earlier step are not answered again
         self._settle()
 
     async def end(self) -> None:
-        """The program of the step has ended: what it asked for and did not wait for is called off."""
+        """End the step after its program; cancel pending requests."""
         self._agents = None
         left = [exchange.actions for exchange in self._under_way]
         self.close()
@@ -131,20 +141,24 @@ class Session:
             await asyncio.wait(left, timeout=GRACE_SECONDS)
 
     def close(self) -> None:
-        """Nothing is answered any more."""
+        """Reject further requests and cancel pending requests."""
         self._agents = None
         for exchange in self._under_way:
             exchange.actions.cancel()
         self._settle()
 
     def wait(self, secret: str) -> None:
-        """The program waits for something else, until it asks again."""
+        """Stop waiting for the program until its next request.
+
+        Raises:
+            RequestError: the step is over.
+        """
         self._seats(secret)
         self._waits = True
         self._settle()
 
     def policy_of(self, role: str, secret: str) -> str:
-        """The policy that plays a role.
+        """Return a role's policy.
 
         Raises:
             RequestError: the episode is over, or has no such role.
@@ -152,10 +166,10 @@ class Session:
         return self._seat(role, secret).agent.policy
 
     def tokens_of(self, request: ClientRequest) -> int:
-        """The tokens of a chat as an agent would read it.
+        """Return the number of tokens in a chat after the agent's template.
 
         Raises:
-            RequestError: the episode is over, has no such role, or the chat cannot be shown.
+            RequestError: the episode is over or has no such role, or the chat cannot be rendered.
         """
         policy = self._seat(request.role, request.secret).agent.policy
         renderer = self._seats(request.secret).outside().renderer
@@ -166,8 +180,9 @@ class Session:
             raise RequestError.of(error) from error
 
     def check_of(self, request: ClientRequest) -> Callable[[], None]:
-        """What looks whether an answer can be held to what a request asks for. It may be called on any thread, and take
-        long: what it has found is known when the request is asked.
+        """Return a function that checks a request's constraint against the engine.
+
+        The function may run on any thread, and may take long. Its result is cached for the request.
 
         Raises:
             RequestError: the episode is over, or has no such role.
@@ -178,11 +193,12 @@ class Session:
         return partial(check_constraint, renderer, policy, request.chat)
 
     async def ask(self, request: ClientRequest) -> tuple[Exchange, list[Reply]]:
-        """The actions that answer a request: those that it was answered with before, where it is sent again. Whoever
-        stops waiting leaves them to go on.
+        """Return a request's exchange and replies; a retry gets the first attempt's replies.
+
+        If the caller is cancelled, the actions continue.
 
         Raises:
-            RequestError: it is not answered.
+            RequestError: the request failed or was rejected.
         """
         exchange = self._known(request) or self._begun(request)
         exchange.seen.add(request.retry)
@@ -203,7 +219,7 @@ class Session:
             raise RequestError.of(error) from error
         except RequestError:
             raise
-        except Exception as error:  # the episode fails of it, and says why
+        except Exception as error:  # the episode fails with this error and reports it
             logging.getLogger("marft").exception("an action of %s failed, and its episode with it", request.role)
             raise RequestError(500, "episode_failed", "the action failed, and the episode with it") from error
         finally:
@@ -222,11 +238,14 @@ class Session:
         return found
 
     def deliver(self, exchange: Exchange) -> None:
-        """A response begins: what is asked for now in the same words, without a key, is asked for anew."""
+        """Mark a response as started; a later request with the same content and no key is a new request."""
         self._forget(exchange)
 
     def _known(self, request: ClientRequest) -> Exchange | None:
-        """The exchange that a request belongs to which was sent before, or whose retry has come before it."""
+        """Return the exchange from an earlier attempt, if any.
+
+        Attempts may arrive out of order.
+        """
         self._seat(request.role, request.secret)
         if request.key:
             named = self._named.get((request.role, request.key))
@@ -269,7 +288,7 @@ class Session:
     def _answered(self, exchange: Exchange) -> None:
         self._under_way.discard(exchange)
         failed = exchange.actions.cancelled() or exchange.actions.exception() is not None
-        if failed:  # it was no action, and may be asked for once more
+        if failed:  # no action was recorded, so a retry is allowed
             self._asked -= exchange.request.count
             name = exchange.request.role, exchange.request.key
             if self._named.get(name) is exchange:
@@ -283,7 +302,7 @@ class Session:
             self._sent[exchange.request.digest] = left
 
     def _settle(self) -> None:
-        """Hold the external wait while the program may ask for more, and no longer than it has patience."""
+        """Hold the external wait while the program may send more requests, up to the maximum idle time."""
         busy = self._agents is not None and not self._waits and not any(one.pending for one in self._under_way)
         if busy == self._holding:
             return

@@ -1,4 +1,4 @@
-"""How a program is run for one step: a function on a thread of its own, or a command with all that it starts."""
+"""Run of a program for one step: a function on a separate thread, or a command with its child processes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from marft.common.types import Task
 from marft.common.user_modules import for_programs
 from marft_serve.gateway.client import Client, environment
 
-MOST_OUTPUT = 2**20  # bytes of what a command prints that are kept: the last ones
+MOST_OUTPUT = 2**20  # bytes of a command's output to keep, from the end
 KEYS = ("answer", "reward", "success", "agent_rewards")
 
 
 async def call(
     function: Callable[..., object], task: Task, clients: Mapping[str, Client], grades: bool
 ) -> Outcome:  # fmt: skip
-    """Call a function, which may block or be awaited → what it came to.
+    """Call a function, blocking or async; return its outcome.
 
     Raises:
-        RefusedError: it returned something that is no outcome.
+        RefusedError: the returned value is not a valid outcome.
     """
     returned = function(task, clients)
     return outcome_of(await returned if isinstance(returned, Awaitable) else returned, clients, grades)
@@ -41,15 +41,21 @@ async def command(
     words: Sequence[str], folder: str, task: Task, clients: Mapping[str, Client], grades: bool,
     masked: Callable[[str], str] = str,
 ) -> Outcome:  # fmt: skip
-    """Run a command: the task is on its standard input, and the last line that it prints is what it came to.
+    """Run a command; read the outcome from the last line of its output.
+
+    The command receives the task on standard input. The command and its child processes end when the command is
+    done, when this coroutine is cancelled, and when this process ends.
 
     Args:
-        masked: takes secrets out of what it printed, before that is cut.
-
-    It ends, and all that it has started with it, when it is done, when this is cancelled, and when this process ends.
+        words: the command and its arguments.
+        folder: working directory; "" for the current one.
+        task: the task.
+        clients: clients by role, passed as environment variables.
+        grades: True if the program returns the reward.
+        masked: function that removes secrets from the output, before the output is cut.
 
     Raises:
-        RefusedError: it failed, or its last line is no outcome.
+        RefusedError: the command failed, or its last line is not a valid outcome.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), *words,
@@ -69,7 +75,7 @@ async def command(
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)  # which its keeper takes for: end all, now
+                process.send_signal(signal.SIGINT)  # the supervisor process ends all of its children on SIGINT
             await process.wait()
     if status != 0:
         complaint = masked(storable(errors.decode("utf-8", "replace"))).strip()[-1000:]
@@ -78,10 +84,12 @@ async def command(
 
 
 def printed_last(said: bytes, masked: Callable[[str], str] = str) -> object:
-    """What the last line says. A line ends at ``\\n`` alone: other ends of lines may stand within JSON.
+    """Parse the output's last line, in JSON.
+
+    Lines end only at ``\\n``; other line separators may occur within JSON.
 
     Raises:
-        RefusedError: it is no JSON.
+        RefusedError: the line is not JSON.
     """
     line = said.strip().rpartition(b"\n")[2].decode("utf-8", "replace")
     try:
@@ -91,13 +99,18 @@ def printed_last(said: bytes, masked: Callable[[str], str] = str) -> object:
 
 
 def outcome_of(result: object, roles: Collection[str], grades: bool) -> Outcome:
-    """What a program came to: an answer in words or nothing, a number that is its reward, or a table of both.
+    """Convert a program's result: an answer, a reward, or a table with both.
+
+    An answer is text, a number or None.
 
     Args:
-        grades: whether the program, and not the environment, says what it earns.
+        result: the result.
+        roles: roles of the team.
+        grades: True if the program returns the reward, False if the environment grades.
 
     Raises:
-        RefusedError: it is none, or says a reward where the environment grades, or none where the program does.
+        RefusedError: the result is invalid, has a reward although the environment grades, or lacks a reward although
+            the program grades.
     """
     table: Mapping[Any, Any] = result if isinstance(result, Mapping) else {"answer": result}
     if isinstance(result, bool | int | float) and grades:
@@ -135,7 +148,7 @@ def _text(answer: object) -> str | None:
 
 
 async def _last(stream: asyncio.StreamReader) -> bytes:
-    """The last bytes of what is printed."""
+    """Return the last bytes from a stream."""
     kept = b""
     while read := await stream.read(2**16):
         kept = (kept + read)[-MOST_OUTPUT:]
@@ -143,14 +156,14 @@ async def _last(stream: asyncio.StreamReader) -> bytes:
 
 
 async def _write(stream: asyncio.StreamWriter, text: bytes) -> None:
-    with suppress(ConnectionError):  # it reads no more
+    with suppress(ConnectionError):  # the process has closed its input
         stream.write(text + b"\n")
         await stream.drain()
     stream.close()
 
 
 def _beside_proxies(clients: Mapping[str, Client]) -> dict[str, str]:
-    """The gateway is on this machine, whatever proxies there are."""
+    """Return environment variables to bypass proxies for the gateway."""
     hosts = {str(urlsplit(client.base_url).hostname) for client in clients.values()}
     told = [os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
     without = ",".join(dict.fromkeys(filter(None, [*",".join(told).split(","), *sorted(hosts)])))

@@ -1,1 +1,1 @@
-"""The Python API of marft_serve."""
+"""Python API for marft_serve."""

@@ -1,4 +1,4 @@
-"""A gateway from Python: the agents of a run behind addresses, for code that drives episodes itself."""
+"""Gateway from Python: a run's agents behind HTTP addresses, for code that drives episodes itself."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 STREAM = "session"
 HOUR = 3600.0
-CALLED = "marft_serve.python.session:Session"  # what the recipe names as its program; every episode has one of its own
+CALLED = "marft_serve.python.session:Session"  # import path of the recipe's program; each episode has its own session
 
 
 class Gateway:
-    """Agents of a run behind addresses. Close it, or use it as a context manager.
+    """Agents from a run behind HTTP addresses. Call :meth:`close`, or use it as a context manager.
 
     ::
 
@@ -46,14 +46,14 @@ class Gateway:
             session.end("5", reward=1.0)
 
     Args:
-        recipe: a run, or its folder; or a recipe as in :func:`marft.load_recipe`.
-        checkpoint: ``last``, ``best``, ``step_000050`` or ``base``; of a recipe it is the base alone.
-        record: a folder for what the sessions were.
-        timeout: seconds of a session.
+        recipe: a run, its folder, or a recipe as for :func:`marft.load_recipe`.
+        changes: changes of the recipe, as for :func:`marft.load_recipe`.
+        checkpoint: ``last``, ``best``, ``step_000050`` or ``base``; a recipe has only ``base``.
+        record: folder for recorded sessions; None to record nothing.
+        timeout: timeout of a session, in seconds.
 
     Raises:
-        ValueError: there is no such checkpoint, something in the recipe cannot be used, or the gateway's packages are
-            not installed.
+        ValueError: the checkpoint does not exist, the recipe is invalid, or the gateway's packages are not installed.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Gateway:
                 raise
 
     def tasks(self, split: str = "test") -> list[Task]:
-        """Tasks of the run's environment, which it grades.
+        """Return tasks from the run's environment, for grading by the environment.
 
         Raises:
-            ValueError: there is no such split, or none of its tasks.
+            ValueError: the split does not exist, or has no tasks.
         """
         from marft.envs.tasks import tasks_of
 
@@ -95,14 +95,14 @@ class Gateway:
         return [own_copy(task) for task in tasks_of(self.run.environment, split)]  # type: ignore[arg-type]
 
     def session(self, task: str | Task) -> Session:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
-            task: one of the environment's (:meth:`tasks`), which grades the answer; or any words, where whoever drives
-                the session says what it was worth, or nobody does.
+            task: a task from :meth:`tasks`, graded by the environment; or a text, for which the caller may give the
+                reward.
 
         Raises:
-            ValueError: the gateway is closed, or the episode could not begin.
+            ValueError: the gateway is closed, or the episode failed to start.
         """
         if self._ending is None or self._ending.is_set():
             raise ValueError("the gateway is closed")
@@ -118,7 +118,7 @@ class Gateway:
         return session
 
     def close(self) -> None:
-        """Call off what goes on, and end."""
+        """Cancel all sessions and stop the gateway."""
         if self._thread.is_alive() and self._ending is not None:
             self._loop.call_soon_threadsafe(self._ending.set)
         self._thread.join()
@@ -163,6 +163,7 @@ class Gateway:
         session._calling_off = lambda: self._loop.call_soon_threadsafe(playing.cancel)
 
         def over(_: object) -> None:
+            """Record the finished episode."""
             self._open.discard(playing)
             error = None if playing.cancelled() else playing.exception()
             reason = "it was called off" if playing.cancelled() else described(error) if error else ""
@@ -195,10 +196,10 @@ def _program(run: RunSettings) -> Program:
 
 
 def _asked_by_anybody(run: RunSettings, timeout: float) -> RunSettings:
-    """The recipe with a program in the place of its organization, whose requests are admitted as they come.
+    """Return the recipe with a program as its organization and without ordered admission of requests.
 
     Raises:
-        ValueError: its agents cannot be asked so.
+        ValueError: the agents cannot be used through a gateway.
     """
     table = tomllib.loads(to_toml(run))
     settings = table["team"] if isinstance(run.team, Program) else {}

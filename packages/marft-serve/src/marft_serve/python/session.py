@@ -1,4 +1,4 @@
-"""One episode that code of one's own drives."""
+"""Single episode driven by the user's own code."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Clients = Mapping[str, Client]
 
 
 class Session:
-    """One episode that somebody else drives: its agents are reached at ``clients``, until it is ended.
+    """Single episode with its agents reachable through ``clients`` until the end.
 
     Attributes:
-        task: what it is about.
-        clients: by role: ``OpenAI(**session.clients["actor"].keywords)``.
-        observation: what the environment shows; of a task in words, these.
-        episode: what was recorded, once it is over.
+        task: the task.
+        graded: True if the caller may give a reward, False if the environment grades.
+        clients: clients by role: ``OpenAI(**session.clients["actor"].keywords)``.
+        observation: current observation; for a task in text form, the text.
+        episode: the recorded episode; None until the end.
     """
 
     def __init__(self, task: Task, graded: bool) -> None:
@@ -35,20 +36,22 @@ class Session:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Future[Mapping[str, Any]]] | None = None
         self._calling_off: Callable[[], object] = lambda: None
-        self._earned = not graded  # whether somebody says what it was worth
+        self._earned = not graded  # whether the episode has a reward
 
     def step(
         self, answer: str | None = None, *, reward: float | None = None, success: bool | None = None,
         agent_rewards: Mapping[str, float] | None = None,
     ) -> str | None:  # fmt: skip
-        """Give the team's answer to what is observed → what is observed next; None where the episode is over.
+        """Submit the team's answer; return the next observation, or None at the end.
 
         Args:
-            answer: None: what the team said last.
-            reward: what it earns, of a task in words; one of the environment's is graded by the environment.
+            answer: the answer; None for the team's last message.
+            reward: reward for a task in text form; not allowed if the environment grades.
+            success: whether the task is solved, for a task in text form; optional.
+            agent_rewards: individual rewards by role, for a task in text form; optional.
 
         Raises:
-            ValueError: the episode is over, or this is no answer, or no grade, that it can take.
+            ValueError: the episode is over, or the answer or reward is invalid.
         """
         if self.episode is not None:
             raise ValueError(f"the session is over: {self.episode.error or self.episode.status}")
@@ -65,7 +68,7 @@ class Session:
         self._earned = self._earned or reward is not None
         assert self._turn is not None, "a session that somebody holds has begun"
         loop, turn = self._turn
-        with suppress(RuntimeError):  # its thread has ended: the episode is over, and says why
+        with suppress(RuntimeError):  # the episode is over, and reports the reason
             loop.call_soon_threadsafe(_told, turn, table)
         self._wait()
         return None if self.episode is not None else self.observation
@@ -74,11 +77,12 @@ class Session:
         self, answer: str | None = None, *, reward: float | None = None, success: bool | None = None,
         agent_rewards: Mapping[str, float] | None = None,
     ) -> Episode:  # fmt: skip
-        """:meth:`step`, after which nothing is to come → the episode. Where no reward is given and nothing grades it,
-        it is recorded ungraded.
+        """Submit the final answer with :meth:`step`; return the episode.
+
+        Without a reward from the caller or the environment, the episode is recorded ungraded.
 
         Raises:
-            ValueError: as for :meth:`step`; or the environment goes on, and is then called off.
+            ValueError: as for :meth:`step`; or the environment expects more answers, and the episode is cancelled.
         """
         if self.step(answer, reward=reward, success=success, agent_rewards=agent_rewards) is not None:
             self.call_off()
@@ -87,9 +91,9 @@ class Session:
         return self.episode
 
     def call_off(self) -> None:
-        """End without an answer: the episode is recorded as failed."""
+        """Cancel the episode and record a failure."""
         while self.episode is None:
-            with suppress(RuntimeError):  # the gateway has ended, and has called it off
+            with suppress(RuntimeError):  # the gateway is closed, and has cancelled the episode
                 self._calling_off()
             self._wait()
 
@@ -103,11 +107,12 @@ class Session:
             self.call_off()
 
     async def _answer(self, task: Task, clients: Clients) -> Mapping[str, Any]:
-        """The program of the episode, on a thread of its own: it hands everything over, and waits."""
+        """Program for the episode, on a separate thread: hand over the clients and wait for the answer."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[Mapping[str, Any]] = loop.create_future()
 
         def begun() -> None:
+            """Store the clients and the observation."""
             self.clients, self.observation, self._turn = clients, task.prompt, (loop, turn)
 
         self._events.put(begun)
@@ -121,5 +126,5 @@ class Session:
 
 
 def _told(turn: asyncio.Future[Mapping[str, Any]], table: Mapping[str, Any]) -> None:
-    if not turn.done():  # it took too long, or was called off
+    if not turn.done():  # timed out or cancelled
         turn.set_result(table)

@@ -1,4 +1,4 @@
-"""Traces of other programs, from Python: what they are worth, and a warm start from them."""
+"""Python API for traces: scores, and a warm start."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ def score(
     recipe: Recipe | Run, traces: Traces = (), changes: Changes = (), /, *, roles: Mapping[str, str] | None = None,
     overwrite: bool = False, given: Iterable[Any] = (), **more: Any,
 ) -> Scores:  # fmt: skip
-    """Grade traces by the environment and the reward terms of a recipe, without a model → what they earned.
+    """Score traces with a recipe's environment and reward terms, without a model.
 
-    The episodes are kept as a run, ``runs/<name>-score`` where no name is given: :func:`marft.load_run` reads them.
-    What had to be left out is a warning.
+    The episodes are saved as a run for :func:`marft.load_run`, by default in ``runs/<name>-score``. Skipped items
+    cause warnings.
 
     Args:
-        traces: a file or several; none: those of the recipe (``sft.traces``).
-        roles: whose turns those of a name in the traces are.
+        recipe: a recipe or a run, as for :func:`marft.load_recipe`.
+        traces: one or more files; by default ``sft.traces`` in the recipe.
+        changes: changes of the recipe, as for :func:`marft.load_recipe`.
+        roles: the recipe's role for each agent name in the traces.
+        overwrite: True to replace an existing run.
 
     Raises:
-        ValueError: a file is not there, or something in the recipe or the folder cannot be used.
-        RunError: nothing can be written.
+        ValueError: a file does not exist, or the recipe or folder is invalid.
+        RunError: writing failed.
     """
     run, _ = _run_of(recipe, traces, changes, roles, given, more, "score")
     if not SftSettings.of(run).traces:
@@ -59,23 +62,29 @@ def sft(
     resume: bool = False, start_from: str | Path | None = None, overwrite: bool = False,
     observer: Observer | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> Run:  # fmt: skip
-    """Warm start a team from traces, by imitation: each policy of its own roles' turns alone → the run, of which
-    :func:`marft.train` takes a checkpoint (``start_from``).
+    """Warm start a team from traces by imitation; return the run.
+
+    Each policy learns only the turns of its own roles. :func:`marft.train` takes a checkpoint of the run
+    (``start_from``).
 
     Args:
-        recipe: as in :func:`marft.train`; the run is called ``<name>-sft`` where no name is given.
-        traces: a file or several; none: those of the recipe (``sft.traces``).
-        roles: whose turns those of a name in the traces are.
-        resume: go on with such a run, exactly as if it had never stopped; then ``recipe`` is the run.
-        start_from: a checkpoint folder whose weights it begins with.
+        recipe: as for :func:`marft.train`; the default name of the run is ``<name>-sft``.
+        traces: one or more files; by default ``sft.traces`` in the recipe.
+        changes: changes of the recipe, as for :func:`marft.load_recipe`.
+        roles: the recipe's role for each agent name in the traces.
+        resume: True to resume the run ``recipe``, exactly as if it had never stopped.
+        start_from: checkpoint folder with the initial weights.
+        overwrite: True to replace an existing run.
+        observer: callbacks for progress and messages; optional.
 
     Raises:
-        ValueError: something in the recipe, the traces or the folder cannot be used. Then the folder is as it was.
-        RunError: a step left something that is not finite, or nothing can be written.
+        ValueError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
+        RunError: a step produced a non-finite value, or writing failed.
     """
     run, folder = _run_of(recipe, traces, changes, roles, given, more, "sft")
 
     def learn(*arguments: Any, **options: Any) -> None:
+        """Run the warm start."""
         from marft_serve.traces.warm_start import warm_start
 
         warm_start(*arguments, **options)
@@ -87,7 +96,7 @@ def _run_of(
     recipe: Recipe | Run, traces: Traces, changes: Changes, roles: Mapping[str, str] | None, given: Iterable[Any],
     more: Mapping[str, Any], what: str,
 ) -> tuple[RunSettings, RunFolder | None]:  # fmt: skip
-    """The recipe with these traces; and the folder of a warm start that goes on."""
+    """Return the recipe with the given traces, and the folder for a resumed warm start."""
     from marft_serve.traces.asked import changes_of
 
     run, folder = run_of(recipe, changes, given, more)

@@ -1,1 +1,1 @@
-"""A trained team behind an OpenAI-compatible address: one model for each role, and one for all of it."""
+"""Trained team behind an OpenAI-compatible API, with one model for each role and one for the whole team."""

@@ -1,4 +1,4 @@
-"""The whole team as an agent of the Agent2Agent protocol (A2A): its card, and tasks at ``/a2a``."""
+"""Team behind the Agent2Agent protocol (A2A): an agent card, and tasks at ``/a2a``."""
 
 from __future__ import annotations
 
@@ -54,30 +54,34 @@ ENDED = (
     TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED, TaskState.TASK_STATE_FAILED,
     TaskState.TASK_STATE_REJECTED,
 )  # fmt: skip
-TEXT = ("text/plain", "text/*", "*/*", "text")  # what answers are, as clients may name it
-KEPT, KEPT_BYTES = 1000, 64 * 2**20  # of tasks that have ended
-QUIET = (  # log what clients do wrong
+TEXT = ("text/plain", "text/*", "*/*", "text")  # MIME types for answers, in the forms that clients use
+KEPT, KEPT_BYTES = 1000, 64 * 2**20  # limits for finished tasks: number, total bytes
+QUIET = (  # loggers that would log client errors
     "a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter",
     "a2a.server.request_handlers.request_handler",
 )  # fmt: skip
 
 
 def agent_routes(app: App, served: Served, address: str = "") -> list[Route]:
-    """The addresses of a team as an agent. Its tasks take places of the same queue as requests.
+    """Return the A2A routes for a team; its tasks share the request queue.
 
     Args:
-        address: by which others reach the server; "": the one by which the card is asked for.
+        app: the server's app.
+        served: the team.
+        address: public URL of the server; "" for the URL in the request for the card.
     """
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def card(base: str) -> AgentCard:
+        """Return the agent card for a base URL."""
         return agent_card(app.asking, served, bool(app.token), base.rstrip("/") + A2A_PATH)
 
     handler = Handler(TeamExecutor(app), Kept(), card(address))
     rpc = create_jsonrpc_routes(handler, A2A_PATH, enable_v0_3_compat=True)[0].endpoint
 
     async def shown(request: Request) -> Response:
+        """Respond with the agent card."""
         response: Response = await create_agent_card_routes(card(address or str(request.base_url)))[0].endpoint(request)
         return response
 
@@ -88,9 +92,10 @@ def agent_routes(app: App, served: Served, address: str = "") -> list[Route]:
 
 
 def _guarded(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint that is reached with the token alone, by bodies that end."""
+    """Wrap an endpoint with checks for the token and the body."""
 
     async def endpoint(request: Request) -> Response:
+        """Check a request, then pass it on."""
         try:
             app.check(request)
             body = await body_of(request, app.bounds)
@@ -101,6 +106,7 @@ def _guarded(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callabl
             return JSONResponse(refusal)
 
         async def receive() -> Received:
+            """Return the body already read."""
             return {"type": "http.request", "body": body, "more_body": False}
 
         return await rpc(Request(request.scope, receive))
@@ -109,23 +115,26 @@ def _guarded(app: App, rpc: Callable[[Request], Awaitable[Response]]) -> Callabl
 
 
 class Updater(TaskUpdater):
-    """Publishes the status of a task until a final one, also if it is canceled while it is answered."""
+    """Publisher for a task's status; ignores updates after a final status, for example after a cancellation."""
 
     async def update_status(self, *arguments: Any, **named: Any) -> None:
-        """Publish a status; do nothing after a final one."""
-        with suppress(RuntimeError):  # which says that it has
+        """Publish a status; do nothing after a final status."""
+        with suppress(RuntimeError):  # raised after a final status
             await super().update_status(*arguments, **named)
 
 
 class TeamExecutor(AgentExecutor):
-    """A task is a request to the whole team. What each agent says updates its status; the answer is its artifact."""
+    """Executor that runs each task as a request to the whole team.
+
+    Messages from the agents update the task's status. The answer is its artifact.
+    """
 
     def __init__(self, app: App) -> None:
         self.app = app
         self._updaters: dict[str, Updater] = {}
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Work on a task until it has ended."""
+        """Run a task to its end."""
         id, message = context.task_id, context.message
         assert id
         assert context.context_id
@@ -140,7 +149,7 @@ class TeamExecutor(AgentExecutor):
             del self._updaters[id]
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:  # noqa: ARG002
-        """Say that a task is cancelled; who calls this ends its work."""
+        """Publish the cancellation of a task; the caller ends its work."""
         updater = self._updaters.get(context.task_id or "")
         if updater is not None:
             await updater.cancel()
@@ -149,6 +158,7 @@ class TeamExecutor(AgentExecutor):
         name, asked = self.app.asking.teams[0], Asked(Chat(messages=({"role": "user", "content": text},)))
 
         async def tell(said: Mapping[str, str]) -> None:
+            """Publish progress."""
             await _tell(said, updater)
 
         try:
@@ -157,7 +167,7 @@ class TeamExecutor(AgentExecutor):
             answered = await one.answer(tell)
         except RequestError as error:
             about: dict[str, Any] = {"status": error.status}
-            if isinstance(error, BusyError):  # else the request counts itself
+            if isinstance(error, BusyError):  # other errors are counted by the request itself
                 self.app.measured.requests.labels(name, error.status).inc()
                 await updater.reject(_message(updater, str(error), {**about, "retryAfterSeconds": error.seconds}))
             else:
@@ -169,7 +179,10 @@ class TeamExecutor(AgentExecutor):
 
 
 async def _tell(said: Mapping[str, str], updater: Updater) -> None:
-    """An update of a task's status: an agent is asked; or has acted, with its text where that is not the answer."""
+    """Publish progress: the requested agent, or a finished action.
+
+    The update for an action includes its text unless it is the answer.
+    """
     if said["state"] == "asked":
         await updater.update_status(TaskState.TASK_STATE_WORKING, metadata={"asked": said["agent"]})
     elif said["state"] == "acted":
@@ -189,13 +202,13 @@ def _about(one: OneRequest, answered: Answered) -> dict[str, Any]:
 
 
 class Handler(DefaultRequestHandler):
-    """Refuses at once what a team cannot do, as A2A says it."""
+    """Request handler with immediate A2A errors for unsupported requests."""
 
     def __init__(self, executor: TeamExecutor, store: Kept, card: AgentCard) -> None:
         super().__init__(agent_executor=executor, task_store=store, agent_card=card)
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Message | Task:
-        """Work on a task, and answer when it has ended."""
+        """Run a task and respond at its end."""
         check(params)
         answer: Message | Task = await super().on_message_send(params, context)
         return answer
@@ -203,13 +216,16 @@ class Handler(DefaultRequestHandler):
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event, None]:
-        """Work on a task, and say what comes of it meanwhile."""
+        """Run a task and stream its events."""
         check(params)
         async for event in super().on_message_send_stream(params, context):
             yield event
 
     async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
-        """Those of a context: all clients have the same token, or none, and none is shown what it cannot name."""
+        """List a context's tasks.
+
+        All clients share one token, or need none. So a client only sees tasks from contexts that it can name.
+        """
         if not params.context_id:
             raise UnsupportedOperationError("clients are not told apart here: name a contextId, or ask for a task")
         listed: ListTasksResponse = await super().on_list_tasks(params, context)
@@ -217,10 +233,10 @@ class Handler(DefaultRequestHandler):
 
 
 def check(params: SendMessageRequest) -> None:
-    """See that a team can work on a message.
+    """Check that a team can work on a message.
 
     Raises:
-        A2AError: it cannot; the kind says why.
+        A2AError: it cannot; the error type gives the reason.
     """
     modes, message = params.configuration.accepted_output_modes, params.message
     if params.configuration.HasField("task_push_notification_config"):
@@ -238,20 +254,20 @@ def check(params: SendMessageRequest) -> None:
 
 
 def text_of(message: Message) -> str:
-    """The text of a message: its parts, each on a line of its own."""
+    """Return a message's text: its text parts, joined by line breaks."""
     return "\n".join(part.text for part in message.parts)
 
 
 class Kept(InMemoryTaskStore):
-    """All tasks that are worked on, and the last ones that have ended: so many, of so many bytes at most."""
+    """Store for all running tasks and the latest finished tasks, limited by number and total bytes."""
 
     def __init__(self, most: int = KEPT, most_bytes: int = KEPT_BYTES) -> None:
         super().__init__()
         self._most, self._most_bytes = most, most_bytes
-        self._ended: dict[str, int] = {}  # in the order in which they have
+        self._ended: dict[str, int] = {}  # size in bytes by id, in order of completion
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
-        """Keep a task as it is now."""
+        """Store a task's current state; drop the oldest finished tasks beyond the limits."""
         await super().save(task, context)
         if task.status.state not in ENDED:
             return

@@ -1,4 +1,4 @@
-"""How many requests are answered at a time, and how many wait for that."""
+"""Admission queue: limits for concurrent and waiting requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from marft_serve.gateway.refusals import RequestError
 
 
 class BusyError(RequestError):
-    """As many requests wait as may.
+    """Error for a full queue.
 
     Args:
-        seconds: after which it may be tried again.
+        seconds: seconds to wait before a retry.
     """
 
     def __init__(self, seconds: int) -> None:
@@ -22,25 +22,27 @@ class BusyError(RequestError):
 
 
 class Gate:
-    """Lets ``places`` requests through at a time; up to ``queue`` more wait, in the order in which they came.
+    """First-in, first-out queue with ``places`` concurrent requests and up to ``queue`` waiting requests.
 
-    It lives on one event loop.
+    All methods run on one event loop.
 
     Args:
-        tell: told how many requests there are, those that wait included, whenever that changes.
+        places: maximum number of concurrent requests.
+        queue: maximum number of waiting requests.
+        tell: callback with the number of running and waiting requests, after each change.
     """
 
     def __init__(self, places: int, queue: int, tell: Callable[[int], None] = lambda _: None) -> None:
         self.places, self.queue, self._tell = places, queue, tell
         self.running = self.waiting = 0
         self.free = asyncio.Semaphore(places)
-        self.seconds = 1.0  # that a request has taken lately
+        self.seconds = 1.0  # moving average of a request's duration
 
     def enter(self) -> Place:
-        """A place in the queue, which is to be left in any case.
+        """Enter the queue; always release the returned slot.
 
         Raises:
-            BusyError: there is none.
+            BusyError: the queue is full.
         """
         if self.running + self.waiting >= self.places + self.queue:
             raise BusyError(max(1, math.ceil(self.seconds * (self.waiting + 1) / self.places)))
@@ -49,25 +51,25 @@ class Gate:
         return Place(self)
 
     def changed(self) -> None:
-        """Tell how many requests there are."""
+        """Report the number of running and waiting requests."""
         self._tell(self.running + self.waiting)
 
 
 class Place:
-    """A request's place: first in the queue, then at work."""
+    """Slot for a request, first waiting, then running."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self._began = gate, 0.0
 
     async def work(self) -> None:
-        """Wait until the request's turn has come."""
+        """Wait for the request's turn."""
         await self._gate.free.acquire()
         self._gate.waiting -= 1
         self._gate.running += 1
         self._began = asyncio.get_running_loop().time()
 
     def leave(self) -> None:
-        """Make room for the next one, wherever this was. It is called once."""
+        """Release the slot, waiting or running. Call it once."""
         gate = self._gate
         if not self._began:
             gate.waiting -= 1

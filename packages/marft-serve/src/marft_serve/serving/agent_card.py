@@ -1,4 +1,4 @@
-"""What a team says of itself as an A2A agent."""
+"""A2A agent card for a team."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from marft.common.version import __version__
 from marft_serve.serving.asking import TEAM, Asking
 from marft_serve.serving.settings import Served
 
-VERSIONS = ("1.0", "0.3")  # of the protocol, the one that is preferred first
+VERSIONS = ("1.0", "0.3")  # supported protocol versions, in order of preference
 MODES = ("text/plain",)
 
 
 def agent_card(asking: Asking, served: Served, token: bool, url: str) -> AgentCard:
-    """The card of a team.
+    """Return the agent card for a team.
 
     Args:
-        token: whether requests must bring one.
-        url: where tasks are taken.
+        asking: the request handler of the team.
+        served: the team.
+        token: True if requests need a token.
+        url: URL for tasks.
     """
     name = asking.teams[0]
     works = (
@@ -39,13 +41,13 @@ def agent_card(asking: Asking, served: Served, token: bool, url: str) -> AgentCa
         card.security_schemes["bearer"].http_auth_security_scheme.scheme = "Bearer"
         card.security_schemes["key"].api_key_security_scheme.location = "header"
         card.security_schemes["key"].api_key_security_scheme.name = "x-api-key"
-        for scheme in ("bearer", "key"):  # either will do
+        for scheme in ("bearer", "key"):  # one of the two is enough
             card.security_requirements.add().schemes[scheme].SetInParent()
     return card
 
 
 def described(served: Served) -> str:
-    """Who is in a team, how it works together, which weights it has, and how well they did."""
+    """Return a description with the team's agents, organization, weights and accuracy."""
     agents = [agent.role + (" (answers)" if agent.answers else "") for agent in served.run.agents]
     organization = served.run.model_dump(mode="json", include={"team"})["team"]["organization"]
     sentences = [
@@ -65,7 +67,7 @@ def _weights(served: Served) -> str:
 
 
 def _figures(served: Served) -> list[str]:
-    """Accuracies that an export's manifest names."""
+    """Return sentences with the accuracies in an export's manifest."""
     if served.export is None:
         return []
     weights = _weights(served)

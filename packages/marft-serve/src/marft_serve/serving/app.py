@@ -1,4 +1,4 @@
-"""The addresses of a team that is served: ``/v1/…`` for clients, ``/healthz`` and ``/metrics`` beside them."""
+"""Routes for a served team: ``/v1/…`` for clients, ``/healthz`` and ``/metrics`` for monitoring."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ from marft_serve.serving.measuring import NOBODY, Measured
 
 T = TypeVar("T")
 NOBODY_READS = Response(status_code=499)
-NAMED = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # in a body that is not read yet
+NAMED = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # model name in an unparsed body
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server takes on.
+    """Limits for a server.
 
     Args:
-        concurrency: requests that are answered at a time.
-        queue: requests that wait for that; more are refused.
-        seconds: for one request, from its turn on.
+        concurrency: maximum number of concurrent requests.
+        queue: maximum number of waiting requests; further requests are rejected.
+        seconds: timeout of a request in seconds, counted from its turn.
     """
 
     concurrency: int = 32
@@ -66,14 +66,18 @@ class Limits:
 
 
 class App:
-    """Answers requests. It lives on its server's thread; the team on the event loop that the engine is on.
+    """ASGI application for a served team.
+
+    It runs on the server's thread. The team runs on the engine's event loop.
 
     Args:
-        loop: that one.
-        token: which requests must bring; "" for none.
-        busy: told how many requests there are, whenever that changes.
-        host: where it listens: by other names it is not asked without a token.
-        names: others that it is known by.
+        asking: request handler of the team.
+        loop: the engine's event loop.
+        token: token that requests must have; "" for none.
+        limits: limits for requests.
+        busy: callback with the number of requests, after each change.
+        host: listening host; without a token, requests must use this or another known host name.
+        names: further host names of the server.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class App:
         self.asking, self.loop, self.token, self.limits, self.bounds = asking, loop, token, limits, Bounds()
         self.gate = Gate(limits.concurrency, limits.queue, busy)
         self.measured = Measured(lambda: self.gate.running, lambda: self.gate.waiting)
-        self.beside: list[str] = []  # addresses that other servers answer
+        self.beside: list[str] = []  # paths served by other servers
         self.asgi = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._endpoint(ChatCompletions()), methods=["POST"]),
@@ -105,7 +109,7 @@ class App:
             exception_handlers={HTTPException: no_address(self._unknown)},
             middleware=[Middleware(Guarded, app_=self)],
         )
-        self.asgi.router.redirect_slashes = False  # an address that is none is none with a slash behind it too
+        self.asgi.router.redirect_slashes = False  # an unknown address stays unknown with a trailing slash
 
     def _unknown(self) -> RequestError:
         paths = [route.path for route in self.asgi.routes if isinstance(route, Route) and "{" not in route.path]
@@ -115,12 +119,13 @@ class App:
 
     def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
+            """Answer a request; count and report its errors."""
             uncounted = [NOBODY]
             try:
                 return await self._answer(protocol, request, uncounted)
             except RequestError as error:
                 told = error
-            except Exception as error:  # noqa: BLE001  of ours
+            except Exception as error:  # noqa: BLE001  internal error
                 told = unexpected(error)
             for model in uncounted:
                 self.measured.requests.labels(model, told.status).inc()
@@ -129,25 +134,27 @@ class App:
         return endpoint
 
     async def _answer(self, protocol: Protocol, request: Request, uncounted: list[str]) -> Response:
-        """The response.
+        """Answer a request.
 
         Args:
-            uncounted: the model for which a refusal is to be counted; emptied once the request counts itself.
+            protocol: wire protocol of the client.
+            request: the request.
+            uncounted: list with the model name for the error count; emptied once the request counts itself.
 
         Raises:
-            RequestError: there is none.
+            RequestError: the request was rejected or failed.
         """
         self.check(request)
         body = await body_of(request, self.bounds)
         uncounted[0] = self._named_in(body)
         place = self.gate.enter()
         try:
-            asked = replace(await asked_by(protocol, body), turns=None)  # nothing is stored
+            asked = replace(await asked_by(protocol, body), turns=None)  # nothing is stored for later requests
             model = asked.model or self.asking.teams[0]
             uncounted[0] = model if model in self.asking.models else NOBODY
             self.asking.check(model, asked)
             if asked.chat.constraint:
-                await asyncio.to_thread(self.asking.check_form, model, asked)  # to compile one may take a second
+                await asyncio.to_thread(self.asking.check_form, model, asked)  # compiling a grammar may take a second
             one = OneRequest(self, protocol, asked, model, self.asking.next_name())
         except BaseException:
             place.leave()
@@ -164,16 +171,16 @@ class App:
         return JSONResponse(one.body(answered), headers=headers) if answered else NOBODY_READS
 
     def _named_in(self, body: bytes) -> str:
-        """The model that a body names, for counts of requests that are not read."""
+        """Return a known model's name from an unparsed body, for error counts."""
         found = NAMED.search(body)
         name = found[1].decode("utf-8", "replace") if found else ""
         return name if name in self.asking.models else NOBODY
 
     def check(self, request: Request) -> None:
-        """See that a request may be answered.
+        """Check the token in a request.
 
         Raises:
-            RequestError: it brings another token than it must.
+            RequestError: the token is missing or wrong.
         """
         if not self.token:
             return
@@ -183,10 +190,10 @@ class App:
             raise RequestError(401, "invalid_api_key", "this needs the server's token, as a bearer token")
 
     def check_page(self, headers: Headers) -> None:
-        """See that a request is no page's of somebody else, which a browser on this machine shows.
+        """Check that a request without a token does not come from a foreign web page in a local browser.
 
         Raises:
-            RequestError: it may be.
+            RequestError: ``Host`` or ``Origin`` is foreign.
         """
         if self.token:
             return
@@ -199,7 +206,7 @@ class App:
             raise RequestError(403, "forbidden", "pages of other hosts are answered with a token alone")
 
     async def _counted(self, request: Request) -> Response:
-        """Return how many tokens a role would read."""
+        """Return the number of prompt tokens for a role."""
         self.check(request)
         asked = await asked_by(Messages(Counted), await body_of(request, self.bounds))
         counting = self.asking.count(asked.model or self.asking.teams[0], asked)
@@ -217,7 +224,7 @@ class App:
         return JSONResponse(models[self.asking.models.index(named)])
 
     async def _healthy(self, _: Request) -> Response:
-        """Say whether requests can be answered. An engine that could not go on is tried again with every request."""
+        """Report whether the engine works; after an engine failure, every request still tries again."""
         problem = self.asking.problem or ("" if self.loop.is_running() else "its event loop has ended")
         return PlainTextResponse(
             f"the engine cannot go on: {problem}\n" if problem else "ok\n", 503 if problem else 200
@@ -229,7 +236,7 @@ class App:
 
 
 class Guarded:
-    """Stands before all addresses of a server."""
+    """ASGI middleware for all routes; rejects requests from foreign web pages."""
 
     def __init__(self, app: ASGIApp, app_: App) -> None:
         self._inner, self._app = app, app_
@@ -247,7 +254,7 @@ class Guarded:
 
 
 class OneRequest:
-    """One request, from its place in the queue to its answer."""
+    """Request from its entry into the queue to its answer."""
 
     def __init__(self, app: App, protocol: Protocol, asked: Asked, model: str, name: str) -> None:
         self.app, self.protocol, self.asked, self.model, self.name = app, protocol, asked, model, name
@@ -257,18 +264,18 @@ class OneRequest:
         self._task: asyncio.Task[Answered]
 
     def begin(self, place: Place) -> None:
-        """Wait for the turn, and ask."""
+        """Start a task that waits for the request's turn and then runs it."""
         self._task = asyncio.create_task(self._asked(place))
         self._task.add_done_callback(lambda task: self._ended(place, task))
 
     async def answer(self, tell: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> Answered:
-        """The answer. Who stops waiting for it ends what was begun.
+        """Wait for the answer; if the caller is cancelled, the request is cancelled too.
 
         Args:
-            tell: told who is asked, and what they have said, before.
+            tell: callback with progress before the answer: requested agents and their messages.
 
         Raises:
-            RequestError: there is none.
+            RequestError: the request failed.
         """
         try:
             if tell:
@@ -280,10 +287,10 @@ class OneRequest:
             self._task.cancel()
 
     async def unless_gone(self, request: Request, answer: Awaitable[T]) -> T | None:
-        """What is waited for; None where the client has gone before, which ends what was begun.
+        """Return the result of an awaitable; if the client disconnects first, cancel the request and return None.
 
         Raises:
-            RequestError: there is none.
+            RequestError: the request failed.
         """
         found = await unless_gone(request, answer)
         if found is None:
@@ -291,18 +298,21 @@ class OneRequest:
         return found
 
     def end(self) -> None:
-        """Cancel what was begun, unless it has ended."""
+        """Cancel the request if still running."""
         self._task.cancel()
 
     async def live(self) -> AsyncGenerator[str]:
-        """A stream: of a team who is asked and what they have said, and the answer while it comes about. Who stops
-        listening ends what was begun.
+        """Yield a streamed response.
+
+        For a team, it starts with progress: requested agents and their messages. Then it streams the answer.
+        Closing the generator cancels the request.
 
         Raises:
-            RequestError: there is none.
+            RequestError: the request failed.
         """
 
         async def replies() -> Sequence[Reply]:
+            """Return the final replies."""
             return (await self._task).replies
 
         self._hearing.hear(self._lives)
@@ -315,7 +325,7 @@ class OneRequest:
             self._task.cancel()
 
     def body(self, answered: Answered) -> dict[str, Any]:
-        """The answer as a whole."""
+        """Return the body of a complete response."""
         return self._named(self.protocol.response(self.asked, answered.replies, self._about()))
 
     async def _asked(self, place: Place) -> Answered:
@@ -348,7 +358,7 @@ class OneRequest:
             measured.actions.labels(action.agent).inc()
 
     def _progress(self, said: Mapping[str, str]) -> str:
-        """Who is at work, as a piece of a stream: reasoning where the protocol has that, else a comment."""
+        """Format progress for a stream: as reasoning in Chat Completions, as a comment in other protocols."""
         if not isinstance(self.protocol, ChatCompletions):
             return f": {said['agent']} {said['state']}\n\n"
         text = f"{said['agent']} …\n" if said["state"] == "asked" else ""
@@ -361,7 +371,7 @@ class OneRequest:
         return written(("", self._named(head | {"choices": [choice], "marft": {"progress": progress}})))
 
     def _named(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Chat completions, under a name that no other request has."""
+        """Give a Chat Completions response a unique id."""
         named = {"id": f"chatcmpl-{self.name}"} if isinstance(self.protocol, ChatCompletions) else {}
         return {**said, **named}
 
@@ -370,10 +380,10 @@ class OneRequest:
         return written((name, said if isinstance(said, str) else self._named(said)))
 
     def _about(self, begun: Sequence[Begun] = ()) -> dict[str, Any]:
-        """What an answer says of itself.
+        """Return a response's metadata.
 
         Args:
-            begun: actions that have begun; all are known once it is there.
+            begun: actions started so far; ignored once the request has finished, when all actions are known.
         """
         chat = self.asked.chat
         actions = [Begun.of(one) for one in self._task.result().episode.actions] if self._task.done() else begun
@@ -391,7 +401,7 @@ def _unless_empty(**fields: Any) -> dict[str, Any]:
 
 
 def headers_of(error: RequestError) -> dict[str, str]:
-    """What is said beside a refusal."""
+    """Return the headers for an error response."""
     if isinstance(error, BusyError):
         return {"retry-after": str(error.seconds)}
     headers = {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})

@@ -1,4 +1,7 @@
-"""A request as an episode: of the whole team, or of one agent's seat. Lives on the event loop that the engine is on."""
+"""Requests as episodes, for the whole team or for a single agent.
+
+The code runs on the engine's event loop.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,13 @@ Progress = Callable[[Mapping[str, str]], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answered:
-    """What came of a request.
+    """Result of a request.
 
     Args:
-        replies: one for each choice.
-        read, said: tokens, of all that acted.
+        replies: one reply per choice.
+        episode: the episode.
+        read: number of prompt tokens, over all actions.
+        said: number of sampled tokens, over all actions.
     """
 
     replies: tuple[Reply, ...]
@@ -54,14 +59,15 @@ class Answered:
 
 
 class Asking:
-    """Answers requests with a team.
+    """Request handler for a team.
 
     Args:
-        name: of the team, which is a model of that name; ``team`` is another name for it.
-        record: is given every episode, ungraded.
+        game: the team with its engine.
+        name: name of the team, which is also its model name; ``team`` is an alias.
+        record: callback with every episode, ungraded.
 
     Raises:
-        ValueError: the roles leave no name for the whole team.
+        ValueError: the roles use both names of the team.
     """
 
     def __init__(self, game: Game, name: str, record: Callable[[Episode], None] = lambda _: None) -> None:
@@ -75,18 +81,18 @@ class Asking:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What can be asked, the whole team first."""
+        """Model names: the whole team first, then the roles."""
         return (*self.teams, *self.roles)
 
     def next_name(self) -> str:
-        """A name for a request: no other one has it."""
+        """Return a unique id for a request."""
         return f"{self._run}-{next(self._count):06d}"
 
     def check(self, model: str, asked: Asked) -> None:
-        """See that a request can be answered, before it waits for its turn.
+        """Check a request before it enters the queue.
 
         Raises:
-            RequestError: it cannot.
+            RequestError: the model does not exist, or the team does not support the request.
         """
         if model not in self.models:
             known = ", ".join(self.models)
@@ -108,10 +114,12 @@ class Asking:
             raise unsupported("response_format", "a team is not held to a form; ask a role")
 
     def check_form(self, model: str, asked: Asked) -> None:
-        """See that a role's answer can be held to what a request asks for. It may take long, on any thread.
+        """Check a request's constraint against the engine.
+
+        The check may take long, and may run on any thread.
 
         Raises:
-            RequestError: it cannot.
+            RequestError: the constraint is not supported.
         """
         try:
             check_constraint(self.game.renderer, self.game.team.agent(model).policy, asked.chat)
@@ -119,10 +127,10 @@ class Asking:
             raise RequestError.of(error) from error
 
     async def count(self, model: str, asked: Asked) -> int:
-        """How many tokens a role would read.
+        """Return the number of prompt tokens for a role.
 
         Raises:
-            RequestError: that cannot be said.
+            RequestError: the model is not a role, or the chat cannot be rendered.
         """
         self.check(model, asked)
         if model not in self.roles:
@@ -137,15 +145,17 @@ class Asking:
     async def ask(
         self, model: str, asked: Asked, name: str, progress: Progress = lambda _: None, lives: Sequence[Live] = (),
     ) -> Answered:  # fmt: skip
-        """The answer to a request. Cancelling it ends the episode.
+        """Answer a request. Cancelling this coroutine ends the episode.
 
         Args:
-            name: of the request.
-            progress: told who is asked, and what they have said.
-            lives: hear what is said while it comes about: one for each choice.
+            model: the team's name or a role.
+            asked: the request.
+            name: id of the request.
+            progress: callback with requested agents and their messages.
+            lives: streams for the answer, one per choice.
 
         Raises:
-            RequestError: it cannot be answered.
+            RequestError: the request failed.
         """
         team = replace(self.game.team, agents=wished(self.game.team.agents, asked.chat.wishes))
         if model in self.roles:
@@ -160,7 +170,8 @@ class Asking:
         if question.answer is None:
             raise RequestError(500, "no_answer", "the team ended without an answer")
         answer = question.answer
-        said = self.game.renderer.spelled(answer.policy, answer.tokens)  # tool calls and their results included
+        # the whole text of the action, including tool calls and results
+        said = self.game.renderer.spelled(answer.policy, answer.tokens)
         after = said[said.rfind(answer.text) + len(answer.text) :] if answer.text else said
         stopped = ended_by(asked.chat.stop, after, "")
         return _answered((Reply(*_as_one(answer, episode), stopped=stopped),), episode)
@@ -176,11 +187,15 @@ class Asking:
         return _answered(tuple(one.replies), episode)
 
     async def _played(self, game: Game, task: Task, seed: float | None, whole: Question | None = None) -> Episode:
-        """Play it. Random streams are named by the request, or by the seed that it brings; what is recorded, by the
-        request.
+        """Play an episode for a request.
+
+        Random streams depend on the request's seed, or on its id without a seed. The record always has the id.
 
         Args:
-            whole: the session that hears the answer, where the whole team is asked.
+            game: the team with its engine.
+            task: the task, with the request's id.
+            seed: seed in the request; None without one.
+            whole: session with the answer, for a request to the whole team.
         """
         named = task if seed is None else replace(task, id=f"seed {seed}")
         try:
@@ -191,7 +206,7 @@ class Asking:
         actions = [replace(action, key=action.key._replace(task=task.id)) for action in episode.actions]
         episode = replace(episode, task=task, actions=tuple(actions))
         answer = whole.answer.id if whole and whole.answer else ""
-        self._record(replace(episode, transitions=(), answer=answer))  # ungraded: nothing says what it is worth
+        self._record(replace(episode, transitions=(), answer=answer))  # ungraded: the reward is unknown
         if not episode.scored:
             logging.getLogger("marft").warning("%s: %s: %s", task.id, episode.status, one_line(episode.error))
             said = "the team could not answer; the server's log says why"
@@ -200,7 +215,7 @@ class Asking:
 
     @property
     def problem(self) -> str:
-        """Why nothing can be answered; "" where that is not known."""
+        """The engine's failure reason; "" without a failure."""
         return problem_of(self.game.engine)
 
     def _failed(self, said: str) -> RequestError:
@@ -210,31 +225,36 @@ class Asking:
 
 
 class Question:
-    """An environment and its only session: it shows a text, and hears what the team answers."""
+    """Environment and session for a single request: shows a text and stores the team's answer."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.answer: Action | None = None
 
     def tasks(self, split: Split) -> Sequence[Task]:  # noqa: ARG002
+        """Return no tasks."""
         return ()
 
     def start(self, task: Task, seed: int) -> Question:  # noqa: ARG002
+        """Return this object as the session."""
         return self
 
     async def reset(self) -> Observation:
+        """Return the text."""
         return Observation(self.text)
 
     async def step(self, actions: JointAction) -> Step:
+        """Store the answer and end the episode."""
         self.answer = actions.answer
         return Step(Observation(""), 0.0, terminated=True)
 
     async def close(self) -> None:
-        return None
+        """Do nothing."""
+        return
 
 
 class OneSeat:
-    """An organization in which one agent is asked in a client's own messages."""
+    """Organization that forwards a client's messages to a single agent."""
 
     own_timeout: ClassVar[bool] = True
 
@@ -244,6 +264,7 @@ class OneSeat:
         self.refused: ChatRefusedError | None = None
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """Request one reply per choice."""
         wanted = [agents[self.role].reply(observation, chat) for chat in self.chats]
         try:
             self.replies = list(await asyncio.gather(*wanted))
@@ -253,36 +274,42 @@ class OneSeat:
 
 
 class _Told:
-    """Watches an episode for somebody.
+    """Watcher that reports an episode's progress.
 
     Args:
-        answering: whose text is the answer, if that is known; it is told as such, where somebody hears it.
+        progress: callback for progress.
+        answering: role that gives the answer, if known in advance; its text is streamed as the answer.
+        lives: streams for the answer.
     """
 
     def __init__(self, progress: Progress, answering: str, lives: Sequence[Live]) -> None:
         self.progress, self.answering, self.lives = progress, answering, lives
 
     def observed(self, observation: Observation) -> None:
-        """The client has said it itself."""
+        """Do nothing; the client sent the observation itself."""
 
     def asked(self, role: str, read: Sequence[Message]) -> Live | None:  # noqa: ARG002
+        """Report the request; return the stream for the answering role."""
         self.progress({"agent": role, "state": "asked"})
         return self.lives[0] if self.lives and role == self.answering else None
 
     def acted(self, action: Action) -> None:
+        """Report the action, with its text unless it is the answer."""
         text = {} if action.agent == self.answering else {"text": action.message}
         self.progress({"agent": action.agent, "state": "acted", "action": action.id, **text})
 
 
 def answering_role(team: Team) -> str:
-    """Return the role whose text is the team's answer; "" if only the finished episode tells."""
+    """Return the role that gives the team's answer; "" if only the finished episode shows it."""
     known = getattr(team.organization, "answering_role", None)
     return str(known([agent.role for agent in team.agents if agent.profile.answers])) if known else ""
 
 
 def task_of(messages: Sequence[ChatMessage]) -> str:
-    """What a team is asked: the text of a single message of the user; of a conversation all of it, each message under
-    who said it.
+    """Return the task for a team from a chat.
+
+    A single user message is used as it is. In a longer conversation, each message follows its role. System messages
+    come first.
 
     >>> task_of([{"role": "user", "content": "2 + 3 ="}])
     '2 + 3 ='
@@ -297,16 +324,20 @@ def task_of(messages: Sequence[ChatMessage]) -> str:
 
 
 def wished(agents: Sequence[Agent], wishes: Mapping[str, float | int]) -> tuple[Agent, ...]:
-    """Agents that sample as a client wishes: nothing is trained on here, so the recipe's sampling is a default."""
+    """Return agents with a client's sampling parameters.
+
+    Serving does not train, so the recipe's sampling settings are only defaults.
+    """
     asked = {name: value for name, value in wishes.items() if name in HONOURED}
     return tuple(replace(agent, sampling=_sampled(agent.sampling, asked)) for agent in agents)
 
 
 def limited(team: Team, chat: Chat) -> Team:
-    """Return the team with the client's length limit and stop strings on every agent whose text may be the answer."""
+    """Return the team with the client's length limit and stop strings for every agent that may give the answer."""
     answering = answering_role(team)
 
     def of(agent: Agent) -> Agent:
+        """Return an agent with the limits."""
         if not agent.profile.answers or answering not in ("", agent.role):
             return agent
         own = agent.sampling
@@ -327,14 +358,14 @@ def _sampled(own: Sampling, asked: Mapping[str, float | int]) -> Sampling:
 
 
 def _instructed(messages: tuple[ChatMessage, ...], agent: Agent) -> tuple[ChatMessage, ...]:
-    """A chat with the agent's own instructions first, where the client gives none."""
+    """Return a chat with the agent's instructions first, unless the client sends a system message."""
     if not agent.profile.instructions or any(message["role"] == "system" for message in messages):
         return messages
     return ({"role": "system", "content": agent.profile.instructions}, *messages)
 
 
 def _as_one(answer: Action, episode: Episode) -> tuple[Action, dict[str, Any], tuple[()], str]:
-    """Return the team's answer as one action with the tokens of all agents, so that usage is the team's."""
+    """Return the team's answer in one action with every agent's tokens, for the usage counts."""
     nothing = [np.empty(0, np.int32)]
     whole = replace(
         answer,

@@ -1,4 +1,4 @@
-"""Calls in JSON-RPC, as A2A and MCP have them: within the bounds of their libraries, or refused in its words."""
+"""Checks for JSON-RPC bodies in A2A and MCP, within the limits of their libraries."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from marft_serve.gateway.http import LARGE
 from marft_serve.gateway.protocol.reading import check_size, read_json
 from marft_serve.gateway.refusals import RequestError
 
-DEEPEST = 32  # levels of tables and lists, one within another
-MOST_TABLES = 1024  # and lists, of a call: A2A's library reads them slowly, on the server's event loop
+DEEPEST = 32  # nesting levels of tables and lists
+MOST_TABLES = 1024  # per call, tables and lists; A2A's library parses them slowly on the server's event loop
 MOST_VALUES = 4096
-PARSE_ERROR = -32700  # JSON-RPC's code for a body that cannot be read
+PARSE_ERROR = -32700  # JSON-RPC error code for an unreadable body
 
 
 async def refusal_of(body: bytes) -> dict[str, Any] | None:
-    """Return the JSON-RPC error that answers a body which the libraries could not read; None where they can.
+    """Return the JSON-RPC error for a body that the libraries cannot read; None for a valid body.
 
-    A large body is read on a thread.
+    A large body is checked on a thread.
     """
     try:
         if len(body) < LARGE:
@@ -33,7 +33,7 @@ async def refusal_of(body: bytes) -> dict[str, Any] | None:
 
 
 def check(body: bytes) -> None:
-    """See that a body is JSON of bounded depth, size and numbers, in texts that can be written again.
+    """Check that a body is JSON with bounded depth, size and numbers, and without lone surrogates.
 
     Raises:
         RequestError: it is not.
@@ -49,7 +49,7 @@ def check(body: bytes) -> None:
 
 
 def _depth_over(most: int, table: Any) -> bool:
-    """Whether tables and lists nest deeper than so many levels."""
+    """Return True for tables and lists nested deeper than ``most`` levels."""
     level = [table]
     for _ in range(most + 1):
         level = [inner for value in level for inner in _inner(value)]

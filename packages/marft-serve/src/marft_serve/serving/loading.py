@@ -1,4 +1,4 @@
-"""A team with its weights, ready to be asked."""
+"""Loading of a team with its weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from marft_serve.serving.settings import Served
 
 @contextmanager
 def loaded(served: Served) -> Iterator[LocalRollouts]:
-    """Load what a team acts with.
+    """Context manager with a team's models and engine.
 
     Raises:
-        ValueError: it cannot be had, or is not what it was trained on.
+        ValueError: a model or checkpoint is not available, or a base model differs from the one used in training.
     """
     with LocalRollouts(without_helpers(served.run)) as rollouts:
         if served.checkpoint is not None:

@@ -1,4 +1,4 @@
-"""The whole team as a tool of the Model Context Protocol: over standard input and output, or at ``/mcp``."""
+"""Team as a Model Context Protocol tool, over standard input and output or at ``/mcp``."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from marft_serve.serving.offering import MCP_PATH, TOOL
 
 
 class TeamServer(MCPServer[Any]):
-    """Says in words what a call of the tool lacks."""
+    """MCP server with a clear error for a call without a task."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], *context: Any, **named: Any) -> Any:
         """Call a tool.
 
         Raises:
-            ToolError: there is no such tool, or it has no task to work on.
+            ToolError: the tool does not exist, or the call has no task.
         """
         task = arguments.get("task")
         if name == TOOL and not (isinstance(task, str) and task.strip()):
@@ -45,19 +45,20 @@ class TeamServer(MCPServer[Any]):
         return await super().call_tool(name, arguments, *context, **named)
 
     async def get_prompt(self, name: str, *arguments: Any, **named: Any) -> Any:  # noqa: ARG002
-        """Refuse: a team has no prompts.
+        """Reject the request: a team has no prompts.
 
         Raises:
-            MCPError: always; any other error would be logged as a fault of the server.
+            MCPError: always; a different error would be logged as a server fault.
         """
         raise MCPError(INVALID_PARAMS, f"there is no such prompt: a team has one tool, {TOOL}")
 
 
 def team_server(app: App) -> MCPServer[Any]:
-    """A server with one tool: a task in, the team's answer out. Its calls take places of the same queue as requests."""
+    """Return a server with one tool, from a task to the team's answer; calls share the request queue."""
     name = app.asking.teams[0]
     nothing = logging.NullHandler()
-    logging.root.addHandler(nothing)  # where there is a handler, the library leaves the root's level and handlers alone
+    # with an existing handler, the library does not change the root logger's level and handlers
+    logging.root.addHandler(nothing)
     try:
         server = TeamServer(name, version=__version__)
     finally:
@@ -71,7 +72,7 @@ def team_server(app: App) -> MCPServer[Any]:
             one.begin(app.gate.enter())
             return str((await one.answer()).replies[0].message["content"])
         except RequestError as error:
-            if isinstance(error, BusyError):  # else the request counts itself
+            if isinstance(error, BusyError):  # other errors are counted by the request itself
                 app.measured.requests.labels(name, error.status).inc()
             raise ToolError(str(error)) from error
 
@@ -81,8 +82,8 @@ def team_server(app: App) -> MCPServer[Any]:
 
 
 def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
-    """The addresses of an app, and a server at ``/mcp``, which needs the same token."""
-    anywhere = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # who may ask, the app says
+    """Combine an app with an MCP server at ``/mcp``, under the same token."""
+    anywhere = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # the app checks access itself
     inner = server.streamable_http_app(
         streamable_http_path=MCP_PATH, stateless_http=True, json_response=True, transport_security=anywhere
     )
@@ -91,6 +92,7 @@ def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
     main.router.redirect_slashes = False
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        """Route a request to the app or to the MCP server."""
         if scope["type"] != "http" or scope["path"] != MCP_PATH:
             await main(scope, receive, send)
             return
@@ -111,10 +113,11 @@ def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A body that was read already, and then whatever else comes."""
+    """Return a ``receive`` that starts with a body already read."""
     parts = [body]
 
     async def received() -> Message:
+        """Return the body first, then further messages."""
         if parts:
             return {"type": "http.request", "body": parts.pop(), "more_body": False}
         return await receive()
@@ -125,6 +128,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 def _running(server: MCPServer[Any]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        """Run the MCP server's session manager."""
         async with server.session_manager.run():
             yield
 

@@ -1,4 +1,4 @@
-"""What a server counts, as Prometheus reads it."""
+"""Prometheus metrics for a server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
-NOBODY = "unknown"  # of requests for no model that there is: clients choose those names
+NOBODY = "unknown"  # label for requests with an unknown model, since clients choose model names
 
 
 class Measured:
-    """The metrics of one server."""
+    """Metrics for one server."""
 
     def __init__(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
         self.registry = kept = CollectorRegistry()
@@ -32,5 +32,5 @@ class Measured:
         Gauge("marft_waiting", "Requests that wait for a place.", registry=kept).set_function(waiting)
 
     def text(self) -> bytes:
-        """All of them."""
+        """Return all metrics in Prometheus text format."""
         return bytes(generate_latest(self.registry))

@@ -1,4 +1,4 @@
-"""Observers of a server: programs that read what it records while it serves, and make way for its requests."""
+"""Sidecars for a server: programs that process its recorded sessions and yield to its requests."""
 
 from __future__ import annotations
 
@@ -11,37 +11,42 @@ from marft.config.plugins import load_registered
 
 
 class Beside(Protocol):
-    """What goes on beside a server, and makes way for it."""
+    """Sidecar that runs next to a server and yields to its requests."""
 
     def busy(self, requests: int) -> None:
-        """So many requests are answered or wait now. It is called on the server's thread, and returns at once."""
+        """Report the number of running and waiting requests.
+
+        The server calls this method on its own thread, so it must return immediately.
+        """
         ...
 
     def close(self) -> None:
-        """The server has ended."""
+        """Stop, after the server's end."""
         ...
 
 
 class Nothing:
-    """Nothing goes on beside it."""
+    """Sidecar without any function."""
 
     def busy(self, requests: int) -> None:
-        """Nobody makes way."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing ends."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecondTeam:
-    """A team that an observer holds against the served one.
+    """Second team for comparison with the served team.
 
     Args:
-        team: a run or an export.
-        checkpoint: of a run.
-        sessions: the folder that the server records to.
-        output: the observer's own folder; None: one among the sessions.
-        grade: a recipe, run or export that says what answers are worth; None: the team's own.
+        team: run or export.
+        checkpoint: checkpoint of a run.
+        overrides: overrides of its recipe.
+        trust_code: True to run code from an export.
+        sessions: folder with the server's recordings.
+        output: output folder of the sidecar; None for a subfolder of the sessions.
+        grade: recipe, run or export whose environment grades the answers; None for the second team's own.
     """
 
     team: Path
@@ -55,11 +60,11 @@ class SecondTeam:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """An observer that is ready.
+    """Sidecar ready to start.
 
     Args:
-        begin: begins it; called once the served team is loaded.
-        announcement: a line about it for the terminal; "" for none.
+        begin: function that starts it, called once the served team is loaded.
+        announcement: line for the terminal; "" for none.
     """
 
     begin: Callable[[], Beside] = Nothing
@@ -67,10 +72,10 @@ class Observer:
 
 
 def observer_named(name: str, second: SecondTeam) -> Observer:
-    """Return an observer of a second team, with what an installed package registers under ``marft.observers``.
+    """Return the sidecar for a second team, from the entry-point group ``marft.observers``.
 
     Raises:
-        ValueError: no package registers the name, the second team cannot be served, or its settings do not fit.
+        ValueError: no package registers the name, the second team cannot be served, or its settings are invalid.
     """
     observer: Observer = load_registered("observers", name)(second)
     return observer

@@ -1,4 +1,4 @@
-"""What the tools of a served team are, written beside its sessions: who plays those again need not ask the servers."""
+"""Tool definitions for a served team, stored with its sessions so that replays need no tool servers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ TOOLS = "tools.json"
 
 
 def digest_of(source: Plugin) -> str:
-    """By which a source of tools is known again: of its table in the recipe, which may hold what nobody is to read."""
+    """Return the hash that identifies a tool source.
+
+    The source's recipe table is not stored, because it may contain secrets.
+    """
     table = source.model_dump(mode="json", exclude_none=True)
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def write_tools(folder: Path, plugins: Mapping[str, Any], sources: Mapping[str, ToolSource]) -> None:
-    """Write what agents are told of the tools of each source. What other teams had that were recorded there stays."""
+    """Write the tool definitions for each source; existing definitions from other teams stay."""
     if not plugins:
         return
     known = read_tables(folder)
@@ -33,7 +36,7 @@ def write_tools(folder: Path, plugins: Mapping[str, Any], sources: Mapping[str, 
 
 
 def read_tools(folder: Path) -> dict[str, tuple[Tool, ...]]:
-    """The tools of every source that was written down, by its digest.
+    """Read the tool definitions for all stored sources, by hash.
 
     Raises:
         ValueError: the file is damaged.
@@ -42,7 +45,7 @@ def read_tools(folder: Path) -> dict[str, tuple[Tool, ...]]:
 
 
 def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The same as it is written; nothing where there is no file.
+    """Read the stored tables; empty without a file.
 
     Raises:
         ValueError: the file is damaged.

@@ -1,4 +1,7 @@
-"""Where, to whom and as what a team is offered. Nothing here loads a model, or what models need."""
+"""Options for a server: host, access and protocols.
+
+This module loads neither models nor their libraries.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,19 @@ from marft.config.endpoint import names_server
 from marft_serve.gateway.hosts import is_loopback
 
 MCP_PATH, A2A_PATH = "/mcp", "/a2a"
-TOOL = "ask_team"  # as which MCP clients find it
+TOOL = "ask_team"  # name of the MCP tool
 MCP = Literal["", "http", "stdio"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a team is served, and to whom.
+    """Listening address and access rules.
 
     Args:
-        token: which requests must bring; "" for none.
-        open: whether others than this machine are answered without one.
+        host: host to listen on.
+        port: port to listen on; 0 selects a free port.
+        token: token that requests must have; "" for none.
+        open: True to accept remote requests without a token.
     """
 
     host: str = "127.0.0.1"
@@ -30,9 +35,10 @@ class Place:
     open: bool = False
 
     def check(self) -> None:
-        """
+        """Check the access rules.
+
         Raises:
-            ValueError: anybody who reaches this machine could ask; or the token cannot be sent.
+            ValueError: remote requests would need no token, or the token has invalid characters.
         """
         if self.token and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
             raise ValueError("--token: holds characters that no header can carry")
@@ -45,12 +51,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Also:
-    """As what else a team is offered.
+    """Additional protocols.
 
     Args:
-        mcp: a tool of the Model Context Protocol, at ``/mcp``, or over standard input and output alone.
-        a2a: an agent of the Agent2Agent protocol, at ``/a2a``.
-        address: by which others reach the server, for the agent's card; "": the one by which they ask for that.
+        mcp: ``http`` for a Model Context Protocol tool at ``/mcp``, ``stdio`` for only standard input and output, ""
+            for none.
+        a2a: True for an Agent2Agent agent at ``/a2a``.
+        address: public URL of the server for the agent card; "" for the URL in the request for the card.
     """
 
     mcp: MCP = ""
@@ -58,9 +65,10 @@ class Also:
     address: str = ""
 
     def check(self) -> None:
-        """
+        """Check the combination of protocols.
+
         Raises:
-            ValueError: it cannot be offered so.
+            ValueError: the options exclude each other, or the public URL is invalid.
         """
         if self.a2a and self.mcp == "stdio":
             raise ValueError("--a2a: an agent is asked over HTTP, and --mcp stdio listens nowhere; say --mcp http")
@@ -71,10 +79,14 @@ class Also:
 def announced(
     address: str, models: Sequence[str], place: Place, also: Also, record: Path | None = None
 ) -> Iterator[str]:  # fmt: skip
-    """What is said once requests are taken, line by line: the addresses, who may ask, and what is kept.
+    """Yield the startup messages: addresses, access and recording.
 
     Args:
-        address: where it listens.
+        address: URL of the server.
+        models: model names.
+        place: listening address and access rules.
+        also: additional protocols.
+        record: folder for recorded sessions; None without recording.
     """
     yield f"{address}/v1 answers for {', '.join(models)}"
     if also.mcp == "http":

@@ -1,4 +1,4 @@
-"""What a team was asked and answered, written down as ungraded sessions: to be scored and looked at later."""
+"""Recorder for a server's requests and answers, as ungraded sessions to score or view later."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from marft.common.texts import one_line, raised
 from marft.common.types import Episode
 from marft.runs.episodes import write_episodes
 
-FULL = 64  # sessions of a file
-SECONDS = 10.0  # after which what there is is written
+FULL = 64  # sessions per file
+SECONDS = 10.0  # maximum seconds before waiting sessions are written
 
 
 class Recorder:
-    """Writes episodes to ``sessions-<start>-000001.parquet`` and on, on a thread of its own. Close it.
+    """Writer of episodes to ``sessions-<start>-000001.parquet`` and following files, on a background thread.
+
+    Call :meth:`close` at the end.
 
     Args:
-        lost: told how many could not be written.
+        folder: output folder.
+        lost: callback with the number of sessions that could not be written.
 
     Raises:
-        ValueError: the folder cannot be made.
+        ValueError: the folder cannot be created.
     """
 
     def __init__(self, folder: Path, lost: Callable[[int], None]) -> None:
@@ -41,14 +44,14 @@ class Recorder:
         self._thread.start()
 
     def add(self, episode: Episode) -> None:
-        """Take an episode, to be written soon."""
+        """Queue an episode for writing."""
         with self._lock:
             self._waiting.append(episode)
             if len(self._waiting) >= FULL:
                 self._stir.set()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining episodes."""
         self._over = True
         self._stir.set()
         self._thread.join()
@@ -68,7 +71,7 @@ class Recorder:
         self._files += 1
         try:
             write_episodes(self.folder / f"sessions-{self._began}-{self._files:06d}.parquet", episodes)
-        except (OSError, ValueError) as error:  # no room, or an id that no file can hold
+        except (OSError, ValueError) as error:  # a full disk, or an id that a file cannot store
             self._lost(len(episodes))
             said = one_line(raised(error))
             logging.getLogger("marft").warning("%d sessions could not be recorded: %s", len(episodes), said)

@@ -1,4 +1,4 @@
-"""``marft serve``: the models, the server, and how both end."""
+"""``marft serve``: load the models, run the server, and shut down."""
 
 from __future__ import annotations
 
@@ -31,15 +31,20 @@ def serve(
     record: Path | None = None, ready: Callable[[str, tuple[str, ...]], None] = lambda *_: None,
     begin: Callable[[], Beside] = Nothing,
 ) -> None:  # fmt: skip
-    """Answer requests until SIGTERM or SIGINT; what was begun until then is answered, for ``grace`` seconds at most.
+    """Serve a team until SIGTERM or SIGINT, then finish pending requests for up to ``grace`` seconds.
 
     Args:
-        record: a folder for what is asked and answered.
-        ready: told the address and the models once requests are taken.
-        begin: begins what goes on beside it, once the team is loaded.
+        served: the team.
+        place: listening address and access rules.
+        limits: limits for requests.
+        also: additional protocols.
+        grace: seconds for pending requests after a signal.
+        record: folder for recorded sessions; None to record nothing.
+        ready: callback with the URL and the models once the server accepts requests.
+        begin: function that starts a sidecar, called once the team is loaded.
 
     Raises:
-        ValueError: the team cannot be loaded, or it cannot listen there.
+        ValueError: the team cannot be loaded, or the server cannot listen on this host and port.
     """
     place.check()
     also.check()
@@ -63,7 +68,7 @@ def serve(
 
 
 class _Told:
-    """What SIGTERM and SIGINT do: the first time it ends well, the second time at once."""
+    """Handler for SIGTERM and SIGINT: graceful shutdown at the first signal, immediate at the second."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -75,7 +80,7 @@ class _Told:
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
-        """Heed them, and what did so before afterwards."""
+        """Install the handler; restore the previous handlers at the end."""
         before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -94,13 +99,14 @@ async def _until_told(
     listener = opened(app)
 
     def act(times: int) -> None:
+        """Start the shutdown; abort it at the second signal."""
         if times > 1:
             listener.cut()
         loop.call_soon_threadsafe(over.set)
 
     try:
         told.act = act
-        if told.times:  # while the models were loaded
+        if told.times:  # a signal arrived while the models were loaded
             over.set()
         ready(listener.address, asking.models)
         waiting = [asyncio.ensure_future(one) for one in (listener.ended(), over.wait())]
@@ -114,12 +120,12 @@ async def _until_told(
 
 def _opened(app: App, served: Served, place: Place, grace: int, also: Also) -> Listener | OverStandardStreams:
     if also.a2a:
-        from marft_serve.serving.a2a import agent_routes  # what the extra brings
+        from marft_serve.serving.a2a import agent_routes  # needs an extra
 
         app.asgi.routes.extend(agent_routes(app, served, also.address))
     if not also.mcp:
         return Listener(app.asgi, place.host, place.port, WHAT, grace)
-    from marft_serve.serving.mcp import beside, team_server  # what the extra brings
+    from marft_serve.serving.mcp import beside, team_server  # needs an extra
 
     if also.mcp == "stdio":
         return OverStandardStreams(team_server(app))
@@ -127,7 +133,7 @@ def _opened(app: App, served: Served, place: Place, grace: int, also: Also) -> L
 
 
 class OverStandardStreams:
-    """A server of the Model Context Protocol on a thread of its own, until its input ends."""
+    """MCP server over standard input and output, on a separate thread, until its input ends."""
 
     address = "standard input"
 
@@ -136,18 +142,18 @@ class OverStandardStreams:
         self._serving = asyncio.run_coroutine_threadsafe(server.run_stdio_async(), self._thread.loop)
 
     async def ended(self) -> None:
-        """Until its input ends."""
+        """Wait for the end of the input."""
         await asyncio.wait([asyncio.wrap_future(self._serving)])
 
     async def finish(self) -> None:
-        """Take nothing new."""
+        """Stop the server."""
         self._serving.cancel()
 
     def cut(self) -> None:
-        """The same."""
+        """Stop the server."""
         self._serving.cancel()
 
     def close(self) -> None:
-        """End."""
+        """Stop the server and its thread."""
         self._serving.cancel()
         self._thread.stop()

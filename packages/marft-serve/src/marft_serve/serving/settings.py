@@ -1,4 +1,4 @@
-"""What of a recipe a team is served with: all that it acts with, and neither environment, rewards nor algorithm."""
+"""Recipe for serving a team: only what its agents need, without environment, rewards and algorithm."""
 
 from __future__ import annotations
 
@@ -28,30 +28,31 @@ ACTED_WITH = (
 
 
 class Questions(EnvironmentPart):
-    """Stands where a recipe has its environment: each request brings its own."""
+    """Placeholder for a recipe's environment; each request brings its own task."""
 
     one_step: ClassVar[bool] = True
 
     def tasks(self, split: Split) -> list[Task]:  # noqa: ARG002
-        """None."""
+        """Return no tasks."""
         return []
 
     def start(self, task: Task, seed: int) -> Session:  # noqa: ARG002
-        """Nothing.
+        """Raise an error.
 
         Raises:
-            ValueError: always: requests are not played from here.
+            ValueError: always; requests do not use this environment.
         """
         raise ValueError("a team that is served is asked by requests")
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is served.
+    """Team to serve.
 
     Args:
-        checkpoint: the weights of the policies that were trained; None where the recipe itself names them.
-        export: where it is one.
+        run: the recipe for serving.
+        checkpoint: checkpoint with the trained weights; None if the recipe itself names the weights.
+        export: the export; None for a run.
     """
 
     run: RunSettings
@@ -60,13 +61,16 @@ class Served:
 
 
 def served(path: Path, checkpoint: str, overrides: Sequence[str] = (), trust_code: bool = False) -> Served:
-    """The team of a run or of an export, as it is served.
+    """Load the description of a team from a run or an export.
 
     Args:
-        checkpoint: of a run: ``best``, ``last``, a step or ``step_000050``.
+        path: run folder or export.
+        checkpoint: for a run: ``best``, ``last``, a step or ``step_000050``.
+        overrides: overrides of the recipe.
+        trust_code: True to accept code in an export.
 
     Raises:
-        ValueError: it is neither, or damaged; or its team cannot be served.
+        ValueError: the path is neither a run nor an export, it is damaged, or its team cannot be served.
     """
     if is_export(path):
         export = load_export(path)
@@ -84,8 +88,11 @@ def served(path: Path, checkpoint: str, overrides: Sequence[str] = (), trust_cod
 
 
 def _without_askers(table: dict[str, Any]) -> dict[str, Any]:
-    """The tables without policies that no agent acts with, and their models where nobody else has them: helpers, and
-    those that were asked for instructions."""
+    """Remove unused policies and their models from the tables.
+
+    Unused policies belong to no agent: helper models, and models that only write instructions. Models with other
+    users stay.
+    """
     acting = {agent["policy"] for agent in table["agents"]}
     policies = {name: policy for name, policy in table["policies"].items() if name in acting}
     models = {policy["model"] for policy in policies.values()}
@@ -95,10 +102,10 @@ def _without_askers(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def served_table(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a recipe for serving: requests are admitted as they come, and nothing is graded.
+    """Return a recipe's tables for serving, with continuous admission and without grading.
 
     Raises:
-        ValueError: an agent has tools of the environment's sessions.
+        ValueError: an agent uses tools from the environment's sessions.
     """
     for agent in recipe["agents"]:
         if ENVIRONMENT in agent.get("tools", ()):

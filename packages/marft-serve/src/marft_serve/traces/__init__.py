@@ -1,1 +1,1 @@
-"""Recorded conversations of other programs: read, graded, and learned from by imitation."""
+"""Recorded conversations from other programs: parsing, grading and imitation learning."""

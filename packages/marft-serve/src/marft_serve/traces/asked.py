@@ -1,4 +1,4 @@
-"""What a command or a call says of the recipe's ``[sft]``: which traces, and whose turns they hold."""
+"""Overrides of the recipe's ``[sft]`` section from a command or a call: trace files and role names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from marft_serve.traces.settings import SftSettings
 
 
 def changes_of(run: RunSettings, traces: Sequence[Path], roles: Mapping[str, str]) -> dict[str, object]:
-    """Changes of a recipe, by key.
+    """Return recipe overrides by key.
 
     Args:
-        roles: of this recipe, by the names that they have in the traces.
+        run: the recipe.
+        traces: files of traces, or folders of rows.
+        roles: the recipe's role for each agent name in the traces.
 
     Raises:
-        ValueError: a file is not there, or a role is none.
+        ValueError: a file does not exist, or the recipe has no agent with a given role.
     """
     for path in traces:
         if not path.is_file() and rows_in(path) is None:

@@ -1,8 +1,10 @@
-"""From spans to episodes: a trace is an episode, a call of a model is a turn, the span of an agent around it its role.
+"""Conversion of spans to episodes: a trace becomes an episode, a model call becomes a turn.
 
-Spans come in any order, those of several traces mixed. So that a file of any length takes bounded memory, at most
-``MOST_OPEN`` traces are open, with ``MOST_SPANS`` spans of ``MOST_TEXT`` characters; then the one that was longest
-quiet is closed.
+The agent spans around a model call give the name of its agent.
+
+Spans may arrive in any order, with several traces interleaved. For bounded memory, at most ``MOST_OPEN`` traces are
+open, with ``MOST_SPANS`` spans of ``MOST_TEXT`` characters in total. Beyond these limits, the least recently
+extended trace is closed.
 """
 
 from __future__ import annotations
@@ -24,26 +26,26 @@ from marft_serve.traces.record import MOST_TURNS, UNNAMED, Tally, TracedEpisode,
 from marft_serve.traces.spans import Span
 
 MOST_OPEN, MOST_SPANS, MOST_TEXT = 1024, 50_000, 2**29
-MOST_CLOSED = 100_000  # traces that are remembered, so that what comes late is known
-DEEPEST = 200  # spans around a span
-OWN_NAMES = (  # of an agent, on the span of its call of a model, the innermost first
+MOST_CLOSED = 100_000  # closed traces to remember, to detect late spans
+DEEPEST = 200  # maximum depth of spans
+OWN_NAMES = (  # attributes with the agent's name, on the span of a model call, innermost first
     "gen_ai.agent.name", "agent.name", "graph.node.name", "graph.node.id",
     "traceloop.association.properties.langgraph_node", "langgraph.node",
 )  # fmt: skip
-CHECKPOINTS = "langgraph_checkpoint_ns"  # "planner:0a1b…|agent:2c3d…": the nodes of graphs within graphs
+CHECKPOINTS = "langgraph_checkpoint_ns"  # "planner:0a1b…|agent:2c3d…": the nodes of nested graphs
 
 
 class Assembly:
-    """The traces of a file while its spans are read."""
+    """Open traces while a file is parsed."""
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
-        self._traces: OrderedDict[str, dict[str, Span]] = OrderedDict()  # the one that was longest quiet first
+        self._traces: OrderedDict[str, dict[str, Span]] = OrderedDict()  # least recently extended first
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._held = self._text = 0
 
     def add(self, span: Span) -> Iterator[TracedEpisode]:
-        """Take a span → the episodes of traces that are closed for it."""
+        """Add a span; yield the episodes of traces closed by the memory limits."""
         if span.trace in self._closed:
             self.tally.skip("span", "its trace was closed before, as many others were open since", span.place)
             return
@@ -59,7 +61,7 @@ class Assembly:
             yield from self._close_one()
 
     def close(self) -> Iterator[TracedEpisode]:
-        """The episodes of all that is open."""
+        """Close every open trace; yield the resulting episodes."""
         while self._traces:
             yield from self._close_one()
 
@@ -74,7 +76,7 @@ class Assembly:
 
 
 def _episode(name: str, spans: Mapping[str, Span], tally: Tally) -> Iterator[TracedEpisode]:
-    """The episode of a trace, if a model was called in it."""
+    """Yield a trace's episode, or nothing without a readable model call."""
     trace = Trace(spans)
     first = min(spans.values(), key=lambda span: span.started)
     heard = list(_heard(trace, tally))
@@ -99,12 +101,12 @@ def _episode(name: str, spans: Mapping[str, Span], tally: Tally) -> Iterator[Tra
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The spans of a trace by their ids."""
+    """A trace's spans by id."""
 
     spans: Mapping[str, Span]
 
     def around(self, span: Span) -> Iterator[Span]:
-        """The spans that one lies in, from the nearest, to one whose parent is missing or was met before."""
+        """Yield the ancestors of a span, from the nearest; stop at a missing or repeated parent."""
         met = {span.id}
         while len(met) <= DEEPEST and (outer := self.spans.get(span.parent)) is not None and outer.id not in met:
             met.add(outer.id)
@@ -112,14 +114,14 @@ class Trace:
             span = outer
 
     def names(self, span: Span) -> list[str]:
-        """What the agent that a model answered for is called, from the innermost name to the outermost."""
+        """Return the agent names for a model call, from innermost to outermost."""
         found = [*_own_names(span)]
         for outer in self.around(span):
             found += _agent_names(outer)
         return list(dict.fromkeys(filter(None, found)))
 
     def answers(self) -> dict[str, list[str]]:
-        """Return the answers of tools by the id of the call, in the order in which the tools began."""
+        """Return tool results by call id, in order of the tools' start."""
         answers = dict[str, list[str]]()
         for span in sorted(self.spans.values(), key=lambda span: (span.started, span.place)):
             result = span.attributes.get("gen_ai.tool.call.result", span.attributes.get("output.value"))
@@ -132,7 +134,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """A call of a model that could be read."""
+    """Readable model call."""
 
     span: Span
     exchange: Exchange
@@ -142,7 +144,7 @@ class _Heard:
 
 
 def _heard(trace: Trace, tally: Tally) -> Iterator[_Heard]:
-    """The calls of models in a trace, in the order in which they began. What cannot be read is counted."""
+    """Yield a trace's readable model calls, ordered by start; unreadable calls count as skipped."""
     calls = sorted(
         (span for span in trace.spans.values() if is_call(span)), key=lambda span: (span.started, span.place)
     )
@@ -156,7 +158,8 @@ def _heard(trace: Trace, tally: Tally) -> Iterator[_Heard]:
             try:
                 exchange = exchange_of(span)
                 asked = [message_of(one) for one in exchange.asked]
-                shown = chat(answered(asked), UNNAMED)  # all that a model is shown as an assistant's is its own
+                # without agent names, all assistant messages in a prompt are the agent's own
+                shown = chat(answered(asked), UNNAMED)
                 yield _Heard(span, exchange, asked, shown, message_of(exchange.said[0]))
                 count += 1
             except UnreadableError as error:
@@ -164,8 +167,11 @@ def _heard(trace: Trace, tally: Tally) -> Iterator[_Heard]:
 
 
 def _answers(one: _Heard, later: Sequence[_Heard], spans: Mapping[str, list[str]]) -> dict[int, str]:
-    """Return the answers to a turn's calls by their places: those that a later call of a model was shown, else those of
-    the tools' spans, of which each is taken once."""
+    """Return the results for a turn's tool calls, by position.
+
+    Results in the prompt of a later model call take precedence. Otherwise they come from the spans of the tools;
+    each of these results is used once.
+    """
     calls, answers = one.said.calls, dict[int, str]()
     for other in later if calls else ():
         answers = {**_shown(calls, other.asked), **answers}
@@ -180,7 +186,10 @@ def _answers(one: _Heard, later: Sequence[_Heard], spans: Mapping[str, list[str]
 
 
 def _shown(calls: Sequence[CallSaid], asked: Sequence[TracedMessage]) -> dict[int, str]:
-    """Return what messages show as the answers to calls, by their places: where they show the calls last."""
+    """Return the tool results found in a list with messages, by position.
+
+    If the same calls occur several times, the last occurrence counts.
+    """
     ids = [(call.id, call.name) for call in calls]
     for number, told in reversed([*enumerate(answered(asked))]):
         if asked[number].role == "assistant" and [(c.id, c.name) for c in asked[number].calls] == ids:
@@ -213,7 +222,10 @@ def _turn(heard: _Heard, trace: Trace, answers: Mapping[int, str]) -> TracedTurn
 
 
 def _linked(turns: Sequence[TracedTurn], trace: Trace) -> Iterator[TracedTurn]:
-    """Turns with those that they depend on: what links name, and what the agent said last that theirs was called by."""
+    """Yield the turns with their parents' ids.
+
+    Parents are the turns named by span links, and the last earlier turn of each agent around this one.
+    """
     inside: dict[str, list[TracedTurn]] = {}
     agent_of = dict[str, str]()
     for turn in turns:
@@ -235,7 +247,7 @@ def _linked(turns: Sequence[TracedTurn], trace: Trace) -> Iterator[TracedTurn]:
 
 
 def _last(turns: Sequence[TracedTurn], before: TracedTurn) -> list[TracedTurn]:
-    """The last of some turns that ended before one began."""
+    """Return the last turn that ended before another turn started, in a list; empty without a match."""
     return [turn for turn in turns if turn.ended <= before.started][-1:]
 
 
@@ -249,7 +261,7 @@ def _own_names(span: Span) -> Iterator[str]:
 
 
 def _agent_names(span: Span) -> list[str]:
-    """What an agent is called whose span this is; nothing where it is no agent's."""
+    """Return the agent names in an agent's span; empty for different spans."""
     attributes = span.attributes
     if attributes.get("gen_ai.operation.name") in ("invoke_agent", "create_agent"):
         return [_text(attributes.get("gen_ai.agent.name", "")) or span.name]
@@ -270,7 +282,7 @@ def _usage(attributes: Mapping[str, Any]) -> Usage | None:
 
 
 def _table(value: object) -> dict[str, Any]:
-    """A table, also one that is written as JSON."""
+    """Return a mapping, parsed from JSON if necessary; empty if the value is not a mapping."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):

@@ -1,9 +1,9 @@
-"""What a span of a model's call says, by the conventions that instrumentations follow, brought to OpenAI's words.
+"""Parsing of model-call spans by tracing convention, converted to OpenAI's message format.
 
-- ``gen_ai.input.messages`` and ``gen_ai.output.messages``: OpenTelemetry's, on the span or on its event;
-- ``gen_ai.user.message``, ``gen_ai.choice``: OpenTelemetry's before, an event a message;
-- ``gen_ai.prompt.N.…`` and ``gen_ai.completion.N.…``: OpenLLMetry's;
-- ``llm.input_messages.N.message.…``: OpenInference's.
+- ``gen_ai.input.messages`` and ``gen_ai.output.messages``: current OpenTelemetry, on the span or on its event;
+- ``gen_ai.user.message``, ``gen_ai.choice``: earlier OpenTelemetry, with one event per message;
+- ``gen_ai.prompt.N.…`` and ``gen_ai.completion.N.…``: OpenLLMetry;
+- ``llm.input_messages.N.message.…``: OpenInference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from marft_serve.traces.record import UnreadableError
 from marft_serve.traces.spans import Attributes, Span
 
-CALLS_OF_MODELS = ("chat", "text_completion", "generate_content")  # gen_ai.operation.name
+CALLS_OF_MODELS = ("chat", "text_completion", "generate_content")  # values of gen_ai.operation.name
 DETAILS = "gen_ai.client.inference.operation.details"
 EVENTS = {
     "gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
@@ -24,17 +24,19 @@ EVENTS = {
 }  # fmt: skip
 INPUT, OUTPUT = "llm.input_messages", "llm.output_messages"
 PROMPT, COMPLETION = "gen_ai.prompt", "gen_ai.completion"
-CUT = ("length", "max_tokens", "MAX_TOKENS")  # reasons to finish that are no end
+CUT = ("length", "max_tokens", "MAX_TOKENS")  # finish reasons of truncated answers
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a model was asked and said, in OpenAI's words.
+    """Prompt and answer of a model call, in OpenAI's message format.
 
     Args:
-        said: one for each choice that it made.
-        finish: why the first of them ended; "" where nothing is said.
+        asked: messages of the prompt.
+        said: answers, one per choice.
+        tools: the offered tools.
+        finish: finish reason of the first answer; "" if unknown.
     """
 
     asked: Sequence[Message]
@@ -44,7 +46,7 @@ class Exchange:
 
 
 def is_call(span: Span) -> bool:
-    """Whether a span is a call of a model."""
+    """Return True for the span of a model call."""
     attributes = span.attributes
     if attributes.get("openinference.span.kind") == "LLM" or attributes.get("llm.request.type") in (
         "chat",
@@ -59,10 +61,10 @@ def is_call(span: Span) -> bool:
 
 
 def exchange_of(span: Span) -> Exchange:
-    """What a span of a model's call says.
+    """Return the prompt and answer in the span of a model call.
 
     Raises:
-        UnreadableError: what was asked and said is not recorded, or not as any convention has it.
+        UnreadableError: the content is not recorded, or follows no known convention.
     """
     for convention in (_current, _openinference, _openllmetry, _events):
         found = convention(span)
@@ -92,7 +94,7 @@ def _current(span: Span) -> Exchange | None:
 
 
 def _in_parts(message: object) -> Iterator[Message]:
-    """A message of parts → messages of OpenAI's: answers of tools are one each."""
+    """Convert a message with parts to OpenAI messages; each tool result becomes a separate message."""
     parts = message.get("parts") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or not isinstance(parts, list):
         yield message if isinstance(message, Mapping) else {"role": None}
@@ -121,7 +123,7 @@ def _in_parts(message: object) -> Iterator[Message]:
 
 
 def _said(part: Mapping[str, Any]) -> str:
-    """What a tool answered, as text."""
+    """Convert a tool result to text."""
     found = part.get("response", part.get("result", part.get("content")))
     return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
@@ -137,7 +139,7 @@ def _openinference(span: Span) -> Exchange | None:
 
 
 def _plain_message(entry: object) -> Message:
-    """A message that was flattened by OpenInference."""
+    """Convert a flattened OpenInference message."""
     message = entry.get("message") if isinstance(entry, Mapping) else None
     if not isinstance(message, Mapping):
         return {"role": None}
@@ -167,7 +169,7 @@ def _openllmetry(span: Span) -> Exchange | None:
 
 
 def _flat_message(entry: object, role: str | None) -> Message:
-    """A message that was flattened by OpenLLMetry, whose content may be parts as JSON."""
+    """Convert a flattened OpenLLMetry message, with plain content or JSON parts."""
     message = dict(entry) if isinstance(entry, Mapping) else {}
     content = message.get("content")
     parts = _read(content) if isinstance(content, str) and content.startswith("[{") else None
@@ -208,7 +210,7 @@ def _of_event(attributes: Attributes, role: str) -> Message:
 
 
 def nested(attributes: Attributes, prefix: str) -> list[Any]:
-    """What attributes called ``prefix.0.a.b``, ``prefix.1.…`` were flattened from.
+    """Unflatten the attributes ``prefix.0.a.b``, ``prefix.1.…`` to a list.
 
     >>> nested({"p.0.role": "user", "p.1.calls.0.name": "add"}, "p")
     [{'role': 'user'}, {'calls': {'0': {'name': 'add'}}}]
@@ -227,7 +229,7 @@ def nested(attributes: Attributes, prefix: str) -> list[Any]:
 
 
 def _entries(tree: object) -> list[Any]:
-    """The entries of a flattened list, in the order of their numbers."""
+    """Return the entries of a flattened list, in numerical order."""
     if isinstance(tree, list):
         return tree
     numbered = tree.items() if isinstance(tree, Mapping) else ()
@@ -249,7 +251,7 @@ def _listed(value: object) -> list[Any]:
 
 
 def _read(value: object) -> Any:
-    """What a text says as JSON, where it is any; else the value."""
+    """Parse JSON text; return different values unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,9 +1,8 @@
-"""Conversations: ``{"messages": […]}`` a line, as fine-tuning files and logs have them, in OpenAI's words or brought to
-them (:mod:`marft_serve.traces.layouts`).
+"""Conversations in fine-tuning files and logs: one ``{"messages": […]}`` per line.
 
-Several agents are told apart by the ``name`` of an assistant's message, or by ``agent`` of the line. Lines that follow
-on each other with the same ``episode`` are one. A line may also have its messages in two parts, ``{"prompt": […],
-"completion": […]}``: then turns are those of the completion alone.
+:mod:`marft_serve.traces.layouts` converts other formats to OpenAI's. The ``name`` of an assistant message, or
+``agent`` in the line, names the agent. Consecutive lines with the same ``episode`` form one episode. A line may
+also have two parts, ``{"prompt": […], "completion": […]}``. Then only the messages of the completion are turns.
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ from marft_serve.traces.layouts import messages_in
 from marft_serve.traces.messages import TracedMessage, answered, chat, made, message_of, tools_of
 from marft_serve.traces.record import MOST_TURNS, UNNAMED, Tally, TracedEpisode, TracedTurn, UnreadableError
 
-TASK = ("task", "task_id", "id")  # fields that may name the task, the first that is there
-MOST_MESSAGES = 2048  # before a turn
+TASK = ("task", "task_id", "id")  # fields for the task, in order of precedence
+MOST_MESSAGES = 2048  # maximum number before a turn
 
 
 def episodes(lines: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally) -> Iterator[TracedEpisode]:
-    """The episodes of lines, as soon as each is whole.
+    """Yield a file's episodes as soon as each is complete.
 
     Args:
-        lines: place and object of each.
+        lines: place and object of each line.
+        tally: counter of skipped items.
     """
     open_name, number, whole = "", 0, None
     for place, table in lines:
@@ -47,7 +47,7 @@ def episodes(lines: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally) -> It
 
 
 def episode_of(table: Mapping[str, Any], place: str, tally: Tally) -> TracedEpisode | None:
-    """The episode of one line; None where there is nothing to learn from it."""
+    """Return a line's episode, or None without a turn to learn from."""
     messages = list[TracedMessage]()
     try:
         prompt, own = messages_in(table)
@@ -81,9 +81,14 @@ def episode_of(table: Mapping[str, Any], place: str, tally: Tally) -> TracedEpis
 def _turns(
     messages: Sequence[TracedMessage], first: int, table: Mapping[str, Any], place: str, tally: Tally
 ) -> Iterator[TracedTurn]:  # fmt: skip
-    """
+    """Yield a conversation's turns.
+
     Args:
-        first: message from which on turns are its own.
+        messages: messages of the conversation.
+        first: index of the first message that may be a turn.
+        table: the line.
+        place: file and line number.
+        tally: counter of skipped items.
     """
     tools = tools_of(table.get("tools") or table.get("functions"))
     answers = {message.answers: message.text for message in messages if message.role == "tool"}
@@ -92,7 +97,7 @@ def _turns(
         tally.skip("turn", f"its conversation has more than {MOST_TURNS} turns", f"{place} message {number + 1}")
     for number in said[:MOST_TURNS]:
         message = messages[number]
-        if number > MOST_MESSAGES:  # each turn holds all that it was said to
+        if number > MOST_MESSAGES:  # each turn stores its whole prompt
             why = f"more than {MOST_MESSAGES} messages stand before it"
             tally.skip("turn", why, f"{place} message {number + 1}")
             continue
@@ -120,7 +125,7 @@ def _turns(
 
 
 def _joined(whole: TracedEpisode, later: TracedEpisode, number: int, tally: Tally) -> TracedEpisode:
-    """An episode with what a later line says of it, the ``number``-th after its first."""
+    """Return an episode extended by a later line, the ``number``-th after its first."""
     room = MOST_TURNS - len(whole.turns)
     for turn in later.turns[room:]:
         tally.skip("turn", f"its episode has more than {MOST_TURNS} turns", turn.place)
@@ -128,13 +133,13 @@ def _joined(whole: TracedEpisode, later: TracedEpisode, number: int, tally: Tall
         whole,
         turns=(*whole.turns, *(replace(turn, id=f"{number}/{turn.id}") for turn in later.turns[:room])),
         task=whole.task or later.task,
-        answer=later.answer or whole.answer,  # a line that ends with calls of tools answers nothing
+        answer=later.answer or whole.answer,  # a line that ends with tool calls has no answer
         reward=whole.reward if later.reward is None else later.reward,
     )
 
 
 def task_of(value: object) -> str | Task:
-    """A task as a trace names it: by its id, or whole."""
+    """Return the task of a trace: its id, or the whole task."""
     if isinstance(value, Mapping) and isinstance(value.get("prompt"), str):
         data = value.get("data")
         prompt = storable(value["prompt"])
@@ -143,7 +148,7 @@ def task_of(value: object) -> str | Task:
 
 
 def reward_of(value: object) -> float | None:
-    """A finite number; None for all else.
+    """Convert a value to a finite number or None.
 
     >>> reward_of(1), reward_of("0.5"), reward_of(True), reward_of("good"), reward_of(float("nan"))
     (1.0, 0.5, 1.0, None, None)

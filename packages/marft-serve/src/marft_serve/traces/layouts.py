@@ -1,4 +1,4 @@
-"""Rows of other layouts, brought to OpenAI's words: Anthropic's, ShareGPT's, and those of two texts."""
+"""Conversion from other message formats to OpenAI's: Anthropic, ShareGPT, and prompt–completion pairs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ SHAREGPT = {
     "assistant": "assistant", "model": "assistant", "function_call": "function_call", "tool_call": "function_call",
     "function": "tool", "function_response": "tool", "tool": "tool", "tool_response": "tool", "observation": "tool",
 }  # fmt: skip
-BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # of Anthropic's
+BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # content blocks of Anthropic's format
 
 
 def is_conversation(table: Mapping[str, Any]) -> bool:
-    """Return whether a line is a conversation of any layout."""
+    """Return True for a conversation in any supported format."""
     if any(isinstance(table.get(key), list) for key in ("messages", "conversations", "completion")):
         return True
     return isinstance(table.get("prompt"), str) and isinstance(table.get("completion"), str)
 
 
 def messages_in(table: Mapping[str, Any]) -> tuple[list[object], list[object]]:
-    """Return the messages of a line in OpenAI's words: those before its own, and its own.
+    """Return a line's messages in OpenAI's format: context messages, and possible turns.
 
     Raises:
-        UnreadableError: they are laid out as none that is known.
+        UnreadableError: the format is unknown.
     """
     prompt, completion = table.get("prompt"), table.get("completion")
     if isinstance(completion, str) and isinstance(prompt, str):
@@ -53,7 +53,10 @@ def _plain(messages: list[object]) -> list[object]:
 
 
 def _of_blocks(message: object) -> Iterator[object]:
-    """Yield a message of Anthropic's blocks as OpenAI's: what tools answered is a message each; others as they are."""
+    """Convert a message with Anthropic content blocks to OpenAI messages.
+
+    Each tool result becomes a separate message. Other messages stay unchanged.
+    """
     content = message.get("content") if isinstance(message, Mapping) else None
     listed = content if isinstance(content, list) else []
     blocks: list[tuple[object, Any]] = [(one.get("type") if isinstance(one, Mapping) else None, one) for one in listed]
@@ -75,10 +78,12 @@ def _of_blocks(message: object) -> Iterator[object]:
 
 
 def _of_sharegpt(turn: object) -> object:
-    """Return a turn of ShareGPT's, ``{"from": …, "value": …}``, as a message of OpenAI's.
+    """Convert a ShareGPT turn, ``{"from": …, "value": …}``, to an OpenAI message.
+
+    A message without ``from`` stays unchanged.
 
     Raises:
-        UnreadableError: it is none.
+        UnreadableError: the sender is unknown, or a tool call is not JSON.
     """
     if not isinstance(turn, Mapping) or "from" not in turn:
         return turn

@@ -1,4 +1,7 @@
-"""What is imitated: the turns of traces, as actions of the recipe's agents, whose own tokens are trained."""
+"""Data for imitation learning: recorded turns in the form of actions by the recipe's agents.
+
+Only the agents' own tokens are trained.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,12 @@ NOTHING = "the traces hold no turn that a policy in training could learn from"
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """Turns to be imitated, and those that are held out.
+    """Training and held-out turns for imitation learning.
 
     Args:
-        episodes: how many they are from.
+        trained: samples for training.
+        held_out: samples for evaluation only.
+        episodes: number of source episodes.
     """
 
     trained: Sequence[Sample]
@@ -40,7 +45,7 @@ class Lessons:
 
     @property
     def digest(self) -> str:
-        """What they are known by: ids, and which of them count."""
+        """Hash over the data: token ids and marks in every sample, and the split."""
         digest = hashlib.sha256()
         for sample in (*self.trained, *self.held_out):
             action = sample.action
@@ -54,14 +59,16 @@ class Lessons:
 def read_lessons(
     run: RunSettings, formats: Mapping[str, Format], tally: Tally, on_done: Callable[[Told], None] = lambda _: None
 ) -> Lessons:
-    """Read the traces of a recipe.
+    """Load a recipe's traces.
 
     Args:
-        tally: counts what is left out.
-        on_done: sees each episode.
+        run: the recipe.
+        formats: chat format of each policy.
+        tally: counter of skipped items.
+        on_done: callback for each replayed trace.
 
     Raises:
-        ValueError: a file cannot be opened, or nothing can be learned from what there is; the message says why.
+        ValueError: a file cannot be opened, or no turn is left to train; the message gives the reasons.
     """
     episodes = list[list[Sample]]()
     with Stage(run, tally, formats) as stage:
@@ -86,7 +93,10 @@ def read_lessons(
 
 
 def imitated(told: Told, stage: Stage, tally: Tally) -> Iterator[Action]:
-    """The actions of an episode that are trained: those of policies in training, that are not weighed 0 and fit."""
+    """Yield an episode's trainable actions.
+
+    Skipped are actions of frozen policies, actions with weight 0, and actions longer than the policy's context.
+    """
     said: dict[ActionKey, list[tuple[TracedTurn, int]]] = {}
     for key, turn, count, _ in told.said:
         said.setdefault(key._replace(stream=key.stream.partition("+")[0]), []).append((turn, count))
@@ -106,10 +116,11 @@ def imitated(told: Told, stage: Stage, tally: Tally) -> Iterator[Action]:
 
 
 def weighed(action: Action, turns: Sequence[tuple[float, int]]) -> Action:
-    """The action with the tokens of turns of weight 0 marked as not its own: they are read, and not trained.
+    """Mask the tokens in turns with weight 0; they stay in the context and are not trained.
 
     Args:
-        turns: of the action, in their order: the weight, and how many tokens were sampled.
+        action: the action.
+        turns: weight and number of sampled tokens of each turn, in order.
     """
     if all(weight for weight, _ in turns):
         return action
@@ -124,8 +135,11 @@ def weighed(action: Action, turns: Sequence[tuple[float, int]]) -> Action:
 
 
 def plan(samples: Sequence[Sample], run: RunSettings) -> list[tuple[int, list[int]]]:
-    """The steps of a warm start: the epoch and the turns of each, of about ``sft.batch_tokens`` tokens that are read.
-    Every epoch has an order of its own, which follows from the run's seed."""
+    """Plan a warm start: epoch and sample indices for each step.
+
+    A step has about ``sft.batch_tokens`` tokens, prompts included. The order differs by epoch and follows from the
+    run's seed.
+    """
     steps = list[tuple[int, list[int]]]()
     for epoch in range(SftSettings.of(run).epochs):
         order = seeds.generator(run.seed, "sft", epoch).permutation(len(samples)).tolist()

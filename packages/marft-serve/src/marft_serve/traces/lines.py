@@ -1,4 +1,4 @@
-"""JSON lines of any file, one at a time: what is no JSON object is counted and passed over."""
+"""Reader for JSON lines; other lines are skipped and counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ LONGEST_LINE = 64 * 2**20  # bytes
 
 
 def objects(path: Path, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
-    """``(place, object)`` of each line. Blank lines are nothing.
+    """Yield ``(place, object)`` for each line; ignore blank lines.
+
+    Args:
+        path: the file.
+        tally: counter of skipped lines.
 
     Raises:
         ValueError: the file cannot be opened.
@@ -34,7 +38,8 @@ def objects(path: Path, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             try:
                 found = json.loads(line.removeprefix(BOM_UTF8) if number == 1 else line)
-            except (ValueError, RecursionError):  # cut short, no UTF-8, numbers of thousands of digits, too deep
+            # truncated, not UTF-8, numbers with thousands of digits, or nested too deep
+            except (ValueError, RecursionError):
                 tally.skip("line", "it is no JSON; one object a line is read", place)
                 continue
             if isinstance(found, dict):
@@ -44,7 +49,7 @@ def objects(path: Path, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Lines; None for one that is too long, which is never held whole."""
+    """Yield lines; None replaces a line beyond the length limit, without loading it whole."""
     while line := file.readline(LONGEST_LINE):
         if len(line) < LONGEST_LINE or line.endswith(b"\n"):
             yield line

@@ -1,4 +1,4 @@
-"""Messages in OpenAI's words, read as far as they mean something: what every format of traces is first brought to."""
+"""Parser for OpenAI messages, the common format for every kind of trace."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "ai": "assistant", "model": "assistant", "tool": "tool", "function": "tool",
 }  # fmt: skip
-TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
-ARGUMENTS = ("arguments", "input", "parameters", "args")  # of a call: keys that hold its arguments
-BESIDE_ARGUMENTS = ("name", "id", "call_id", "type", "index", "function", "description")  # and those that hold none
+TEXTS = ("text", "input_text", "output_text")  # types of text parts
+ARGUMENTS = ("arguments", "input", "parameters", "args")  # keys for the arguments of a tool call
+# further known keys of a tool call
+BESIDE_ARGUMENTS = ("name", "id", "call_id", "type", "index", "function", "description")
 
 
 @dataclass(frozen=True, slots=True)
 class TracedMessage:
-    """One message of a trace.
+    """Message of a trace.
 
     Args:
         role: ``system``, ``user``, ``assistant`` or ``tool``.
-        answers: the call that a tool's message answers.
-        weight: of an assistant's; 0 is not to be trained.
+        text: text of the message.
+        name: name of the agent; "" if unknown.
+        thought: reasoning of an assistant message.
+        calls: tool calls of an assistant message.
+        answers: for a tool message, the id of its tool call.
+        weight: 0 for an assistant message that is not trained, else 1.
     """
 
     role: str
@@ -45,10 +50,12 @@ class TracedMessage:
 
 
 def message_of(table: object) -> TracedMessage:
-    """A message in OpenAI's words: Chat Completions', with what the older ``function_call`` and reasoning models add.
+    """Parse an OpenAI message.
+
+    The format is Chat Completions, with the older ``function_call`` and the reasoning fields of some models.
 
     Raises:
-        UnreadableError: it is none, or holds what agents cannot read, such as a picture.
+        UnreadableError: the value is not a message, or has unsupported content such as an image.
     """
     if not isinstance(table, Mapping):
         raise UnreadableError(f"a message is a {type(table).__name__}, not an object")
@@ -74,10 +81,10 @@ def message_of(table: object) -> TracedMessage:
 
 
 def weight_of(value: object) -> float:
-    """Whether a turn is trained: 1 where nothing is said.
+    """Return a turn's training weight; 1 by default.
 
     Raises:
-        UnreadableError: it is neither 0 nor 1, which nothing is said to mean.
+        UnreadableError: the weight is neither 0 nor 1.
     """
     if value is None or (isinstance(value, int | float) and value == 1):
         return 1.0
@@ -87,10 +94,10 @@ def weight_of(value: object) -> float:
 
 
 def text_of(content: object) -> str:
-    """The text of a message's content: a text, or parts that are.
+    """Return the text in a message's content: plain text, or a list with text parts.
 
     Raises:
-        UnreadableError: a part of it is something else.
+        UnreadableError: a part is not text.
     """
     if content is None:
         return ""
@@ -109,10 +116,10 @@ def text_of(content: object) -> str:
 
 
 def calls_of(table: Mapping[str, Any]) -> tuple[CallSaid, ...]:
-    """Return the calls of an assistant's message.
+    """Return an assistant message's tool calls.
 
     Raises:
-        UnreadableError: they are no list of calls, one names no tool, or its arguments cannot be read.
+        UnreadableError: the value is not a list of tool calls, a call has no tool name, or its arguments are invalid.
     """
     listed, single = _from_json(table.get("tool_calls")), _from_json(table.get("function_call"))
     if not isinstance(listed or [], list) or not isinstance(single or {}, Mapping):
@@ -129,10 +136,10 @@ def calls_of(table: Mapping[str, Any]) -> tuple[CallSaid, ...]:
 
 
 def _given(call: Mapping[str, Any], tool: str) -> object:
-    """Return the arguments of a tool call, under any of the keys in ``ARGUMENTS``; None if it has none.
+    """Return a tool call's arguments, under any key in ``ARGUMENTS``; None without arguments.
 
     Raises:
-        UnreadableError: it has none, and a key that may hold them.
+        UnreadableError: none of the keys exists, but an unknown key may contain the arguments.
     """
     given = [call[key] for key in ARGUMENTS if call.get(key) is not None]
     others = [key for key, value in call.items() if value is not None and key not in (*ARGUMENTS, *BESIDE_ARGUMENTS)]
@@ -142,25 +149,26 @@ def _given(call: Mapping[str, Any], tool: str) -> object:
 
 
 def unnamed(tool: str, place: int) -> str:
-    """Return the id of a turn's call that was given none."""
+    """Return the default id of a tool call without an id."""
     return f"{tool}/{place}"
 
 
 def arguments(value: object, tool: str = "a tool") -> str:
-    """Return the arguments of a call as the JSON of an object; a text stays as it was written.
+    """Return a tool call's arguments in JSON; text stays unchanged.
 
     >>> arguments({"a": 1}), arguments('{"a": 1}'), arguments(None)
     ('{"a": 1}', '{"a": 1}', '{}')
 
     Raises:
-        UnreadableError: they are none: nobody can say what the call would have done.
+        UnreadableError: the arguments are not a JSON object, so the call's effect is unknown.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return "{}"
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
         found = json.loads(text, parse_constant=_refuse)
-        read = text + json.dumps(found, ensure_ascii=False, allow_nan=False)  # escapes may hide half characters
+        # escape sequences may encode lone surrogates
+        read = text + json.dumps(found, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError):
         found, read = None, ""
     if not isinstance(found, dict) or _deeper(found, DEPTH) or storable(read) != read:
@@ -173,13 +181,13 @@ def _refuse(word: str) -> None:
 
 
 def answered(messages: Sequence[TracedMessage]) -> list[TracedMessage]:
-    """Return the messages with an id of its own for each call, and for each answer that of the call that it answers.
+    """Assign a unique id to each tool call, and to each tool result the id of its call.
 
-    An answer is of the turn before it: of the first call without one that has its id, or, where ids are not given, its
-    name, or neither. An answer with an id may also be of an earlier turn, and one without goes to a call without one
-    first. One that answers nothing keeps what it says.
+    A result belongs to the turn before it: to the first call without a result that has the same id. Without ids,
+    the same name or no name is enough. A result with an id may also belong to an earlier turn. A result without an
+    id goes first to a call without an id. A result without a matching call keeps its id.
     """
-    named, turns = list[TracedMessage](), list[dict[str, tuple[CallSaid, bool]]]()  # calls without an answer, by turn
+    named, turns = list[TracedMessage](), list[dict[str, tuple[CallSaid, bool]]]()  # calls without a result, by turn
     for number, message in enumerate(messages):
         if message.role == "assistant" and message.calls:
             given = [call.id != unnamed(call.name, place) for place, call in enumerate(message.calls)]
@@ -199,17 +207,19 @@ def answered(messages: Sequence[TracedMessage]) -> list[TracedMessage]:
 def _open(
     turns: Sequence[Mapping[str, tuple[CallSaid, bool]]], message: TracedMessage
 ) -> Iterator[tuple[str, tuple[CallSaid, bool]]]:
-    """Yield the calls that a message may answer, those of the last turn first."""
+    """Yield possible calls for a tool result, starting with the last turn's."""
     yield from turns[-1].items() if turns else ()
     for turn in reversed(turns[:-1]):
         yield from (item for item in turn.items() if message.answers and item[1][1])
 
 
 def _answers(message: TracedMessage, call: CallSaid, given: bool) -> bool:
-    """Return whether a tool's message may be the answer to a call.
+    """Return True if a tool message may belong to a tool call.
 
     Args:
-        given: whether the call has an id of its own.
+        message: the tool message.
+        call: the tool call.
+        given: True if the call has an explicit id.
     """
     if message.answers and given:
         return message.answers == call.id
@@ -217,11 +227,13 @@ def _answers(message: TracedMessage, call: CallSaid, given: bool) -> bool:
 
 
 def chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessage, ...]:
-    """A chat as the model of one agent is shown it: its own turns are the assistant's; what others said is told by
-    users, as :func:`marft.agents.rendering.compose` tells it, without their calls.
+    """Return a chat from a single agent's view.
+
+    The agent's own turns have the role ``assistant``. Messages of other agents become user messages without tool
+    calls, in the format of :func:`marft.agents.rendering.compose`.
 
     Raises:
-        UnreadableError: there is nothing, or an answer belongs to no call before it.
+        UnreadableError: the chat is empty, or a tool result belongs to no earlier call.
     """
     said, others = list[Said](), set[str]()
     for message in messages:
@@ -246,7 +258,7 @@ def chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessage, ..
 
 
 def tools_of(listed: object) -> tuple[Tool, ...]:
-    """What a model was offered, from OpenAI's ``tools`` or ``functions``; what names no tool is none."""
+    """Return the tools in OpenAI's ``tools`` or ``functions``; entries without a name are ignored."""
     tools, listed = [], _from_json(listed)
     for one in listed if isinstance(listed, list) else ():
         function = one.get("function", one) if isinstance(one, Mapping) else None
@@ -260,10 +272,11 @@ def tools_of(listed: object) -> tuple[Tool, ...]:
 
 
 def made(calls: Sequence[CallSaid], answers: Mapping[int, str]) -> tuple[tuple[ToolCall, ...], tuple[int, ...]]:
-    """A turn's calls with what tools answered, and the places of those of which nobody says.
+    """Return a turn's tool calls with their results, and the positions without a result.
 
     Args:
-        answers: by the call's place.
+        calls: tool calls of the turn.
+        answers: results by position.
     """
     unanswered = tuple(place for place in range(len(calls)) if place not in answers)
     called = tuple(ToolCall(call.name, call.arguments, answers.get(place, "")) for place, call in enumerate(calls))
@@ -271,7 +284,7 @@ def made(calls: Sequence[CallSaid], answers: Mapping[int, str]) -> tuple[tuple[T
 
 
 def _from_json(value: object) -> Any:
-    """Return what a text says as JSON; a text that is none, and what is no text, as it is."""
+    """Parse JSON text; return different values unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
@@ -279,7 +292,7 @@ def _from_json(value: object) -> Any:
 
 
 def _word(value: object) -> str:
-    """A name, or an id."""
+    """Convert a name or id to text with up to 256 characters; "" for other types."""
     return storable(str(value))[:256] if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 

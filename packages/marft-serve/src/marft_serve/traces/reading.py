@@ -1,4 +1,4 @@
-"""Files of traces → episodes, one at a time, whichever of the formats a line is in."""
+"""Reader for trace files: yields episodes individually, in any supported format."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ WHAT_IS_READ = (
 
 
 def read_traces(paths: Sequence[Path], tally: Tally) -> Iterator[TracedEpisode]:
-    """The episodes of files, and of folders of rows. Memory does not grow with their length.
+    """Yield the episodes in files and row folders, with bounded memory.
 
     Args:
-        tally: counts what is left out.
+        paths: files of traces, or folders of rows.
+        tally: counter of skipped items.
 
     Raises:
         ValueError: a file cannot be opened.
@@ -46,7 +47,7 @@ def read_traces(paths: Sequence[Path], tally: Tally) -> Iterator[TracedEpisode]:
 
 
 def kind_of(table: Mapping[str, Any]) -> Kind:
-    """What a line is."""
+    """Return a line's format; "" if unknown."""
     return "conversation" if is_conversation(table) else "spans" if is_spans(table) else ""
 
 

@@ -1,4 +1,7 @@
-"""What traces say, whatever wrote them: an episode is turns of agents, each one answer of a model."""
+"""Data types for traces in any format.
+
+An episode has turns of agents, and each turn is one model answer.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from marft.common.texts import one_line
 from marft.common.types import Task, Tool, ToolCall
 from marft.common.usage import Usage
 
-UNNAMED = "assistant"  # an agent whose name no trace says
-MOST_TURNS = 256  # of an episode
-MOST_REASONS, MOST_PLACES = 200, 5  # that are kept
+UNNAMED = "assistant"  # name of an agent without a name
+MOST_TURNS = 256  # per episode
+MOST_REASONS, MOST_PLACES = 200, 5  # maximum numbers of stored reasons, and of places per reason
 
 
 class UnreadableError(ValueError):
-    """Something in a trace means nothing here; the message says what."""
+    """Invalid or unsupported part of a trace; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +31,22 @@ class TracedTurn:
     'planner'
 
     Args:
-        id: of its own in the episode.
-        names: what the trace calls the agent, from the innermost (a node) to the outermost (the agent around it).
-        messages: what it was asked, as chat templates take it.
-        text: what it said, without thought and calls.
-        thought: what it wrote for itself before that.
-        calls: of tools, with what they answered.
-        unanswered: places of those whose answer the trace does not have.
-        tools: that it was offered.
-        model: the model's name.
-        started: seconds, of any clock that is the same within the episode; 0 where that is not known.
-        parents: ids of the turns that it is known to depend on; none: what its messages show.
-        weight: 0 where it is not to be trained.
-        whole: whether it came to its end, and was not cut off by a limit of tokens.
-        place: the file and line that it stands in.
+        id: id of the turn, unique in the episode.
+        names: names of the agent, from the innermost (a node) to the outermost (the enclosing agent).
+        messages: the prompt, as chat messages.
+        text: the answer, without reasoning and tool calls.
+        thought: reasoning before the answer.
+        calls: tool calls with their results.
+        unanswered: positions of the calls whose result is unknown.
+        tools: the offered tools.
+        model: name of the model.
+        usage: token counts; None if unknown.
+        started: start in seconds, on one clock per episode; 0 if unknown.
+        ended: end in seconds, on the same clock.
+        parents: ids of the turns that this turn depends on; if empty, the messages show the dependencies.
+        weight: 0 for a turn that is not trained, else 1.
+        whole: False if a token limit cut the answer.
+        place: file and line number.
     """
 
     id: str
@@ -63,22 +68,25 @@ class TracedTurn:
 
     @property
     def agent(self) -> str:
+        """Innermost name of the agent."""
         return self.names[0] if self.names else UNNAMED
 
 
 @dataclass(frozen=True, slots=True)
 class TracedEpisode:
-    """One attempt at a task, as a trace has it.
+    """One attempt at a task.
 
     Args:
-        turns: in the order in which they began.
-        task: the id that the trace gives its task, or the task itself with what grading needs; "" where it says none.
-        answer: what was said last.
-        reward: what the trace says that it earned.
-        seed: of the run that it was played in, where it is one of ours; so is its ``attempt`` at the task. A session
-            that is random is the same again under both.
-        metadata: what else it says of itself.
-        place: the file and line where it begins.
+        id: id of the episode.
+        turns: turns in order of their start.
+        task: id of the task, or the whole task with its data for grading; "" if unknown.
+        answer: the final message.
+        reward: recorded reward; None if unknown.
+        seed: seed of the MARFT run that recorded the trace; None for other traces. With ``attempt``, it reproduces a
+            random session.
+        attempt: number of the attempt at the task in that run; None for other traces.
+        metadata: further recorded data.
+        place: file and line number of the start.
     """
 
     id: str
@@ -93,17 +101,18 @@ class TracedEpisode:
 
 
 class Tally:
-    """What was left out, by reason: how often, and where first."""
+    """Counter for skipped items by reason, with their first places."""
 
     def __init__(self) -> None:
         self.skipped: dict[str, tuple[int, list[str]]] = {}
 
     def skip(self, what: str, why: str, place: str) -> None:
-        """Count one.
+        """Count a skipped item.
 
         Args:
             what: ``"line"``, ``"span"``, ``"turn"``, ``"episode"`` or ``"trace"``.
-            place: file and line.
+            why: the reason.
+            place: file and line number.
         """
         reason = f"{what}: {one_line(why)}"
         if reason not in self.skipped and len(self.skipped) >= MOST_REASONS:
@@ -112,11 +121,11 @@ class Tally:
         self.skipped[reason] = (count + 1, [*places, place] if len(places) < MOST_PLACES else places)
 
     def count(self, what: str = "") -> int:
-        """How many were left out, of a kind or of all."""
+        """Return the number of skipped items, for a kind or in total."""
         return sum(count for reason, (count, _) in self.skipped.items() if not what or reason.startswith(f"{what}:"))
 
     def lines(self) -> Iterator[str]:
-        """``3 × turn: …  (traces.jsonl:7, …)``, the most frequent first."""
+        """Yield ``3 × turn: …  (traces.jsonl:7, …)`` for each reason, the most frequent first."""
         for reason, (count, places) in sorted(self.skipped.items(), key=lambda item: -item[1][0]):
             more = ", …" if count > len(places) else ""
             yield f"{count} × {reason}  ({', '.join(places)}{more})"

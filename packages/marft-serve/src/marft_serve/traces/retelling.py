@@ -1,7 +1,7 @@
-"""Traces played again: a recipe's own game, in which what its agents sample is what the trace's agents said.
+"""Replay traces in a recipe's environment and team, with recorded instead of sampled answers.
 
-So prompts, channels, tools, sessions and rewards are made by the code that plays, and what comes of it is an episode
-like any other, but for one thing: nobody sampled its tokens, so nothing is known of how likely they were.
+The usual code creates prompts, channels, tools, sessions and rewards. So a replayed trace is an ordinary episode,
+with one exception: its tokens were not sampled, so their log-probabilities are unknown.
 """
 
 from __future__ import annotations
@@ -41,7 +41,14 @@ from marft_serve.traces.turns import Thinking, refuse_unknown_calls, turn_ids
 
 
 class Retelling(NamedTuple):
-    """A turn that was said again: of which action it is, how many tokens it came to, and what it was said to."""
+    """Replayed turn.
+
+    Args:
+        key: key of its action.
+        turn: the turn.
+        tokens: number of tokens.
+        prompt: prompt of the turn.
+    """
 
     key: ActionKey
     turn: TracedTurn
@@ -51,11 +58,14 @@ class Retelling(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Retold:
-    """What of a trace has been said again so far: the sampler of one episode.
+    """Sampler for one episode, with a trace's turns instead of generation.
 
     Args:
-        turns: each with the role whose it is, in their order.
-        problem: why the episode cannot be had, once that is known.
+        turns: turns in order, each with its role.
+        renderer: renderer of the chat templates.
+        thinking: ``keep`` or ``drop`` recorded reasoning.
+        said: turns replayed so far.
+        problem: reason why the episode cannot be replayed; "" without one.
     """
 
     turns: Sequence[tuple[str, TracedTurn]]
@@ -70,10 +80,11 @@ class Retold:
             self._waiting[role].append(turn)
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """The next turn that the trace has of the agent.
+        """Return the agent's next turn in the trace.
 
         Raises:
-            EpisodeFailedError: it has none, or the model cannot say it.
+            EpisodeFailedError: the trace has no further turn of the agent, or the model's chat template cannot
+                represent it.
         """
         del sampling
         turn = self._next(key)
@@ -94,10 +105,10 @@ class Retold:
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, Versions]:
-        """The option that the trace's next turn names.
+        """Return the option named by the agent's next turn in the trace.
 
         Raises:
-            EpisodeFailedError: it names none.
+            EpisodeFailedError: the trace has no further turn of the agent, or the turn names no option.
         """
         del sampling
         turn = self._next(key)
@@ -111,15 +122,15 @@ class Retold:
         return Choice(tuple(options), chosen, np.zeros(len(options), np.float32), turn.usage), Versions()
 
     def external_wait(self) -> AbstractContextManager[None]:
-        """Nobody waits for anybody: what is said is there."""
+        """No-op: replies are immediate."""
         return nullcontext()
 
     def drop(self, role: str) -> None:
-        """Pass over an agent's next turn."""
+        """Skip an agent's next turn."""
         self._waiting[role].popleft()
 
     def unsaid(self) -> Iterator[tuple[str, TracedTurn]]:
-        """Turns that nobody asked for, with whose they are."""
+        """Yield the unused turns, each with its role."""
         for role, turns in self._waiting.items():
             yield from ((role, turn) for turn in turns)
 
@@ -134,14 +145,14 @@ class Retold:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Narrator:
-    """The organization of an episode that goes by a trace's own messages: each turn is asked for as a program would."""
+    """Organization for trace replay, with recorded messages in place of an external program's requests."""
 
     retold: Retold
     tally: Tally
-    equipped: bool = False  # agents have the recipe's tools, not those that their requests bring
+    equipped: bool = False  # True for the recipe's tools, False for the tools of the recorded requests
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        """All turns, in their order, in one step of the environment."""
+        """Replay every turn in order, within a single environment step."""
         ids: dict[str, str] = {}
         for role, turn in self.retold.turns:
             sees = tuple(ids[name] for name in turn.parents if name in ids) or None
@@ -157,9 +168,10 @@ class Narrator:
         return JointAction()
 
     def _check(self, agent: Agent, turn: TracedTurn) -> None:
-        """
+        """Check a turn against the agent's template and tools.
+
         Raises:
-            UnreadableError: the model cannot say the turn, or the agent has not the tools that it calls.
+            UnreadableError: the model's chat template cannot represent the turn, or the agent lacks a called tool.
         """
         if self.equipped:
             refuse_unknown_calls(turn, agent.profile.tools)
@@ -167,7 +179,7 @@ class Narrator:
 
 
 class RecordedTools(StatelessSource):
-    """Tools that answer what they answered when the trace was recorded."""
+    """Tool source with recorded results."""
 
     def __init__(self, offered: Sequence[Tool], retold: Retold) -> None:
         self.offered, self.retold = offered, retold
@@ -178,11 +190,11 @@ class RecordedTools(StatelessSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """What agents are told of them: what the recipe's own say."""
+        """Tool definitions from the recipe."""
         return self.offered
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """What the trace has as the answer. Where it has none the episode is lost."""
+        """Return a call's recorded result; without a record, mark the episode failed."""
         answers = self._answers[_call_key(tool, arguments)]
         if not answers:
             self.retold.problem = f"the trace does not say what {tool!r} answered"
@@ -196,14 +208,14 @@ def _call_key(tool: str, arguments: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Untold:
-    """The environment of a task that the recipe's does not know: it shows the question, and grades nothing."""
+    """Environment for a task unknown to the recipe's environment; shows the question and grades nothing."""
 
     def tasks(self, split: str) -> Sequence[Task]:  # noqa: ARG002
-        """None of its own."""
+        """Return an empty list."""
         return []
 
     def start(self, task: Task, seed: int) -> _Question:  # noqa: ARG002
-        """A session of one step."""
+        """Create a single-step session."""
         return _Question(task)
 
 
@@ -212,10 +224,13 @@ class _Question:
     task: Task
 
     async def reset(self) -> Observation:
+        """Return the question."""
         return Observation(self.task.prompt)
 
     async def step(self, actions: JointAction) -> Step:  # noqa: ARG002
+        """End the episode with reward 0."""
         return Step(Observation(""), 0.0, terminated=True)
 
     async def close(self) -> None:
+        """Do nothing."""
         return

@@ -1,4 +1,4 @@
-"""From what traces call their agents to the roles of a recipe."""
+"""Mapping from agent names in traces to the roles of a recipe."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from marft_serve.traces.record import UNNAMED
 
 
 def given_roles(words: Iterable[str], roles: Sequence[str]) -> dict[str, str]:
-    """What ``--role "name in the traces=role"`` says, by name.
+    """Parse ``--role "name in the traces=role"`` values into roles by name.
 
     >>> given_roles(["Plan node=planner"], ["planner", "coder"])
     {'Plan node': 'planner'}
 
     Raises:
-        ValueError: one is not written so, or the recipe has no such role.
+        ValueError: a value has a different form, or the recipe has no such role.
     """
     given: dict[str, str] = {}
     for word in words:
@@ -29,7 +29,8 @@ def given_roles(words: Iterable[str], roles: Sequence[str]) -> dict[str, str]:
 
 
 def check_roles(given: Mapping[str, str], roles: Sequence[str]) -> None:
-    """
+    """Check the given roles against the recipe.
+
     Raises:
         ValueError: the recipe has no such role.
     """
@@ -39,20 +40,23 @@ def check_roles(given: Mapping[str, str], roles: Sequence[str]) -> None:
 
 
 class Roles:
-    """Which role each name means: as given; else the role of that name; else one that differs in case, spaces and
-    the like. The only agent of a recipe is also whoever has no name.
+    """Mapping from names to roles.
+
+    Precedence: the given role; the role with the same name; a role that differs only in case, spaces and
+    punctuation. If the recipe has a single agent, that agent also gets turns without a name.
 
     Args:
+        roles: roles of the recipe.
         given: roles by name.
     """
 
     def __init__(self, roles: Sequence[str], given: Mapping[str, str]) -> None:
         self.roles, self.given = roles, given
-        self.used: set[str] = set()  # names that were given and met
+        self.used: set[str] = set()  # given names found in the traces
         self._alike = {_plain(role): role for role in reversed(roles)}
 
     def of(self, names: Sequence[str]) -> str:
-        """The role of whoever goes by these names, the innermost first; "" where none is one."""
+        """Return the role for an agent's names, listed from the innermost; "" without a match."""
         for name in names:
             if name in self.given:
                 self.used.add(name)
@@ -64,17 +68,18 @@ class Roles:
         return found or (self.roles[0] if len(self.roles) == 1 and names[0] == UNNAMED else "")
 
     def unknown(self, names: Sequence[str]) -> str:
-        """Why a turn of whoever goes by these names is left out."""
+        """Return the reason for skipping turns by an agent with these names."""
         name = names[0]
         return f'the recipe has no agent {name!r}{did_you_mean(name, self.roles)}; say whose it is: --role "{name}=…"'
 
     def unused(self) -> list[str]:
-        """Names that were given, and that no turn had."""
+        """Return given names without any turn."""
         return sorted(set(self.given) - self.used)
 
 
 def _plain(name: str) -> str:
-    """
+    """Normalize a name for comparison.
+
     >>> _plain("The Planner_1")
     'theplanner1'
     """

@@ -1,7 +1,7 @@
-"""Folders of rows: what each role of a team said, a file a role and an action a line, as ``marft synthesize`` has it.
+"""Row folders from ``marft synthesize``: one file per role and one action per line.
 
-A row is a prompt and its completion, as programs for supervised fine-tuning take them. ``order`` says where it stands
-among all rows of the folder: so the roles' files are read as the episodes that they are of.
+A row has a prompt and its completion, in the usual format for supervised fine-tuning. ``order`` gives its position
+among all rows of the folder. So the files of the roles can be merged into episodes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ ROWS, MANIFEST = "rows", "manifest.json"
 
 
 def rows_in(path: Path) -> Path | None:
-    """Where a folder has its rows, in itself or below; None where it has none."""
+    """Return the folder with the rows: ``path`` or its subfolder; None without rows."""
     return next((place for place in (path, path / ROWS) if (place / MANIFEST).is_file()), None)
 
 
 def lines(path: Path, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
-    """``(place, object)`` of each row of a folder, those of an episode one after the other, as they were asked for.
+    """Yield ``(place, object)`` for each row in a folder, grouped by episode, in request order.
 
     Raises:
-        ValueError: the folder has no rows, a file cannot be opened, or is not as it was written: with rows that are
-            lost, one role's share of an episode goes, and the others' stays.
+        ValueError: the folder has no rows, a file cannot be opened, or a file has changed. Lost rows would remove one
+            role's share of an episode but keep the shares of the other roles.
     """
     folder = rows_in(path)
     if folder is None:
@@ -40,7 +40,7 @@ def lines(path: Path, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _listed(folder: Path) -> list[str]:
-    """The files of a folder of rows, as its manifest has them."""
+    """Return the manifest's file names, after a hash check."""
     remedy = "marft synthesize … --resume writes them anew; rows that you changed yourself go as files of their own"
     try:
         listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]

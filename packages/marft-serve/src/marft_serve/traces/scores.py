@@ -1,4 +1,4 @@
-"""Traces graded: what the recipe's environment and reward terms make of recorded episodes, by term and by agent."""
+"""Scores of recorded episodes under the recipe's environment and reward terms, by term and by agent."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ from marft_serve.traces.record import Tally
 from marft_serve.traces.settings import SftSettings
 from marft_serve.traces.stage import Stage, Told
 
-RECORDED = 512  # episodes of a file
+RECORDED = 512  # episodes per file
 
 
 @dataclass(slots=True)
 class Scores:
-    """What episodes earned, added up.
+    """Sums of rewards over episodes.
 
     Args:
-        terms: by the name of a term, or ``term/agent``.
-        own: what agents earned alone.
-        turns: of each agent.
+        episodes: number of scored episodes.
+        dropped: number of episodes without a score.
+        reward: sum of the team's rewards.
+        known: number of episodes with a known success.
+        solved: number of successful episodes.
+        terms: sum of each reward term, by ``term`` or ``term/agent``.
+        own: sum of the individual rewards, by agent.
+        turns: number of turns, by agent.
     """
 
     episodes: int = 0
@@ -41,7 +46,7 @@ class Scores:
     turns: dict[str, int] = field(default_factory=dict)
 
     def add(self, told: Told) -> None:
-        """Count an episode; one that could not be scored is no reward of 0."""
+        """Add an episode; without a score, count it under ``dropped`` instead of a reward of 0."""
         episode = told.episode
         if not episode.scored:
             self.dropped += 1
@@ -60,17 +65,19 @@ class Scores:
 
     @property
     def accuracy(self) -> float | None:
-        """Share solved, of those whose success is known."""
+        """Success rate over episodes with a known success; None without any."""
         return self.solved / self.known if self.known else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Wilson's, of 95 %."""
+        """Wilson confidence interval for the success rate, at 95 %; None without a known success."""
         return wilson(self.solved, self.known) if self.known else None
 
     def table(self, roles: Sequence[str]) -> list[tuple[str, float | None, list[float | None]]]:
-        """``(term, the team's mean, each agent's)`` of an episode; None where nothing was given. The last row is what
-        they come to."""
+        """Return ``(term, team mean, mean per agent)`` per episode for each reward term.
+
+        A mean is None if the term gave nothing. The last row is the total reward.
+        """
         names = list(dict.fromkeys(name.partition("/")[0] for name in self.terms))
         rows = [
             (name, self._mean(self.terms.get(name)), [self._mean(self.terms.get(f"{name}/{role}")) for role in roles])
@@ -86,13 +93,17 @@ def score(
     run: RunSettings, folder: RunFolder, tally: Tally, *, overwrite: bool = False,
     on_done: Callable[[Episode], None] = lambda _: None,
 ) -> Scores:  # fmt: skip
-    """Grade the traces of a recipe (``sft.traces``) and keep the episodes in a folder that ``marft show`` reads.
+    """Score the traces of a recipe (``sft.traces``), and save the episodes in a folder for ``marft show``.
 
     Args:
-        tally: counts what is left out.
+        run: the recipe.
+        folder: output folder.
+        tally: counter of skipped items.
+        overwrite: True to replace an existing folder.
+        on_done: callback for each episode.
 
     Raises:
-        ValueError: something in the recipe or the folder cannot be used.
+        ValueError: the recipe, the traces or the folder are invalid.
     """
     scores = Scores()
     with folder.held(), Stage(run, tally) as stage:

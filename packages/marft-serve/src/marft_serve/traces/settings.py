@@ -1,4 +1,4 @@
-"""Supervised warm starts: what is learned from traces of other programs, and how."""
+"""Settings for a supervised warm start from traces."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ if TYPE_CHECKING:
 
 
 class SftSettings(Section):
-    """How ``marft sft`` learns from traces, and how ``marft score`` and it read them."""
+    """Settings for imitation learning with ``marft sft``; ``marft score`` uses the keys for parsing."""
 
     key: ClassVar[str] = "sft"
 
-    traces: Annotated[tuple[Annotated[Filled, AtHome], ...], Strict(False)] = ()  # files; --from names them
-    roles: dict[Filled, Filled] = {}  # whose turns those of a name in the traces are; --role "name=role" adds one
-    # what a turn is a turn after: what the recipe's team would be told, or what the trace's agent was; auto: the latter
-    # where the team is a program
+    # files or row folders; --from overrides them
+    traces: Annotated[tuple[Annotated[Filled, AtHome], ...], Strict(False)] = ()
+    roles: dict[Filled, Filled] = {}  # role for each agent name in the traces; --role "name=role" adds an entry
+    # source of the prompts: "recipe" renders them with the recipe's team, "trace" uses the recorded messages, "auto"
+    # selects "trace" for a team in an external program, else "recipe"
     prompts: Literal["auto", "recipe", "trace"] = "auto"
-    thinking: Literal["keep", "drop"] = "keep"  # whether thoughts in the traces are trained
+    thinking: Literal["keep", "drop"] = "keep"  # "keep" trains recorded reasoning, "drop" removes it
     epochs: Few = 1  # passes over the turns
-    batch_tokens: Count = 16384  # tokens that are read for a step, prompts included
-    learning_rate: LearningRate = 1e-4  # of every policy
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # how the learning rate goes down, to 0
-    warmup: Fraction = 0.05  # of the steps, in which it rises to its height
-    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the episodes: not trained, their loss is measured
-    every: CountOrNone = 10  # steps between looks at them; 0: only at the end
+    batch_tokens: Count = 16384  # tokens per step, prompts included
+    learning_rate: LearningRate = 1e-4  # peak learning rate of every policy
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # decay of the learning rate, to 0
+    warmup: Fraction = 0.05  # fraction of the steps with linear warmup
+    # fraction of the episodes that are held out of training, to measure the loss
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    every: CountOrNone = 10  # steps between evaluations on held-out episodes; 0: only at the end
 
     def optimizer(self, run: RunSettings, steps: int) -> OptimizerSettings:
-        """Return the run's optimizer with the schedule and learning rate of a warm start of ``steps`` steps."""
+        """Return the run's optimizer with a warm start's learning rate and schedule, for ``steps`` steps."""
         return run.algorithm.optimizer.model_copy(
             update={
                 "learning_rate": self.learning_rate,

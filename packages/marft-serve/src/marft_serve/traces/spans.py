@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry as they are exported: OTLP JSON (``resourceSpans`` a line) and ``ReadableSpan.to_json()``."""
+"""Parsing of exported OpenTelemetry spans: OTLP JSON (``resourceSpans`` per line) and ``ReadableSpan.to_json()``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,28 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """Event of a span."""
+
     name: str
     attributes: Attributes
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span. Times are in seconds since 1970; 0 where none is said.
+    """Imported span. Times are in seconds since 1970, or 0 if unknown.
 
     Args:
-        links: ids of the spans that it names as what it follows from.
-        size: characters of it, about.
+        trace: id of the trace.
+        id: id of the span.
+        parent: id of the parent span; "" for a root.
+        name: name of the span.
+        attributes: attributes of the span.
+        events: events of the span.
+        links: ids of the linked spans.
+        started: start of the span.
+        ended: end of the span.
+        place: file and line number.
+        size: approximate size in characters.
     """
 
     trace: str
@@ -43,12 +54,12 @@ class Span:
 
 
 def is_spans(table: Mapping[str, Any]) -> bool:
-    """Whether a line holds spans, of either export."""
+    """Return True if a line contains spans in either format."""
     return "resourceSpans" in table or "resource_spans" in table or isinstance(table.get("context"), Mapping)
 
 
 def spans_of(table: Mapping[str, Any], place: str, tally: Tally) -> Iterator[Span]:
-    """The spans of a line. What is none is counted."""
+    """Yield a line's spans; skip and count invalid spans."""
     if isinstance(table.get("context"), Mapping):
         found, read = [table], _readable_span
     else:
@@ -104,9 +115,10 @@ def _readable_span(table: Any, place: str) -> Span:
 
 
 def _id(value: object, what: str) -> str:
-    """
+    """Return a trace or span id.
+
     Raises:
-        UnreadableError: there is none.
+        UnreadableError: the id is missing.
     """
     if not isinstance(value, str) or not value.removeprefix("0x").strip("0"):
         raise UnreadableError(f"it has no {what}")
@@ -114,7 +126,7 @@ def _id(value: object, what: str) -> str:
 
 
 def _of(table: object, *names: str) -> Any:
-    """The first of these fields that a table has."""
+    """Return a table's first existing field; None without a match."""
     return next((table[name] for name in names if name in table), None) if isinstance(table, Mapping) else None
 
 
@@ -127,14 +139,14 @@ def _plain(value: object) -> Attributes:
 
 
 def _attributes(listed: object) -> Attributes:
-    """Attributes of OTLP, a list of keys and typed values; or a plain table, as some exporters write them."""
+    """Return attributes from an OTLP list of keys and typed values, or from a plain table."""
     if isinstance(listed, Mapping):
         return _plain(listed)
     return {str(_of(one, "key")): _value(_of(one, "value")) for one in _list(listed) if _of(one, "key") is not None}
 
 
 def _value(value: object) -> Any:
-    """A typed value of OTLP (``AnyValue``) as Python has it."""
+    """Convert a typed OTLP value (``AnyValue``) to Python."""
     if not isinstance(value, Mapping):
         return value
     for kind, inner in value.items():
@@ -149,7 +161,7 @@ def _value(value: object) -> Any:
 
 
 def _whole(value: object) -> object:
-    """An integer, which JSON has as a text where it may have 64 bits."""
+    """Convert an integer from text; OTLP JSON writes 64-bit integers as text."""
     try:
         return int(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,5 +1,7 @@
-"""Where traces are played again: a recipe's environment, team, tools and reward terms, with the formats of its models.
-No model is loaded."""
+"""Replay of traces with a recipe's environment, team, tools and reward terms.
+
+It needs the chat formats of the models, but loads no model.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,19 @@ from marft_serve.traces.retelling import Narrator, RecordedTools, Retelling, Ret
 from marft_serve.traces.roles import Roles, check_roles
 from marft_serve.traces.settings import SftSettings
 
-AT_ONCE = 64  # episodes that are played, and held, together
+AT_ONCE = 64  # episodes replayed concurrently
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 NO_TASK = "the environment has no task of this id or question, and what it is not asked it cannot grade"
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A trace as an episode of the recipe.
+    """Replayed trace.
 
     Args:
-        said: the turns in it.
+        trace: the trace.
+        episode: the resulting episode of the recipe.
+        said: turns in the episode.
     """
 
     trace: TracedEpisode
@@ -48,13 +52,15 @@ class Told:
 
 
 class Stage:
-    """Plays traces again. Close it.
+    """Replayer of traces. Call :meth:`close` at the end.
 
     Args:
-        tally: counts what is left out.
+        run: the recipe.
+        tally: counter of skipped items.
+        formats: chat format of each policy; None to load the formats.
 
     Raises:
-        ValueError: something that the recipe names cannot be had, or ``sft.roles`` names no role of it.
+        ValueError: a part of the recipe is not available, or ``sft.roles`` names an unknown role.
     """
 
     def __init__(self, run: RunSettings, tally: Tally, formats: Mapping[str, Format] | None = None) -> None:
@@ -73,15 +79,14 @@ class Stage:
             nobody = Retold([], self.renderer, self._sft.thinking)
             self._parts = GameParts(run, terms, nobody, self.renderer, LoopThreadPool())
             started.callback(self._parts.close)
-            # not on this thread: there a signal would end the episode that it strikes in, and not the command
+            # on the main thread, a signal would end the current episode instead of the command
             self._waiting = CallerThreadExecutor(end_all)
             started.callback(self._waiting.shutdown)
             started.callback(end_all)
             self._started = started.pop_all()
 
     def told_whatever(self) -> dict[str, str]:
-        """What the recipe tells each agent whatever the task: its prompt without an observation, as its model reads
-        it."""
+        """Return the fixed part of each agent's prompt: its prompt without an observation, rendered for its model."""
         told = dict[str, str]()
         for agent in self._parts.game.team.agents:
             prompt = self.renderer.render(agent.policy, agent.profile, "", (), reserve=0, cut=Cut("nothing"))
@@ -89,12 +94,15 @@ class Stage:
         return told
 
     def tell(self, traces: Iterable[TracedEpisode], grade: bool) -> Iterator[Told]:
-        """Play traces, some at a time → episodes in their order. Those that cannot be had come too, with the reason,
-        and are counted; not those in which no agent of the recipe says anything.
+        """Replay traces concurrently; yield the results in order.
+
+        Failed episodes are counted and included, with the reason. Traces without any turn of the recipe's agents
+        are skipped.
 
         Args:
-            grade: whether the environment and the reward terms say what they earn; tasks that are not the environment's
-                are left out then.
+            traces: the traces.
+            grade: True to compute rewards with the environment and the reward terms. Traces with unknown tasks are
+                then skipped.
         """
         whole = iter(traces)
         while some := list(islice(whole, AT_ONCE)):
@@ -138,8 +146,10 @@ class Stage:
         return Told(job.trace, episode, job.retold.said)
 
     def _game(self, job: _Job) -> Game:
-        """The recipe's game, in which the trace speaks. Tools with a state of their own are used for real: what a
-        session comes to may depend on it."""
+        """Return the recipe's game with the trace in place of the engine.
+
+        Stateful tools are executed, since the session's result may depend on their state.
+        """
         game, retold = self._parts.game, job.retold
         tools = {
             name: source if source.stateful else RecordedTools(source.tools, retold)
@@ -152,7 +162,7 @@ class Stage:
         return replace(game, engine=retold, tools=tools, team=team, environment=environment, seed=seed)
 
     def close(self) -> None:
-        """Let go of tools, terms and threads."""
+        """Close tools, reward terms and threads."""
         self._started.close()
 
     def __enter__(self) -> Stage:
@@ -164,7 +174,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A trace to be played: as which attempt, and whether at a task of the environment."""
+    """Trace to replay.
+
+    Args:
+        trace: the trace.
+        attempt: task and attempt number.
+        retold: sampler of the trace.
+        known: True if the environment knows the task.
+    """
 
     trace: TracedEpisode
     attempt: Attempt
@@ -173,7 +190,7 @@ class _Job:
 
 
 class Tasks:
-    """The tasks of a recipe's environment, by id and by question."""
+    """A recipe environment's tasks, by id and by question."""
 
     def __init__(self, run: RunSettings) -> None:
         self.by_id: dict[str, Task] = {}
@@ -182,7 +199,7 @@ class Tasks:
         for split in SPLITS:
             try:
                 tasks = tasks_of(run.environment, split)
-            except ValueError as error:  # traces of one split need no other
+            except ValueError as error:  # traces may need only tasks of a single split
                 problems.append(error)
                 continue
             for task in tasks:
@@ -192,8 +209,11 @@ class Tasks:
             raise problems[0]
 
     def of(self, trace: TracedEpisode) -> tuple[Task, bool]:
-        """The task of a trace, and whether the environment can grade it: one that is given whole, one of its id, or one
-        of a question that a user asks in the first turn. Else one that holds that question alone."""
+        """Return a trace's task, and True if the environment can grade it.
+
+        The task comes from a whole task in the trace, its task id, or the question in a user message of the first
+        turn. Without a match, the task contains only that question.
+        """
         if isinstance(trace.task, Task):
             return trace.task, True
         if trace.task in self.by_id:

@@ -1,4 +1,4 @@
-"""A recorded turn as the token ids that a model would have sampled for it: its text, its calls, the end of the turn."""
+"""Token ids of a recorded turn: its text, its tool calls and the end of the turn, in the form a model would sample."""
 
 from __future__ import annotations
 
@@ -28,15 +28,20 @@ def turn_ids(
     renderer: ChatRenderer, policy: str, chat: Sequence[ChatMessage], tools: Sequence[Tool], turn: TracedTurn,
     thinking: Thinking,
 ) -> TokenIds:  # fmt: skip
-    """Return the ids of a turn as a policy's model has to sample it after the prompt, [T]. Its end is the template's,
-    where the turn was whole.
+    """Return a turn's token ids in the form that a policy would sample after the prompt, shape [T].
+
+    The end of the turn follows the chat template. A truncated turn has no end token.
 
     Args:
-        chat: what it is said to.
-        tools: that the chat is rendered with.
+        renderer: renderer of the chat templates.
+        policy: the policy.
+        chat: the prompt.
+        tools: tools in the prompt.
+        turn: the turn.
+        thinking: ``keep`` or ``drop`` recorded reasoning.
 
     Raises:
-        UnreadableError: the model's chat template cannot show it, or it calls tools that are not there.
+        UnreadableError: the model's chat template cannot represent the turn, or the turn calls an unknown tool.
     """
     format = renderer.formats[policy]
     refuse_unknown_calls(turn, tools)
@@ -52,9 +57,10 @@ def turn_ids(
 
 
 def refuse_unknown_calls(turn: TracedTurn, tools: Sequence[Tool]) -> None:
-    """
+    """Check a turn's tool calls against the offered tools.
+
     Raises:
-        UnreadableError: the turn calls a tool that the agent is not offered: its call would be refused when it acts.
+        UnreadableError: the turn calls a tool that is not offered; the call would be rejected at run time.
     """
     offered = [tool.name for tool in tools]
     unknown = next((call.name for call in turn.calls if call.name not in offered), None)
@@ -68,9 +74,10 @@ def _ids(
     renderer: ChatRenderer, policy: str, chat: Sequence[ChatMessage], tools: Sequence[Tool], turn: TracedTurn,
     thinking: Thinking,
 ) -> TokenIds:  # fmt: skip
-    """
+    """Return the token ids of a turn under the chat template.
+
     Raises:
-        UnreadableError: the template does not show the turn as a model has to sample it.
+        UnreadableError: the template does not represent the turn in the form that a model samples.
     """
     format = renderer.formats[policy]
     thought = turn.thought if thinking == "keep" else ""
@@ -90,16 +97,18 @@ def _ids(
         reason = problem
     if turn.calls or not begun:
         raise UnreadableError(reason)
-    text = f"{thought}\n{marks[1]}\n\n{turn.text}"  # the prompt begins the thought
+    text = f"{thought}\n{marks[1]}\n\n{turn.text}"  # the prompt begins the reasoning
     ids = encoded_inside(format.tokenizer, marked(format.tokenizer, text, own=True))
     return np.array([*ids, *format.stop_ids[:1]], np.int32)
 
 
 def _messages(turn: TracedTurn, thought: str, marks: tuple[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the turn as messages that templates may take: with the thought beside the text, or at its beginning.
+    """Yield the turn as messages for a template: with separate reasoning, or with reasoning at the start of the text.
 
     Args:
-        marks: of the model's thoughts; channels are the template's to write.
+        turn: the turn.
+        thought: reasoning; "" without any.
+        marks: start and end marks of the model's reasoning. Channel marks are left to the template.
     """
     calls = exchange("", turn.calls)[0]["tool_calls"] if turn.calls else None
     said = {"role": "assistant", "content": turn.text} | ({"tool_calls": calls} if calls else {})
@@ -112,10 +121,13 @@ def _messages(turn: TracedTurn, thought: str, marks: tuple[str, str]) -> Iterato
 
 
 def _problem(found: WholeTurn | NotExact, turn: TracedTurn, thought: str, ends: str) -> str:
-    """Return why what a template shows is not what the model has to sample; "" where it is.
+    """Return the reason why a rendered turn differs from a sampled turn; "" without a difference.
 
     Args:
-        ends: the mark that ends a thought which the prompt begins; "" where it begins none.
+        found: the rendered turn.
+        turn: the recorded turn.
+        thought: reasoning; "" without any.
+        ends: end mark of reasoning begun by the prompt; "" if the prompt begins none.
     """
     if isinstance(found, NotExact):
         return found.reason
@@ -133,7 +145,10 @@ def _problem(found: WholeTurn | NotExact, turn: TracedTurn, thought: str, ends: 
 def _made(
     renderer: ChatRenderer, policy: str, ids: TokenIds, tools: Sequence[Tool], turn: TracedTurn
 ) -> Sequence[ToolCall]:  # fmt: skip
-    """Return the calls that a turn's ids make: none where it says none, and its chat template knows no calls."""
+    """Return the tool calls in a turn's token ids.
+
+    The result is empty if the turn has no recorded calls and the template does not support calls.
+    """
     try:
         return renderer.calls(policy, ids, tools)
     except ValueError:
@@ -143,13 +158,17 @@ def _made(
 
 
 def _check_calls(made: Sequence[ToolCall], tools: Sequence[Tool], turn: TracedTurn) -> None:
-    """See that a turn's ids make the calls that it says. Where it says none, its text may make some that can be read.
+    """Check that a turn's token ids contain the recorded tool calls.
+
+    If the turn has no recorded calls, its text may still contain valid calls.
 
     Args:
-        made: by the ids.
+        made: calls parsed from the token ids.
+        tools: the offered tools.
+        turn: the turn.
 
     Raises:
-        UnreadableError: they make others, or some that would be refused when the agent acts.
+        UnreadableError: the calls differ, or would be rejected at run time.
     """
     if turn.calls:
         if [_as_read(call) for call in made] != [_as_read(call) for call in turn.calls]:

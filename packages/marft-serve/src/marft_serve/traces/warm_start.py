@@ -1,8 +1,8 @@
-"""A supervised warm start: read traces, imitate them, record; checkpoints are those of any run.
+"""Supervised warm start: load traces, imitate them, and save ordinary checkpoints.
 
 ::
 
-    traces ──▶ play again ──▶ turns ──▶ Supervisor ──▶ checkpoint ──▶ marft train … --from
+    traces ──▶ replay ──▶ turns ──▶ Supervisor ──▶ checkpoint ──▶ marft train … --from
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ HELD_OUT = "sft/held_out_loss"
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """What came of it.
+    """Result of a warm start.
 
     Args:
-        steps: of the whole warm start; ``state.step`` is less where it was stopped.
-        held_out: nats a token of the turns that were held out, at the end; NaN where there are none.
+        state: state after the last step.
+        steps: number of planned steps; ``state.step`` is lower if the warm start was stopped.
+        tally: counter of skipped items.
+        held_out: final loss on the held-out turns, in nats per token; NaN without held-out turns.
     """
 
     state: State
@@ -51,14 +53,19 @@ def warm_start(
     run: RunSettings, folder: RunFolder, *, resume: bool = False, start_from: Path | None = None,
     overwrite: bool = False, observer: Observer | None = None,
 ) -> WarmStart:  # fmt: skip
-    """Imitate the traces of a recipe (``sft.traces``) to the end, or until the observer wants to stop.
+    """Imitate the traces of a recipe (``sft.traces``) to the end, or until the observer stops the run.
 
     Args:
-        start_from: a checkpoint folder whose weights it begins with.
+        run: the recipe.
+        folder: the run folder.
+        resume: True to resume from the last checkpoint.
+        start_from: checkpoint folder with the initial weights.
+        overwrite: True to replace an existing run.
+        observer: callbacks for progress and messages; optional.
 
     Raises:
-        ValueError: something in the recipe, the traces or the folder cannot be used. Then the folder is as it was.
-        RunError: a step left something that is not finite.
+        ValueError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
+        RunError: a step produced a non-finite value.
     """
     observer = observer or Silent()
     if not SftSettings.of(run).traces:
@@ -95,7 +102,7 @@ class _Loop:
     observer: Observer
 
     def go_on(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, float]:
-        """From where it stands to the end → where it stands, and the loss on what was held out."""
+        """Train from the current step to the end; return the final state and the loss on the held-out turns."""
         run, checkpoints = self.run, Checkpoints(self.folder, self.run.checkpoints)
         held_out, every = self._held_out(), SftSettings.of(run).every
         with MetricSinks(run, self.folder, state.step, self.observer) as sinks:
@@ -120,10 +127,10 @@ class _Loop:
         return state, held_out.mean()
 
     def _step(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, dict[str, float]]:
-        """One step.
+        """Run a single optimizer step.
 
         Raises:
-            RunError: it left something that is not finite, and was undone.
+            RunError: a value was not finite; the step was undone.
         """
         began = time.perf_counter()
         epoch, numbers = steps[state.step]
@@ -151,5 +158,5 @@ class _Loop:
 
 
 def _losses(imitation: Imitation, name: str) -> dict[str, float]:
-    """The loss of the team and of each agent."""
+    """Return the loss for the team and each agent, in nats per token."""
     return {name: imitation.mean()} | {f"agents/{agent}/{name}": imitation.mean(agent) for agent in imitation.tokens}

@@ -1,1 +1,4 @@
-"""Episodes as spans of OpenTelemetry, by its GenAI conventions: to a receiver or a file, later or live."""
+"""Export of episodes as OpenTelemetry spans with GenAI conventions.
+
+The export runs live during training or later from recordings, and sends to an endpoint or a file.
+"""

@@ -1,4 +1,4 @@
-"""Spans of many episodes as requests that receivers take."""
+"""Batching of spans from many episodes into export requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from marft.common.version import __version__
 from marft_serve.tracing.episode import Tracer
 from marft_serve.tracing.span import Span, Value
 
-MOST_SPANS, MOST_TEXT = 512, 2**20  # of a request; characters. OpenTelemetry's own exporters send 512
+# per request: number of spans, total characters; OpenTelemetry's own exporters send 512 spans
+MOST_SPANS, MOST_TEXT = 512, 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one request, or one line of a file, holds.
+    """Spans for one request, or for one line in a file.
 
     Args:
-        episodes: how many are whole with it.
+        spans: the spans.
+        episodes: number of episodes that this batch completes.
     """
 
     spans: list[Span]
@@ -26,7 +28,10 @@ class Batch:
 
 
 def batches(episodes: Iterable[Episode], tracer: Tracer) -> Iterator[Batch]:
-    """Episodes in their order, whole ones together while there is room. One that is larger takes several batches."""
+    """Yield batches with the spans of episodes, in order.
+
+    A batch has whole episodes up to the size limits. A larger episode is split over several batches.
+    """
     waiting, count, size = list[Span](), 0, 0
     for episode in episodes:
         spans = tracer.spans(episode)
@@ -46,7 +51,7 @@ def batches(episodes: Iterable[Episode], tracer: Tracer) -> Iterator[Batch]:
 
 
 def resource_of(tracer: Tracer) -> Mapping[str, Value]:
-    """What all spans of a run have in common."""
+    """Return the resource attributes for all spans in a run."""
     return {
         "service.name": "marft",
         "service.version": __version__,
@@ -56,6 +61,6 @@ def resource_of(tracer: Tracer) -> Mapping[str, Value]:
 
 
 def _size(span: Span) -> int:
-    """Characters of a span, about."""
+    """Return the approximate size of a span, in characters."""
     texts = sum(len(key) + len(str(value)) for key, value in span.attributes.items())
     return 200 + texts + 100 * len(span.links)

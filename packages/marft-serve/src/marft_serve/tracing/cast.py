@@ -1,4 +1,4 @@
-"""Who is who in a recipe: what an agent is told, and what its model is called. Needs none of the recipe's parts."""
+"""Metadata about agents from a recipe's plain table: profile and model name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 
 from marft.common.types import Profile
 
-PROGRAM = "program"  # the organization whose agents are asked by somebody else's program, in its own words
+PROGRAM = "program"  # organization with an external program, which writes its own prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a recipe says of an agent.
+    """Metadata about an agent.
 
     Args:
-        model: the name of what answers: of a policy in training it has the policy's name as well.
-        provider: ``marft`` where the model is here, ``openai`` behind an endpoint that speaks its protocol.
+        profile: profile of the agent.
+        model: name of the model; for a trained policy, it includes the policy's name.
+        provider: ``marft`` for a local model, ``openai`` for an endpoint with OpenAI's protocol.
     """
 
     profile: Profile
@@ -29,11 +30,12 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The agents of a run by their roles.
+    """Metadata about the agents in a run, by role.
 
     Args:
-        name: of the run.
-        own_words: whether a program asks them, so that what they were shown is not known from what they saw.
+        name: name of the run.
+        seats: metadata by role.
+        own_words: True for an external program. Its prompts cannot be derived from the actions that an agent saw.
     """
 
     name: str = ""
@@ -41,12 +43,12 @@ class Cast:
     own_words: bool = False
 
     def seat(self, role: str, policy: str) -> Seat:
-        """An agent's; one of whom the recipe says nothing goes by its policy."""
+        """Return an agent's metadata; for an unknown role, use the policy as model name."""
         return self.seats.get(role) or Seat(Profile(role), policy)
 
     @staticmethod
     def of(table: Mapping[str, Any], name: str = "") -> Cast:
-        """From a recipe as a plain table. What it does not say, or not as a recipe would, is left out."""
+        """Read the metadata from a recipe's plain table; missing or invalid entries are left out."""
         agents = table.get("agents")
         listed = [one for one in agents if isinstance(one, dict)] if isinstance(agents, list | tuple) else []
         return Cast(
@@ -57,7 +59,7 @@ class Cast:
 
     @staticmethod
     def read(config: Path, name: str = "") -> Cast:
-        """From the recipe in a run's folder; an empty one where that cannot be read."""
+        """Read the metadata from the recipe in a run folder; empty if the recipe cannot be read."""
         try:
             return Cast.of(tomllib.loads(config.read_text(encoding="utf-8")), name)
         except (OSError, ValueError, RecursionError):

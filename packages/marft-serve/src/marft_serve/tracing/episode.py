@@ -1,17 +1,18 @@
-"""An episode as spans.
+"""Conversion from an episode to spans.
 
 ::
 
     invoke_workflow <run>           the episode: task, status, success, reward
-    └── step 0                      from the first action to what the environment made of it
+    └── step 0                      from the first action to the environment's result
         ├── invoke_agent <role>     an action; a link to each action that it saw
         │   ├── chat <model>        one answer of its model
         │   └── execute_tool <name>
         ├── environment.step        after the last action: the environment, and grading
-        └── reward <term>           what a term of the reward gave, to the team or to an agent
+        └── reward <term>           value of a reward term, for the team or for an agent
 
-Names and attributes are those of OpenTelemetry's GenAI conventions (https://github.com/open-telemetry/
-semantic-conventions-genai) where they have any, else ``marft.…``; ``agent.trajectory.step`` is the environment step.
+Names and attributes follow OpenTelemetry's GenAI conventions (https://github.com/open-telemetry/
+semantic-conventions-genai) if defined there, else they start with ``marft.``. ``agent.trajectory.step`` is the
+environment step.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from marft_serve.tracing.turns import Turn, turns_of
 
 OPERATION, AGENT = "gen_ai.operation.name", "gen_ai.agent.name"
 STEP = "agent.trajectory.step"
-NAMED = 200  # characters of what a span is called
+NAMED = 200  # maximum length of a span name, in characters
 Attributes = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
 class Tracer:
-    """How episodes of a run are exported.
+    """Converter from a run's episodes to spans.
 
     Args:
-        run: the run's identity, which ids are made of.
-        cast: what its recipe says.
-        content: whether spans hold what was asked, said, called and answered. The conventions leave it out unless it is
-            asked for: it may hold what is nobody's business.
+        run: identity of the run, for reproducible ids.
+        cast: metadata about the agents.
+        content: True to include prompts, answers, and the arguments and results of tool calls. The conventions omit
+            them by default, because they may be confidential.
     """
 
     run: str
@@ -47,7 +48,7 @@ class Tracer:
     content: bool = False
 
     def spans(self, episode: Episode) -> list[Span]:
-        """The spans of an episode, the root first, every other one after its parent."""
+        """Return an episode's spans, the root first and every parent before its children."""
         known = {action.id: action for action in episode.actions}
         return list(_Traced(self, episode, trace_id(self.run, episode.name), known).spans())
 
@@ -57,9 +58,10 @@ class _Traced:
     tracer: Tracer
     episode: Episode
     trace: str
-    known: Mapping[str, Action]  # by id
+    known: Mapping[str, Action]  # by action id
 
     def spans(self) -> Iterator[Span]:
+        """Yield the spans of the episode."""
         yield self._root()
         steps = [len(self.episode.transitions), *(action.step + 1 for action in self.episode.actions)]
         begins = 0.0
@@ -105,7 +107,7 @@ class _Traced:
         return self._span((), "", name, (0.0, episode.seconds), attributes, links, not episode.scored, error)
 
     def _answer(self) -> Action | None:
-        """The last action of an agent that answers, else the last of all."""
+        """Return the last action of an answering agent; without an answering agent, the last action."""
         actions, seats = self.episode.actions, self.tracer.cast.seats
         answering = [one for one in actions if one.agent in seats and seats[one.agent].profile.answers]
         return next(iter([*reversed(answering), *reversed(actions)]), None)
@@ -133,7 +135,7 @@ class _Traced:
                 yield self._term(step, name, share, parent, ends)
 
     def _term(self, step: int, name: str, share: float, parent: str, ends: float) -> Span:
-        """A term of the reward. When it was reckoned is not recorded: it stands at the end of its step."""
+        """Return the span for a reward term, placed at the end of its step since its time is not recorded."""
         term, _, role = name.partition("/")
         attributes: Attributes = {
             STEP: step,
@@ -201,7 +203,7 @@ class _Traced:
             names = ("chat", action.id, number)
             yield self._span(names, parent, f"chat {seat.model}", times, attributes, kind=Kind.CLIENT)
             for call in turn.calls:
-                if not last or call.seconds or call.output:  # else it is for a client to make
+                if not last or call.seconds or call.output:  # else the client executes the call
                     yield self._tool(action, call, parent, turn)
 
     def _tool(self, action: Action, call: ToolCall, parent: str, turn: Turn) -> Span:
@@ -213,7 +215,7 @@ class _Traced:
             "gen_ai.tool.name": name,
             "gen_ai.tool.type": "function",
             "gen_ai.tool.call.id": plain(call_id(action, call)),
-            "marft.times": "estimated",  # how long it took was measured, when it began was not
+            "marft.times": "estimated",  # the duration is measured, the start is estimated
         }
         if call.error:
             attributes["error.type"] = "tool_error" if call.name else "unreadable_call"
@@ -225,7 +227,7 @@ class _Traced:
         return self._span(names, parent, f"execute_tool {name}", times, attributes, failed=call.error)
 
     def _shared(self, action: Action, seat: Seat) -> Attributes:
-        """What the span of an action and those of its turns say alike."""
+        """Return attributes shared by the span of an action and the spans of its turns."""
         return {
             AGENT: plain(action.agent),
             STEP: action.step,
@@ -235,11 +237,14 @@ class _Traced:
         }
 
     def _fresh(self, action: Action) -> bool:
-        """Whether it was sampled in this episode: one that was served from another has the times of that one."""
+        """Return False for an action reused from another episode; its times belong to that episode."""
         return (action.key.stream, action.key.sample) == (self.episode.stream, self.episode.sample)
 
     def _end_of(self, step: int) -> float:
-        """When a step was over, in seconds since the episode began: when the next one's first action began."""
+        """Return the end of a step, in seconds since the start of the episode.
+
+        A step ends when the next step's first action starts.
+        """
         later = [action.started for action in self.episode.actions if action.step > step and self._fresh(action)]
         return min([*later, self.episode.seconds])
 

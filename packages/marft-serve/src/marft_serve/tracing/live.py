@@ -1,4 +1,4 @@
-"""Episodes sent to a receiver while they are played. Whatever becomes of it, nobody who plays waits for it."""
+"""Live export of episodes on a background thread; rollouts never wait for the endpoint."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from marft_serve.tracing.otlp import check_installed, protobuf
 from marft_serve.tracing.receiver import Receiver, UnsentError, headers_of, traces_url
 from marft_serve.tracing.settings import TracingSettings
 
-TOGETHER = 64  # episodes that are sent at once
-LINGER = 1.0  # seconds that an episode waits for others
+TOGETHER = 64  # maximum number of episodes per batch
+LINGER = 1.0  # maximum seconds that an episode waits for others in its batch
 TRIES = 3
-LAST_SECONDS = 10.0  # for what is left when a run ends
+LAST_SECONDS = 10.0  # timeout for the remaining episodes at the end of a run
 
 
 class Live:
-    """Sends episodes, on a thread of its own. Close it.
+    """Exporter on a background thread. Call :meth:`close` at the end.
 
     Args:
-        waiting: episodes that wait to be sent, at most. Those for which there is no room are lost, and counted.
+        tracer: converter to spans.
+        url: URL of the endpoint.
+        timeout: timeout of a request, in seconds.
+        waiting: maximum number of queued episodes. Further episodes are dropped and counted.
 
     Raises:
-        ValueError: a package is missing, or a header in the environment is none.
+        ValueError: a package is missing, or a header in the environment is invalid.
     """
 
     def __init__(self, tracer: Tracer, url: str, *, timeout: float = 10.0, waiting: int = 1024) -> None:
@@ -42,22 +45,22 @@ class Live:
         self._queue: queue.Queue[Episode] = queue.Queue(waiting)
         self._lock = threading.Lock()
         self._added = self._sent = self._lost = 0
-        self.problem = ""  # what the receiver said first
+        self.problem = ""  # first error of the endpoint
         self._thread = threading.Thread(target=self._work, name="marft-tracing", daemon=True)
         self._thread.start()
 
     @property
     def sent(self) -> int:
-        """Episodes that the receiver has taken."""
+        """Number of exported episodes."""
         return self._sent
 
     @property
     def lost(self) -> int:
-        """Episodes that it will not have."""
+        """Number of dropped episodes."""
         return self._lost
 
     def add(self, episode: Episode) -> None:
-        """Take an episode, to be sent soon. Never waits."""
+        """Queue an episode for export; never blocks."""
         with self._lock:
             self._added += 1
         try:
@@ -66,7 +69,7 @@ class Live:
             self._lose(1, f"it does not keep up: {self._queue.maxsize} episodes wait for it")
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
-        """Send what is left. What is not taken in so many seconds is lost."""
+        """Export the queued episodes; drop the rest after a timeout in seconds."""
         self._over.set()
         self._thread.join(seconds)
         self._given_up = True
@@ -86,7 +89,7 @@ class Live:
                 self._send(some)
 
     def _some(self) -> list[Episode]:
-        """What has come within a moment, or all that is left."""
+        """Return the next batch: episodes that arrive within a short time, or up to a full batch at the end."""
         some, until = list[Episode](), time.monotonic() + LINGER
         while len(some) < TOGETHER:
             try:
@@ -107,37 +110,43 @@ class Live:
                     self.problem = self.problem or (f"it left out {rejected}" if rejected else "")
         except UnsentError as error:
             self._lose(len(episodes) - done, str(error))
-        except Exception as error:  # noqa: BLE001  nothing about traces may end a run, or this thread
+        except Exception as error:  # noqa: BLE001  an export error must not end the run or this thread
             self._lose(len(episodes) - done, one_line(raised(error)))
 
 
 class Traced(Observer):
-    """Tells an observer everything, and sends the episodes on."""
+    """Observer that exports episodes and forwards all events to another observer."""
 
     def __init__(self, observer: Observer, live: Live) -> None:
         self._observer, self._live = observer, live
         self._said = False
 
     def began(self, done: int, steps: int) -> None:
+        """Forward the event."""
         self._observer.began(done, steps)
 
     def episode(self, episode: Episode) -> None:
+        """Export the episode and forward the event."""
         self._live.add(episode)
         self._observer.episode(episode)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
+        """Forward the event; report the first export error."""
         self._observer.step(step, metrics)
         if self._live.problem and not self._said:
             self._said = True
             self._observer.note(f"traces: {self._live.problem}. The run goes on, and this is said once")
 
     def guard(self, step: int, name: str, sentence: str) -> None:
+        """Forward the event."""
         self._observer.guard(step, name, sentence)
 
     def note(self, text: str) -> None:
+        """Forward the message."""
         self._observer.note(text)
 
     def wants_stop(self) -> bool:
+        """Return the other observer's answer."""
         return self._observer.wants_stop()
 
 
@@ -145,15 +154,17 @@ class Traced(Observer):
 def traced(
     settings: TracingSettings, observer: Observer, run: str, recipe: Mapping[str, object], remedy: str = ""
 ) -> Iterator[Observer]:
-    """An observer that sends episodes on, where settings name a receiver; else the same one.
+    """Context manager with an observer that also exports episodes; without an endpoint, the original observer.
 
     Args:
-        run: the run's identity, which ids are made of.
-        recipe: as a plain table.
-        remedy: how what is lost can be sent later.
+        settings: export settings.
+        observer: the original observer.
+        run: identity of the run, for reproducible ids.
+        recipe: the recipe as a plain table.
+        remedy: hint for exporting dropped episodes later.
 
     Raises:
-        ValueError: a package is missing, or a header in the environment is none.
+        ValueError: a package is missing, or a header in the environment is invalid.
     """
     if not settings.otlp:
         yield observer

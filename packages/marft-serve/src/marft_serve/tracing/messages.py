@@ -1,7 +1,8 @@
-"""What agents were asked and said, as ``gen_ai.input.messages`` and ``gen_ai.output.messages`` have it.
+"""Messages in the attributes ``gen_ai.input.messages`` and ``gen_ai.output.messages``.
 
-An episode keeps what agents read as token ids. The messages are what these were made of: the observation, what was
-seen, the recipe's words. What a channel shortened, or a context had no room for, is in them all the same.
+An episode stores prompts as token ids. The messages here are rebuilt from their sources: the observation, the
+visible actions and the recipe's texts. They therefore include text that a channel shortened or a full context
+dropped.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ Part = dict[str, object]
 
 
 def call_id(action: Action, call: ToolCall) -> str:
-    """What a call is known by in its trace."""
+    """Return the id of a tool call, unique in its trace."""
     return f"{action.id}#{call.index}"
 
 
 def asked(episode: Episode, action: Action, known: Mapping[str, Action], cast: Cast) -> list[dict[str, object]]:
-    """The messages before an action, without the recipe's instructions: with a memory its own earlier actions too.
+    """Return the messages before an action, without the recipe's instructions.
+
+    With memory, they include the agent's own earlier actions.
 
     Args:
-        known: the episode's actions by their ids.
+        episode: the episode.
+        action: the action.
+        known: actions of the episode, by id.
+        cast: metadata about the agents.
     """
     messages: list[dict[str, object]] = []
     for earlier in [*(known[name] for name in action.continues if name in known), action]:
@@ -44,7 +50,7 @@ def asked(episode: Episode, action: Action, known: Mapping[str, Action], cast: C
 
 
 def exchange(action: Action, turn: Turn) -> list[dict[str, object]]:
-    """A turn, and what its tools answered."""
+    """Return the messages for a turn and its tool results."""
     messages: list[dict[str, object]] = [{"role": "assistant", "parts": parts(action, turn)}]
     named = [call for call in turn.calls if call.name]
     if named:
@@ -57,7 +63,7 @@ def exchange(action: Action, turn: Turn) -> list[dict[str, object]]:
 
 
 def parts(action: Action, turn: Turn) -> list[Part]:
-    """What a turn is made of: a thought, a text, calls of tools."""
+    """Return the parts for a turn's message: reasoning, text and tool calls."""
     size = thought(turn.text)
     found: list[Part] = []
     if size:
@@ -75,12 +81,12 @@ def parts(action: Action, turn: Turn) -> list[Part]:
 
 
 def text_message(role: str, text: str) -> dict[str, object]:
-    """A message that is a text alone."""
+    """Return a message with a single text part."""
     return {"role": role, "parts": [_text(text)]}
 
 
 def as_json(messages: Sequence[Mapping[str, object]]) -> str:
-    """Messages as the text of an attribute, each of whose own texts is bounded."""
+    """Serialize messages to JSON, for an attribute."""
     return json.dumps(messages, ensure_ascii=False)
 
 
@@ -89,14 +95,14 @@ def _text(text: str) -> Part:
 
 
 def _arguments(text: str) -> object:
-    """An object, where they are one; else the text that was written."""
+    """Return the arguments as an object, or as text if invalid."""
     whole = plain(text)
     found = arguments_of(whole)
     return found if found or whole.strip() == "{}" else whole
 
 
 def _observed(episode: Episode, action: Action) -> str:
-    """What an agent was shown at a step; of the step that a failed episode ended in nothing is recorded."""
+    """Return the agent's observation at a step; empty for the last step of a failed episode, which has no record."""
     if action.step < len(episode.transitions):
         return episode.transitions[action.step].observation.seen_by(action.agent)
     return episode.task.prompt if action.step == 0 else ""

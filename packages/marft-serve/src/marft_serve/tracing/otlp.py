@@ -1,4 +1,4 @@
-"""Spans in OTLP, OpenTelemetry's protocol: as JSON, which needs no package, and as protobuf.
+"""OTLP encoding: spans to JSON without extra packages, or to protobuf.
 
 Source: https://github.com/open-telemetry/opentelemetry-proto/blob/main/docs/specification.md, and for files
 https://github.com/open-telemetry/opentelemetry-specification/blob/main/specification/protocol/file-exporter.md
@@ -26,23 +26,24 @@ ERROR = 2  # Status.StatusCode
 
 
 def check_installed() -> None:
-    """
+    """Check the installation of the protobuf package.
+
     Raises:
-        ValueError: what protobuf is written with is not installed.
+        ValueError: the package is not installed.
     """
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.proto") is None:
         raise ValueError(f"sending traces needs the package opentelemetry-proto: {install_command('otel')}")
 
 
 def json_line(spans: Sequence[Span], resource: Mapping[str, Value]) -> str:
-    """Spans as one line of a file of traces (``TracesData``)."""
+    """Encode spans to one line for a trace file (``TracesData``)."""
     scope = {"scope": {"name": SCOPE, "version": __version__}, "spans": [_span(span) for span in spans]}
     whole = {"resource": {"attributes": _attributes(resource)}, "scopeSpans": [{**scope, "schemaUrl": SCHEMA}]}
     return json.dumps({"resourceSpans": [whole]}, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def protobuf(spans: Sequence[Span], resource: Mapping[str, Value]) -> bytes:
-    """Spans as the body of a request (``ExportTraceServiceRequest``)."""
+    """Encode spans to a request body (``ExportTraceServiceRequest``)."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     request = ExportTraceServiceRequest()
@@ -90,7 +91,7 @@ def _value(value: Value) -> dict[str, Any]:
 
 
 def _unwritable(value: float) -> str:
-    """What JSON of protobuf has for numbers that JSON lacks."""
+    """Return protobuf's JSON text for NaN or an infinity."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 

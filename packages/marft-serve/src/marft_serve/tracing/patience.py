@@ -1,4 +1,4 @@
-"""Connections whose server has so long for the head of its answer: also one that sends it a byte at a time."""
+"""HTTP connections with a timeout for the complete response head, even if it arrives one byte at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from urllib.request import Request
 
 
 class _Timed(HTTPConnection):
-    """``timeout`` is for each read as everywhere, and for the whole head of the answer."""
+    """HTTP connection with ``timeout`` for each read and for the complete response head."""
 
     _late = False
 
     def getresponse(self) -> HTTPResponse:
-        """
+        """Read the head of the response.
+
         Raises:
-            TimeoutError: the head has not come in time.
+            TimeoutError: the head did not arrive in time.
         """
         timer = threading.Timer(self.timeout or 0.0, self._end)
         timer.daemon = True
@@ -31,7 +32,7 @@ class _Timed(HTTPConnection):
             raise
         finally:
             timer.cancel()
-        if self._late:  # what had come by then looks like a head
+        if self._late:  # the partial head was parsed as a whole head
             raise TimeoutError
         return response
 
@@ -43,18 +44,20 @@ class _Timed(HTTPConnection):
 
 
 class _TimedSecure(_Timed, HTTPSConnection):
-    """The same over TLS."""
+    """HTTPS connection with the same timeout."""
 
 
 class Timed(urllib.request.HTTPHandler):
-    """Opens ``http``."""
+    """Handler for ``http`` URLs."""
 
     def http_open(self, req: Request) -> HTTPResponse:
+        """Open the connection."""
         return self.do_open(_Timed, req)
 
 
 class TimedSecure(urllib.request.HTTPSHandler):
-    """Opens ``https``; certificates are checked."""
+    """Handler for ``https`` URLs; certificates are verified."""
 
     def https_open(self, req: Request) -> HTTPResponse:
+        """Open the connection."""
         return self.do_open(_TimedSecure, req)

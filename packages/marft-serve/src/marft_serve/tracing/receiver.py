@@ -1,7 +1,8 @@
-"""A receiver of traces: OTLP over HTTP, as protobuf.
+"""OTLP exporter over HTTP with protobuf.
 
-What is tried again, and when, is the protocol's (https://opentelemetry.io/docs/specs/otlp/#otlphttp-response): after
-429, 502, 503 and 504, and where nobody answers, later each time, or when the receiver says. Anything else is an error.
+Retries follow the protocol (https://opentelemetry.io/docs/specs/otlp/#otlphttp-response): after status 429, 502,
+503 and 504, and after connection errors. The delay grows with each attempt, unless the endpoint sets it. All other
+failures are errors.
 """
 
 from __future__ import annotations
@@ -33,31 +34,40 @@ from marft_serve.tracing.patience import Timed, TimedSecure
 PATH = "/v1/traces"
 HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
 AGAIN = (429, 502, 503, 504)
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds
-LARGEST = 2**16  # bytes of an answer that are read
-SHOWN = 300  # characters of one
-NAME = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")  # of a header
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between attempts
+LARGEST = 2**16  # maximum response bytes to read
+SHOWN = 300  # maximum characters of a response to show
+NAME = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")  # name of a header
 
 
 class UnsentError(RunError):
-    """A receiver did not take what it was sent; the message says why."""
+    """Export failure; the message gives the reason."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        return None  # a request would come without its body
+        """OTLP endpoint.
+
+        Args:
+            url: complete URL; see :func:`traces_url`.
+            headers: headers for each request.
+            timeout: timeout in seconds, for the head and for the body of a response separately.
+            tries: maximum number of attempts per request.
+            wait: function that waits for a number of seconds before a retry.
+        """
+        return  # urllib would redirect the request without its body
 
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """Where traces are sent.
+    """OTLP endpoint.
 
     Args:
-        url: with its path; see :func:`traces_url`.
-        headers: sent with each request.
-        timeout: seconds that a receiver may be silent.
-        tries: of each request.
-        wait: for so many seconds, before a request is sent again.
+        url: complete URL; see :func:`traces_url`.
+        headers: headers for each request.
+        timeout: timeout of a request, in seconds.
+        tries: maximum number of attempts per request.
+        wait: function that waits for a number of seconds before a retry.
     """
 
     url: str
@@ -67,10 +77,10 @@ class Receiver:
     wait: Callable[[float], object] = time.sleep
 
     def send(self, body: bytes) -> str:
-        """Send one request → what the receiver did not take of it, in words; "" where it took everything.
+        """Send a single request; return the endpoint's message about rejected spans, or "" without rejections.
 
         Raises:
-            UnsentError: it was not taken.
+            UnsentError: the request failed.
         """
         said = ""
         for number in range(self.tries):
@@ -113,14 +123,15 @@ class Receiver:
             late = isinstance(reason, TimeoutError)
             said = f"no answer within {self.timeout:g} s" if late else one_line(str(reason) or type(reason).__name__)
             raise _AgainError(said[:SHOWN]) from None
-        except ValueError as error:  # of a name that no host can have, or of where an answer redirects to
+        except ValueError as error:  # invalid host name, or invalid redirect target
             raise UnsentError(f"{self.url}: it cannot be asked: {one_line(str(error))[:SHOWN]}") from None
 
     def _read(self, response: Any) -> bytes:
-        """The beginning of an answer, which may come forever, a byte at a time.
+        """Read the start of a response.
 
         Raises:
-            TimeoutError: it does.
+            TimeoutError: the response did not end within the timeout, for example because it arrives one byte at a
+                time.
         """
         body, until = b"", time.perf_counter() + self.timeout
         while len(body) < LARGEST and (part := response.read1(LARGEST)):
@@ -130,14 +141,14 @@ class Receiver:
         return body
 
     def _in_words(self, body: bytes) -> str:
-        """What an answer says, without what it echoes of the headers."""
+        """Return the text of a response, with echoed header values masked."""
         return one_line(masked(list(self.headers.values()), body.decode("utf-8", "replace")))[:SHOWN]
 
     def _rejected(self, headers: Message, body: bytes) -> str:
-        """What an answer says was not taken (``partial_success``).
+        """Return a response's message about rejected spans (``partial_success``).
 
         Raises:
-            UnsentError: it is no receiver's answer.
+            UnsentError: the response is not from an OTLP endpoint.
         """
         kind = headers.get_content_type()
         if not body.strip():
@@ -156,7 +167,7 @@ class Receiver:
 
 
 class _AgainError(Exception):
-    """Something that may be better later: in so many seconds, where the receiver says."""
+    """Temporary failure, with the endpoint's delay in seconds if set."""
 
     def __init__(self, said: str, after: float | None = None) -> None:
         super().__init__(said)
@@ -164,13 +175,13 @@ class _AgainError(Exception):
 
 
 def traces_url(url: str) -> str:
-    """Where a receiver takes traces.
+    """Return the URL for traces at an endpoint.
 
     >>> traces_url("http://localhost:4318"), traces_url("http://localhost:5000/v1/traces")
     ('http://localhost:4318/v1/traces', 'http://localhost:5000/v1/traces')
 
     Raises:
-        ValueError: it is no address of a server.
+        ValueError: the text is not the URL of a server.
     """
     if not names_server(url):
         raise ValueError(
@@ -182,10 +193,12 @@ def traces_url(url: str) -> str:
 
 
 def headers_of(given: Sequence[str] = ()) -> dict[str, str]:
-    """Headers from the environment, as OpenTelemetry has them there (``name=value,…``), and from a command.
+    """Return headers from the environment and from a command.
+
+    The environment has OpenTelemetry's format, ``name=value,…``, with URL-encoded values.
 
     Raises:
-        ValueError: one is not written as ``name=value``.
+        ValueError: a header does not have the form ``name=value``.
     """
     written = next((os.environ[name] for name in HEADERS if os.environ.get(name)), "")
     pairs = [(one, HEADERS[1]) for one in written.split(",") if one.strip()] + [(one, "--header") for one in given]
@@ -208,7 +221,7 @@ def _of_json(body: bytes) -> tuple[int, str]:
     if not isinstance(table, dict) or not isinstance(told, dict | None):
         raise ValueError("no object")
     count, said = (told or {}).get("rejectedSpans") or 0, (told or {}).get("errorMessage") or ""
-    if not isinstance(count, int | str):  # a number of 64 bits is a text in JSON
+    if not isinstance(count, int | str):  # 64-bit integers are text in JSON
         raise ValueError("no number of spans")
     return int(count), str(said)
 
@@ -225,7 +238,7 @@ def _of_protobuf(body: bytes) -> tuple[int, str]:
 
 
 def _seconds(headers: Message) -> float | None:
-    """What ``Retry-After`` says: seconds, or a date."""
+    """Parse ``Retry-After``, seconds or a date; return seconds from now, or None if invalid."""
     said = str(headers.get("Retry-After") or "").strip()
     if said.isascii() and said.isdecimal():
         return float(said[:9])

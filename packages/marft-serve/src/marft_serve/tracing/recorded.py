@@ -1,4 +1,4 @@
-"""Recorded episodes as traces: all that a folder holds, or some of it."""
+"""Export of recorded episodes from a folder, complete or in part."""
 
 from __future__ import annotations
 
@@ -18,13 +18,20 @@ from marft_serve.tracing.otlp import json_line, protobuf
 from marft_serve.tracing.receiver import Receiver
 from marft_serve.tracing.span import Span
 
-SESSIONS = "sessions-*.parquet"  # what marft serve --record writes
-Take = Callable[[list[Span]], str]  # spans → what was not taken of them, in words
+SESSIONS = "sessions-*.parquet"  # files written by marft serve --record
+Take = Callable[[list[Span]], str]  # sends spans; returns the endpoint's message about rejected spans
 
 
 @dataclass(slots=True)
 class Sent:
-    """How far an export came."""
+    """Progress of an export.
+
+    Args:
+        episodes: number of exported episodes.
+        spans: number of exported spans.
+        files: number of exported files.
+        rejected: messages about rejected spans.
+    """
 
     episodes: int = 0
     spans: int = 0
@@ -37,10 +44,13 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The files of recorded episodes in a folder: of a run, or of ``marft serve --record``.
+    """Files with recorded episodes in a folder: a run, or the output of ``marft serve --record``.
 
     Args:
-        task: ``id`` or ``id#sample``; "" is all.
+        folder: the folder.
+        files: the files.
+        identity: identity of the run; "" for served sessions, where each file has its own.
+        task: only episodes of this task, ``id`` or ``id#sample``; "" for all.
     """
 
     folder: Path
@@ -50,10 +60,15 @@ class Recording:
 
     @staticmethod
     def of(folder: Path, step: int = 0, task: str = "") -> Recording:
-        """Those of a training step, counted from 1; 0 is all.
+        """Find the files in a folder.
+
+        Args:
+            folder: the folder.
+            step: training step, counted from 1; 0 for all steps.
+            task: only episodes of this task; "" for all.
 
         Raises:
-            ValueError: there is no such run, or nothing was recorded.
+            ValueError: the run does not exist, or nothing was recorded.
         """
         sessions = tuple(sorted(folder.glob(SESSIONS)))
         if sessions:
@@ -65,15 +80,17 @@ class Recording:
         return Recording(folder, files, run.identity(), task)
 
     def send(self, take: Callable[[Tracer], Take], content: bool, sent: Sent, on_file: Callable[[], None]) -> None:
-        """Hand over the spans of every episode, file by file.
+        """Export every episode's spans, file by file.
 
         Args:
-            take: makes what takes spans, for a file's identity.
-            sent: counts them, also where this ends with an error.
+            take: function from a file's tracer to a function that sends spans.
+            content: True to include prompts, answers, and the arguments and results of tool calls.
+            sent: progress, updated in place, also if an error ends the export.
+            on_file: callback after each file.
 
         Raises:
-            ValueError: a file cannot be read, or no episode is of the task.
-            RunError: they were not taken.
+            ValueError: a file cannot be read, or no episode belongs to the task.
+            RunError: the endpoint did not accept the spans.
         """
         cast, known = Cast.read(self.folder / "config.toml", self.folder.resolve().name), set[str]()
         for file in self.files:
@@ -97,15 +114,18 @@ class Recording:
 
 
 def _dated(episode: Episode, file: Path) -> Episode:
-    """An episode with a beginning: of one that was recorded by a version that kept none, when its file was written is
-    the latest that it can have ended."""
+    """Return an episode with a start time.
+
+    Older versions recorded none. Then the file's modification time is used as the end of the episode.
+    """
     return episode if episode.began else replace(episode, began=file.stat().st_mtime - episode.seconds)
 
 
 def to_receiver(receiver: Receiver) -> Callable[[Tracer], Take]:
-    """Sends spans to a receiver."""
+    """Return an exporter to an OTLP endpoint."""
 
     def taking(tracer: Tracer) -> Take:
+        """Return the function that sends spans."""
         resource = resource_of(tracer)
         return lambda spans: receiver.send(protobuf(spans, resource))
 
@@ -114,10 +134,12 @@ def to_receiver(receiver: Receiver) -> Callable[[Tracer], Take]:
 
 @contextmanager
 def to_file(path: Path) -> Iterator[Callable[[Tracer], Take]]:
-    """Writes spans to a file, a line of JSON a batch, which is there once it is whole.
+    """Context manager with an exporter to a file, one JSON line per batch.
+
+    The file appears only when it is complete.
 
     Raises:
-        ValueError: it is there already.
+        ValueError: the file already exists.
     """
     if path.exists():
         raise ValueError(f"{path} is there already; name another file, or remove it")
@@ -126,9 +148,11 @@ def to_file(path: Path) -> Iterator[Callable[[Tracer], Take]]:
         with draft.open("w", encoding="utf-8") as file:
 
             def taking(tracer: Tracer) -> Take:
+                """Return the function that writes spans."""
                 resource = resource_of(tracer)
 
                 def write(spans: list[Span]) -> str:
+                    """Write spans as one line."""
                     file.write(json_line(spans, resource))
                     return ""
 

@@ -1,4 +1,4 @@
-"""Where a run's episodes are sent while they are played."""
+"""Settings for the live export of episodes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 
 class TracingSettings(TrainingSection):
-    """A receiver of OpenTelemetry's traces. What it is sent in headers is in ``OTEL_EXPORTER_OTLP_HEADERS``."""
+    """OTLP endpoint for live export. Set request headers in ``OTEL_EXPORTER_OTLP_HEADERS``."""
 
     key: ClassVar[str] = "tracing"
 
-    otlp: str = ""  # its address: "http://localhost:4318"; "": nothing is sent
-    content: bool = False  # also send what agents are asked and say, and what tools are called with and answer
-    timeout_seconds: Positive = 10.0  # that it may be silent
-    queue: Annotated[Count, Field(le=1_000_000)] = 1024  # episodes that wait for it, at most; others are left out
+    otlp: str = ""  # URL of the endpoint, for example "http://localhost:4318"; "": no export
+    content: bool = False  # whether to include prompts, answers, and the arguments and results of tool calls
+    timeout_seconds: Positive = 10.0  # timeout for a response, in seconds
+    # maximum number of queued episodes; further episodes are dropped
+    queue: Annotated[Count, Field(le=1_000_000)] = 1024
 
     @field_validator("otlp")
     @classmethod
@@ -42,6 +43,7 @@ class TracingSettings(TrainingSection):
 
     @contextmanager
     def observe(self, observer: Observer, run: RunSettings, folder: RunFolder) -> Iterator[Observer]:
+        """Context manager with an observer that also exports the run's episodes."""
         from marft_serve.tracing.live import traced
 
         later = f". Send them later:  marft trace {folder.path} --otlp {self.otlp}"

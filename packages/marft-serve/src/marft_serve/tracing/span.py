@@ -1,4 +1,4 @@
-"""A span as it is exported, whatever it is written as; and ids that are the same whenever an episode is exported."""
+"""Span for export, independent from its encoding, with reproducible ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from marft.common.texts import cut, storable
 
-LONGEST = 65_536  # characters of one text in an attribute
+LONGEST = 65_536  # maximum length of a text in an attribute, in characters
 Value = str | bool | int | float | Sequence[str]
 
 
@@ -23,7 +23,13 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A span that another one depends on, which may be of another trace."""
+    """Link from one span to another, possibly in a different trace.
+
+    Args:
+        trace: id of the other span's trace.
+        span: id of the other span.
+        attributes: attributes of the link.
+    """
 
     trace: str
     span: str
@@ -32,16 +38,20 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span.
+    """Span for export.
 
     Args:
-        trace: 32 hexadecimal digits.
-        id: 16 of them.
-        parent: the id of the span that it lies in; "" for a root.
-        started: nanoseconds since 1970.
-        ended: the same.
-        failed: whether what it stands for did not come to its end.
-        error: why not, in words.
+        trace: id of the trace, 32 hexadecimal digits.
+        id: id of the span, 16 hexadecimal digits.
+        parent: id of the parent span; "" for a root.
+        name: name of the span.
+        kind: kind of the span.
+        started: start in nanoseconds since 1970.
+        ended: end in nanoseconds since 1970.
+        attributes: attributes of the span.
+        links: links to other spans.
+        failed: True if the operation failed.
+        error: error message.
     """
 
     trace: str
@@ -58,7 +68,7 @@ class Span:
 
 
 def trace_id(run: str, episode: str) -> str:
-    """The id of an episode's trace, from the run's identity and :attr:`marft.common.types.Episode.name`.
+    """Return the id of an episode's trace, from the run's identity and :attr:`marft.common.types.Episode.name`.
 
     >>> trace_id("r", "train/0 t #0") == trace_id("r", "train/0 t #0") != trace_id("r", "train/0 t #1")
     True
@@ -67,13 +77,14 @@ def trace_id(run: str, episode: str) -> str:
 
 
 def span_id(trace: str, *names: object) -> str:
-    """The id of a span in a trace, from what it is called there."""
+    """Return the id of a span, from its trace and names."""
     return _digest(trace, *names)[:16]
 
 
 def plain(text: str, most: int = LONGEST) -> str:
-    """A text as every receiver takes it: of bounded length, without halves of characters, and without NUL, which some
-    databases refuse.
+    """Return a text that every endpoint accepts: cut to a maximum length, without lone surrogates and NUL characters.
+
+    Some databases reject NUL.
 
     >>> plain("a\\x00b\\ud83d")
     'a�b?'

@@ -1,4 +1,4 @@
-"""An action as turns of its model: each one answer, with the tools that it called and what it took."""
+"""Split of an action into model turns, each with its text, tool calls, tokens and times."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import numpy as np
 from marft.common.marks import Mark
 from marft.common.types import Action, ToolCall
 
-MARKER = re.compile(r"(?:<[^<>\n]{1,40}>|\[[A-Z_]{1,40}\]|\[)$")  # what stands before a call that is written as JSON
+MARKER = re.compile(r"(?:<[^<>\n]{1,40}>|\[[A-Z_]{1,40}\]|\[)$")  # markup before a tool call in JSON
 JSON = json.JSONDecoder()
-LOOKED_AT = 64  # places in a text where a call may begin
+LOOKED_AT = 64  # maximum number of positions to check for a tool call
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer of a model.
+    """One answer from a model.
 
     Args:
-        text: what it said beside its calls.
-        calls: that it made.
-        asked: tokens that it was sampled after; None where that is not known.
-        said: tokens of its own; None where that is not known.
-        started: seconds since the episode began; so is ``ended``.
-        tools_until: when the last of its tools had answered.
+        text: text of the answer, without tool calls.
+        calls: tool calls of the answer.
+        asked: number of tokens in its prompt; None if unknown.
+        said: number of its own tokens; None if unknown.
+        started: start in seconds since the start of the episode.
+        ended: end in seconds since the start of the episode.
+        tools_until: end of the last tool call, in seconds since the start of the episode.
     """
 
     text: str
@@ -40,14 +41,15 @@ class Turn:
 
 
 def turns_of(action: Action, started: float, ended: float) -> list[Turn]:
-    """The turns of an action, oldest first.
+    """Return an action's turns, oldest first.
 
-    When each one ended is not recorded where tools were called in between: what the tools did not take is shared by
-    the turns as their tokens are.
+    If an action calls tools in between, the end of each turn is not recorded. It is estimated: the time without
+    tool calls is divided among the turns in proportion to their tokens.
 
     Args:
-        started: when the action did, in seconds since the episode began.
-        ended: the same.
+        action: the action.
+        started: start of the action, in seconds since the start of the episode.
+        ended: end of the action, in seconds since the start of the episode.
     """
     texts = [*action.intermediate_texts, action.text]
     rounds = [tuple(call for call in action.calls if call.round == number) for number in range(len(texts))]
@@ -68,7 +70,7 @@ def turns_of(action: Action, started: float, ended: float) -> list[Turn]:
 
 
 def beside_calls(text: str, calls: Sequence[ToolCall]) -> str:
-    """What a turn says before its first call, where calls stand in its text as JSON; else all of it.
+    """Return the text before the first JSON tool call in a turn; without a call, the whole text.
 
     >>> beside_calls('I add. <tool_call>{"name": "add", "arguments": {}}</tool_call>', [ToolCall("add")])
     'I add.'
@@ -92,7 +94,7 @@ def beside_calls(text: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _sizes(action: Action, turns: int) -> list[tuple[int, int]]:
-    """Of each turn: the tokens that it was sampled after, and its own. Nothing where they cannot be told apart."""
+    """Return the numbers of prompt tokens and own tokens for each turn; empty if the turns cannot be separated."""
     if action.usage is not None:
         return [(action.usage.prompt_tokens, action.usage.completion_tokens)] if turns == 1 else []
     told = np.equal(action.marks, Mark.TOOL)

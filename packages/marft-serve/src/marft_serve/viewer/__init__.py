@@ -1,1 +1,1 @@
-"""``marft view``: runs in a local web page, read and never written."""
+"""``marft view``: local web page with runs, read-only."""

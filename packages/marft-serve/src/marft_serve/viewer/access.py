@@ -1,8 +1,8 @@
-"""Who is answered: this machine's own browser, with the token that ``marft view`` printed, and nobody else's page.
+"""Access control for the viewer: only a local browser with the token from ``marft view`` gets data.
 
-A page of somebody else's can make a browser ask an address on this machine. It gets nothing: it has no cookie (which is
-``SameSite=Strict``), no answer allows another origin to read it, and a name that was bound to 127.0.0.1 for the purpose
-(DNS rebinding) is no host that is answered to.
+A foreign web page can make a browser request an address on this machine. Three measures protect the data. The
+cookie is ``SameSite=Strict``, so such a request has no cookie. No response allows another origin to read it.
+Requests with a foreign domain in ``Host`` (DNS rebinding) are rejected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marft_serve.gateway.hosts import is_ours
 
-TOKEN = "token"  # the parameter of the first address
+TOKEN = "token"  # query parameter in the first URL
 POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
@@ -35,17 +35,18 @@ HEADERS = {
 
 
 class Access:
-    """Stands before an app: checks host, method and token, and adds the headers that keep a page to itself.
+    """ASGI middleware that checks host, method and token, and adds security headers.
 
     Args:
-        token: what ``/api`` asks for, as a cookie or a bearer; "" for none.
-        host: the name that the server listens by, beside addresses and ``localhost``.
+        app: the protected app.
+        token: token for ``/api``, as a cookie or bearer token; "" for none.
+        host: listening host name, accepted in addition to IP addresses and ``localhost``.
     """
 
     def __init__(self, app: ASGIApp, token: str, host: str = "") -> None:
         self._app, self._token, self._host = app, token, host.lower()
         self._session = secrets.token_urlsafe(32)
-        mark = hashlib.sha256(token.encode()).hexdigest()[:12]  # a browser keeps one jar for all ports of a host
+        mark = hashlib.sha256(token.encode()).hexdigest()[:12]  # a browser shares cookies between all ports of a host
         self.cookie = f"marft_view_{mark}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +56,7 @@ class Access:
         await (refused or self._app)(scope, receive, _closed_in(send))
 
     def _answered(self, scope: Scope) -> Response | None:
-        """What is answered in the app's place; None where the app may answer."""
+        """Return an error or a redirect; None for requests to pass on to the app."""
         headers = Headers(scope=scope)
         if not is_ours(headers.get("host", ""), self._host):
             return refusal(421, "this host is not answered to; use the address that marft view printed")
@@ -70,7 +71,7 @@ class Access:
         return None
 
     def _signed_in(self, path: str, query: list[tuple[str, str]]) -> Response:
-        """The same address without the token, which the cookie stands for from here on."""
+        """Set the session cookie and redirect to the URL without the token."""
         rest = urlencode([(name, value) for name, value in query if name != TOKEN])
         there = RedirectResponse("/" + path.lstrip("/") + (f"?{rest}" if rest else ""), 303)
         if self._token and _same(dict(query)[TOKEN], self._token):
@@ -91,7 +92,7 @@ class Access:
 
 
 def refusal(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
-    """An error as the page reads it."""
+    """Return an error response in the page's format."""
     return JSONResponse({"error": sentence}, status, headers)
 
 
@@ -100,9 +101,10 @@ def _same(given: str, wanted: str) -> bool:
 
 
 def _closed_in(send: Send) -> Send:
-    """Sends answers with the headers that keep a page to itself."""
+    """Wrap ``send`` to add the security headers."""
 
     async def sending(message: Message) -> None:
+        """Send a message with the security headers."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():

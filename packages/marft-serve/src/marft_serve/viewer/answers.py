@@ -1,4 +1,4 @@
-"""What is answered at each address, as tables that become JSON."""
+"""Response bodies for the viewer's API, as tables for JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from marft_serve.viewer.library import Library, MissingError, Run
 from marft_serve.viewer.shelf import Indexed
 
 BETTER = {"higher": "up", "lower": "down", "": ""}
-STEP = "step "  # what a training step is called where evaluations are too
+STEP = "step "  # prefix of a training step in a list with evaluations
 
 
 def runs(library: Library) -> dict[str, Any]:
-    """All runs, with what they last measured."""
+    """Return all runs with their latest metrics."""
     found = []
     for run in library.look():
         with suppress(MissingError):
@@ -49,7 +49,7 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def catalogue() -> dict[str, Any]:
-    """Every metric, by its name without ``agents/<role>/``."""
+    """Return the catalog with every metric, by name without ``agents/<role>/``."""
     return {
         "metrics": {
             metric.name: {
@@ -63,13 +63,13 @@ def catalogue() -> dict[str, Any]:
 
 
 def metrics(run: Run, names: Sequence[str], since: int, points: int) -> dict[str, Any]:
-    """Some metrics over the steps."""
+    """Return time series for some metrics."""
     steps, series = run.log.series(names, since, points) if names else ([], {})
     return {"steps": steps, "series": series, "names": run.log.names()}
 
 
 def steps(run: Run) -> dict[str, Any]:
-    """Training steps with recorded episodes; counts are null as long as a file is not indexed."""
+    """Return the training steps with recorded episodes; counts are null until a file is indexed."""
     rows = []
     for one in run.shelf.known():
         file = one.of if isinstance(one, Indexed) else one
@@ -88,7 +88,7 @@ def steps(run: Run) -> dict[str, Any]:
 
 
 def episodes(run: Run, step: str, wanted: Wanted, offset: int, limit: int) -> dict[str, Any]:
-    """Some episodes, of one step or evaluation or of all recorded steps as far as they are indexed."""
+    """Return a page from the episodes in one step or evaluation, or in all indexed training steps."""
     if step:
         found, indexed, there = Episodes([run.episodes_of(step)]), 1, 1
     else:
@@ -104,7 +104,7 @@ def episodes(run: Run, step: str, wanted: Wanted, offset: int, limit: int) -> di
 
 
 def episode(run: Run, step: str, number: int) -> dict[str, Any]:
-    """One episode whole."""
+    """Return one complete episode."""
     file = run.episodes_of(step)
     one = of_episode.read(file, number)
     known = auditing.known_of(run, file, one.stream, one.task.id, one.sample)
@@ -112,13 +112,13 @@ def episode(run: Run, step: str, number: int) -> dict[str, Any]:
 
 
 def prompt(run: Run, step: str, number: int, action: str) -> dict[str, Any]:
-    """What an agent saw."""
+    """Return the prompt for an action."""
     one = of_episode.read(run.episodes_of(step), number)
     return of_episode.prompt_of(run, one, of_episode.action_of(one, action))
 
 
 def tokens(run: Run, step: str, number: int, action: str) -> dict[str, Any]:
-    """What an agent said, token by token."""
+    """Return an action token by token."""
     file = run.episodes_of(step)
     one = of_episode.read(file, number)
     known = auditing.known_of(run, file, one.stream, one.task.id, one.sample)
@@ -126,19 +126,19 @@ def tokens(run: Run, step: str, number: int, action: str) -> dict[str, Any]:
 
 
 def team(run: Run, step: str) -> dict[str, Any]:
-    """The team, and who saw whom."""
+    """Return the team and its communication graph."""
     if not step and not run.shelf.steps:
         return teams.team_of(run, None)
     return teams.team_of(run, run.episodes_of(step or run.last_recorded()))
 
 
 def credit(run: Run, step: str) -> dict[str, Any]:
-    """The credit audit of a recorded training step."""
+    """Return the credit audit for a recorded training step."""
     return auditing.audit(run, run.episodes_of(step or run.last_recorded()))
 
 
 def beside(run: Run, task: str, a: str, b: str) -> dict[str, Any]:
-    """One task's episodes at two checkpoints: evaluations, and recorded training steps."""
+    """Return one task's episodes at two checkpoints, from evaluations or recorded training steps."""
     names = [*run.shelf.evaluations, *(f"{STEP}{name}" for name in run.shelf.steps)]
     if not names:
         raise MissingError(f"{run.id} has no recorded episodes")
@@ -154,10 +154,13 @@ def beside(run: Run, task: str, a: str, b: str) -> dict[str, Any]:
 
 
 def _pair(run: Run, names: Sequence[str]) -> tuple[str, str]:
-    """What to put side by side at first: the plain evaluation of the untuned team, or of the earliest checkpoint, and
-    that of the latest in the same mode. An evaluation with shuffled messages, on scenarios or as another team says
-    nothing of what training did; without two plain ones there are recorded steps."""
-    plain: dict[str, tuple[tuple[int, str], str]] = {}  # checkpoint's place in the run, and mode, by name
+    """Return the default pair to compare.
+
+    The first choice is an evaluation of the base model or of the earliest checkpoint, and an evaluation of the
+    latest checkpoint in the same mode. Evaluations with shuffled messages, on scenarios or with another team are
+    left out, because they say nothing about training. Without two suitable evaluations, recorded steps are used.
+    """
+    plain: dict[str, tuple[tuple[int, str], str]] = {}  # by evaluation name: position of the checkpoint, and mode
     for name in run.shelf.evaluations:
         with suppress(ValueError):
             said = read_evaluation(run.folder.evaluations / f"{name}.json")

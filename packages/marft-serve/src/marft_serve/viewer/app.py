@@ -1,4 +1,4 @@
-"""The viewer's app: addresses, what may stand in them, and what is answered. It reads, and changes nothing."""
+"""The viewer's web app: routes, parameter checks and responses; read-only."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ Order = Literal["asc", "desc"]
 
 
 class Json(Response):
-    """JSON, in which what is not finite is null."""
+    """JSON response with null for non-finite numbers."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
+        """Serialize the content."""
         return dumps(content)
 
 
 def build(library: Library, token: str = "", host: str = "") -> ASGIApp:
-    """The app.
+    """Build the web app.
 
     Args:
-        token: what it asks for; "" for nothing.
-        host: the name that it listens by.
+        library: the runs to show.
+        token: token for access; "" for none.
+        host: listening host name.
     """
     app = FastAPI(title="marft view", openapi_url=None, docs_url=None, redoc_url=None, default_response_class=Json)
     _of_runs(app, library)
@@ -52,6 +54,7 @@ def build(library: Library, token: str = "", host: str = "") -> ASGIApp:
 
     @app.get("/{path:path}", include_in_schema=False)
     def page(path: str) -> Response:
+        """Return the page for every path outside the API."""
         if path == "api" or path.startswith("api/"):
             return refusal(404, "nothing is answered at this address")
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
@@ -62,10 +65,12 @@ def build(library: Library, token: str = "", host: str = "") -> ASGIApp:
 def _of_runs(app: FastAPI, library: Library) -> None:
     @app.get("/api/runs")
     def runs() -> Response:
+        """Return the runs."""
         return Json(answers.runs(library))
 
     @app.get("/api/catalogue")
     def catalogue() -> Response:
+        """Return the metric catalog."""
         return Json(answers.catalogue())
 
     @app.get("/api/runs/{run}/metrics")
@@ -75,31 +80,38 @@ def _of_runs(app: FastAPI, library: Library) -> None:
         since: int = -1,
         points: Annotated[int, Query(ge=2, le=100_000)] = 500,
     ) -> Response:
+        """Return time series for metrics."""
         asked = [name for name in names.split(",") if name]
         return Json(answers.metrics(library.run(run), asked, since, points))
 
     @app.get("/api/runs/{run}/team")
     def team(run: str, step: Text = "") -> Response:
+        """Return the team in a step."""
         return Json(answers.team(library.run(run), step))
 
     @app.get("/api/runs/{run}/steps")
     def steps(run: str) -> Response:
+        """Return the recorded steps."""
         return Json(answers.steps(library.run(run)))
 
     @app.get("/api/runs/{run}/evaluations")
     def evaluations(run: str, by: Text = "") -> Response:
+        """Return the evaluations, by cohort if requested."""
         return Json(evaluated(library.run(run), by))
 
     @app.get("/api/runs/{run}/worth")
     def worth(run: str) -> Response:
+        """Return the results from ``marft worth``."""
         return Json(found_worth(library.run(run)))
 
     @app.get("/api/runs/{run}/credit")
     def credit(run: str, step: Text = "") -> Response:
+        """Return the credit audit for a step."""
         return Json(answers.credit(library.run(run), step))
 
     @app.get("/api/runs/{run}/beside")
     def beside(run: str, task: Text = "", a: Text = "", b: Text = "") -> Response:
+        """Return a task's episodes at two checkpoints."""
         return Json(answers.beside(library.run(run), task, a, b))
 
 
@@ -111,6 +123,7 @@ def _of_episodes(app: FastAPI, library: Library) -> None:
         reward_max: float | Literal[""] = "", sort: Sort = "step", order: Order = "asc",
         offset: Annotated[int, Query(ge=0, le=2**40)] = 0, limit: Annotated[int, Query(ge=0, le=1000)] = 50,
     ) -> Response:  # fmt: skip
+        """Return the episodes for a query."""
         wanted = Wanted(
             q=q, agent=agent, task=task, status=status, success=success == "true" if success else None, guard=guard,
             reward_min=None if reward_min == "" else reward_min, reward_max=None if reward_max == "" else reward_max,
@@ -122,21 +135,25 @@ def _of_episodes(app: FastAPI, library: Library) -> None:
 
     @app.get(at)
     def episode(run: str, step: str, index: int) -> Response:
+        """Return an episode."""
         return Json(answers.episode(library.run(run), step, index))
 
     @app.get(f"{at}/prompt")
     def prompt(run: str, step: str, index: int, action: Text) -> Response:
+        """Return an action's prompt."""
         return Json(answers.prompt(library.run(run), step, index, action))
 
     @app.get(f"{at}/tokens")
     def tokens(run: str, step: str, index: int, action: Text) -> Response:
+        """Return an action's tokens."""
         return Json(answers.tokens(library.run(run), step, index, action))
 
 
 def _errors(app: FastAPI) -> None:
-    """Every error is one sentence."""
+    """Register error handlers, with a single sentence for each error."""
 
     def answered(status: int, said: Callable[[Any], str]) -> Callable[[Request, Exception], Response]:
+        """Return a handler with a status and a message function."""
         return lambda _, error: Json({"error": said(error)}, status)
 
     app.add_exception_handler(MissingError, answered(404, str))
@@ -145,6 +162,7 @@ def _errors(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, answered(400, _first_problem))
 
     def http(_: Request, error: Exception) -> Response:
+        """Convert an HTTP error."""
         assert isinstance(error, HTTPException)
         return Json({"error": str(error.detail)}, error.status_code)
 

@@ -1,11 +1,11 @@
-"""What is wrong with a question to the viewer, as a sentence."""
+"""Error messages for invalid request parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-WRONG = {  # by pydantic's names of errors
+WRONG = {  # by pydantic's error type
     "missing": "it is left out",
     "int_parsing": "it has to be a whole number",
     "int_from_float": "it has to be a whole number",
@@ -18,7 +18,7 @@ WRONG = {  # by pydantic's names of errors
 
 
 def sentence_of(problem: Mapping[str, Any]) -> str:
-    """An error of pydantic's in plain words.
+    """Describe a pydantic error in plain words.
 
     >>> sentence_of({"type": "missing", "loc": ("query", "action"), "msg": "Field required"})
     "this address needs 'action' to be answered: it is left out"

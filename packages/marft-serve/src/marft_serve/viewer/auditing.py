@@ -1,4 +1,4 @@
-"""The credit audit of a recorded step: who was compared with whom, what taught nothing, whose gradient it was."""
+"""Credit audit for a recorded step: comparison groups, zero advantages and gradient shares."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ EQUAL = 1e-8  # rewards whose range is below this count as equal
 
 
 def known_of(run: Run, file: Indexed, stream: str, task: str, sample: int) -> dict[str, dict[str, Any]]:
-    """What was recorded of an episode's actions after credit, by their ids; nothing where nothing was, or where the
-    file cannot be read."""
+    """Return recorded credit by action id for an episode; empty without a readable record."""
     path = credit_file(run, file)
     if path is None:
         return {}
@@ -30,16 +29,16 @@ def known_of(run: Run, file: Indexed, stream: str, task: str, sample: int) -> di
 
 
 def credit_file(run: Run, file: Indexed) -> Path | None:
-    """What was recorded of a training step after credit."""
+    """Return the credit file for a training step; None without one."""
     recorded = run.shelf.credits.get(file.of.name) if isinstance(file.of.step, int) else None
     return recorded.path if recorded else None
 
 
 def audit(run: Run, file: Indexed) -> dict[str, Any]:
-    """The credit audit of a training step.
+    """Return the credit audit for a training step.
 
     Raises:
-        ValueError: what was recorded cannot be read.
+        ValueError: the record cannot be read.
     """
     path = credit_file(run, file)
     groups = _groups(file, read_groups(path) if path else {})
@@ -59,7 +58,7 @@ def audit(run: Run, file: Indexed) -> dict[str, Any]:
 
 
 def group_of(run: Run, file: Indexed, number: int) -> Mapping[str, Any] | None:
-    """The first group that an episode is in; the attempts at its task where the record cannot be read."""
+    """Return an episode's first comparison group; without a readable record, the attempts at its task."""
     path, recorded = credit_file(run, file), dict[str, list[tuple[str, str, int]]]()
     with suppress(ValueError):
         recorded = read_groups(path) if path else {}
@@ -69,7 +68,7 @@ def group_of(run: Run, file: Indexed, number: int) -> Mapping[str, Any] | None:
 
 
 def _groups(file: Indexed, recorded: Mapping[str, Sequence[tuple[str, str, int]]]) -> list[dict[str, Any]]:
-    """Groups by their keys; where credit compared nothing, the attempts at each task."""
+    """Return the comparison groups by key; without recorded groups, the attempts at each task."""
     assert file.table is not None
     rows = file.table.select(["stream", "task", "sample", "reward", "status", "origin"]).to_pylist()
     numbers = {(row["stream"], row["task"], row["sample"]): number for number, row in enumerate(rows)}
@@ -96,13 +95,13 @@ def _group(key: str, numbers: Sequence[int], rewards: Sequence[float], step: int
 
 
 def _zeros(advantages: Mapping[str, np.ndarray]) -> float | None:
-    """The share of trained decisions whose advantage is exactly 0."""
+    """Return the fraction of trained decisions with an advantage of exactly 0."""
     every = np.concatenate(list(advantages.values())) if advantages else np.empty(0)
     return float(np.mean(every == 0.0)) if len(every) else None
 
 
 def _histograms(advantages: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """How each agent's advantages lie, in the same bins around 0."""
+    """Return a histogram of each agent's advantages, with shared bins centered at 0."""
     finite = {role: values[np.isfinite(values)] for role, values in advantages.items()}
     most = max((float(np.abs(values).max()) for values in finite.values() if len(values)), default=0.0) or 1.0
     edges = np.linspace(-most, most, BINS + 1)

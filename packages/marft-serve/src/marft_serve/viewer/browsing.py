@@ -1,4 +1,4 @@
-"""Searching, filtering and sorting the episodes of a run by their indices."""
+"""Search, filter and sort for a run's episodes, based on their indexes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from marft_serve.viewer.shelf import Indexed
 Sort = Literal["step", "reward", "task", "tokens", "seconds"]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
-REMEMBERED = 8  # searches
+REMEMBERED = 8  # number of cached searches
 TOGETHER = ("task", "status", "success", "reward", "tokens", "seconds", "agents")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which episodes are asked for; what is empty asks for nothing."""
+    """Query for episodes; empty fields do not filter."""
 
     q: str = ""
     agent: str = ""
@@ -41,10 +41,10 @@ class Wanted:
 
 
 class Episodes:
-    """The episodes of some files, as one table of numbers.
+    """Episodes from several files in a numeric table.
 
     Args:
-        files: oldest first; those that cannot be read have none.
+        files: index of each file, oldest first; unreadable files contribute no episodes.
     """
 
     def __init__(self, files: Sequence[Indexed]) -> None:
@@ -54,6 +54,7 @@ class Episodes:
         table = pa.concat_tables(tables) if tables else None
 
         def column(name: str, kind: type) -> npt.NDArray[Any]:
+            """Return a column as an array; empty without episodes."""
             return table[name].to_numpy().astype(kind) if table is not None else np.zeros(0, kind)
 
         self.reward, self.seconds = column("reward", np.float64), column("seconds", np.float64)
@@ -70,10 +71,11 @@ class Episodes:
         return int(self.starts[-1])
 
     def found(self, wanted: Wanted, guards: Callable[[int], Sequence[str]]) -> Ints:
-        """The episodes that are asked for, in the order asked for.
+        """Return the row numbers for a query, sorted.
 
         Args:
-            guards: those that were raised in a training step.
+            wanted: the query.
+            guards: function from a training step to the guards raised in it.
         """
         keep = np.ones(len(self), bool)
         if wanted.task:
@@ -93,7 +95,8 @@ class Episodes:
             raised = [isinstance(f.of.step, int) and wanted.guard in guards(f.of.step) for f in self.files]
             keep &= np.repeat(np.array(raised, bool), np.diff(self.starts))
         if wanted.q:
-            keep &= self._with(pc.utf8_lower(wanted.q.replace(END, "")).as_py())  # as the index has it: ΟΔΟΣ, İ
+            # lower case as in the index, for example for ΟΔΟΣ and İ
+            keep &= self._with(pc.utf8_lower(wanted.q.replace(END, "")).as_py())
         return self._sorted(np.flatnonzero(keep), wanted)
 
     def _sorted(self, chosen: Ints, wanted: Wanted) -> Ints:
@@ -104,12 +107,12 @@ class Episodes:
             keys = order[self.task[chosen]].astype(np.float64)
         else:
             keys = getattr(self, wanted.sort)[chosen].astype(np.float64)
-        keys = np.where(np.isnan(keys), math.inf, -keys if wanted.descending else keys)  # what is unknown comes last
+        keys = np.where(np.isnan(keys), math.inf, -keys if wanted.descending else keys)  # unknown values come last
         return chosen[np.argsort(keys, kind="stable")]
 
     def _with(self, text: str) -> Bools:
-        """Which episodes hold a text."""
-        with self._lock:  # several requests search at once
+        """Return a mask with True for episodes that contain a text."""
+        with self._lock:  # requests run concurrently
             found = self._searches.pop(text, None)
             if found is None:
                 parts = [file.texts.holding(text) for file in self.files]
@@ -120,13 +123,13 @@ class Episodes:
         return found
 
     def rows(self, chosen: Ints) -> list[tuple[Indexed, int]]:
-        """The file of each episode, and its number in it."""
+        """Return the file and the position in it for each row number."""
         files = np.searchsorted(self.starts, chosen, side="right") - 1
         return [(self.files[f], int(n - self.starts[f])) for f, n in zip(files, chosen, strict=True)]
 
 
 def listed(file: Indexed, number: int, guards: Sequence[str]) -> dict[str, Any]:
-    """An episode as it stands in a list."""
+    """Return an episode's entry in a list."""
     assert file.table is not None
     (row,) = file.table.slice(number, 1).to_pylist()
     fork = {"origin": row["origin"], "at": row["at"]} if row["origin"] is not None else None
@@ -142,7 +145,7 @@ def listed(file: Indexed, number: int, guards: Sequence[str]) -> dict[str, Any]:
 
 
 def _coded(table: pa.Table | None, name: str) -> tuple[list[str], Ints]:
-    """The different values of a column, and which of them stands in each row."""
+    """Return a column's distinct values, and the code for each row."""
     if table is None or not len(table):
         return [], np.zeros(0, np.int64)
     coded = table[name].combine_chunks().dictionary_encode()

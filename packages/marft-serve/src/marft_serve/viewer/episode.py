@@ -1,4 +1,4 @@
-"""One recorded episode as the page reads it."""
+"""Recorded episode in the page's format."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from marft_serve.viewer.library import MissingError, Run
 from marft_serve.viewer.shelf import Indexed
 from marft_serve.viewer.tokens import tokens_of
 
-LONGEST = 200_000  # characters of one text that are sent
-Known = Mapping[str, Mapping[str, Any]]  # by an action's id, what was recorded after credit
+LONGEST = 200_000  # maximum length of a text, in characters
+Known = Mapping[str, Mapping[str, Any]]  # recorded credit by action id
 
 
 def read(file: Indexed, number: int) -> Episode:
-    """An episode of a file.
+    """Read an episode from a file.
 
     Raises:
-        MissingError: it has no such one.
+        MissingError: the file has no episode with this number.
         ValueError: the file cannot be read.
     """
     if file.table is None or not 0 <= number < len(file):
@@ -36,9 +36,10 @@ def read(file: Indexed, number: int) -> Episode:
 
 
 def action_of(episode: Episode, name: str) -> Action:
-    """
+    """Find an action by its id.
+
     Raises:
-        MissingError: there is none of that id.
+        MissingError: the episode has no such action.
     """
     found = next((action for action in episode.actions if action.id == name), None)
     if found is None:
@@ -47,10 +48,14 @@ def action_of(episode: Episode, name: str) -> Action:
 
 
 def whole(run: Run, file: Indexed, number: int, episode: Episode, known: Known) -> dict[str, Any]:
-    """An episode with all its actions.
+    """Return an episode with all actions.
 
     Args:
-        known: what was recorded of its actions after credit.
+        run: the run.
+        file: the file with the episode.
+        number: number of the episode in the file.
+        episode: the episode.
+        known: recorded credit by action id.
     """
     guards = run.log.guards_at(file.of.step) if isinstance(file.of.step, int) else []
     texts = [action.text for action in episode.actions if action.agent in run.written.answering]
@@ -118,7 +123,7 @@ def _mean(values: Any) -> float | None:
 
 
 def prompt_of(run: Run, episode: Episode, action: Action) -> dict[str, Any]:
-    """What an agent saw before an action, control tokens included, and where in it what is known of stands."""
+    """Return an action's prompt with control tokens, and the location of its known parts."""
     text = run.written.prompt(action)
     if text is None:
         return {
@@ -135,7 +140,7 @@ def prompt_of(run: Run, episode: Episode, action: Action) -> dict[str, Any]:
 
 
 def _spans(run: Run, text: str, episode: Episode, action: Action, by_id: Mapping[str, Action]) -> list[dict[str, Any]]:
-    """Where the profile, the observation and the messages stand, as far as they stand there as they are."""
+    """Return the spans for profile, observations and messages, if unchanged in the prompt."""
     profile = next((agent["instructions"] for agent in run.agents if agent["role"] == action.agent), "")
     shown = [one.observation.seen_by(action.agent) for one in episode.transitions[: action.step + 1]] or [
         episode.task.prompt
@@ -151,7 +156,7 @@ def _spans(run: Run, text: str, episode: Episode, action: Action, by_id: Mapping
 
 
 def choice_of(run: Run, action: Action) -> dict[str, Any] | None:
-    """What an action was chosen from, as texts where its tokenizer is at hand."""
+    """Return an action's options as text if the tokenizer is available; None for an action without options."""
     if action.choice is None:
         return None
     decoder = run.written.tokenizer(action.policy)
@@ -163,5 +168,5 @@ def choice_of(run: Run, action: Action) -> dict[str, Any] | None:
 
 
 def tokens(run: Run, action: Action, known: Mapping[str, Any]) -> dict[str, Any]:
-    """An action's tokens with what is known of each."""
+    """Return an action's tokens with their recorded values."""
     return tokens_of(action, run.written.tokenizer(action.policy), dict(known))

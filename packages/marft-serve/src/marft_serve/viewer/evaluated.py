@@ -1,4 +1,4 @@
-"""What a run's evaluations measured, as far as their files can be read."""
+"""Results from a run's evaluations; unreadable files are reported."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ SHOWN = ("checkpoint", "mode", "shuffled_messages", "tasks", "accuracy", "interv
 
 
 def evaluated(run: Run, by: str = "") -> dict[str, Any]:
-    """Every evaluation with its intervals, metrics over trajectories as a table with a column each, the same by cohorts
-    of tasks, and what is damaged.
+    """Return every evaluation with confidence intervals and trajectory metrics, results by cohort, and problems.
 
     Args:
-        by: a field of the tasks, of those in ``fields``; "" for no cohorts. One that no task has is a problem too.
+        run: the run.
+        by: field of the tasks that defines cohorts, from ``fields``; "" for no cohorts. An unknown field is reported
+            as a problem.
     """
     found, problems = [], []
     for path in sorted(run.folder.evaluations.glob("*.json")):

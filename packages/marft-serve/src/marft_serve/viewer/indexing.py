@@ -1,7 +1,7 @@
-"""What is known of each episode of a file without reading it again: a few small columns, and its texts to search in.
+"""Index for a file with episodes: a few small columns, and the texts for search.
 
-Of a file of episodes only these columns are read. The index of a file is kept in the user's cache, by the file's path,
-time and size: a run's folder is never written to.
+Building the index reads only these columns. Indexes are cached in the user's cache directory, by path, time and
+size of the file. Run folders are never written.
 """
 
 from __future__ import annotations
@@ -26,39 +26,41 @@ from marft.common.texts import one_line
 from marft.runs.episodes import SCHEMA
 from marft.runs.parquet import opened
 
-VERSION = "1"  # of what an index holds
+VERSION = "1"  # format version of an index
 READ = (
     "stream", "task", "prompt_text", "sample", "status", "error", "success", "total_reward", "episode_seconds", "fork",
     "agent", "text",
 )  # fmt: skip
 NEEDED = ("stream", "task", "prompt_text", "sample", "status", "total_reward", "episode_seconds")
-PREVIEW = 160  # characters of what was said last
-END = "\0"  # of an episode's text
-ERROR = 400  # of why an episode could not be scored
-SEAL = hashlib.sha256().digest_size  # bytes before an index on disk: Arrow reads damaged ones beyond their ends
+PREVIEW = 160  # characters of the final message
+END = "\0"  # end of an episode's text
+ERROR = 400  # characters of an error message
+# bytes of the checksum before an index on disk; Arrow reads beyond the buffer of a damaged file
+SEAL = hashlib.sha256().digest_size
 Ints = npt.NDArray[np.int64]
 
 
 class Stamp(NamedTuple):
-    """What a file is told by from one that has taken its place."""
+    """File version, to detect replaced files."""
 
-    modified: int  # ns
+    modified: int  # in nanoseconds
     size: int
     inode: int
 
     @staticmethod
     def of(stat: os.stat_result) -> Stamp:
+        """Return the version from a file's status."""
         return Stamp(stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def index_of(path: Path) -> pa.Table:
-    """The index of a file of episodes: one row an episode, in their order.
+    """Build the index for a file with episodes: one row per episode, in order.
 
-    ``row`` and ``rows`` say where it is in the file; ``text`` is all that may be searched, in small letters: task,
-    what it asks, what was said, and what went wrong.
+    ``row`` and ``rows`` give the position in the file. ``text`` is the searchable text in lower case: task id, task
+    prompt, messages and errors.
 
     Raises:
-        ValueError: the file is none of ours, damaged, or gone.
+        ValueError: the file has another format, is damaged, or does not exist.
     """
     try:
         with opened(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
@@ -108,7 +110,7 @@ def _by_episode(table: pa.Table, tokens: Ints) -> pa.Table:
 
 
 def _first_rows(table: pa.Table) -> Ints:
-    """Where each episode begins: where stream, task or sample is another than in the row before."""
+    """Return each episode's first row; a change in stream, task or sample starts a new episode."""
     if not len(table):
         return np.zeros(0, np.int64)
     begins = np.zeros(len(table) - 1, bool)
@@ -125,20 +127,20 @@ def _sums(values: Ints, bounds: Ints) -> Ints:
 
 
 def _casts(agents: list[str | None], bounds: Ints) -> pa.Array:
-    """Who acted, each once, in the order of their first actions, with commas."""
+    """Return each episode's agents in order of their first action, without repeats, joined by commas."""
     pairs = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     return pa.array([",".join(filter(None, dict.fromkeys(agents[a:b]))) for a, b in pairs], pa.string())
 
 
 def _searched(texts: pa.Array, bounds: Ints, more: list[Any]) -> pa.Array:
-    """All that may be searched of each episode, line by line, in small letters, and an end that is in no search."""
+    """Return each episode's searchable text in lower case, with an end mark that no search contains."""
     said = pc.binary_join(pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), texts), "\n")
     lines = pc.utf8_lower(pc.binary_join_element_wise(*more, said, "\n"))
     return pc.binary_join_element_wise(lines, END, "")
 
 
 class Texts:
-    """What may be searched of a file's episodes, one after the other.
+    """Searchable texts for a file's episodes, concatenated.
 
     >>> Texts(pa.array(["abc\\0", "bcd\\0", "\\0"])).holding("bc").tolist()
     [True, True, False]
@@ -149,7 +151,7 @@ class Texts:
         self._bytes, self._starts = b"".join(parts), [0, *accumulate(map(len, parts))]
 
     def holding(self, text: str) -> npt.NDArray[np.bool_]:
-        """Which episodes hold a text, in small letters."""
+        """Return a mask with True for episodes that contain a lower-case text."""
         wanted, starts = text.encode("utf-8", "replace"), self._starts
         found = np.zeros(len(starts) - 1, bool)
         if not wanted:
@@ -165,10 +167,10 @@ class Texts:
 
 
 class IndexCache:
-    """Indices on disk, one a file of episodes, in the user's cache.
+    """On-disk cache for indexes, one file per episode file.
 
     Args:
-        root: where; None keeps none.
+        root: directory of the cache; None disables the cache.
     """
 
     def __init__(self, root: Path | None) -> None:
@@ -176,13 +178,14 @@ class IndexCache:
 
     @staticmethod
     def of_user() -> IndexCache:
+        """Return the cache in the user's cache directory."""
         return IndexCache(atomic.user_cache() / "view")
 
     def index_of(self, path: Path, stamp: Stamp) -> pa.Table:
-        """The index of a file, made where it is not there.
+        """Load a file's index; build and cache it if necessary.
 
         Raises:
-            ValueError: as :func:`index_of`.
+            ValueError: as for :func:`index_of`.
         """
         place = self._place(path)
         mark = f"{VERSION} {pa.__version__} {stamp}".encode()
@@ -197,12 +200,12 @@ class IndexCache:
         with pa.ipc.new_file(sink, table.schema, options=options) as writer:
             writer.write_table(table)
         content = sink.getvalue().to_pybytes()
-        with suppress(OSError):  # a full disk: it is made again
+        with suppress(OSError):  # a full disk; the index is built again next time
             atomic.write_file(place, _seal(mark, content) + content)
         return table
 
     def prune(self) -> None:
-        """Remove what is kept of folders that are gone."""
+        """Remove indexes for deleted folders."""
         with suppress(OSError):
             for folder in self._root.iterdir() if self._root else ():
                 with suppress(OSError, UnicodeDecodeError):
@@ -210,7 +213,7 @@ class IndexCache:
                         shutil.rmtree(folder)
 
     def _place(self, path: Path) -> Path | None:
-        """Where the index of a file lies; its folder says of which one."""
+        """Return the path for a file's index; its directory stores the path of the source folder."""
         if self._root is None:
             return None
         of = str(path.parent.resolve())
@@ -223,5 +226,5 @@ class IndexCache:
 
 
 def _seal(mark: bytes, content: bytes) -> bytes:
-    """What stands before the index of the file that ``mark`` tells of."""
+    """Return the checksum before an index; ``mark`` identifies the source file."""
     return hashlib.sha256(mark + b"\0" + content).digest()

@@ -1,4 +1,4 @@
-"""The runs that are looked at, found anew at every look: they may begin, go on and be taken away meanwhile."""
+"""Runs to show; every refresh detects new, growing and deleted runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from marft_serve.viewer.shelf import Indexed, Shelf
 
 
 class MissingError(ValueError):
-    """What is asked for is not there: answered with 404."""
+    """Requested item does not exist; HTTP status 404."""
 
 
 class Run:
-    """One run: its recipe, its metrics, its recorded episodes.
+    """Run to show: recipe, metrics and recorded episodes.
 
     Raises:
-        ValueError: its recipe cannot be read.
+        ValueError: the recipe cannot be read.
     """
 
     def __init__(self, name: str, path: Path, cache: IndexCache) -> None:
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def agents(self) -> list[dict[str, Any]]:
-        """The team: who trains, and who answers."""
+        """The agents, with flags for training and for answering."""
         policies = (self.recipe.model_extra or {}).get("policies")
         policies = policies if isinstance(policies, dict) else {}
         found = []
@@ -59,20 +59,20 @@ class Run:
 
     @property
     def organization(self) -> str:
-        """How the team is organized."""
+        """Name of the team's organization."""
         team = (self.recipe.model_extra or {}).get("team", {})
         named = team.get("organization", team.get("name", "")) if isinstance(team, dict) else team
         return str(named.get("name", "") if isinstance(named, dict) else named)
 
     def look(self) -> Run:
-        """See what is new.
+        """Refresh the run from disk.
 
         Raises:
-            MissingError: it has been taken away.
+            MissingError: the run has been deleted.
         """
         if not self.folder.config.is_file():
             raise MissingError(f"{self.folder.path} is no run any more")
-        if (changed := _changed(self.folder.config)) != self._read_at:  # it goes on for longer, or is another run
+        if (changed := _changed(self.folder.config)) != self._read_at:  # the run was extended or replaced
             with suppress(ValueError):
                 self.recipe, self.written = self.folder.read_recipe(), Written(self.folder.config)
                 self._read_at = changed
@@ -81,27 +81,27 @@ class Run:
         return self
 
     def state(self) -> str:
-        """Whether it trains, has come to its end, or has stopped before."""
+        """Return ``training``, ``finished`` or ``stopped``."""
         if self.folder.is_at_work():
             return "training"
         return "finished" if self.log.step >= self.recipe.training.steps else "stopped"
 
     def asked_worth(self) -> float:
-        """When ``marft worth`` last wrote what it found; 0 where it never did."""
+        """Return the time of the last ``marft worth`` result, in seconds since 1970; 0 without one."""
         return _changed(self.folder.worth / "worth.json")
 
     def updated(self) -> float:
-        """When it last wrote something, in seconds since 1970."""
+        """Return the time of the last change, in seconds since 1970."""
         times = [_changed(self.folder.metrics), _changed(self.folder.config)]
         files = [*self.shelf.steps.values(), *self.shelf.evaluations.values()]
         return max([*times, *(file.stamp.modified / 1e9 for file in files)])
 
     def episodes_of(self, name: str) -> Indexed:
-        """The episodes of a recorded step, or of an evaluation.
+        """Return the index for a recorded step or an evaluation.
 
         Raises:
-            MissingError: it recorded none.
-            ValueError: its file cannot be read.
+            MissingError: there are no recorded episodes.
+            ValueError: the file cannot be read.
         """
         file = self.shelf.find(name)
         if file is None:
@@ -112,7 +112,7 @@ class Run:
         return one
 
     def last_recorded(self) -> str:
-        """The last recorded step.
+        """Return the last recorded step.
 
         Raises:
             MissingError: there is none.
@@ -123,7 +123,7 @@ class Run:
         return names[-1]
 
     def together(self) -> tuple[Episodes, int, int]:
-        """All recorded training steps as far as they are indexed, how many those are, and how many there are."""
+        """Return all indexed training episodes, the number of indexed steps, and the number of recorded steps."""
         known = self.shelf.known()
         indexed = [one for one in known if isinstance(one, Indexed)]
         ids = tuple(map(id, indexed))
@@ -133,14 +133,14 @@ class Run:
 
 
 class Library:
-    """The runs in some folders.
+    """Runs in some folders.
 
     Args:
-        places: folders of runs, and folders that hold some.
-        cache: where indices of episodes are kept.
+        places: run folders, and folders that contain runs.
+        cache: cache for episode indexes.
 
     Raises:
-        ValueError: no run is at one of them.
+        ValueError: a folder has no run.
     """
 
     def __init__(self, places: Sequence[Path], cache: IndexCache) -> None:
@@ -157,7 +157,7 @@ class Library:
                 )
 
     def look(self) -> list[Run]:
-        """The runs that are there. One whose recipe cannot be read is left out until it can."""
+        """Return the current runs; a run with an unreadable recipe is left out until its recipe is readable."""
         with self._lock:
             paths = list(dict.fromkeys(path for place in self._places for path in runs_in(place)))
             self._runs = {path: run for path, run in self._runs.items() if path in paths}
@@ -170,10 +170,10 @@ class Library:
             return [self._runs[path] for path in paths if path in self._runs]
 
     def run(self, name: str) -> Run:
-        """A run by its name here, as it is now.
+        """Return a run by its displayed name, after a refresh.
 
         Raises:
-            MissingError: there is none.
+            MissingError: there is no such run.
         """
         runs = list(self._runs.values())
         found = next((run for run in runs if run.id == name), None) or next(
@@ -184,8 +184,10 @@ class Library:
         return found.look()
 
     def _name(self, path: Path) -> str:
-        """What a run is called here: as its folder; with a mark of where it is, where another one has its name or that
-        is no text."""
+        """Return a run's displayed name: the folder name.
+
+        If another run has the same name, or the name is not valid text, a hash of the path is appended.
+        """
         if path not in self._names:
             name, taken = path.resolve().name or "run", set(self._names.values())
             mark = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:6]
@@ -195,7 +197,7 @@ class Library:
 
 
 def runs_in(place: Path) -> list[Path]:
-    """The run that is at ``place``, or those in it."""
+    """Return the run at a path, or the runs in it."""
     if _is_run(place):
         return [place]
     try:
@@ -209,7 +211,7 @@ def _is_run(path: Path) -> bool:
         return (path / "config.toml").is_file() and any(
             (path / name).exists() for name in ("run.json", "metrics.jsonl", "episodes")
         )
-    except OSError:  # one may not look there: the others are shown
+    except OSError:  # no permission; the other runs are still shown
         return False
 
 

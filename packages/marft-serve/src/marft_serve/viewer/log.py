@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` of a run that may be growing: every look reads what is new, and nothing twice."""
+"""Incremental reader for a run's ``metrics.jsonl``; each refresh reads only new lines."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ GUARD = "guards/"
 
 
 class MetricsLog:
-    """The rows of a log, by metric, and what the guards said of them.
+    """Rows from a metrics log, with the findings of the guards.
 
     Args:
-        settings: the run's thresholds.
+        path: the log.
+        settings: thresholds of the run's guards.
     """
 
     def __init__(self, path: Path, settings: GuardSettings) -> None:
@@ -35,25 +36,28 @@ class MetricsLog:
         self._begin()
 
     def _begin(self) -> None:
-        self._offset, self._last = 0, b""  # bytes that were read, and the last line of them
+        self._offset, self._last = 0, b""  # number of bytes read, and the last line read
         self.rows: list[dict[str, Any]] = []
         self.guards: list[dict[str, Any]] = []
         self._watch = Watch(self._settings, (), lambda _: None)
         self._raised: frozenset[str] = frozenset()
 
     def look(self) -> MetricsLog:
-        """Read what has been added. A log that is not what it was (a run went on from an earlier checkpoint) is read
-        anew; a last line without an end is not there yet."""
+        """Read new lines.
+
+        The log is read again from the start if its read part has changed, as after resuming from an earlier
+        checkpoint. An incomplete last line is left for the next refresh.
+        """
         with self._lock:
             try:
-                if not self._path.is_file():  # from a pipe nothing may ever come
+                if not self._path.is_file():  # reading a pipe could block forever
                     raise FileNotFoundError
                 with self._path.open("rb") as file:
                     if not self._goes_on(file.seek(0, 2), file):
                         self._begin()
                     file.seek(self._offset)
                     *lines, _ = file.read().split(b"\n")
-            except OSError:  # not there yet, or gone
+            except OSError:  # not written yet, or deleted
                 self._begin()
                 return self
             for line in lines:
@@ -69,7 +73,7 @@ class MetricsLog:
         return bool(file.read(len(self._last)) == self._last)
 
     def _take(self, row: dict[str, Any]) -> None:
-        """Add a row, and what guards say of it when they are raised and were not in the step before."""
+        """Add a row, and the findings of guards that were not raised in the step before."""
         self.rows.append(row)
         found = {name: finding.sentence for name, finding in self._watch.look(row).findings.items()}
         written = {name.removeprefix(GUARD) for name, value in row.items() if name.startswith(GUARD) and value}
@@ -87,22 +91,24 @@ class MetricsLog:
 
     @property
     def step(self) -> int:
-        """The last one; 0 before the first."""
+        """The last step; 0 before the first."""
         return int(self.rows[-1]["step"]) if self.rows else 0
 
     def guards_at(self, step: int) -> list[str]:
-        """Guards that were raised in a step, whether or not they were before."""
+        """Return the guards raised in a step, including guards already raised before."""
         row: dict[str, Any] = next((row for row in reversed(self.rows) if row["step"] == step), {})
         names = [name.removeprefix(GUARD) for name, value in row.items() if name.startswith(GUARD) and value]
         return [name for name in names if name != RETURNED.removeprefix(GUARD)]
 
     def names(self) -> list[str]:
-        """All metrics, in the order in which they first came."""
+        """Return every metric name, in order of first appearance."""
         return list(dict.fromkeys(name for row in self.rows for name in row if name != "step"))
 
     def series(self, names: Sequence[str], since: int, points: int) -> tuple[list[int], dict[str, list[float | None]]]:
-        """Metrics of the steps after ``since``, at ``points`` of them at most: those where any has the least or the
-        most of its stretch, the first and the last."""
+        """Return metrics for the steps after ``since``, at no more than ``points`` steps.
+
+        Kept are the first and last step, and each metric's minimum and maximum in every stretch.
+        """
         rows = [row for row in self.rows if row["step"] > since]
         columns = {name: np.array([_number(row.get(name)) for row in rows], np.float64) for name in names}
         kept = thinned(list(columns.values()), len(rows), points)
@@ -111,8 +117,10 @@ class MetricsLog:
 
 
 def thinned(columns: Sequence[Floats], size: int, points: int) -> list[int]:
-    """Which of ``size`` rows are shown: all, or the least and the most of each column in stretches of equal length, and
-    the ends. What a curve does between two points that are kept lies between them.
+    """Return the row indexes to show.
+
+    Kept are all rows if there are few. Otherwise, kept are the first and last row, and each column's minimum and
+    maximum in stretches of equal length. Between two kept points, a curve stays within their range.
 
     >>> thinned([np.array([0.0, 9.0, 1.0, 2.0, -5.0, 3.0, 4.0, 5.0])], 8, 6)
     [0, 1, 4, 7]
@@ -139,7 +147,7 @@ def _json(value: float) -> float | None:
 
 
 def dumps(value: object) -> bytes:
-    """JSON, in which what is not finite is null."""
+    """Serialize to JSON with null for non-finite numbers."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
     except ValueError:

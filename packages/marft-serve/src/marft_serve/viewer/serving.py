@@ -1,4 +1,4 @@
-"""Opens the viewer and waits until it is told to end."""
+"""Server for the viewer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ WHAT = "marft view"
 
 
 class Viewer:
-    """Answers at ``address``. Close it.
+    """Viewer at ``address``. Call :meth:`close` at the end.
 
     Args:
-        places: runs, and folders of runs.
-        host: where it listens; port 0 is any that is free.
-        with_token: ask for a token, which is in ``url``.
-        cache: where indices of episodes are kept; None is the user's cache.
+        places: run folders, and folders that contain runs.
+        host: host to listen on.
+        port: port to listen on; 0 selects a free port.
+        with_token: True to require a token, which is part of ``url``.
+        cache: cache for episode indexes; None for the user's cache.
 
     Raises:
-        ValueError: no run is at one of the places, or it cannot listen there.
+        ValueError: a folder has no run, or the server cannot listen on this host and port.
     """
 
     def __init__(
@@ -42,18 +43,22 @@ class Viewer:
         self.url = f"{self.address}/" + (f"?token={self.token}" if self.token else "")
 
     def close(self) -> None:
-        """End: connections are cut."""
+        """Stop the server; open connections are cut."""
         self._listener.close()
 
 
 def view(places: Sequence[Path], host: str, port: int, with_token: bool, ready: Callable[[str], None]) -> None:
-    """Answer until Ctrl-C.
+    """Run the viewer until Ctrl-C.
 
     Args:
-        ready: told the address.
+        places: run folders, and folders that contain runs.
+        host: host to listen on.
+        port: port to listen on; 0 selects a free port.
+        with_token: True to require a token.
+        ready: callback with the URL.
 
     Raises:
-        ValueError: as :class:`Viewer`.
+        ValueError: as for :class:`Viewer`.
     """
     viewer = Viewer(places, host, port, with_token)
     try:

@@ -1,4 +1,4 @@
-"""The recorded files of a run, each with its index: found anew at every look, indexed in the background."""
+"""Index over a run's recorded files, refreshed on request and built in the background."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import pyarrow as pa
 
 from marft_serve.viewer.indexing import IndexCache, Stamp, Texts
 
-LOOKED_AT = 0.3  # seconds between two looks at a folder
-WAITED = 0.15  # seconds that an answer waits for files that are not indexed yet
+LOOKED_AT = 0.3  # minimum seconds between two scans of a folder
+WAITED = 0.15  # seconds that a response waits for files not indexed yet
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A file of episodes: of a training step, or of an evaluation."""
+    """Episode file from a training step or an evaluation."""
 
-    name: str  # the step, or what the evaluation is called
+    name: str  # the step, or the name of the evaluation
     path: Path
     stamp: Stamp
 
     @property
     def step(self) -> int | str:
-        """As it is said in answers: a number, or the evaluation's name."""
+        """Step number, or name for an evaluation."""
         return int(self.name) if self.path.parent.name == "episodes" else self.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Indexed:
-    """A file's index, or what is wrong with the file."""
+    """Index for a file, or the problem with the file."""
 
     of: Recorded
     table: pa.Table | None = None
@@ -46,7 +46,7 @@ class Indexed:
 
 
 class Shelf:
-    """The files of one run."""
+    """Recorded files for a run."""
 
     def __init__(self, run: Path, cache: IndexCache) -> None:
         self._run, self._cache = run, cache
@@ -58,7 +58,7 @@ class Shelf:
         self._at_work: threading.Thread | None = None
 
     def look(self) -> None:
-        """Look which files are there, unless that has just been done; index new ones in the background."""
+        """Scan for files unless a scan is recent; index new files in the background."""
         with self._lock:
             if time.monotonic() - self._looked >= LOOKED_AT:
                 self._steps = _steps_in(self._run / "episodes")
@@ -72,7 +72,7 @@ class Shelf:
             if idle and next(self._waiting(), None):
                 worker = threading.Thread(target=self._index_all, name="marft-view-index", daemon=True)
                 worker.start()
-                self._at_work = worker  # begun: others wait for it
+                self._at_work = worker  # assigned after the start, since others join the thread
 
     @property
     def steps(self) -> Mapping[str, Recorded]:
@@ -86,22 +86,22 @@ class Shelf:
 
     @property
     def credits(self) -> Mapping[str, Recorded]:
-        """Files of what was recorded after credit, by step."""
+        """Credit files, by step."""
         return self._credits
 
     def find(self, name: str) -> Recorded | None:
-        """The file of a step or an evaluation: one of those that are there, whatever was asked for."""
+        """Return the file for a step or an evaluation; None for an unknown name."""
         return self._steps.get(name) or self._evaluations.get(name)
 
     def indexed(self, file: Recorded) -> Indexed:
-        """The index of a file, made now where it is not there."""
+        """Return a file's index; build it now if necessary."""
         known = self._indexed.get(file.path)
         if known is None or known.of.stamp != file.stamp:
             known = self._index(file)
         return known
 
     def known(self, seconds: float = WAITED) -> list[Indexed | Recorded]:
-        """All training steps, indexed as far as that has come when ``seconds`` are over: a small run's all are."""
+        """Return all training steps, indexed as far as possible within ``seconds``; small runs finish in time."""
         worker = self._at_work
         if worker is not None:
             worker.join(seconds)
@@ -110,7 +110,7 @@ class Shelf:
         return [one if one is not None and one.of.stamp == file.stamp else file for file, one in known]
 
     def _waiting(self) -> Iterator[Recorded]:
-        """Files without an index, newest steps first."""
+        """Yield files without an index, newest steps first."""
         indexed = self._indexed
         for file in reversed([*self._evaluations.values(), *self._steps.values()]):
             one = indexed.get(file.path)
@@ -133,7 +133,7 @@ class Shelf:
 
 
 def _steps_in(folder: Path) -> dict[str, Recorded]:
-    """Files that are called as a training step, oldest first."""
+    """Return the training-step files in a folder, oldest first."""
     found = {}
     for path, stamp in _parquet_in(folder):
         number = path.stem.removeprefix("step_")

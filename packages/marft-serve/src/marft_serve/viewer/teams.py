@@ -1,4 +1,4 @@
-"""Who acts in a team, and who saw whom in a recorded step."""
+"""Team members and their communication in a recorded step."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from marft_serve.viewer.shelf import Indexed
 
 
 def team_of(run: Run, file: Indexed | None) -> dict[str, Any]:
-    """The team, with what it did in a recorded step: ``share`` of an edge is that of the receiver's actions that saw
-    an action of the sender.
+    """Return the team with its activity in a recorded step.
+
+    ``share`` of an edge is the fraction of the receiver's actions that saw an action of the sender.
 
     Raises:
         ValueError: the file cannot be read.
     """
     acted, tokens, seen, saw = _counted(file) if file else (Counter[str](), Counter[str](), Counter(), Counter())
     known = [agent["role"] for agent in run.agents]
-    others = [role for role in acted if role not in known]  # of a program, or of another version of the recipe
+    others = [role for role in acted if role not in known]  # agents of a program, or of another version of the recipe
     strangers = [
         {"role": role, "policy": "", "trained": False, "answers": False, "instructions": ""} for role in others
     ]
@@ -43,7 +44,11 @@ def team_of(run: Run, file: Indexed | None) -> dict[str, Any]:
 
 
 def _counted(file: Indexed) -> tuple[Counter[str], Counter[str], Counter[tuple[str, str]], Counter[tuple[str, str]]]:
-    """Actions and tokens by role; by sender and receiver, actions that were seen and actions that saw any."""
+    """Count actions and tokens by role, and visible actions by sender and receiver.
+
+    For each pair of sender and receiver, the third count has the actions seen, and the fourth has the receiver's
+    actions that saw any.
+    """
     try:
         with opened(file.of.path) as source:
             table = pq.read_table(source, columns=["agent", "sees", "tokens"], page_checksum_verification=True)

@@ -1,4 +1,4 @@
-"""An action's tokens as texts, and what is known of each."""
+"""Tokens in an action as text, with their recorded values."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ import numpy.typing as npt
 from marft.common.marks import Mark
 from marft.common.types import Action
 
-MOST = 20_000  # tokens of an action that are shown
+MOST = 20_000  # maximum number of shown tokens
 
 
 class Decoder(Protocol):
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    """Tokenizer with a decode method."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Decode token ids."""
 
 
 def token_texts(decoder: Decoder, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text; a character of several tokens belongs to its last one.
+    """Return each token's contribution to the text; a character made from several tokens goes to the last token.
 
-    Each is decoded after the tokens of the one before it, for some tokenizers drop a space at the beginning.
+    Each token is decoded together with the preceding token, since some tokenizers drop a leading space.
     """
-    texts, before, start = list[str](), 0, 0  # ids[start:] are not told yet; ids[before:start] go before them
+    texts, before, start = list[str](), 0, 0  # ids[start:] are pending; ids[before:start] precede them as context
     for end in range(1, len(ids) + 1):
         known = decoder.decode(ids[before:start], skip_special_tokens=False)
         now = decoder.decode(ids[before:end], skip_special_tokens=False)
@@ -36,11 +39,12 @@ def token_texts(decoder: Decoder, ids: Sequence[int]) -> list[str]:
 
 
 def tokens_of(action: Action, decoder: Decoder | None, recorded: dict[str, Any]) -> dict[str, Any]:
-    """An action's tokens, one entry of each list a token.
+    """Return an action's tokens, with one list entry per token.
 
     Args:
-        decoder: None where no tokenizer is at hand: then ids stand for texts.
-        recorded: what was recorded after credit, one number a decision, or one for all.
+        action: the action.
+        decoder: the tokenizer; None to show ids instead of text.
+        recorded: recorded credit, with one number per decision, or a single number for the action.
     """
     ids = action.tokens[:MOST].tolist()
     texts = token_texts(decoder, ids) if decoder else [f"⟨{number}⟩" for number in ids]
@@ -58,8 +62,10 @@ def tokens_of(action: Action, decoder: Decoder | None, recorded: dict[str, Any])
 
 
 def spread(action: Action, decisions: npt.NDArray[Any]) -> list[float | None]:
-    """Numbers of decisions → of tokens, null where the agent decided nothing; one for the whole action stands at each
-    token of its own."""
+    """Spread values from decisions to tokens; null for tokens without a decision.
+
+    A single value for the whole action goes to each of its own tokens.
+    """
     places = np.flatnonzero(action.own if action.choice or len(decisions) == 1 else action.sampled)
     values: list[float | None] = [None] * len(action.tokens)
     numbers = decisions.tolist() * (len(places) if len(decisions) == 1 else 1)

@@ -1,4 +1,4 @@
-"""What ``marft worth`` found of a run, as far as its file can be read."""
+"""Results from ``marft worth`` for a run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Episode(BaseModel):
 
 
 class _Found(BaseModel):
-    """What is told of ``worth.json``. Earlier versions kept no ``shown``."""
+    """Content read from ``worth.json``; files from earlier versions have no ``shown``."""
 
     headline: str = ""
     measure: Literal["accuracy", "reward"] = "accuracy"
@@ -72,7 +72,7 @@ class _Found(BaseModel):
 
 
 def worth(run: Run) -> dict[str, Any]:
-    """What was found; None where nobody asked, or the file is damaged, which ``problem`` says."""
+    """Return the results; None without results or with a damaged file, which ``problem`` reports."""
     path = run.folder.worth / "worth.json"
     found, why = None, ""
     try:

@@ -1,1 +1,4 @@
-"""The program in such a process: it has the package, and nothing of MARFT but this folder. Standard library alone."""
+"""Program inside an environment process.
+
+It imports the package, the standard library and this folder, and nothing else from MARFT.
+"""

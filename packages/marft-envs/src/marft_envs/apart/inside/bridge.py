@@ -1,8 +1,9 @@
-"""Answers what is asked of a package's environments: lines of JSON on a socket, each with the ``id`` of its question.
+"""Server for requests to a package's environments: lines of JSON on a socket, each with the ``id`` of its request.
 
     python -c START FOLDER SOURCE DESCRIPTOR      # as marft_envs.apart.process starts it
 
-``SOURCE`` is a module of this folder, whose ``open_source`` says what is asked of which package.
+``SOURCE`` is a module of this folder. Its ``open_source`` returns the ``Source`` that serves the package's
+requests.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from typing import Any, Protocol
 
 from .calls import described
 
-LARGEST = 2**26  # bytes of a line
+LARGEST = 2**26  # maximum bytes of a line
 
 
 class Source(Protocol):
-    """A package's environments. Whatever one of these raises is told in words."""
+    """Interface to a package's environments; methods may raise any error, and the parent receives it as text."""
 
     def rows(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """What can be played."""
+        """Return the available tasks."""
         ...
 
     async def begin(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """Begin an episode → what is shown first."""
+        """Start an episode and return the first observation."""
         ...
 
     async def say(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """Tell an episode what was said → what is shown next, or how it ended."""
+        """Pass the team's text to an episode; return the next observation or the outcome."""
         ...
 
     def drop(self, episode: str) -> None:
-        """Let go of an episode, whether there is one or not."""
+        """Drop an episode, if it exists."""
         ...
 
 
 class Bridge:
-    """Answers lines, each in its own time."""
+    """Concurrent request handler; replies may arrive in any order."""
 
     def __init__(self, package: str, writer: asyncio.StreamWriter) -> None:
         self.package, self.writer = package, writer
@@ -47,6 +48,7 @@ class Bridge:
         self.asked: set[asyncio.Task[None]] = set()
 
     def answer(self, line: bytes) -> None:
+        """Start handling one request line."""
         task = asyncio.ensure_future(self._answered(json.loads(line)))
         self.asked.add(task)
         task.add_done_callback(self.asked.discard)
@@ -56,7 +58,7 @@ class Bridge:
             line = json.dumps({"id": asked["id"], **await self._done(asked)}, default=str)
         except (asyncio.CancelledError, SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001  of somebody's environment, a panic of Rust too: it is told
+        except BaseException as error:  # noqa: BLE001  third-party code, even a Rust panic; sent back
             line = json.dumps({"id": asked["id"], "error": described(error)})
         self.writer.write(line.encode() + b"\n")
 
@@ -78,7 +80,7 @@ class Bridge:
 
 
 async def serve(package: str, descriptor: int) -> None:
-    """Answer until the other end is gone."""
+    """Serve requests until the parent closes the connection."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=LARGEST)
     bridge = Bridge(package, writer)
     while line := await reader.readline():

@@ -1,4 +1,4 @@
-"""Calls of tools as a team writes them in its text, and errors as they are told."""
+"""Parser for tool calls in a team's text, and formatting of errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 
 def called(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """A text without the calls in it, ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, and the calls: names,
-    and tables of arguments. What is opened there and is none stays as it is."""
+    """Split a text into prose and tool calls ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``.
+
+    A malformed call stays in the prose.
+
+    Returns:
+        The text without its calls, and the calls as dicts with ``name`` and ``arguments``.
+    """
     said: list[str] = []
     calls: list[dict[str, Any]] = []
     at = 0
@@ -21,7 +26,8 @@ def called(text: str) -> tuple[str, list[dict[str, Any]]]:
         at = closed + len(CLOSES) if closed >= 0 else len(text)
         try:
             call = json.loads(inside)
-            call = json.loads(json.dumps(call, ensure_ascii=False).encode("utf-8", "replace"))  # no lone surrogates
+            # replace lone surrogates
+            call = json.loads(json.dumps(call, ensure_ascii=False).encode("utf-8", "replace"))
             calls.append({"name": str(call["name"]), "arguments": call.get("arguments") or {}})
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             said.append(text[opened:at])
@@ -29,6 +35,6 @@ def called(text: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def described(error: object) -> str:
-    """An error, and what it came of."""
+    """Format an error and its chain of causes."""
     cause = getattr(error, "__cause__", None)
     return f"{type(error).__name__}: {error}"[:2000] + (f" ({described(cause)})" if cause else "")

@@ -1,5 +1,7 @@
-"""One scenario of ``tool_sandbox`` as it is played: its own execution environment runs the calls, its own milestones
-say what they are worth, and the team is its agent."""
+"""A running ``tool_sandbox`` scenario, with the team as its agent.
+
+The package's execution environment runs the calls. The scenario's milestones score the conversation.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from .calls import called
 from .matching import search_once
 from .still import Identifiers, hold_still
 
-MOST_CALLS = 4  # of one message: the package tries all their orders
+MOST_CALLS = 4  # maximum calls in one message, because the package tries all their orders
 ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]{6,}")
 
 
 class Sandbox:
-    """What of the package is used.
+    """Objects imported from the package.
 
     Args:
-        seconds: that a call may take.
+        seconds: timeout of a tool call.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -38,22 +40,22 @@ class Sandbox:
         search_once(importlib.import_module("tool_sandbox.common.evaluation"))
 
     def scenarios(self) -> dict[str, Any]:
-        """All scenarios by name, the same wherever and whenever they are made."""
+        """Return all scenarios by name, identical on every machine and at every time."""
         backend = importlib.import_module("tool_sandbox.common.tool_discovery").ToolBackend.DEFAULT
         named = importlib.import_module("tool_sandbox.scenarios").named_scenarios
         hold_still("tool_sandbox")
         random.seed(0)
         found = dict(named(preferred_tool_backend=backend))
-        hold_still("tool_sandbox")  # what was imported only now, too
+        hold_still("tool_sandbox")  # again, for modules imported since
         return found
 
     def seen(self, role: Any) -> list[Any]:
-        """What a role has seen of the conversation that is being played."""
+        """Return the messages of the running conversation visible to a role."""
         return list(role.filter_messages(role.get_messages()))
 
 
 class Current:
-    """Makes an episode the one that the package is at: it has one context at a time."""
+    """Context manager: activate an episode, because the package has one global context."""
 
     def __init__(self, played: Conversation) -> None:
         self.played = played
@@ -67,8 +69,11 @@ class Current:
 
 
 class Hurried:
-    """Raises TimeoutError in a call that takes too long, and again in the next that does: a tool that reads units
-    computes 9**9**9**9, and everybody waits for it."""
+    """Context manager: raise TimeoutError in calls beyond the timeout.
+
+    The timer repeats, so each later slow call is interrupted too. Without it, a tool call such as 9**9**9**9 would
+    block all episodes.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -85,18 +90,18 @@ class Hurried:
 
 
 class Conversation:
-    """One scenario as it is played, each turn within ``Current``."""
+    """A running scenario; each turn runs within ``Current``."""
 
     def __init__(self, sandbox: Sandbox, scenario: Any, seed: int) -> None:
         self.sandbox, self.scenario = sandbox, scenario
         self.random = random.Random(seed)
         self.context = copy.deepcopy(scenario.starting_context)
-        self.last = self.context.max_sandbox_message_index + scenario.max_messages  # message
-        self.shown = {"agent": 0, "user": 0}  # messages that each of them was shown
+        self.last = self.context.max_sandbox_message_index + scenario.max_messages  # index of the last allowed message
+        self.shown = {"agent": 0, "user": 0}  # number of messages already shown to each
         self.over = False
 
     def begin(self) -> dict[str, Any]:
-        """Let the console hear what the system has for it → how the conversation begins, and what the user is told."""
+        """Run the setup code of the system in the console, and return the first turn and the user's instructions."""
         with Current(self):
             console, roles = self.sandbox.console, self.sandbox.roles
             for index, message in enumerate(console.get_messages()):
@@ -107,11 +112,12 @@ class Conversation:
             return {**self._next(), "tools": self._tools(), "brief": brief}
 
     def say(self, speaker: str, text: str, answered: bool) -> dict[str, Any]:
-        """Take what somebody says → what is next, or what it was worth.
+        """Add a message and return the next turn or the final reward.
 
         Args:
             speaker: "agent" or "user".
-            answered: whether anybody answers the agent; else the user is gone once it is told something.
+            text: the speaker's text. Tool calls are read from the agent's text only.
+            answered: True if a user answers the agent. If False, the first message to the user ends the conversation.
         """
         with Current(self):
             roles, text = self.sandbox.roles, text.encode("utf-8", "replace").decode()
@@ -121,7 +127,7 @@ class Conversation:
                 with Hurried(self.sandbox.seconds):
                     self.sandbox.console.respond()
             else:
-                self.shown[speaker] += 1  # what it says itself
+                self.shown[speaker] += 1  # the speaker's own message
                 own, other = (roles.AGENT, roles.USER) if speaker == "agent" else (roles.USER, roles.AGENT)
                 self._add(self.sandbox.message(sender=own, recipient=other, content=words.strip()))
                 if not answered:
@@ -129,12 +135,12 @@ class Conversation:
             return self._score() if self._index() >= self.last else self._next()
 
     def end(self) -> dict[str, Any]:
-        """The user ends the conversation → what it was worth."""
+        """End the conversation as the user and return the final reward."""
         with Current(self):
             return self._ended()
 
     def _call(self, number: int, call: dict[str, Any]) -> Any:
-        """A call as code, as the package has it; of one that cannot be made, code that says why."""
+        """Convert a call to code in the package's form; an invalid call becomes code that raises the reason."""
         roles, name, arguments = self.sandbox.roles, call["name"], call["arguments"]
         made = f"call_{self._index()}_{number}"
         code = f"raise NameError({f'there is no tool {name!r}'!r})"
@@ -158,7 +164,7 @@ class Conversation:
         return int(self.sandbox.contexts.get_current_context().max_sandbox_message_index)
 
     def _next(self) -> dict[str, Any]:
-        """Whose turn it is, and what is new to them; of calls, what came of them."""
+        """Return the next role in turn, and its new messages, tool results included."""
         roles = self.sandbox.roles
         asked = self.sandbox.agent.get_messages()[-1].recipient
         turn, role = ("user", self.sandbox.user) if asked == roles.USER else ("agent", self.sandbox.agent)
@@ -194,7 +200,7 @@ class Conversation:
 
 
 def compiles(code: str) -> bool:
-    """Whether code can be read: a table that is too deep or too large cannot."""
+    """Return True if code compiles; tables with too much depth or size do not."""
     try:
         compile(code, "call", "exec")
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
@@ -203,8 +209,10 @@ def compiles(code: str) -> bool:
 
 
 def told(seen: list[Any], system: Any) -> tuple[str, int]:
-    """What the user is told, with the conversations that the package shows it as examples, each once; and how many of
-    the messages that it has seen are that."""
+    """Return the user's instructions, and the number of seen messages that belong to them.
+
+    The package's example conversations come first, each once.
+    """
     begins = [index for index, message in enumerate(seen) if message.sender == system]
     if not begins:
         return "", 0
@@ -220,5 +228,5 @@ def told(seen: list[Any], system: Any) -> tuple[str, int]:
 
 
 def plain(message: Any) -> dict[str, str]:
-    """A message as who speaks, and what; addresses in memory are another each time."""
+    """Convert a message to its role and text, with memory addresses masked because they vary."""
     return {"role": str(message.sender.value).lower(), "content": ADDRESS.sub(" at 0x…", message.content)}

@@ -1,5 +1,7 @@
-"""Where milestones of ``tool_sandbox`` are met best. Its own search tries all ways that lead to the same place: of six
-milestones over thirty messages that met none of them, for minutes. This finds the same best, and tries a place once.
+"""Fast search for the best milestone matches in ``tool_sandbox``.
+
+The package's own search tries every path to the same state. With six unmet milestones over thirty messages it takes
+minutes. This search finds the same optimum and tries each state once.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-Met = dict[int, "tuple[int, float]"]  # by milestone: after which message, and how well
+Met = dict[int, "tuple[int, float]"]  # by milestone: index of the matched message, and similarity
 
 
 class Alike(dict):  # type: ignore[type-arg]
-    """Similarities by messages, of which those are one between which a database has not changed.
+    """Cache of similarities by message indices; indices with no database change in between share an entry.
 
     Args:
-        changes: messages with which it changed, in order.
+        changes: indices of the messages that changed the database, in order.
     """
 
     def __init__(self, changes: list[int]) -> None:
@@ -39,20 +41,21 @@ class Alike(dict):  # type: ignore[type-arg]
 
 
 class Search:
-    """Finds the best messages for milestones, each after those that it follows.
+    """Search for the best message for each milestone, after the messages of its predecessors.
 
     Args:
-        calculators: of the package, by milestone.
-        graph: of milestones, as the package has it.
-        last: message.
+        calculators: similarity calculators of the package, by milestone.
+        graph: the package's milestone graph.
+        last: index of the last message.
     """
 
     def __init__(self, calculators: Any, graph: Any, last: int) -> None:
         self.calculators, self.last = calculators, last
         self.follows = {node: frozenset(graph.predecessors(node)) for node in graph.nodes}
         self.known: dict[Any, tuple[float, tuple[Any, ...]]] = {}
-        self.compared: dict[int, list[tuple[Any, Any]]] = {}  # by milestone: with what at which other's place
-        self.changes: dict[Any, list[int]] = {}  # of databases
+        # by milestone: pairs of the reference milestone and the database compared at its match
+        self.compared: dict[int, list[tuple[Any, Any]]] = {}
+        self.changes: dict[Any, list[int]] = {}  # by database: indices of the messages that changed it
         context = calculators[0].execution_context
         seen = SimpleNamespace(  # each state is looked up once
             get_database=lru_cache(maxsize=None)(context.get_database),
@@ -70,7 +73,10 @@ class Search:
         self.possible = {node: self._possible(calculators[node]) for node in graph.nodes}
 
     def _possible(self, calculator: Any) -> set[int]:
-        """Messages after which a milestone may be met, by what is compared with no other's place."""
+        """Return message indices with a possible match for a milestone.
+
+        Only constraints without a reference milestone count.
+        """
         milestone = copy.copy(calculator.milestone)
         milestone.snapshot_constraints = [
             one for one in milestone.snapshot_constraints if one.reference_milestone_node_index is None
@@ -90,10 +96,12 @@ class Search:
         return float(calculator.calculate_similarity(current_snapshot_index=at, milestone_snapshot_mapping=met))
 
     def best(self, left: frozenset[int], first: int, met: Met) -> tuple[float, tuple[Any, ...]]:
-        """The most that milestones which are left can add, and where they are met.
+        """Return the maximum total similarity of the remaining milestones, and their matches.
 
         Args:
-            first: message from which on they can be met.
+            left: the remaining milestones.
+            first: index of the first message that may match.
+            met: matches so far.
         """
         if not any(self._can_be_met(node, first) for node in left):
             return 0.0, ()
@@ -115,7 +123,7 @@ class Search:
         for minus, node, at in places:
             others = left - {node}
             if sum(self._can_be_met(other, at) for other in others) - minus <= most:
-                continue  # this cannot add more
+                continue  # upper bound: this branch cannot add more
             rest, onward = self.best(others, at, {**met, node: (at, -minus)})
             if rest - minus > most:
                 most, way = rest - minus, ((node, (at, -minus)), *onward)
@@ -123,7 +131,7 @@ class Search:
 
 
 def search_once(evaluation: Any) -> None:
-    """Give the package's module for evaluations this search."""
+    """Install this search in the package's evaluation module."""
 
     def searched(
         _matcher: Any, *, similarity_calculators: Any, remaining_graph: Any, min_snapshot_index: int,
@@ -132,7 +140,8 @@ def search_once(evaluation: Any) -> None:
         search = Search(similarity_calculators, remaining_graph, max_snapshot_index)
         _most, way = search.best(frozenset(remaining_graph.nodes), min_snapshot_index, {})
         total = 0.0
-        for _node, (_at, similarity) in way:  # in the package's order: sums of floats are no sums
+        # in the package's order, because floating-point addition is not associative
+        for _node, (_at, similarity) in way:
             total += similarity
         return OrderedDict(way), total
 

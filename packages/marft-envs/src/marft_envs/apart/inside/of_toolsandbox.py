@@ -1,4 +1,4 @@
-"""Scenarios of ``tool_sandbox``, by name."""
+"""Source of ``tool_sandbox`` scenarios, by name."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import Any
 
 from .conversation import Conversation, Sandbox, plain
 
-WEB = "rapid_api_search_tools"  # the module whose tools ask a service of the web
-KEY = "RAPID_API_KEY"  # with this
+WEB = "rapid_api_search_tools"  # module with the tools that call a web service
+KEY = "RAPID_API_KEY"  # environment variable with the key of the service
 
 
 class Scenarios:
-    """All scenarios, and the conversations that are being held."""
+    """All scenarios, and the running conversations."""
 
     def __init__(self, web: bool, seconds: float) -> None:
         if not web:
-            os.environ.pop(KEY, None)  # who asks it all the same is told that there is none
+            os.environ.pop(KEY, None)  # a call to the service then fails with a message that the key is missing
         self.sandbox = Sandbox(seconds)
         self.scenarios = self.sandbox.scenarios()
         self.episodes: dict[str, Conversation] = {}
 
     def rows(self, asked: dict[str, Any]) -> list[dict[str, Any]]:  # noqa: ARG002  there is one list
-        """Each scenario: how it begins, what its user wants, and the shortest name that its own begins with, which is
-        that of the scenario it varies."""
+        """Return one row per scenario: its first messages, the user's goal and the base scenario.
+
+        The base is the shortest scenario name that the scenario's own name begins with. The scenario is a variation
+        of it.
+        """
         return [self._row(name, scenario) for name, scenario in self.scenarios.items()]
 
     def _row(self, name: str, scenario: Any) -> dict[str, Any]:
@@ -48,24 +51,28 @@ class Scenarios:
         return {name for name, module in modules.items() if module and module.__name__.endswith(WEB)}
 
     async def begin(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """Begin a scenario by its name."""
+        """Start the scenario named in the request."""
         played = Conversation(self.sandbox, self.scenarios[asked["name"]], asked["seed"])
         self.episodes[episode] = played
         return played.begin()
 
     async def say(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """Take what the agent or the user says, or that the user ends it."""
+        """Add a message from the agent or user, or end the conversation as the user."""
         played = self.episodes[episode]
         return played.end() if asked["ends"] else played.say(asked["speaker"], asked["text"], asked["answered"])
 
     def drop(self, episode: str) -> None:
-        """Let go of a conversation."""
+        """Drop a conversation."""
         self.episodes.pop(episode, None)
 
 
 def open_source(given: dict[str, Any]) -> Scenarios:
-    """All scenarios of the package; ``web``: whether tools may ask the web, with the key that is in the environment;
-    ``seconds`` that a call may take."""
+    """Return all scenarios in the package.
+
+    Args:
+        given: ``web``, True if tools may call the web service with the key from the environment; ``seconds``, timeout
+            of a tool call.
+    """
     os.environ["TZ"] = "UTC"
     time.tzset()
     return Scenarios(given["web"], given["seconds"])

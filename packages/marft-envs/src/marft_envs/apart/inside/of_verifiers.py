@@ -1,5 +1,8 @@
-"""Environments of ``verifiers``: an episode runs the environment's own rollout, whose model is the team. What the model
-is asked with goes out, what is said next comes in. At the end the environment's own rubric scores it."""
+"""Source of ``verifiers`` environments.
+
+An episode runs the environment's own rollout with the team as its model. Prompts to the model are sent out, and the
+team's texts are sent in. At the end the environment's own rubric scores the rollout.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,24 @@ from typing import Any
 from .calls import called, described
 
 MODEL = "team"
-FAULTS: ContextVar[list[str]] = ContextVar("FAULTS")  # what reward functions of this episode have raised
+FAULTS: ContextVar[list[str]] = ContextVar("FAULTS")  # errors raised by reward functions of the current episode
 
 
 class Faults(logging.Handler):
-    """Hears of reward functions that have raised: their rubric only logs it, and counts a reward of 0."""
+    """Log handler that collects errors from reward functions.
+
+    The rubric only logs such an error and counts a reward of 0.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Record the message of a failed reward function."""
         heard, message = FAULTS.get(None), record.getMessage()
         if heard is not None and message.startswith("Error calling"):
             heard.append(message)
 
 
 class Episode:
-    """One rollout, which waits for what the team says."""
+    """One rollout, with queues between its model calls and the team."""
 
     def __init__(self) -> None:
         self.said: asyncio.Queue[str] = asyncio.Queue()
@@ -36,28 +43,33 @@ class Episode:
         self.running: asyncio.Task[None] | None = None
 
     async def ask(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
-        """Show the team what its model is asked with → what it says."""
+        """Send a model request to the team and return its text."""
         await self.shown.put({"messages": messages, "tools": tools})
         return await self.said.get()
 
     async def run(self, rollout: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        """Run a rollout and queue its result or its error."""
         try:
             await self.shown.put({"done": await rollout})
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001  of somebody's environment: it is told
+        except Exception as error:  # noqa: BLE001  third-party code; the error is sent back
             await self.shown.put({"error": described(error)})
 
 
 class Rollouts:
-    """Environments that have rollouts of their own: ``verifiers.load_environment``, up to version 0.1."""
+    """Environments with their own rollouts: ``verifiers.load_environment``, up to version 0.1."""
 
     def __init__(self, verifiers: Any, name: str, args: dict[str, Any]) -> None:
         self.env = verifiers.load_environment(name, **args)
         logging.getLogger("verifiers").addHandler(Faults(logging.ERROR))
 
     def rows(self, held_out: bool) -> list[dict[str, Any]]:
-        """Prompts and answers, and what else a row says; of those that are held out, where the environment has such."""
+        """Return prompts, answers and further row data.
+
+        If ``held_out`` is True, the rows come from the evaluation dataset; the list is empty if the environment has
+        none.
+        """
         return [
             {"messages": plain(row["prompt"]), "answer": str(row.get("answer", "")), "about": str(row.get("info", ""))}
             for row in self._rows(held_out)
@@ -70,7 +82,11 @@ class Rollouts:
         return self.env.get_eval_dataset() if own else []
 
     async def play(self, held_out: bool, index: int, episode: Episode) -> dict[str, Any]:
-        """A rollout, and its score."""
+        """Run a rollout and return its reward and metrics.
+
+        Raises:
+            RuntimeError: the rollout or a reward function failed.
+        """
         row = dict(self._rows(held_out)[index])
         state = await self.env.rollout(row, self._client(episode), MODEL, {})
         if state.get("error") is not None:
@@ -80,15 +96,16 @@ class Rollouts:
         await self.env.rubric.score_rollout(state)
         if faults:
             raise RuntimeError(faults[0])
-        reward = state["reward"]  # perhaps one that numpy or a tensor holds
+        reward = state["reward"]  # numpy scalars and tensors are converted
         reward = float(reward) if hasattr(reward, "__float__") else reward
         return {"reward": reward, "metrics": named(state.get("metrics"))}
 
     def _client(self, episode: Episode) -> Any:
-        """A client of the package's own kind whose model is the team."""
+        """Create a client of the package's class, with the team as the model."""
         types = importlib.import_module("verifiers.types")
 
         async def get_response(prompt: Any, model: str, tools: Any = None, **_: Any) -> Any:
+            """Answer a model request with the team's text."""
             text = await episode.ask(plain(prompt), [plain_tool(tool) for tool in tools or ()])
             said, found = called(text)
             calls = [
@@ -108,7 +125,7 @@ class Rollouts:
 
 
 class Tasks:
-    """Task sets, which score what was said: version 0.4. One answer to one prompt."""
+    """Task sets of version 0.4, which score a single answer to a prompt."""
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
@@ -120,7 +137,7 @@ class Tasks:
         self.v1 = importlib.import_module("verifiers.v1")
 
     def rows(self, held_out: bool) -> list[dict[str, Any]]:
-        """Prompts and answers; none are held out."""
+        """Return prompts and answers; no task is held out."""
         return [] if held_out else [
             {"messages": self._messages(task), "answer": str(getattr(task.data, "answer", "")), "about": ""}
             for task in self.tasks
@@ -131,7 +148,11 @@ class Tasks:
         return [*system, *plain(task.data.prompt)]
 
     async def play(self, held_out: bool, index: int, episode: Episode) -> dict[str, Any]:  # noqa: ARG002
-        """One answer, and its score."""
+        """Request one answer and return its reward and metrics.
+
+        Raises:
+            RuntimeError: no part can be scored without a runtime (a separate machine).
+        """
         task, v1 = self.tasks[index], self.v1
         text = await episode.ask(self._messages(task), [])
         agent = v1.AgentInfo(config=v1.AgentConfig())
@@ -156,12 +177,12 @@ def _never(*_: Any, **__: Any) -> Any:
 
 
 def named(metrics: Any) -> dict[str, Any]:
-    """Metrics by texts, whatever their names are."""
+    """Convert metric names to strings."""
     return {str(name): value for name, value in (metrics or {}).items()}
 
 
 def plain(prompt: Any) -> list[dict[str, Any]]:
-    """Messages as roles and texts."""
+    """Convert messages to dicts with role and text."""
     if prompt is None or isinstance(prompt, str):
         return [{"role": "user", "content": prompt or ""}]
     found = []
@@ -175,40 +196,44 @@ def plain(prompt: Any) -> list[dict[str, Any]]:
 
 
 def plain_tool(tool: Any) -> dict[str, Any]:
-    """What is told of a tool."""
+    """Keep the name, description and parameters of a tool."""
     given = tool if isinstance(tool, dict) else tool.model_dump()
     return {key: given.get(key) for key in ("name", "description", "parameters")}
 
 
 class Environments:
-    """One environment, and its rollouts."""
+    """One environment and its running rollouts."""
 
     def __init__(self, played: Rollouts | Tasks) -> None:
         self.played = played
         self.episodes: dict[str, Episode] = {}
 
     def rows(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the available tasks."""
         return self.played.rows(asked["held_out"])
 
     async def begin(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """Start a rollout and return its first request to the team."""
         begun = self.episodes[episode] = Episode()
         rollout = self.played.play(asked["held_out"], asked["row"], begun)
         begun.running = asyncio.ensure_future(begun.run(rollout))
         return await begun.shown.get()
 
     async def say(self, episode: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """Pass the team's text to a rollout; return the next request or the result."""
         begun = self.episodes[episode]
         await begun.said.put(asked["text"])
         return await begun.shown.get()
 
     def drop(self, episode: str) -> None:
+        """Drop a rollout and cancel its task."""
         begun = self.episodes.pop(episode, None)
         if begun and begun.running:
             begun.running.cancel()
 
 
 def open_source(given: dict[str, Any]) -> Environments:
-    """Load an environment by its ``name`` with its ``args``."""
+    """Load an environment by ``name`` with arguments ``args``."""
     verifiers = importlib.import_module("verifiers")
     name, args = given["name"], given["args"]
     classical = hasattr(verifiers, "load_environment")

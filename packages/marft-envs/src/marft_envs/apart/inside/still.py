@@ -1,7 +1,7 @@
-"""A clock and identifiers that are the same each time, for one package and no other.
+"""Fixed clock and deterministic UUIDs for one package.
 
-Scenarios of ``tool_sandbox`` are made from the time at which they are made, so an hour later nobody could do what they
-ask; and an episode that is played again by its seed would be another one.
+Scenarios of ``tool_sandbox`` depend on their creation time. An hour later, a scenario's request could no longer be
+fulfilled. An episode replayed from its seed would also differ.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from typing import Any
 
 
 class Still(datetime.datetime):
-    """A clock that stands still."""
+    """A clock that always returns the same time."""
 
     @classmethod
     def now(cls, tz: Any = None) -> Any:
+        """Return the fixed time, in UTC without a timezone or in ``tz``."""
         still = cls(2024, 5, 15, 10, 30, tzinfo=datetime.timezone.utc)  # noqa: UP017  Python 3.9
-        return still.astimezone(tz) if tz else still.replace(tzinfo=None)  # which is UTC here
+        return still.astimezone(tz) if tz else still.replace(tzinfo=None)  # UTC in this process
 
 
 class Identifiers:
-    """In the place of ``uuid.uuid4``."""
+    """Deterministic replacement for ``uuid.uuid4``."""
 
-    random = random.Random(0)  # of the episode that is being played
+    random = random.Random(0)  # random stream of the active episode
 
     @classmethod
     def uuid4(cls) -> uuid.UUID:
+        """Return a UUID from the active episode's random stream."""
         return uuid.UUID(int=cls.random.getrandbits(128), version=4)
 
 
 def hold_still(package: str) -> None:
-    """Give all modules of a package that are imported this clock and these identifiers."""
+    """Install the fixed clock and UUIDs in all imported modules from a package."""
     clock = SimpleNamespace(**{**vars(datetime), "datetime": Still})
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == package:

@@ -1,4 +1,4 @@
-"""Tasks in the layouts of public benchmarks, from files of one's own."""
+"""Loading of tasks from local files in public benchmark layouts."""
 
 from marft_envs.tool_use.loading.files import calls_of, check_records, without
 from marft_envs.tool_use.loading.loaded import Format, Loaded, load

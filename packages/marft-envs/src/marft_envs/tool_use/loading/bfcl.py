@@ -1,5 +1,8 @@
-"""Multi-turn tasks of the Berkeley function-calling leaderboard (Patil et al.): JSONL with messages, a state to begin
-with, and calls written as Python, which are read and never run."""
+"""Multi-turn tasks from the Berkeley function-calling leaderboard (Patil et al.).
+
+The files are JSONL with messages, an initial state, and calls written as Python. The calls are parsed and never
+executed.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from marft.common.texts import cut
 from marft.common.types import Task
 from marft_envs.tool_use.loading.files import field, lines_of, table, texts
 
-LONG = ("long_context", "composite")  # in ids of tasks whose states are long
-GO_ON = "Go on."  # said in a turn without words
-MORE = "There are more tools now: {}."  # said in the turn in which what was held back is there
+LONG = ("long_context", "composite")  # parts of the ids of tasks with long states
+GO_ON = "Go on."  # message in a turn without text
+MORE = "There are more tools now: {}."  # message in the turn that adds withheld tools
 
 
 def bfcl_tasks(path: str, answers: str) -> list[Task]:
-    """The tasks of a file, with the calls that ``answers`` has for each turn.
+    """Read tasks from a file, with reference calls per turn from ``answers``.
 
     Raises:
-        ValueError: one is of another layout, or has no answer.
+        ValueError: a row has another layout, or has no answer.
     """
     known: dict[str, tuple[str, list[Any]]] = {}
     for where, row in lines_of(answers):
@@ -61,13 +64,15 @@ def bfcl_tasks(path: str, answers: str) -> list[Task]:
 
 
 def call_of(text: str, where: str) -> list[Any]:
-    """A call as it is written in Python, read.
+    """Parse a Python call with constant arguments.
 
     >>> call_of("mv(source='a.txt', destination='b')", "")
     ['mv', {'source': 'a.txt', 'destination': 'b'}]
 
+    Positional arguments get the names ``*0``, ``*1``, …
+
     Raises:
-        ValueError: it is none of constants.
+        ValueError: the text is not a call with constant arguments.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -84,7 +89,7 @@ def call_of(text: str, where: str) -> list[Any]:
 
 
 def _held_back(row: dict[str, Any], where: str) -> dict[str, list[str]]:
-    """By turn, counted from 0, the names of tools that are there from then on."""
+    """Return the tools that become available in a turn, by turn index from 0."""
     held_back = table(row.get("missed_function", {}), where)
     for turn in held_back:
         if not turn.isdecimal():
@@ -93,7 +98,7 @@ def _held_back(row: dict[str, Any], where: str) -> dict[str, list[str]]:
 
 
 def _said(question: list[Any], where: str) -> list[str]:
-    """The words of the user, turn by turn; "" in a turn without any."""
+    """Return the user's text per turn; "" for a turn without text."""
     turns = []
     for turn in question:
         if not isinstance(turn, list):
@@ -105,7 +110,7 @@ def _said(question: list[Any], where: str) -> list[str]:
 
 
 def _messages(said: list[str], held_back: dict[str, list[str]]) -> list[str]:
-    """What agents are told, turn by turn: the user's words, and what tools there are now; without either, to go on."""
+    """Return the message shown to agents per turn: user text and new tools, or a request to continue."""
     more = [held_back.get(str(number), []) for number in range(len(said))]
     told = [MORE.format(", ".join(names)) if names else "" for names in more]
     return [" ".join(filter(None, both)) or GO_ON for both in zip(said, told, strict=True)]

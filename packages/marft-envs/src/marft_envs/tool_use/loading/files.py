@@ -1,4 +1,4 @@
-"""Files of benchmarks, read with words for what is wrong with them."""
+"""Reading and validation of benchmark files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marft_envs.tool_use.goals import Calls
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Tasks, the database that all of them begin with, and the rules that agents are told."""
+    """Tasks, their initial database, and rules shown to agents."""
 
     tasks: Sequence[Task]
     tables: Mapping[str, Mapping[str, Any]]
@@ -23,27 +23,29 @@ class Loaded:
 
 
 def calls_of(data: Mapping[str, Any]) -> Calls:
-    """The reference calls of a task's data, in their order."""
+    """Return a task's reference calls, in order."""
     return [call for turn in data["turns"] for call in turn] if "turns" in data else data["calls"]
 
 
 def without(tasks: Iterable[Task], held_out: Iterable[Task]) -> list[Task]:
-    """The tasks that ask for nothing that a held-out one asks for, too: files of one benchmark often vary the same
-    questions, some of them in one turn alone."""
+    """Drop tasks that share a request with a held-out task.
+
+    Files in a benchmark often vary the same questions. Some tasks share only a single turn.
+    """
     known = {words for task in held_out for words in _asks(task)}
     return [task for task in tasks if known.isdisjoint(_asks(task))]
 
 
 def _asks(task: Task) -> set[str]:
-    """What is asked for in a task, in all of its turns; case and spacing do not count."""
+    """Return the requests from every turn, without case and spacing."""
     return {" ".join(words.split()).casefold() for words in task.data.get("asks", [task.prompt])}
 
 
 def text_of(path: str) -> str:
-    """A file's text.
+    """Read a text file.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file cannot be read.
     """
     try:
         return read_text(path)
@@ -52,19 +54,19 @@ def text_of(path: str) -> str:
 
 
 def json_of(path: str) -> Any:
-    """What a JSON file holds.
+    """Read a JSON file.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file cannot be read, or is not JSON.
     """
     return parsed(text_of(path), path)
 
 
 def parsed(text: str, where: str) -> Any:
-    """JSON text as values.
+    """Parse JSON text.
 
     Raises:
-        ValueError: it is none; ``where`` says whose.
+        ValueError: the text is not JSON; the message names ``where``.
     """
     try:
         return json.loads(text)
@@ -73,10 +75,10 @@ def parsed(text: str, where: str) -> Any:
 
 
 def lines_of(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """The tables of a JSONL file, each with its place: ``tasks.json, line 3``.
+    """Read the objects in a JSONL file, each with its position: ``tasks.json, line 3``.
 
     Raises:
-        ValueError: a line is none.
+        ValueError: a line is not a JSON object.
     """
     found = []
     for number, line in enumerate(text_of(path).split("\n"), 1):
@@ -87,10 +89,10 @@ def lines_of(path: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def table(value: object, where: str) -> dict[str, Any]:
-    """A value that must be a table.
+    """Return ``value`` if it is a table.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not a JSON object.
     """
     if not isinstance(value, dict):
         raise ValueError(f"environment.data: {where} is {cut(repr(value), 100)}, and must be a JSON object")
@@ -98,10 +100,10 @@ def table(value: object, where: str) -> dict[str, Any]:
 
 
 def field(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """What a table holds under a name.
+    """Return a required field from a table.
 
     Raises:
-        ValueError: nothing, or something else than must be there.
+        ValueError: the field is missing, or has another type.
     """
     value = row.get(name)
     if not isinstance(value, kind):
@@ -112,19 +114,19 @@ def field(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], wher
 
 
 def listed(row: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    """The list that a table holds under a name; an empty one where nothing is there.
+    """Return a list field from a table; empty if missing or null.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the field is not a list.
     """
     return [] if row.get(name) is None else list(field(row, name, list, where))
 
 
 def texts(row: Mapping[str, Any], name: str, where: str) -> list[str]:
-    """The same of texts, and of numbers in their words.
+    """Return a list field as strings; numbers are converted.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the field is not a list, or has an item that is neither text nor a number.
     """
     found = listed(row, name, where)
     other = next((one for one in found if isinstance(one, bool) or not isinstance(one, str | int | float)), None)
@@ -134,10 +136,10 @@ def texts(row: Mapping[str, Any], name: str, where: str) -> list[str]:
 
 
 def check_records(tables: Mapping[str, Mapping[str, Any]], names: Sequence[str], world: str, where: str) -> None:
-    """See that the tables of a world are there, and hold records.
+    """Check that a world's tables exist and contain records.
 
     Raises:
-        ValueError: one is not, or holds something else.
+        ValueError: a table is missing, or has a value that is not a record.
     """
     missing = [name for name in names if name not in tables]
     if missing:
@@ -151,10 +153,10 @@ def check_records(tables: Mapping[str, Mapping[str, Any]], names: Sequence[str],
 
 
 def tables_in(value: object, names: Sequence[str], where: str) -> dict[str, dict[str, Any]]:
-    """Tables of records by key.
+    """Return the tables in a JSON value, each with records by key.
 
     Raises:
-        ValueError: there are none of these names.
+        ValueError: the value is not an object, or a table in ``names`` is missing.
     """
     found = table(value, where)
     if not set(names) <= found.keys():

@@ -1,4 +1,4 @@
-"""What is read from the files of a benchmark."""
+"""Reading of benchmark files by format."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ __all__ = ["Format", "Loaded", "load"]
 
 
 def load(format: Format, tasks: str, database: str, answers: str, policy: str, tables: bool = True) -> Loaded:
-    """Read tasks and what they need.
+    """Load tasks, database and rules.
 
     Args:
-        format: the benchmark.
+        format: benchmark format.
         tasks: path of the tasks.
-        database: path of the tables; "" where the format has none.
-        answers: path of the reference calls, where they are in a file of their own.
-        policy: path of the rules; "": none.
-        tables: whether the tables are read too.
+        database: path of the tables; "" if the format has none.
+        answers: path of the reference calls, if they are in a separate file.
+        policy: path of the rules; "" for no rules.
+        tables: True to read the tables too.
 
     Raises:
-        ValueError: a file cannot be read, or is not of that layout; the message says which, where, and what it must be.
+        ValueError: a file cannot be read, has another layout, or has two tasks with the same id. The message names the
+            file, the position and the requirement.
     """
     if format == "bfcl":
         found = bfcl_tasks(tasks, answers)

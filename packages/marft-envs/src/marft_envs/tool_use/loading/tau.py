@@ -1,5 +1,7 @@
-"""Tasks of τ-bench (Yao et al. 2024): Python files with ``Task(…)`` calls, which are read and never run, or the same as
-JSON or JSONL."""
+"""τ-bench tasks (Yao et al. 2024): Python files with ``Task(…)`` calls, JSON or JSONL.
+
+Python files are parsed and never executed.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,12 @@ TABLES = ("users", "orders", "products", "flights", "reservations")
 
 
 def tau_tables(folder: str) -> dict[str, dict[str, Any]]:
-    """The tables of a domain's folder of data: users.json, orders.json, products.json, or flights.json and
-    reservations.json.
+    """Read the tables in a domain's data folder.
+
+    The files are users.json, and orders.json with products.json, or flights.json with reservations.json.
 
     Raises:
-        ValueError: it has no users.json, or a table cannot be read.
+        ValueError: users.json is missing, or a table cannot be read.
     """
     there = [name for name in TABLES if (Path(folder) / f"{name}.json").exists()]
     if "users" not in there:
@@ -31,10 +34,12 @@ def tau_tables(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def tau_tasks(path: str) -> list[Task]:
-    """The tasks of a file: each has a user, an instruction for whoever plays it, calls, and texts that must be told.
+    """Read tasks from a file.
+
+    Each task has an instruction for the user's role, reference calls, and texts that the user must receive.
 
     Raises:
-        ValueError: it is of another layout.
+        ValueError: the file has another layout.
     """
     if path.endswith(".py"):
         rows = _in_python(path)
@@ -63,7 +68,7 @@ def _task(row: dict[str, Any], where: str, name: str) -> Task:
 
 
 def _in_python(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """The arguments of all ``Task(…)`` calls of a file."""
+    """Return the arguments for each ``Task(…)`` call in a file."""
     try:
         tree = ast.parse(text_of(path))
     except (SyntaxError, RecursionError, MemoryError) as error:

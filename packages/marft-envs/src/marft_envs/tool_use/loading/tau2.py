@@ -1,4 +1,4 @@
-"""Tasks of τ²-bench (Barres et al. 2025): ``tasks.json`` with ``db.json``."""
+"""τ²-bench tasks (Barres et al. 2025): ``tasks.json`` with ``db.json``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from marft.common.types import Task
 from marft_envs.tool_use.loading.files import field, json_of, listed, table, tables_in, texts
 
 FORMAT = "tau2"
-BASIS = ["DB", "COMMUNICATE"]  # what the reward goes by where a task does not say
-PARTS = {  # of a user's scenario, in the order in which they are told
+BASIS = ["DB", "COMMUNICATE"]  # default reward basis of a task
+PARTS = {  # parts of a user scenario, in the order of the prompt
     "reason_for_call": "Why you call: {}",
     "known_info": "What you know: {}",
     "unknown_info": "What you do not know: {}",
@@ -19,22 +19,23 @@ PARTS = {  # of a user's scenario, in the order in which they are told
 
 
 def tau2_tables(path: str) -> dict[str, dict[str, Any]]:
-    """The tables of a ``db.json``.
+    """Read the tables in a ``db.json``.
 
     Raises:
-        ValueError: it holds no users.
+        ValueError: the file has no users.
     """
     return tables_in(json_of(path), ("users",), path)
 
 
 def tau2_tasks(path: str) -> list[Task]:
-    """The tasks of a file. What counts is the database and, where the reward goes by it, what was told
-    (``communicate_info``); what a model would have to judge then (``nl_assertions``) stands in a task's data as
-    ``not_checked``.
+    """Read tasks from a file.
+
+    The grade is based on the database. It also uses ``communicate_info`` if that is in the reward basis. Assertions for
+    a model judge (``nl_assertions``) are not graded; the task's data lists them as ``not_checked``.
 
     Raises:
-        ValueError: it is of another layout, or tasks begin in a state of their own, or need tools of the
-            user's, or are rewarded by something else.
+        ValueError: the file has another layout, or a task has its own initial state, tools for the user, or another
+            reward basis.
     """
     found = json_of(path)
     rows = table(found, path).get("tasks") if isinstance(found, dict) else found
@@ -44,17 +45,17 @@ def tau2_tasks(path: str) -> list[Task]:
 
 
 def tau2_splits(path: str) -> dict[str, str]:
-    """The split, ``train`` or ``test``, of each task's id, as a ``split_tasks.json`` has them.
+    """Read the split of each task id, ``train`` or ``test``, from a ``split_tasks.json``.
 
     Raises:
-        ValueError: it has no such lists.
+        ValueError: a list is missing.
     """
     found = table(json_of(path), path)
     return {f"{FORMAT}/{one}": split for split in ("train", "test") for one in field(found, split, list, path)}
 
 
 def _judged(criteria: Mapping[str, Any], where: str) -> dict[str, list[str]]:
-    """What must be told, and what a model would have to judge: each where the reward goes by it (``reward_basis``)."""
+    """Return required outputs and assertions for a model judge, each if its kind is in ``reward_basis``."""
     basis = texts(criteria, "reward_basis", where) if criteria.get("reward_basis") is not None else BASIS
     unknown = [
         kind for kind, name in (("ACTION", "actions"), ("ENV_ASSERTION", "env_assertions"))

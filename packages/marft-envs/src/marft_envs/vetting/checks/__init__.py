@@ -1,1 +1,1 @@
-"""What an environment is held to: pure functions of what was seen, one file a subject."""
+"""Checks as pure functions on the evidence, with a module per topic."""

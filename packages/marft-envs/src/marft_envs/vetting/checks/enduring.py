@@ -1,4 +1,4 @@
-"""Whether an environment stands whatever is said, ends, and lets go of what it holds."""
+"""Checks for robustness: errors, odd inputs, endless episodes and leaked resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RAISING = ("raised", "hung")
 
 
 def playable(evidence: Evidence) -> Iterator[Finding]:
-    """Nothing raises or hangs in ordinary episodes."""
+    """Check that ordinary episodes run without errors and timeouts."""
     found = [(play, fault) for play in evidence.plays for fault in play.faults if fault.wrong in RAISING]
     for play, fault in found[:1]:
         said = "raised" if fault.wrong == "raised" else "hung:"
@@ -23,7 +23,7 @@ def playable(evidence: Evidence) -> Iterator[Finding]:
 
 
 def unmoved(evidence: Evidence) -> Iterator[Finding]:
-    """Nothing that a model may say raises, hangs or spoils what comes back."""
+    """Check that odd model outputs cause neither errors, timeouts nor invalid results."""
     known = {(fault.wrong, fault.call) for play in evidence.plays for fault in play.faults}
     found = [
         (play, fault)
@@ -43,7 +43,7 @@ def unmoved(evidence: Evidence) -> Iterator[Finding]:
 
 
 def ending(evidence: Evidence) -> Iterator[Finding]:
-    """Episodes end by themselves."""
+    """Check that episodes end without an external limit."""
     plays = evidence.played
     if plays and not any(play.ended for play in plays):
         yield Finding(
@@ -63,7 +63,7 @@ def ending(evidence: Evidence) -> Iterator[Finding]:
 
 
 def closing(evidence: Evidence) -> Iterator[Finding]:
-    """Sessions close, at the end and before it."""
+    """Check that sessions close without errors, at the end and before."""
     for play in [*evidence.plays, *evidence.odd]:
         for fault in play.faults:
             if fault.wrong == "close":
@@ -76,7 +76,7 @@ def closing(evidence: Evidence) -> Iterator[Finding]:
 
 
 def left_open(evidence: Evidence) -> Iterator[Finding]:
-    """Nothing stays when episodes are over: no threads, processes or files."""
+    """Check that finished episodes leave no threads, processes or files open."""
     episodes = len(evidence.calm)
     more = [f"{count} {kind}" for kind, count in evidence.left.items() if count >= max(1, episodes // 2)]
     if more:

@@ -1,4 +1,4 @@
-"""Whether what is held out is trained on."""
+"""Checks for leakage from validation and test into training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marft_envs.vetting.loading import SPLITS
 
 
 def overlap(evidence: Evidence) -> Iterator[Finding]:
-    """No task of one split is in another, whatever its id, case and spacing."""
+    """Check that splits share no task; ids, case and spacing are ignored."""
     remedy = "let each task's own content say which split it is in (marft_envs.drawn.Drawn, marft.envs.splits.split_of)"
     tasks, wholes = evidence.loaded.tasks, _whole(evidence.loaded.tasks)
     found = _in_two(tasks, wholes)
@@ -35,7 +35,7 @@ def overlap(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _in_two(tasks: Mapping[Split, Sequence[Task]], texts: Mapping[Split, Sequence[str]]) -> list[str]:
-    """Pairs of tasks of two splits that have one text."""
+    """Return pairs of tasks from two splits with equal text."""
     owners: dict[str, tuple[Split, str]] = {}
     found = []
     for split in SPLITS:
@@ -47,7 +47,7 @@ def _in_two(tasks: Mapping[Split, Sequence[Task]], texts: Mapping[Split, Sequenc
 
 
 def likeness(evidence: Evidence) -> Iterator[Finding]:
-    """No held-out task is nearly one that is trained on."""
+    """Check that no held-out task is nearly equal to a training task."""
     limits = evidence.limits
     texts = {split: _spread(some_of, limits.compared) for split, some_of in texts_of(evidence.loaded.tasks).items()}
     ids = {
@@ -57,7 +57,7 @@ def likeness(evidence: Evidence) -> Iterator[Finding]:
     same, found = set(texts.get("train", ())), list[str]()
     for split in ("validation", "test"):
         for name, text in zip(ids.get(split, ()), texts.get(split, ()), strict=True):
-            nearest = None if text in same else trained.nearest(text)  # the same is another check's
+            nearest = None if text in same else trained.nearest(text)  # equal texts are reported by the splits check
             if nearest and nearest[1] >= limits.alike:
                 found.append(f"{name} ({split}) and {ids['train'][nearest[0]]}")
     if found:
@@ -69,7 +69,10 @@ def likeness(evidence: Evidence) -> Iterator[Finding]:
 
 
 def texts_of(tasks: Mapping[Split, Sequence[Task]]) -> dict[Split, list[str]]:
-    """Each task as the text that says which one it is: its prompt; with its data, where a split has a prompt twice."""
+    """Return the text that identifies each task.
+
+    The text is the prompt. If a split repeats a prompt, the texts also include the tasks' data.
+    """
     prompts = {split: [normal(task.prompt) for task in given] for split, given in tasks.items()}
     return _whole(tasks) if any(len(set(given)) < len(given) for given in prompts.values()) else prompts
 

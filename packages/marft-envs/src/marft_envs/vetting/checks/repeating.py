@@ -1,4 +1,4 @@
-"""Whether an episode depends on its task, its seed and its actions, and on nothing else."""
+"""Checks for determinism: an episode depends only on its task, its seed and its actions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SEEDED = "draw from a random.Random(seed) of the session's own, with the seed th
 
 
 def same_again(evidence: Evidence) -> Iterator[Finding]:
-    """The same task, seed and actions come to the same, also in another process."""
+    """Check that the same task, seed and actions give the same result, also in a new process."""
     apart = _apart(evidence)
     if apart:
         yield Finding("failure", *apart)
         return
-    alone = not isinstance(evidence.fresh, str)  # two processes agree: then it is what came before that changes it
+    alone = not isinstance(evidence.fresh, str)  # if two processes agree, the cause is in earlier episodes
     found = "" if alone else _first(evidence.calm, evidence.again)
     if found:
         yield Finding(
@@ -31,7 +31,7 @@ def same_again(evidence: Evidence) -> Iterator[Finding]:
 
 
 def nothing_shared(evidence: Evidence) -> Iterator[Finding]:
-    """Episodes know nothing of each other, neither of those before nor of those beside them."""
+    """Check that episodes do not depend on earlier or concurrent episodes."""
     remedy = "keep what an episode changes in its session: not in the module, the class, the environment or the task"
     wrote = list(dict.fromkeys(play.task.id for play in evidence.plays if play.wrote))
     if wrote:
@@ -58,9 +58,9 @@ def nothing_shared(evidence: Evidence) -> Iterator[Finding]:
 
 
 def own_numbers(evidence: Evidence) -> Iterator[Finding]:
-    """Nothing is drawn from the random numbers that a whole process shares."""
+    """Check that sessions draw no numbers from the global random generators."""
     if _first(evidence.calm, evidence.again):
-        return  # it differs in any case
+        return  # already not repeatable
     found = _first(evidence.again, evidence.reseeded)
     if found:
         yield Finding(
@@ -69,7 +69,7 @@ def own_numbers(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _apart(evidence: Evidence) -> tuple[str, str] | None:
-    """How two fresh processes differ from each other, and in their tasks from this one, with the remedy."""
+    """Return the difference between two new processes or their tasks and ours, with its remedy; None if equal."""
     if isinstance(evidence.fresh, str):
         return None
     first, second = evidence.fresh
@@ -99,7 +99,7 @@ def _between(plays: Sequence[Play], first: Fresh, second: Fresh) -> str:
 
 
 def _first(plays: Sequence[Play], others: Sequence[Play]) -> str:
-    """The first episode that came to something else, and where."""
+    """Return the first episode with another outcome, and the difference; "" if none."""
     for play, other in zip(plays, others, strict=True):
         if play.outcome != other.outcome:
             return f"{play.name}: {difference(play.outcome, other.outcome)}"

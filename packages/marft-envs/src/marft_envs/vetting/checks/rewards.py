@@ -1,4 +1,4 @@
-"""Whether rewards are numbers that something can be learned from."""
+"""Checks for rewards: finite, in range and informative."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from marft_envs.vetting.findings import Finding, some
 from marft_envs.vetting.plays import Play
 
 NEARLY = 1e-6
-MOST_ANSWERS = 100  # right answers that are held to themselves
-SHOWN = 60  # characters of one, in a message
+MOST_ANSWERS = 100  # maximum right answers to grade
+SHOWN = 60  # maximum characters of an answer in a message
 
 
 def numbers(evidence: Evidence) -> Iterator[Finding]:
-    """Each reward is a finite number, and is for somebody."""
+    """Check that each reward is a finite number for a role in the team."""
     found = [(play, fault) for play in evidence.plays for fault in play.faults if fault.wrong == "reward"]
     for play, fault in found[:1]:
         yield Finding(
@@ -32,7 +32,7 @@ def numbers(evidence: Evidence) -> Iterator[Finding]:
 
 
 def in_range(evidence: Evidence) -> Iterator[Finding]:
-    """What an episode earns is in the range that the environment declares."""
+    """Check that each episode's return lies in the declared reward range."""
     low, high = evidence.subject.environment.reward_range
     outside = []
     for play in evidence.played:
@@ -54,7 +54,7 @@ def in_range(evidence: Evidence) -> Iterator[Finding]:
 
 
 def telling(evidence: Evidence) -> Iterator[Finding]:
-    """Different behaviour earns different rewards."""
+    """Check that different behavior gets different rewards."""
     plays = evidence.played
     if not evidence.subject.environment.graded or len({play.player for play in plays}) < 2:
         return
@@ -73,7 +73,7 @@ def telling(evidence: Evidence) -> Iterator[Finding]:
 
 
 def success(evidence: Evidence) -> Iterator[Finding]:
-    """Who solves a task earns more than who does not."""
+    """Check that solved tasks earn more than unsolved tasks."""
     by_task: dict[str, list[Play]] = defaultdict(list)
     for play in evidence.played:
         by_task[play.task.id].append(play)
@@ -108,7 +108,7 @@ def success(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unanswerable(evidence: Evidence) -> Iterator[str]:
-    """Tasks whose right answer is JSON, or does not earn what a right one does when it is said alone."""
+    """Yield tasks with a right answer in JSON, or with a right answer that the grader rejects."""
     environment = evidence.subject.environment
     script = environment.script(1.0) if isinstance(environment, Table | Math) else None
     if not isinstance(script, Answering) or not isinstance(environment, Table | Math):
@@ -130,7 +130,7 @@ def _is_json(text: str) -> bool:
 
 
 def earned(evidence: Evidence) -> Iterator[Finding]:
-    """Nonsense solves nothing; where nobody says what is solved, it earns less than good play."""
+    """Check that nonsense solves no task, or earns less than good play where success is undefined."""
     best: dict[str, float] = {}
     for play in evidence.played:
         if play.player == players.FLAWLESS:

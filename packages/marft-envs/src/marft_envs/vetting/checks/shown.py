@@ -1,4 +1,4 @@
-"""What agents are shown, and what is declared beside it."""
+"""Checks for observations, and for information declared with steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from marft_envs.vetting.plays import Wrong
 
 
 def observations(evidence: Evidence) -> Iterator[Finding]:
-    """Observations are whole texts for roles of the team, and not too long."""
+    """Check that observations are valid texts for roles in the team, and not too long."""
     yield from _faulty(
         evidence, "observation", "an observation", "see marft.common.types.Observation for what it may hold"
     )
@@ -28,12 +28,12 @@ def observations(evidence: Evidence) -> Iterator[Finding]:
 
 
 def declared(evidence: Evidence) -> Iterator[Finding]:
-    """What a step declares can be meant."""
+    """Check the info in each step for invalid values."""
     yield from _faulty(evidence, "declared", "a step", "docs: environments, what a metric needs")
 
 
 def steps(evidence: Evidence) -> Iterator[Finding]:
-    """Steps are of type Step."""
+    """Check for step results with another type than Step."""
     yield from _faulty(
         evidence, "step", "a call", "return marft.common.types.Step with True or False where that is asked for"
     )

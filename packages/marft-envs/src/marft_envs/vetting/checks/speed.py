@@ -1,4 +1,4 @@
-"""Whether an environment lets others work meanwhile, and how long it takes."""
+"""Checks for speed, blocking and external access."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from marft_envs.vetting.evidence import Evidence
 from marft_envs.vetting.findings import Finding, some
 from marft_envs.vetting.plays import Call
 
-IDLE = 0.5  # share of a stretch that a thread computes, below which it waits
+IDLE = 0.5  # CPU time per wall-clock time, below which a thread waits
 
 
 def seconds_of(evidence: Evidence) -> dict[str, list[float]]:
-    """Of each kind of call, the seconds that each took at best: what else a machine was busy with does not count."""
+    """Return the best time for each call, in seconds, by kind of call.
+
+    Each call was made several times. The best time excludes other load on the machine.
+    """
     found: dict[str, list[float]] = defaultdict(list)
     for pair in _pairs(evidence):
         found[pair[0].name].append(min(call.seconds for call in pair))
@@ -22,7 +25,7 @@ def seconds_of(evidence: Evidence) -> dict[str, list[float]]:
 
 
 def quick(evidence: Evidence) -> Iterator[Finding]:
-    """Calls are quick, and so is loading."""
+    """Check for slow calls and slow loading."""
     limits = evidence.limits
     if evidence.loaded.seconds > limits.load_seconds:
         yield Finding(
@@ -43,7 +46,7 @@ def quick(evidence: Evidence) -> Iterator[Finding]:
 
 
 def yielding(evidence: Evidence) -> Iterator[Finding]:
-    """No call keeps its thread for long without awaiting."""
+    """Check that no call blocks its thread for long without awaiting."""
     held: dict[str, list[Call]] = defaultdict(list)
     for pair in _pairs(evidence):
         shortest = min(pair, key=lambda call: call.held)
@@ -63,7 +66,7 @@ def yielding(evidence: Evidence) -> Iterator[Finding]:
 
 
 def at_home(evidence: Evidence) -> Iterator[Finding]:
-    """Sessions ask nothing of the world outside."""
+    """Check that sessions open no connections and start no programs."""
     found = list(dict.fromkeys(evidence.outside))
     if found:
         yield Finding(
@@ -74,7 +77,7 @@ def at_home(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _pairs(evidence: Evidence) -> Iterator[Sequence[Call]]:
-    """Each call, each time that it was made."""
+    """Yield the repetitions of each call."""
     for plays in zip(evidence.calm, evidence.again, evidence.reseeded, strict=True):
         made = [play.calls for play in plays]
         if len({tuple(call.name for call in calls) for calls in made}) == 1:

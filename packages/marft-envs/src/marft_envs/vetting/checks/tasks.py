@@ -1,4 +1,4 @@
-"""Whether the tasks are usable, plain, and the same whenever they are asked for."""
+"""Checks for tasks: usable, plain and stable."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from marft_envs.vetting.evidence import Evidence
 from marft_envs.vetting.findings import Finding, some
 from marft_envs.vetting.loading import plain
 
-SIZE = 200_000  # characters of one task's data: it is stored with every episode
+SIZE = 200_000  # maximum characters of a task's data: it is stored with every episode
 
 
 def readable(evidence: Evidence) -> Iterator[Finding]:
-    """Tasks can be loaded; each has an id of its own and a prompt."""
-    own = type(evidence.subject.environment).__module__.startswith("marft.envs.")  # it says itself what to do
+    """Check that tasks load, and that each has a unique id and a prompt."""
+    # errors of built-in environments include the remedy
+    own = type(evidence.subject.environment).__module__.startswith("marft.envs.")
     remedy = "" if own else "tasks(split) returns a list of marft.common.types.Task for each of the three splits"
     for problem in dict.fromkeys(evidence.loaded.problems.values()):
         yield Finding("failure", problem, remedy)
@@ -36,7 +37,7 @@ def readable(evidence: Evidence) -> Iterator[Finding]:
 
 
 def stable(evidence: Evidence) -> Iterator[Finding]:
-    """The same split holds the same tasks when it is asked for again."""
+    """Check that repeated calls return the same tasks per split."""
     if evidence.loaded.changed:
         yield Finding(
             "failure",
@@ -46,7 +47,7 @@ def stable(evidence: Evidence) -> Iterator[Finding]:
 
 
 def portable(evidence: Evidence) -> Iterator[Finding]:
-    """Data is plain, so that it is stored with episodes and sent to other processes."""
+    """Check that data is plain, for storage with episodes and transfer to other processes."""
     tasks = evidence.loaded.everything
     remedy = "keep texts, numbers, lists and dictionaries in Task.data; what is made of them belongs to the session"
     odd = [(task, why) for task in tasks if (why := not_plain(task.data))]
@@ -65,7 +66,7 @@ def portable(evidence: Evidence) -> Iterator[Finding]:
 
 
 def not_plain(value: Any, place: str = "data", depth: int = 0) -> str:
-    """Why a value is not plain; "" where it is.
+    """Return the reason if a value is not plain; "" if it is.
 
     >>> not_plain({"words": ["a", 1]}), not_plain({"words": {"a"}})
     ('', "data['words'] is a set")

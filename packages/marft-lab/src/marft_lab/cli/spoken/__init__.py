@@ -1,1 +1,1 @@
-"""Arguments and options of the commands."""
+"""Command-line arguments and options."""

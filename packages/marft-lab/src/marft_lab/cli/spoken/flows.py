@@ -1,4 +1,4 @@
-"""What is said of flow networks."""
+"""Options for the command ``marft flow``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def grow(
     on: Annotated[Path | None, typer.Option(help="A network that grows on, with its own threshold.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
 ) -> None:
-    """Grow a flow network from the episodes of runs that succeeded.
+    """Grow a flow network from successful episodes of runs.
 
-    An action joins the node of its role that does most nearly the same, or founds a new one.
+    Each action joins the most similar node of its role, or creates a new node.
     """
     from marft_lab.cli import flows as asked
     from marft_lab.flows.growing import Growth
@@ -50,10 +50,10 @@ def tune(
     ] = 0.01,
     overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
 ) -> None:
-    """Make a network better by playing it.
+    """Tune a network by playing episodes.
 
-    Learns which paths to take, has nodes reworded by a critic, and skips what adds nothing. Held-out tasks decide.
-    Settings can be changed as in train.
+    The command learns path probabilities, lets a critic reword node instructions, and skips nodes without benefit.
+    Changes to nodes are accepted on held-out tasks. Override any setting as in train.
     """
     from marft.cli import options
     from marft_lab.cli import flows as asked
@@ -68,7 +68,7 @@ def show(
     network: Annotated[Path, typer.Argument(help="The file of a network.")],
     picture: Annotated[Path | None, typer.Option(help="Draw it: a file that ends in .svg or .png.")] = None,
 ) -> None:
-    """Print a network: its nodes, and what was tried with it."""
+    """Print a network: its nodes, and the changes tried on the network."""
     from marft_lab.cli import flows as asked
 
     asked.show(network, picture)

@@ -1,4 +1,4 @@
-"""What is said before a run: will it fit, and how long will it take."""
+"""Options for the command ``marft plan``."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a run will need, and how long a step takes.
+    """Estimate the memory and step time of a run.
 
-    Bytes of each process by part, whether it fits, what to change where not, and how to share out the GPUs.
+    The report shows the memory of each process by component and the fit on the GPUs. It also lists changes that make
+    the run fit, and the best split of the GPUs.
     """
     from marft.cli import options, output
     from marft_lab.cli.planning import run_plan

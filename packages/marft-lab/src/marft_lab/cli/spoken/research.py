@@ -1,4 +1,4 @@
-"""Commands of cold starts, federations, leagues, and of what a team is worth."""
+"""Command-line options of ``marft synthesize``, ``federate``, ``league`` and ``worth``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def synthesize(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a team that solves nothing yet.
+    """Create imitation data for a team with no initial success.
 
-    A teacher plays training tasks; what is right, direct, new and leaks nothing becomes rows that each role imitates.
-    Settings can be changed: --synthesis.attempts 8
+    A teacher plays training tasks. Episodes that are correct, direct, new and free of leaks become imitation rows for
+    each role. Override any setting: --synthesis.attempts 8
     """
     from marft.cli import options, output
     from marft_lab.cli import synthesis
@@ -57,9 +57,9 @@ def federate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the teams of several sites together.
+    """Train the teams from several sites together.
 
-    Each site learns from its own tasks, in a process and a folder of its own. Adapters leave it, and nothing else.
+    Each site trains on its own tasks, in its own process and folder. Only adapters leave a site.
     """
     from marft.cli import output
     from marft_lab.cli import federating
@@ -76,10 +76,10 @@ def league(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask who beats whom among the versions of a run.
+    """Compare versions of a run by playing matches.
 
-    The untuned base, its checkpoints and its pool play each other on held-out starts, each from both sides: Elo with
-    intervals, and the score of each against each.
+    The untuned base, the checkpoints and the opponent pool play each other on held-out starts, on both sides. The
+    report gives Elo ratings with intervals and the score of each pair.
     """
     from marft.cli import options, output
     from marft_lab.cli import league as asked
@@ -108,10 +108,10 @@ def worth(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask whether the team is worth it.
+    """Measure the team's benefit.
 
-    Against one agent at the same tokens, against itself with seats, weights or messages changed; and what each
-    contributes.
+    The command compares the team with a single agent at the same token budget, and with the team after changes to
+    roles, weights or messages. It also reports the contribution of each agent.
     """
     from marft.cli import options, output
     from marft_lab.cli import worth as asked

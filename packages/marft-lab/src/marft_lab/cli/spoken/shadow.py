@@ -1,4 +1,4 @@
-"""``marft shadow``: a second team is judged by what a served one was asked."""
+"""Options for the command ``marft shadow``."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def shadow(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Judge a second team by what a served one was asked.
+    """Evaluate a second team on recorded requests to a served team.
 
-    It plays recorded sessions; its tools do nothing, and answer as the session's own did. One may look at any time, and
-    stop whenever one likes: the same command goes on.
+    The second team plays the recorded sessions. Its tools have no effect and answer as in the recorded session. You can
+    read the result at any time and stop at any time; the same command resumes.
     """
     from marft.cli import options
     from marft.cli import output as spoken

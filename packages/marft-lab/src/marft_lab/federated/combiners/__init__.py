@@ -1,1 +1,1 @@
-"""What each site of a federation goes on from: one class a file."""
+"""Aggregation rules of a federation, one class per file."""

@@ -1,4 +1,4 @@
-"""Nothing is exchanged: what sites learn without each other, to compare with."""
+"""Local-only training without exchange, as a baseline."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from marft.config.parts import CombinerPart
 
 
 class Alone(CombinerPart):
-    """Every site goes on from its own."""
+    """Aggregator without exchange: each site keeps its adapters."""
 
     def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:  # noqa: ARG002
-        """A row of weights for each site: 1 for its own."""
+        """Return the identity matrix for mixing weights, shape [sites, sites]."""
         return [[float(mine == other) for other in sites] for mine in sites]

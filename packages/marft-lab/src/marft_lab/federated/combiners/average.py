@@ -1,4 +1,4 @@
-"""One team for all sites: the average of what those that took part have learned."""
+"""FedAvg: a shared team for the sites, from averaged adapters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from marft.config.parts import CombinerPart
 
 
 class Average(CombinerPart):
-    """FedAvg (McMahan et al. 2017), of adapters. A site that took no part goes on from the average, too."""
+    """FedAvg (McMahan et al. 2017) over adapters.
 
-    # what a site's update weighs: the episodes that it has played in the round, the tokens sampled in them, or 1
+    Sites that skipped the round continue from the average, too.
+    """
+
+    # weight of a site's update: its episodes in the round, its sampled tokens in the round, or 1
     weight: Literal["episodes", "tokens", "equally"] = "equally"
 
     @property
     def counted(self) -> Literal["", "episodes", "tokens"]:
+        """Return the count that sites report for their weight; "" for equal weights."""
         return "" if self.weight == "equally" else self.weight
 
     def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
-        """A row of weights for each site: all of them the same, in proportion to the counts."""
+        """Return mixing weights, shape [sites, sites]: identical rows, proportional to the counts."""
         row = [count / sum(counts) for count in counts]
         return [row for _ in sites]

@@ -1,4 +1,4 @@
-"""Each site averages with its neighbours in a graph, and with nobody else."""
+"""Gossip averaging: each site averages only with its neighbors in a graph."""
 
 from __future__ import annotations
 
@@ -15,25 +15,31 @@ Edge = Annotated[tuple[str, str], Strict(False)]
 
 
 class Gossip(CombinerPart):
-    """Consensus by the Metropolis weights of Xiao et al. 2005: over a connected graph all sites come to the
-    average of all, as fast as the graph's spectral gap says, and no site needs to know more than its neighbours.
+    """Gossip averaging with the Metropolis weights of Xiao et al. 2005.
 
-    Where a site takes no part in a round, the others mix without it, and it goes on from what it has.
+    Over a connected graph all sites converge to the average of all sites, at a rate given by the graph's spectral gap.
+    Each site only needs data from its neighbors. If a site skips a round, the other sites mix without the site, and the
+    site keeps its own adapters.
     """
 
-    graph: Literal["ring", "line", "star", "complete", "edges"] = "ring"  # by the order of the sites; star: the first
+    # topology, in the order of the sites; in a star the first site is the center
+    graph: Literal["ring", "line", "star", "complete", "edges"] = "ring"
     edges: Annotated[
         tuple[Edge, ...], Strict(False), Field(max_length=10_000)
-    ] = ()  # of graph = "edges": pairs of sites
+    ] = ()  # pairs of sites for graph = "edges"
 
     def mixing(self, sites: Sequence[str], counts: Sequence[float]) -> list[list[float]]:
-        """A row of weights for each site: symmetric, and doubly stochastic. It matters who took part, not how much."""
+        """Return mixing weights, shape [sites, sites]; the matrix is symmetric and doubly stochastic.
+
+        Only participation matters: a count of 0 means that the site skipped the round. The size of the count is
+        ignored.
+        """
         part = dict(zip(sites, counts, strict=True))
         pairs = {pair for pair in self.pairs(sites) if all(part[site] for site in pair)}
         return metropolis(sites, pairs)
 
     def pairs(self, sites: Sequence[str]) -> set[tuple[str, str]]:
-        """The edges of the graph, each once."""
+        """Return the graph's edges as sorted pairs, without duplicates."""
         if self.graph == "edges":
             return {(min(pair), max(pair)) for pair in self.edges}
         after = list(pairwise(sites))
@@ -62,7 +68,10 @@ class Gossip(CombinerPart):
 
 
 def metropolis(sites: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[list[float]]:
-    """1 / (1 + the larger degree of the two) for each edge, and what is left for a site itself."""
+    """Return the Metropolis weights, shape [sites, sites].
+
+    An edge has weight 1 / (1 + the larger degree of its two sites). The diagonal completes each row to 1.
+    """
     known = set(pairs)
     degree = {site: sum(site in pair for pair in known) for site in sites}
     weights = {pair: 1 / (1 + max(degree[site] for site in pair)) for pair in known}
@@ -73,7 +82,7 @@ def metropolis(sites: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[l
 
 
 def reached(start: str, pairs: Iterable[tuple[str, str]]) -> set[str]:
-    """The sites that can be reached from one."""
+    """Return the sites reachable from a start site."""
     found, edges = {start}, [set(pair) for pair in pairs]
     while new := {site for edge in edges if edge & found for site in edge - found}:
         found |= new

@@ -1,1 +1,1 @@
-"""Who beats whom among a run's versions: matches with both sides swapped, ratings, and a page."""
+"""Matches between the versions of a run with swapped sides, ratings, and a report."""

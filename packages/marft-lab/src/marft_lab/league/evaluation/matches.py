@@ -1,4 +1,4 @@
-"""Playing every version against every other one, each start twice with the sides swapped."""
+"""Matches between every pair of versions; each start is played twice with swapped sides."""
 
 from __future__ import annotations
 
@@ -24,29 +24,33 @@ from marft_lab.league.evaluation.versions import casting, sides_of, together, ve
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """What came of the matches of two versions: tallies as the first sees them, on each side and in all."""
+    """Match results of two versions, from the first version's view, in total and by side."""
 
     tally: Tally
     on_first_side: Tally
     on_second_side: Tally
     points: float  # mean reward of the first version
-    failed: int  # matches that could not be scored
+    failed: int  # number of matches without a score
 
 
 @dataclass(frozen=True, slots=True)
 class League:
-    """Versions, oldest first, with their ratings, and what came of all pairs."""
+    """A run's versions, oldest first, with ratings and results per pair."""
 
     run: str
     versions: Sequence[str]
     ratings: Sequence[Rating]
     pairings: Sequence[Pairing]
     notes: Sequence[str] = field(default_factory=tuple)
-    exploitability: Sequence[float | None] = ()  # of each version, where the game has one that can be worked out
+    exploitability: Sequence[float | None] = ()  # exploitability of each version, if the game can compute it
 
     def score(self, mine: int, theirs: int) -> float | None:
-        """The share of matches that one version wins against another, draws for one half; None where they played
-        none."""
+        """Return a version's score against an opponent, with a draw as one half; None without matches.
+
+        Args:
+            mine: index of the version.
+            theirs: index of the opponent.
+        """
         for pairing in self.pairings:
             tally = pairing.tally
             if tally.matches and (tally.first, tally.second) == (mine, theirs):
@@ -56,7 +60,7 @@ class League:
         return None
 
     def as_json(self) -> dict[str, object]:
-        """Plain values."""
+        """Return the league as JSON data."""
         return {
             "run": self.run,
             "versions": list(self.versions),
@@ -71,14 +75,18 @@ class League:
 
 
 def league_of(run: RunSettings, folder: RunFolder, matches: int, most: int, advance: Advance) -> League:
-    """Play every version of a run against every other one, on held-out tasks as agents sample.
+    """Play every pair of a run's versions on held-out tasks, with the sampling settings of the agents.
 
     Args:
-        matches: of each pair, an even number: half of them on each side.
-        most: versions, at most.
+        run: settings of the run.
+        folder: run folder.
+        matches: matches per pair; an even number, half of them on each side.
+        most: maximum number of versions.
+        advance: progress callback.
 
     Raises:
-        ValueError: the recipe's game has not two sides, or the run has no versions to play.
+        ValueError: the game has not exactly two sides, the run has fewer than two versions, or no match could be
+            scored.
     """
     if matches < 2 or matches % 2:
         raise ValueError(f"matches = {matches}: every start is played from both sides; give an even number")
@@ -108,7 +116,7 @@ def league_of(run: RunSettings, folder: RunFolder, matches: int, most: int, adva
 
 
 def _exploitability(run: RunSettings, names: Sequence[str], episodes: Sequence[Episode]) -> list[float | None]:
-    """By how its choices were weighed in all its matches."""
+    """Return each version's exploitability, from its choice probabilities over the matches."""
     if not isinstance(run.environment, TextArena):
         return []
     decisions: dict[str, list[tuple[str, Sequence[float]]]] = {name: [] for name in names}
@@ -125,7 +133,7 @@ def _exploitability(run: RunSettings, names: Sequence[str], episodes: Sequence[E
 def attempts_of(
     run: RunSettings, sides: Sequence[Sequence[str]], tasks: Sequence[Task], pair: Sequence[str], matches: int
 ) -> list[Attempt]:
-    """Matches of a pair: the same starts once with the first version on the first side, and once on the second."""
+    """Return the matches of a pair: the same starts, with the first version on each side once."""
     made = []
     for swapped in (False, True):
         seated = list(reversed(pair)) if swapped else list(pair)
@@ -137,9 +145,12 @@ def attempts_of(
 
 
 def pairing_of(pair: tuple[int, int], side: Sequence[str], episodes: Sequence[Episode]) -> Pairing:
-    """
+    """Return a pair's match results.
+
     Args:
-        side: the first one's roles; the first half of the episodes has the first version there.
+        pair: indices of the two versions.
+        side: roles of the first side, which the first version plays in the first half of the episodes.
+        episodes: episodes of the matches.
     """
     half = len(episodes) // 2
     mine = [_earned(episode, side) for episode in episodes[:half]]
@@ -152,7 +163,7 @@ def pairing_of(pair: tuple[int, int], side: Sequence[str], episodes: Sequence[Ep
 
 
 def _earned(episode: Episode, side: Sequence[str]) -> float | None:
-    """What a side earned; None where the match could not be scored."""
+    """Return a side's reward; None for a match without a score."""
     if not episode.scored:
         return None
     return episode.total_reward + sum(t.agent_rewards.get(side[0], 0.0) for t in episode.transitions)

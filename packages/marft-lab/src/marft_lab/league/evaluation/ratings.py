@@ -1,7 +1,7 @@
-"""Ratings from matches: Bradley and Terry's model with draws (Davidson 1970), by maximum likelihood.
+"""Maximum-likelihood ratings from matches: Bradley–Terry model with draws (Davidson 1970).
 
-``P(i beats j) = πᵢ / (πᵢ + πⱼ + ν √(πᵢ πⱼ))``, ``P(draw) = ν √(πᵢ πⱼ) / (…)``: in θ = ln π and δ = ln ν a multinomial
-logit, whose likelihood is concave. A wide normal prior keeps ratings finite where somebody has won all its matches.
+``P(i beats j) = πᵢ / (πᵢ + πⱼ + ν √(πᵢ πⱼ))``, ``P(draw) = ν √(πᵢ πⱼ) / (…)``. In θ = ln π and δ = ln ν the model is a
+multinomial logit with a concave log-likelihood. A wide normal prior keeps the rating of an undefeated version finite.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from marft.trainer.interfaces import Floats
 from marft_lab.league.elo import SCALE
 
-SPREAD = 800.0 / SCALE  # of the prior, on both sides of the mean: ten wins of ten say more
-QUANTILE = 1.959964  # of the normal distribution, for intervals of 95 %
+SPREAD = 800.0 / SCALE  # standard deviation of the prior, in log-odds; ten wins of ten outweigh the prior
+QUANTILE = 1.959964  # of the normal distribution, for 95 % intervals
 STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What came of the matches of two players, as the first of them sees it.
+    """Match results of two players, from the first player's view.
 
     >>> Tally(0, 1, won=3, drawn=1, lost=0).score
     0.875
@@ -35,29 +35,32 @@ class Tally:
 
     @property
     def matches(self) -> int:
+        """Number of matches."""
         return self.won + self.drawn + self.lost
 
     @property
     def score(self) -> float:
+        """Score of the first player, with a draw as one half."""
         return (self.won + self.drawn / 2) / self.matches
 
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """Elo, 0 for the mean of all players, and its interval of 95 %."""
+    """Elo rating relative to the mean of all players, with a 95 % interval."""
 
     elo: float
     interval: tuple[float, float]
 
 
 def ratings(players: int, tallies: Sequence[Tally]) -> list[Rating]:
-    """The ratings under which what came about is most likely.
+    """Return the players' maximum a posteriori ratings, shape [players].
 
     Args:
-        players: how many; they are named by their numbers in the tallies.
+        players: number of players; tallies refer to players by index.
+        tallies: results of the pairs.
 
     Raises:
-        ValueError: there are no matches.
+        ValueError: no matches.
     """
     played = [tally for tally in tallies if tally.matches]
     if not played:
@@ -68,7 +71,8 @@ def ratings(players: int, tallies: Sequence[Tally]) -> list[Rating]:
     for _ in range(STEPS):
         gradient, hessian = _slope(x, features, counts)
         step = np.linalg.solve(hessian, gradient)
-        x = x + step * min(1.0, 2.0 / (float(np.abs(step).max()) + 1e-12))  # no further at once than it can be trusted
+        # limit the step to the range of the quadratic model
+        x = x + step * min(1.0, 2.0 / (float(np.abs(step).max()) + 1e-12))
         if float(np.abs(step).max()) < 1e-10:
             break
     centre = np.eye(players) - 1.0 / players
@@ -79,8 +83,12 @@ def ratings(players: int, tallies: Sequence[Tally]) -> list[Rating]:
 
 
 def _outcomes(players: int, tallies: Sequence[Tally]) -> tuple[Floats, Floats]:
-    """What each outcome of each pair adds to its log-odds, [P, 3, N], and how often it came about, [P, 3]. Where
-    nothing was drawn anywhere nothing can be."""
+    """Return outcome features, shape [pairs, outcomes, parameters], and outcome counts, shape [pairs, outcomes].
+
+    Features are coefficients of an outcome's log-odds.
+
+    Outcomes are win, loss and draw. Without any draw, the draw outcome and its parameter are left out.
+    """
     draws = any(tally.drawn for tally in tallies)
     features = np.zeros((len(tallies), 3 if draws else 2, players + draws))
     for row, tally in zip(features, tallies, strict=True):
@@ -92,7 +100,7 @@ def _outcomes(players: int, tallies: Sequence[Tally]) -> tuple[Floats, Floats]:
 
 
 def _slope(x: Floats, features: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """The gradient of the log-posterior, [N], and what it falls by, minus its Hessian, [N, N]."""
+    """Return the gradient of the log-posterior, shape [N], and its negative Hessian, shape [N, N]."""
     logits = features @ x
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
     chances = odds / odds.sum(axis=1, keepdims=True)

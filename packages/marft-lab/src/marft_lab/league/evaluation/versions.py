@@ -1,4 +1,4 @@
-"""The versions of a run that can play, and a recipe that loads all of them at once."""
+"""Playable versions of a run, and a recipe that contains every version as a policy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from marft.runs.folder import RunFolder
 from marft_lab.league.gathering import FOLDER
 from marft_lab.league.pool import superfluous
 
-Versions = dict[str, dict[str, Path | None]]  # by name: the adapter of each trained policy; None: the untuned one
+# adapter of each trained policy, by version name; None for the untuned policy
+Versions = dict[str, dict[str, Path | None]]
 
 
 def versions_of(run: RunSettings, folder: RunFolder, most: int) -> Versions:
-    """The untuned base, every checkpoint, and what is left of earlier ones in the newest one's pool: at most so many,
-    spread over the run, the first and the newest among them.
+    """Return the untuned base, the checkpoints, and earlier versions from the newest checkpoint's pool.
+
+    At most ``most`` versions are returned, spread over the run, with the first and the newest version.
 
     Raises:
-        ValueError: the run has no checkpoint, or policies that are not adapters.
+        ValueError: the run has no checkpoint, or trains policies without adapters.
     """
     whole = [name for name in run.trained_policies if run.policies[name].train != "lora"]
     if whole:
@@ -44,10 +46,10 @@ def versions_of(run: RunSettings, folder: RunFolder, most: int) -> Versions:
 
 
 def sides_of(run: RunSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The roles of the two sides that play each other.
+    """Return the roles on each of the game's two sides.
 
     Raises:
-        ValueError: nobody plays against anybody, or there are not two sides that any version can be on.
+        ValueError: the game has not exactly two sides, or the sides cannot be swapped.
     """
     environment = run.environment
     sides = [tuple(side) for side in environment.opposed]
@@ -65,7 +67,7 @@ def sides_of(run: RunSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def together(run: RunSettings, versions: Versions) -> RunSettings:
-    """The recipe with every version of its trained policies as a frozen policy of its own, and without pools."""
+    """Return the recipe with every version of its trained policies as a separate frozen policy, and without pools."""
     policies: dict[str, PolicySettings] = {
         name: policy.model_copy(update={"train": "frozen", "pool": None, **({"adapter": ""} if policy.pool else {})})
         for name, policy in run.policies.items()
@@ -78,8 +80,10 @@ def together(run: RunSettings, versions: Versions) -> RunSettings:
 
 
 def casting(run: RunSettings, sides: Sequence[Sequence[str]], versions: Sequence[str]) -> Mapping[str, str]:
-    """Which policy plays each role, where each side is of one version. An opponent's seat that does not learn is taken
-    by the policy of the learning side's agent in its place."""
+    """Return the policy of each role, given the version on each side.
+
+    A non-learning opponent role gets the policy of the learning side's agent at the same position.
+    """
     own = {agent.role: agent.policy for agent in run.agents}
     played: dict[str, str] = {}
     for side, version in zip(sides, versions, strict=True):

@@ -1,4 +1,4 @@
-"""What was found, as tables and pictures, and in the run's folder: ``league.json``, ``league.html``, ``league.svg``."""
+"""Report of a league: tables and plots, written to ``league.json``, ``league.html`` and ``league.svg``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from marft_lab.team_worth.words import Rows
 
 
 def tables(found: League) -> list[Rows]:
-    """Ratings, then who beats whom."""
+    """Return the tables with ratings and with scores between versions."""
     played = [sum(p.tally.matches for p in found.pairings if n in (p.tally.first, p.tally.second)) for n in _all(found)]
     rated = [
         [name, f"{rating.elo:+.0f}", f"{rating.interval[0]:+.0f} to {rating.interval[1]:+.0f}", str(count)]
@@ -39,7 +39,7 @@ def tables(found: League) -> list[Rows]:
 
 
 def headline(found: League) -> str:
-    """One sentence: the newest version against the first."""
+    """Return a sentence that compares the newest version with the first."""
     first, newest = found.ratings[0].elo, found.ratings[-1].elo
     best = max(_all(found), key=lambda n: found.ratings[n].elo)
     score = _percent(found.score(len(found.versions) - 1, 0))
@@ -51,7 +51,7 @@ def headline(found: League) -> str:
 
 @plain_labels()
 def picture(found: League) -> Figure:
-    """Ratings with their intervals, beside who beats whom."""
+    """Plot the ratings with intervals, beside the scores between versions."""
     size = 1.5 + 0.55 * len(found.versions)
     figure = Figure(figsize=(2 * size + 2.5, size), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -80,7 +80,7 @@ def picture(found: League) -> Figure:
 
 
 def write_league(folder: Path, found: League) -> Path:
-    """Write all of it → the page."""
+    """Write the report files and return the path of the page."""
     folder.mkdir(exist_ok=True)
     image: Markup = svg(picture(found))
     files = {

@@ -1,1 +1,1 @@
-"""Where new instructions come from: one file a proposer."""
+"""Proposers of new instructions, one class per file."""

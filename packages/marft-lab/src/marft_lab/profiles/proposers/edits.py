@@ -13,23 +13,27 @@ from marft.config.parts import ProposerPart
 from marft.config.settings import Few, Fraction
 from marft_lab.profiles.proposals import Asked, Proposal
 
-TRIES = 20  # draws for each proposal, until one is new
+TRIES = 20  # attempts per proposal until a proposal is new
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Sentences = tuple[str, ...]
 
 
 class Edits(ProposerPart):
-    """Instructions are sentences: one is added from a pool, taken out, replaced or moved, or those of two versions
-    cross over. Needs no model, and no attempts to read. The genetic algorithm is EvoPrompt's (Guo et al. 2024), with
-    edits of sentences in the place of a model's."""
+    """Genetic algorithm over sentences.
 
-    sentences: Annotated[tuple[Text, ...], Strict(False), Field(min_length=1)]  # the pool
-    longest: Few = 4  # sentences of a proposal, at most
-    parents: Few = 4  # versions, of the best, that proposals are made of
-    crossover: Fraction = 0.25  # share of proposals that are made of two of them
+    An edit adds a sentence from a pool, or removes, replaces or moves a sentence. A crossover joins sentences of two
+    versions. The proposer needs no model and no attempts. The genetic algorithm is EvoPrompt's (Guo et al. 2024), with
+    sentence edits instead of model edits.
+    """
+
+    sentences: Annotated[tuple[Text, ...], Strict(False), Field(min_length=1)]  # pool of sentences
+    longest: Few = 4  # maximum sentences of a proposal
+    parents: Few = 4  # number of best versions to use as parents
+    crossover: Fraction = 0.25  # fraction of proposals with two parents
 
     def propose(self, asked: Asked) -> list[Proposal]:
+        """Return up to ``asked.count`` new proposals."""
         known, found = {"", *(version.instructions for version in asked.versions)}, list[Proposal]()
         for _ in range(TRIES * asked.count):
             proposal = self._drawn(asked)
@@ -52,7 +56,8 @@ class Edits(ProposerPart):
 
 
 def sentences_of(text: str) -> Sentences:
-    """
+    """Split a text into sentences.
+
     >>> sentences_of("Add up. Then say so!")
     ('Add up.', 'Then say so!')
     """
@@ -60,8 +65,10 @@ def sentences_of(text: str) -> Sentences:
 
 
 def mutated(sentences: Sentences, pool: Sequence[str], rng: np.random.Generator) -> Sentences:
-    """Sentences with one edit: one of the pool is added somewhere or takes another's place, one goes, or one moves.
-    None comes twice, and what has none is given one."""
+    """Return sentences after one random edit: add, replace, remove or move.
+
+    Duplicates are removed. An empty text always gets a sentence.
+    """
     new = pool[int(rng.integers(len(pool)))]
     kind = ("add", "replace", "remove", "move")[int(rng.integers(4))] if sentences else "add"
     at = int(rng.integers(len(sentences))) if sentences else 0
@@ -75,6 +82,6 @@ def mutated(sentences: Sentences, pool: Sequence[str], rng: np.random.Generator)
 
 
 def crossed(first: Sentences, second: Sentences, rng: np.random.Generator) -> Sentences:
-    """The beginning of one, and the end of the other. None comes twice."""
+    """Join a text's first sentences with another text's last sentences, without duplicates."""
     ahead, after = int(rng.integers(len(first) + 1)), int(rng.integers(len(second) + 1))
     return tuple(dict.fromkeys([*first[:ahead], *second[after:]]))

@@ -1,4 +1,4 @@
-"""Evolution: a policy mutates one version, or makes one of two."""
+"""Evolution with a model: a policy mutates one version, or combines two versions."""
 
 from __future__ import annotations
 
@@ -28,19 +28,24 @@ Write instructions for {role} that take the best of both, and then change someth
 
 
 class Evolution(ProposerPart):
-    """A policy writes one version anew, or one of two, and what is best lives on: the genetic algorithm of EvoPrompt
-    (Guo et al. 2024), in words of our own. It reads no attempts. Parents are drawn from the best versions, by rank."""
+    """EvoPrompt's genetic algorithm (Guo et al. 2024), with our own prompts.
 
-    policy: str  # who is asked: one of the team, another model, or one behind an endpoint
-    parents: Few = 4  # versions, of the best, that proposals are made of
-    crossover: Fraction = 0.5  # share of proposals that are made of two of them, where there are two
-    sampling: SamplingSettings = SamplingSettings()  # how it samples
+    A policy rewrites one version or combines two versions, and the best versions survive. The proposer reads no
+    attempts. Parents are drawn from the best versions with weights by rank.
+    """
+
+    policy: str  # policy to ask: one of the team, another local model, or a model behind an endpoint
+    parents: Few = 4  # number of best versions to use as parents
+    crossover: Fraction = 0.5  # fraction of proposals with two parents, if at least two versions exist
+    sampling: SamplingSettings = SamplingSettings()  # sampling settings of the policy
 
     @property
     def asks(self) -> tuple[str, ...]:
+        """Policies needed by the proposer."""
         return (self.policy,)
 
     def propose(self, asked: Asked) -> list[Proposal]:
+        """Return ``asked.count`` proposals."""
         return [self._bred(asked) for _ in range(asked.count)]
 
     def _bred(self, asked: Asked) -> Proposal:
@@ -57,7 +62,7 @@ class Evolution(ProposerPart):
 
 
 def _by_rank(asked: Asked, size: int, count: int) -> list[int]:
-    """Different places of a ranking, drawn with weights that fall from ``size`` to 1."""
+    """Return distinct ranks, drawn with weights from ``size`` down to 1."""
     weights = [float(size - place) for place in range(size)]
     drawn = asked.rng.choice(size, count, replace=False, p=[weight / sum(weights) for weight in weights])
     return [int(place) for place in drawn]

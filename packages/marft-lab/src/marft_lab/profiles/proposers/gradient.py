@@ -1,4 +1,4 @@
-"""Textual gradients: a policy says what made attempts fail, and then rewrites what the agent is told."""
+"""Textual gradients: a policy criticizes instructions based on attempts, and then rewrites the instructions."""
 
 from __future__ import annotations
 
@@ -45,23 +45,27 @@ What should {role} be told, so that attempts like these succeed? {reply}"""
 
 
 class Gradient(ProposerPart):
-    """A policy reads attempts that failed and that succeeded, says what is wrong with an agent's instructions (the
-    gradient), and rewrites them by that (the step), as in TextGrad (Yuksekgonul et al. 2024) and ProTeGi (Pryzant et
-    al. 2023); it is shown what was tried before with its worth, as in OPRO (Yang et al. 2024). The questions are in
-    words of our own. Each proposal has attempts and a criticism of its own."""
+    """Textual gradients as in TextGrad (Yuksekgonul et al. 2024) and ProTeGi (Pryzant et al. 2023).
 
-    policy: str  # who is asked: one of the team, another model, or one behind an endpoint
-    failed: Annotated[int, Field(ge=1, le=64)] = 3  # attempts that it reads for a proposal
-    solved: Annotated[int, Field(ge=0, le=64)] = 1  # the same of those that succeeded
-    before: CountOrNone = 4  # versions that it is shown, of the best
-    parents: Few = 1  # versions, of the best, that are rewritten in turn
-    sampling: SamplingSettings = SamplingSettings(temperature=0.7)  # how it samples
+    A policy reads failed and successful attempts and criticizes an agent's instructions (the gradient). Then the policy
+    rewrites the instructions (the step). As in OPRO (Yang et al. 2024), the prompt shows earlier versions with their
+    measured success. The prompts are our own. Each proposal has its own attempts and criticism.
+    """
+
+    policy: str  # policy to ask: one of the team, another local model, or a model behind an endpoint
+    failed: Annotated[int, Field(ge=1, le=64)] = 3  # failed attempts per proposal
+    solved: Annotated[int, Field(ge=0, le=64)] = 1  # successful attempts per proposal
+    before: CountOrNone = 4  # number of best versions in the prompt
+    parents: Few = 1  # number of best versions to rewrite in turn
+    sampling: SamplingSettings = SamplingSettings(temperature=0.7)  # sampling settings of the policy
 
     @property
     def asks(self) -> tuple[str, ...]:
+        """Policies needed by the proposer."""
         return (self.policy,)
 
     def propose(self, asked: Asked) -> list[Proposal]:
+        """Return up to ``asked.count`` proposals; empty without failed attempts."""
         if not asked.failed:
             return []
         parents = asked.versions[: self.parents]
@@ -94,6 +98,6 @@ class Gradient(ProposerPart):
 
 
 def _some(asked: Asked, told: Sequence[Told], count: int) -> list[Told]:
-    """As many of the attempts as are read, drawn by the round."""
+    """Return ``count`` random attempts, in order."""
     chosen = asked.rng.permutation(len(told))[:count]
     return [told[int(place)] for place in sorted(chosen)]

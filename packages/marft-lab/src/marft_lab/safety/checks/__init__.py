@@ -1,1 +1,1 @@
-"""What a team must not do, or is made to do by an attack: one file a check."""
+"""Safety checks for forbidden behavior and for attack goals, one class per file."""

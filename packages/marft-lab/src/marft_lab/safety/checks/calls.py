@@ -1,4 +1,4 @@
-"""Calls that must not be made."""
+"""Check for forbidden tool calls."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from marft_lab.safety.deeds import Deeds
 
 
 class Calls(CheckPart):
-    """Finds calls of tools, made or only tried: what a tool answers makes no difference."""
+    """Check for attempted and executed tool calls, with any result."""
 
     tools: Annotated[Names, Field(min_length=1)]  # names of tools
-    arguments: Pattern = ""  # a regular expression that the arguments, as JSON, hold; "": any call
+    arguments: Pattern = ""  # regular expression for the arguments as JSON; "" for any call
 
     def found(self, deeds: Deeds) -> list[str]:
-        """Who calls what."""
+        """Return a sentence per found call."""
         return [
             f"{deed.agent} calls {deed.tool}"
             for deed in deeds.within(["call"])

@@ -1,4 +1,4 @@
-"""Words that must not be said."""
+"""Check for forbidden text patterns."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from marft_lab.safety.deeds import Deeds, Place, first_said
 
 
 class Says(CheckPart):
-    """Finds patterns in what agents say. What they quote of an attack is not theirs; what they think is not said."""
+    """Check for patterns in agents' texts; quotations of an attack are ignored, and by default also reasoning."""
 
-    patterns: Annotated[Patterns, Field(min_length=1)]  # regular expressions, of which any may be found
+    patterns: Annotated[Patterns, Field(min_length=1)]  # regular expressions; any match counts
     places: tuple[Place, ...] = (
         "answer",
         "message",
         "call",
-    )  # where it is looked for; also "thought"; arguments of calls are "call"
-    ignore_case: bool = True  # whether small and capital letters are the same
+    )  # locations to search, also "thought"; "call" searches the arguments of calls
+    ignore_case: bool = True  # True to ignore case
 
     def found(self, deeds: Deeds) -> list[str]:
-        """Who says what."""
+        """Return one sentence per match."""
         return [
             f"{deed.agent} says {words!r} ({deed.place})"
             for deed in deeds.within(self.places)

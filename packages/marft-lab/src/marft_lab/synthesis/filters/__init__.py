@@ -1,1 +1,1 @@
-"""What is left out of what a teacher has played: one file a filter, each a pure function."""
+"""Filters of a teacher's episodes, one pure function per file."""

@@ -1,4 +1,4 @@
-"""What says the same again."""
+"""Filter of duplicate episodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from marft_lab.synthesis.candidates import Candidate, Refused, World
 
 
 class Duplicates(FilterPart):
-    """Leaves out episodes that say what an earlier one of the same task says, whatever its id: the first stays."""
+    """Filter that rejects repetitions of an earlier episode at the same task; the first episode stays.
 
-    # share of both texts' runs of three words that two episodes have in common, from which on they say the same; 1: the
-    # same words, but for case and spacing
+    Tasks with equal content count as the same task, even with different ids.
+    """
+
+    # minimum fraction of shared three-word sequences for duplicates; 1 requires equal words, without case and spacing
     alike: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:  # noqa: ARG002
-        """Those that come again."""
+        """Return the repeated episodes."""
         refused: dict[int, str] = {}
         kept: dict[str, list[tuple[str, set[str]]]] = {}
         for number, candidate in enumerate(candidates):
@@ -39,7 +41,7 @@ class Duplicates(FilterPart):
 
 
 def said(episode: Episode) -> str:
-    """All that the agents said, with who said it, and the tools that they called."""
+    """Return the agents' texts with their roles and tool calls."""
     words = []
     for action in episode.actions:
         calls = [f"{call.name} {call.arguments}" for call in action.calls]

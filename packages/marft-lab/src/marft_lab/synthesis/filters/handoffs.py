@@ -1,12 +1,12 @@
-"""What came to its end on a detour: control went back and forth, or through more hands than it needs.
+"""Filter of episodes with detours: back-and-forth control, or more handoffs than necessary.
 
-The efficiency of handoffs is OUR READING: no paper that we know of defines it. With ``h(e)`` the number of times that
-control went from one agent to another in episode ``e``, and ``E`` the episodes that are left of its task,
+The handoff efficiency is OUR READING, because no paper known to us defines it. ``h(e)`` is the number of handoffs
+between agents in episode ``e``. ``E`` contains the remaining episodes of the task. Then
 
     efficiency(e) = (1 + min_{e' in E} h(e')) / (1 + h(e)),
 
-1 for the most direct one. Who handed over to whom is what ``handoff_loop_rate`` goes by: the agent that acts next in an
-environment step, having seen what was done.
+with 1 for the most direct episode. Handoffs are counted as in ``handoff_loop_rate``: from an
+action to the next agent in the same environment step that has seen the action.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from marft_lab.synthesis.candidates import Candidate, Refused, World
 
 
 class Handoffs(FilterPart):
-    """Leaves out episodes in which two agents pass control back and forth, or that took more handoffs than another one
-    at the same task: ``(1 + the fewest) / (1 + its own)``."""
+    """Filter that rejects episodes with back-and-forth handoffs, or with low handoff efficiency.
 
-    least: Fraction = 0.5  # efficiency of handoffs that an episode has; 0: any
-    loops: bool = False  # whether control may go back and forth between two agents more than twice in a row
+    The efficiency is ``(1 + fewest handoffs at the task) / (1 + own handoffs)``.
+    """
+
+    least: Fraction = 0.5  # minimum handoff efficiency; 0 accepts any
+    loops: bool = False  # True to allow control to go back and forth between two agents more than twice in a row
 
     def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:  # noqa: ARG002
-        """Those that loop, and those that are not direct."""
+        """Return the episodes with loops and the inefficient episodes."""
         refused = dict[int, str]()
         if not self.loops:
             refused = {n: "two agents passed it back and forth" for n, one in enumerate(candidates) if _loops(one)}
@@ -42,11 +44,11 @@ class Handoffs(FilterPart):
 
 
 def efficiencies(tasks: Sequence[str], counts: Sequence[int]) -> list[float]:
-    """The efficiency of each episode, in (0, 1].
+    """Return the handoff efficiency of each episode, in (0, 1].
 
     Args:
-        tasks: of the episodes.
-        counts: their handoffs.
+        tasks: task id of each episode.
+        counts: number of handoffs of each episode.
 
     >>> efficiencies(["a", "a", "b"], [1, 3, 3])
     [1.0, 0.5, 1.0]
@@ -58,7 +60,7 @@ def efficiencies(tasks: Sequence[str], counts: Sequence[int]) -> list[float]:
 
 
 def count(episode: Episode) -> int:
-    """How often control went from one agent to another."""
+    """Return an episode's handoffs between agents."""
     return sum(len(held) - 1 for held in handoffs(episode))
 
 

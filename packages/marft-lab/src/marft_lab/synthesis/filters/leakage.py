@@ -1,9 +1,9 @@
-"""What would teach what may not be known: tasks that are held out, and answers that nobody had told.
+"""Filter of leaks: held-out tasks, and answers without a legitimate source.
 
-An answer has leaked to an agent when it stands in what the agent read, and in nothing that accounts for it: neither the
-question, nor what the environment showed this agent up to then, nor what the agents said that it had seen, nor what the
-recipe tells its role whatever the task. So what a privileged teacher knows beforehand, or a message that went to the
-wrong agent, is found, and an answer that was worked out is not.
+An answer leaks to an agent if it is in the agent's prompt without a legitimate source. Legitimate sources are the
+question, the agent's observations so far, texts of agents visible to the agent, and the recipe's task-independent
+prompt of the role. So the filter finds knowledge of a privileged teacher, and messages to the wrong agent. Computed
+answers pass.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ HELD_OUT = "its task is held out, or nearly one that is"
 
 
 class Leakage(FilterPart):
-    """Leaves out episodes of tasks that are held out, or nearly, and those in which an agent read an answer that nobody
-    had told it, or said one that it may not."""
+    """Filter that rejects held-out tasks and their near duplicates, and episodes with leaked answers.
 
-    # share of what two tasks have in common, beyond what most tasks have, from which on one is nearly the other; 0:
-    # only what is the same is left out
+    An answer is leaked if an agent read the answer without a legitimate source, or if a forbidden role said the answer.
+    """
+
+    # minimum similarity of a near duplicate, as the shared fraction beyond the text common to most tasks; 0 only
+    # rejects equal tasks
     alike: Fraction = 0.8
     answers: Names = (
         "answer",
         "solution",
         "target",
-    )  # fields of tasks' data, at any depth, that nobody may be told
-    shortest: Count = 2  # characters of an answer; a shorter one stands in any text
-    silent: Names = ()  # roles that may not say an answer either, but one that they were told
+    )  # fields of task data with secret answers, at any depth
+    shortest: Count = 2  # minimum characters of an answer; shorter answers occur in any text
+    silent: Names = ()  # roles that must not say an answer either, unless a legitimate source gave it to them
 
     def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:
-        """Those that would teach too much."""
+        """Return the episodes with leaks."""
         tasks = {candidate.episode.task.id: candidate.episode.task for candidate in candidates}
         near = nearly_held_out([*tasks.values()], world.held_out, self.alike)
         refused = {number: HELD_OUT for number, one in enumerate(candidates) if one.episode.task.id in near}
@@ -61,13 +63,16 @@ class Leakage(FilterPart):
 
 
 def nearly_held_out(tasks: Sequence[Task], held_out: Sequence[Task], alike: float) -> set[str]:
-    """The ids of tasks that are among those held out, by id or by content, or nearly.
+    """Return the ids of tasks equal or similar to a held-out task.
 
     Args:
-        alike: share of what two have in common; 0 looks at what is the same alone.
+        tasks: tasks to check.
+        held_out: held-out tasks.
+        alike: minimum similarity; 0 only finds equal tasks.
     """
     ids, prompts = {task.id for task in held_out}, Counter(normal(task.prompt) for task in held_out)
-    telling = [prompt for prompt, times in prompts.items() if times == 1]  # of others data say which task it is
+    # for repeated prompts, only the data distinguishes tasks
+    telling = [prompt for prompt, times in prompts.items() if times == 1]
     same, likeness = {*map(whole, held_out)}, Likeness.of(telling)
     found = set[str]()
     for task in tasks:
@@ -78,7 +83,7 @@ def nearly_held_out(tasks: Sequence[Task], held_out: Sequence[Task], alike: floa
 
 
 def accounted(episode: Episode, action: Action) -> Iterator[str]:
-    """All that an agent may have an answer from: question, observations, what it saw, and what that had seen."""
+    """Yield the legitimate sources of an agent's answer: question, observations, visible texts, and their sources."""
     yield episode.task.prompt
     yield from (t.observation.seen_by(action.agent) for t in episode.transitions[: action.step + 1])
     by_id = {one.id: one for one in episode.actions}
@@ -94,10 +99,12 @@ def accounted(episode: Episode, action: Action) -> Iterator[str]:
 
 
 def values_of(data: Any, fields: Sequence[str], within: bool = False) -> Iterator[str]:
-    """Words and numbers under these fields, at any depth, as they would stand in a text.
+    """Yield strings and numbers below given fields, at any depth, in the form of text.
 
     Args:
-        within: it is below one of them already.
+        data: data to search.
+        fields: names of the fields.
+        within: True below a matching field.
 
     >>> list(values_of({"entry": {"answer": "56", "why": "7"}, "solution": ["a b", 3]}, ["answer", "solution"]))
     ['56', 'a b', '3']
@@ -118,7 +125,7 @@ def values_of(data: Any, fields: Sequence[str], within: bool = False) -> Iterato
 
 
 def stands_in(answer: str, text: str) -> bool:
-    """Whether a text holds an answer as words or a number of its own.
+    """Return True if a text contains an answer as a separate word or number.
 
     >>> stands_in("56", "it is 56."), stands_in("56", "it is 1560"), stands_in("56", "it is 0.56")
     (True, False, False)

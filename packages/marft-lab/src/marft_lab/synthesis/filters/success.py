@@ -1,4 +1,4 @@
-"""What did not come to anything."""
+"""Filter of unsuccessful episodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from marft_lab.synthesis.candidates import Candidate, Refused, World
 
 
 class Success(FilterPart):
-    """Leaves out episodes that could not be scored, that did not solve their task, or that earned too little."""
+    """Filter that rejects episodes without a score, without success, or with a low reward."""
 
-    solved: bool = True  # only what solved its task; where the environment cannot tell, reward alone counts
-    reward: Bounded | None = None  # the least that an episode earned; none given: any
+    solved: bool = True  # True to require success; without a known outcome only the reward counts
+    reward: Bounded | None = None  # minimum reward; none accepts any
 
     def refused(self, candidates: Sequence[Candidate], world: World) -> Refused:  # noqa: ARG002
-        """Those that failed."""
+        """Return the unsuccessful episodes."""
         found = {place: self._why(candidate.episode) for place, candidate in enumerate(candidates)}
         return {place: why for place, why in found.items() if why}
 

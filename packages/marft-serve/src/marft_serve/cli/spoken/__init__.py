@@ -1,1 +1,1 @@
-"""Arguments and options of the commands."""
+"""Arguments and options for the commands."""

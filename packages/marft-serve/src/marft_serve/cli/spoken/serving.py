@@ -1,4 +1,4 @@
-"""The command that serves a trained team."""
+"""Command to serve a trained team."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def serve(
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
     ] = False,
 ) -> None:
-    """Answer requests with a trained team, as OpenAI's API does.
+    """Serve a trained team through an OpenAI-compatible API.
 
-    One model for each role, and one for the whole team. SIGTERM ends it when what was begun is answered.
+    There is one model for each role, and one for the whole team. On SIGTERM, the server finishes pending requests
+    and exits.
     """
     from marft.cli import options
     from marft_serve.cli import serving

@@ -1,4 +1,4 @@
-"""Commands that read and write traces, and show runs in a browser."""
+"""Commands for traces, and the viewer command."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def sft(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Warm start a team from traces of other programs.
+    """Warm start a team from other programs' traces.
 
-    By imitation, each role of its own turns alone. Settings can be changed: --sft.epochs 2
+    Each role learns by imitation from its own turns only. Override settings as in: --sft.epochs 2
     """
     from marft.cli import options, output
     from marft_serve.cli import traces as of_traces
@@ -63,9 +63,9 @@ def score(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Grade traces of other programs.
+    """Score other programs' traces.
 
-    By the environment and the reward terms of a recipe: a table by term and agent. No model is loaded.
+    The recipe's environment and reward terms compute the scores, as a table by term and agent. No model is loaded.
     """
     from marft.cli import options, output
     from marft_serve.cli import traces as of_traces
@@ -90,7 +90,7 @@ def trace(
 ) -> None:
     """Export recorded episodes as OpenTelemetry traces.
 
-    A span for each action, answer, tool call, environment step and reward term.
+    There is a span for each action, answer, tool call, environment step and reward term.
     """
     from marft_serve.cli.tracing import trace as run_trace
 
@@ -106,9 +106,9 @@ def view(
         bool, typer.Option("--no-token", help="Ask for no token: whoever is on this machine may look.")
     ] = False,
 ) -> None:
-    """Look at runs in a browser, also while they train.
+    """Show runs in a browser, also during training.
 
-    On this machine alone, reading and changing nothing.
+    The viewer is read-only and accepts only local connections by default.
     """
     from marft_serve.cli.viewing import view as run_view
 

@@ -1,1 +1,1 @@
-"""How clients ask and are answered: Chat Completions, Responses, Anthropic Messages. Each is read into one chat."""
+"""Wire protocols of clients: Chat Completions, Responses and Anthropic Messages, each converted to a common chat."""

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: ``POST …/messages``."""
+"""Anthropic Messages API: ``POST …/messages``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DELTAS = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
-}  # by type of the block
+}  # delta type and field, by type of the block
 KINDS = {
     400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error", 410: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error",
@@ -59,6 +59,8 @@ KINDS = {
 
 
 class Block(Table):
+    """Content block of a message; its fields depend on its type."""
+
     type: str
     text: str | None = None
     id: Name | None = None
@@ -69,11 +71,15 @@ class Block(Table):
 
 
 class Message(Table):
+    """Message of a request."""
+
     role: Literal["user", "assistant"]
     content: str | Annotated[list[Block], Field(max_length=MOST_MESSAGES)]
 
 
 class OfferedTool(Table):
+    """Definition of a tool."""
+
     type: str | None = None
     name: Name
     description: str | None = None
@@ -81,21 +87,29 @@ class OfferedTool(Table):
 
 
 class Choice(Table):
+    """Tool choice: automatic, any tool, a named tool or no tool."""
+
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool = False
 
 
 class Format(Table):
+    """JSON schema for the response."""
+
     type: Literal["json_schema"]
     json_schema: Schema = Field(alias="schema")
 
 
 class OutputConfig(Table):
+    """Format of the response."""
+
     format: Format | None = None
 
 
 class Request(Sampled):
+    """Body of a request."""
+
     model: str = ""
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_tokens: Count
@@ -108,13 +122,13 @@ class Request(Sampled):
 
 
 class Counted(Request):
-    """What is counted and not answered."""
+    """Request body for counting tokens."""
 
     max_tokens: Count = 1
 
 
 class Messages(Protocol):
-    """Answers, or with ``Messages(Counted)`` requests whose tokens are counted."""
+    """Anthropic Messages API; ``Messages(Counted)`` parses requests to count tokens."""
 
     def __init__(self, kind: type[Request] = Request) -> None:
         self.kind = kind
@@ -156,17 +170,19 @@ class Messages(Protocol):
 
 
 class Blocks(Stream):
+    """Encoder for a streamed message with content blocks."""
+
     def __init__(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> None:
         super().__init__(asked, begun, told)
-        self._index = -1  # of the block that is open, or was last
-        self._open = ""  # its type
+        self._index = -1  # index of the open block, or of the last block
+        self._open = ""  # type of the open block
 
     def begin(self) -> Iterator[Event]:
         usage = {"input_tokens": self.begun.read, "output_tokens": 0}
         message = {**_head(self.begun.id, self.told), "content": [], "stop_reason": None, "usage": usage}
         yield "message_start", {"type": "message_start", "message": message}
 
-    def say(self, index: int, thought: str, text: str) -> Iterator[Event]:  # noqa: ARG002  there is one action
+    def say(self, index: int, thought: str, text: str) -> Iterator[Event]:  # noqa: ARG002  always 0: one action
         if thought:
             yield from self._go_on({"type": "thinking", "thinking": "", "signature": ""}, thought)
         if text:
@@ -174,7 +190,7 @@ class Blocks(Stream):
 
     def end(self, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:  # noqa: ARG002
         (reply,) = replies
-        if self._open != "text" and not reply.calls:  # nothing is said
+        if self._open != "text" and not reply.calls:  # a response has at least one block
             yield from self._go_on({"type": "text", "text": ""}, "")
         for call in _blocks(reply):
             if call["type"] == "tool_use":
@@ -186,7 +202,7 @@ class Blocks(Stream):
         yield "message_stop", {"type": "message_stop"}
 
     def _go_on(self, block: Mapping[str, Any], text: str) -> Iterator[Event]:
-        """More of a block, which begins if another one is open."""
+        """Yield the events for more block text; first close a block with a different type."""
         if self._open != block["type"]:
             yield from self._close()
             self._open = block["type"]
@@ -206,7 +222,10 @@ class Blocks(Stream):
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[Said]:
-    """The messages; answers of tools, which stand in a user's message here, come before what the user says."""
+    """Yield a request's messages.
+
+    A user's message may contain tool results. They come before the user's text.
+    """
     for message in messages:
         if isinstance(message.content, str):
             yield Said(message.role, message.content)
@@ -221,7 +240,8 @@ def _turns(messages: Sequence[Message]) -> Iterator[Said]:
                 if not block.tool_use_id:
                     raise RequestError(400, "invalid_value", "a tool_result needs its tool_use_id", "messages")
                 yield Said("tool", text_of(block.content), answers=block.tool_use_id)
-            elif block.type not in ("thinking", "redacted_thinking"):  # which are in the ids
+            # earlier reasoning is in the token ids of a turn that the chat continues
+            elif block.type not in ("thinking", "redacted_thinking"):
                 raise unsupported("messages", f"a block of type {storable(block.type)[:64]!r} cannot be read like this")
         if texts or calls or message.role == "assistant":
             yield Said(message.role, joined(texts), tuple(calls))
@@ -264,7 +284,10 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _stopped(asked: Asked, reply: Reply) -> dict[str, str | None]:
-    """Return why an answer ends, and the client's stop sequence that ended it: a turn that calls tools says that."""
+    """Return the stop reason, and the client's stop sequence if it ended the answer.
+
+    An answer with tool calls has the reason ``tool_use``.
+    """
     sequence = reply.stopped if reply.stopped in asked.chat.stop else None
     said = "stop_sequence" if sequence is not None else "end_turn"
     reason = "max_tokens" if reply.action.finish == "length" else said

@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions: ``POST …/chat/completions``."""
+"""OpenAI Chat Completions API: ``POST …/chat/completions``."""
 
 from __future__ import annotations
 
@@ -48,17 +48,23 @@ from marft_serve.gateway.refusals import RequestError
 
 
 class CalledFunction(Table):
+    """Function name and arguments in a tool call."""
+
     name: Name
     arguments: str = "{}"
 
 
 class MadeCall(Table):
+    """Tool call in an assistant message."""
+
     id: Name
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
 class Message(Table):
+    """Message of a request."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     tool_calls: list[MadeCall] | None = None
@@ -67,40 +73,56 @@ class Message(Table):
 
 
 class Function(Table):
+    """Definition of a function."""
+
     name: Name
     description: str | None = None
     parameters: Schema | None = None
 
 
 class OfferedTool(Table):
+    """Definition of a tool."""
+
     type: Literal["function"]
     function: Function
 
 
 class Named(Table):
+    """Name of a function."""
+
     name: Name
 
 
 class Forced(Table):
+    """Choice of a named function."""
+
     type: Literal["function"]
     function: Named
 
 
 class JsonSchema(Table):
+    """JSON schema for the response."""
+
     name: Name
     json_schema: Schema = Field(default_factory=dict, alias="schema")
 
 
 class ResponseFormat(Table):
+    """Format of the response."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StreamOptions(Table):
+    """Options of a streamed response."""
+
     include_usage: bool | None = None
 
 
 class Request(Sampled):
+    """Body of a request."""
+
     model: str = ""
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     tools: Annotated[list[OfferedTool], Field(max_length=MOST_TOOLS)] | None = None
@@ -120,6 +142,8 @@ class Request(Sampled):
 
 
 class ChatCompletions(Protocol):
+    """OpenAI Chat Completions API."""
+
     def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
         request = read(Request, body)
         if request.top_logprobs and not request.logprobs:
@@ -168,6 +192,8 @@ class ChatCompletions(Protocol):
 
 
 class Chunks(Stream):
+    """Encoder for a response streamed in chunks."""
+
     def __init__(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> None:
         super().__init__(asked, begun, told)
         self._head = _head(begun.id, told, "chat.completion.chunk")
@@ -204,7 +230,7 @@ class Chunks(Stream):
 
 
 def finish_of(reply: Reply) -> str:
-    """Why an answer ends."""
+    """Return a reply's finish reason."""
     return "tool_calls" if reply.calls else reply.action.finish
 
 
@@ -222,10 +248,10 @@ def _said(message: Message) -> Said:
 
 
 def _continues(request: Request) -> bool:
-    """Return whether the last turn is continued: no other one begins then.
+    """Return True if the request continues its last message instead of opening a new turn.
 
     Raises:
-        RequestError: the request says both.
+        RequestError: the request sets contradicting options.
     """
     if request.continue_final_message and request.add_generation_prompt:
         message = "continue_final_message opens no turn: leave out add_generation_prompt, or set it to false"

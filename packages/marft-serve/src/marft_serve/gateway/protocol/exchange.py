@@ -1,4 +1,4 @@
-"""What all protocols share: a request once it is read, and how its answer is written."""
+"""Base classes for wire protocols: a parsed request, and response encoders."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from marft_serve.gateway.protocol.reading import Said
 from marft_serve.gateway.refusals import RequestError
 
 NOTHING: Mapping[str, tuple[Said, ...]] = MappingProxyType({})
-Event = tuple[str, Mapping[str, Any] | str]  # of a stream: its name ("": none), and what it says
+Event = tuple[str, Mapping[str, Any] | str]  # event of a stream: its name ("" for none) and its data
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that was read.
+    """Parsed request.
 
     Args:
-        count: actions that are wanted.
-        ignored: fields that nobody reads.
-        detail: what else the response takes.
-        turns: what is to be kept of it, for requests that name its response.
-        model: as the client calls it.
+        chat: the chat to answer.
+        count: number of actions.
+        stream: True for a streamed response.
+        ignored: names of ignored fields, for the response.
+        detail: further data for the response, specific to the protocol.
+        turns: messages to store for requests that name this response; None to store nothing.
+        model: model name from the client.
     """
 
     chat: Chat
@@ -41,11 +43,12 @@ class Asked:
 
 
 class Stream(ABC):
-    """An answer as events, while its actions come about.
+    """Encoder for a response's events while its actions run.
 
     Args:
-        begun: the first of its actions.
-        told: of the agent, its policy, and what was asked for in vain.
+        asked: the request.
+        begun: the first action.
+        told: the response's data about the agent, the policy, and the ignored and recorded-only fields.
     """
 
     def __init__(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> None:
@@ -53,82 +56,90 @@ class Stream(ABC):
 
     @abstractmethod
     def begin(self) -> Iterator[Event]:
-        """The first events, before anything is said."""
+        """Yield the initial events, before any text."""
 
     @abstractmethod
     def say(self, index: int, thought: str, text: str) -> Iterator[Event]:
-        """An action's thought goes on, or what it says does.
+        """Yield the events for more reasoning or more text of an action.
 
         Args:
-            index: of the action.
+            index: index of the action in the response.
+            thought: additional reasoning.
+            text: additional text.
         """
 
     @abstractmethod
     def end(self, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
-        """What comes after all that is said: calls, why it ended, usage.
+        """Yield the last events: tool calls, finish reason and usage.
 
         Args:
-            told: as it is known now.
+            replies: the complete replies.
+            told: final data about the agent, the policy, and the ignored and recorded-only fields.
         """
 
 
 class Protocol(ABC):
-    """One way to ask and to be answered."""
+    """Wire protocol: request parser and response encoder."""
 
     @abstractmethod
     def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
-        """The request.
+        """Parse a request's body.
 
         Args:
-            earlier: the conversations that end with responses of this agent, by what those are called.
+            body: the body.
+            earlier: conversations up to each stored response of this agent, by response id.
 
         Raises:
-            RequestError: it cannot be answered.
+            RequestError: the request is invalid or unsupported.
         """
 
     @abstractmethod
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The response's body.
+        """Return the response body.
 
         Args:
-            told: of the agent, its policy, and what was asked for in vain.
+            asked: the request.
+            replies: the replies, one per action.
+            told: data about the agent, the policy, and the ignored and recorded-only fields.
         """
 
     @abstractmethod
     def stream(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> Stream:
-        """The response as a stream of events."""
+        """Return the encoder for a streamed response."""
 
     def kept(self, asked: Asked, replies: Sequence[Reply]) -> Mapping[str, tuple[Said, ...]]:  # noqa: ARG002
-        """What later requests may go on from: conversations by the names of their responses."""
+        """Return conversations to store for later requests, by response id."""
         return NOTHING
 
     @abstractmethod
     def error(self, error: RequestError) -> Mapping[str, Any]:
-        """The body of a refusal."""
+        """Return the body for an error response."""
 
 
 def call_id(reply: Reply, number: int) -> str:
-    """What a client calls a call: its own in the whole episode."""
+    """Return the id of a tool call, unique in the episode."""
     return f"call_{reply.action.index:05d}{number:03d}"
 
 
 def said_by(reply: Reply) -> str:
-    """What an answer says beside its calls, after what the client began it with."""
+    """Return the text of a reply without its tool calls and without the prefix given by the client."""
     return str(reply.message["content"] or "")[len(reply.begun) :]
 
 
 def in_pieces(text: str, size: int = 64) -> Iterator[str]:
-    """A text in pieces, as streams have it."""
+    """Split a text into pieces of up to ``size`` characters, for a stream."""
     return (text[at : at + size] for at in range(0, len(text), size))
 
 
 def log_probs_of(reply: Reply) -> list[dict[str, Any]]:
-    """The tokens of an answer with their log-probs, and the likeliest ones in the place of each, as OpenAI has it; none
-    where their texts were not asked for."""
+    """Return the tokens of a reply with log-probabilities and the most likely alternatives, in OpenAI's format.
+
+    The list is empty if the request did not ask for log-probabilities. Values are in nats.
+    """
     if not reply.pieces:
         return []
     action = reply.action
-    log_probs = np.zeros(len(action.tokens))  # of a token that was forced
+    log_probs = np.zeros(len(action.tokens))  # a forced token has log-probability 0
     log_probs[action.sampled] = action.log_probs
     others = reply.alternatives or ((),) * len(log_probs)
     return [
@@ -142,5 +153,5 @@ def _piece(text: str, log_prob: float) -> dict[str, Any]:
 
 
 def usage_of(replies: Sequence[Reply]) -> tuple[int, int]:
-    """Tokens that a request read and sampled: its prompt counts once."""
+    """Return prompt tokens and sampled tokens for a request; the prompt counts only once."""
     return max(len(reply.action.prompt) for reply in replies), sum(len(reply.action.tokens) for reply in replies)

@@ -1,7 +1,7 @@
-"""What becomes of every field of a request, in every protocol: it is honoured, ignored, or refused by its name.
+"""Handling of every request field in every protocol: supported, ignored or rejected by name.
 
-A protocol's tables name the fields that are honoured. Of all others a field is ignored that changes no answer, or that
-has a value which asks for nothing; any other one is refused, known or not.
+The request models of a protocol name its supported fields. A different field is ignored if it cannot change the
+answer, or if its value has no effect. All other fields are rejected, known or unknown.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from marft.common.texts import storable
 from marft_serve.gateway.protocol.reading import Table
 from marft_serve.gateway.refusals import RequestError
 
-MOST_NAMED = 32  # fields
-ECHOED = {  # what our own answers, and a client's library, write into messages beside what they say
+MOST_NAMED = 32  # maximum number of ignored fields in a response
+ECHOED = {  # fields that responses and client libraries add to messages
     "id", "status", "annotations", "logprobs", "refusal", "cache_control", "signature", "index", "thinking", "summary",
     "caller", "encrypted_content", "parsed", "parsed_arguments", "reasoning_content",
 }  # fmt: skip
-SAID = ("messages", "input", "system")  # what was said, with whatever else other programs write beside it
+SAID = ("messages", "input", "system")  # fields with content, to which other programs may add fields
 FOR_THE_SERVER = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "cache_control", "request_id", "stream_options", "priority", "cache_salt", "stream_options.include_obfuscation",
     "stream_options.include_usage", "anthropic_version", "inference_geo", "max_tool_calls",
 })  # fmt: skip
-OF_SCHEMAS = frozenset(  # which answers are held to strictly, whatever they are called
+OF_SCHEMAS = frozenset(  # names of schemas; answers always follow schemas strictly
     f"{form}.{name}"
     for form in ("response_format.json_schema", "text.format", "output_config.format")
     for name in ("name", "description", "strict")
 )
-NAMED = frozenset({  # ignored too, and named in the response under ``marft.ignored``
+NAMED = frozenset({  # ignored, and reported in the response under ``marft.ignored``
     "truncation", "tools.strict", "tools.function.strict", "tools.input_examples", "tools.eager_input_streaming",
     "tools.defer_loading", "tools.allowed_callers", "stream_options.continuous_usage_stats",
 })  # fmt: skip
-ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values of fields that are refused with any other one
+# values without an effect; the field is rejected with any other value
+ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {
     "add_special_tokens": (False,),
     "allowed_token_ids": ([],),
     "background": (False,),
@@ -79,7 +80,7 @@ ASKS_NOTHING: Mapping[str, tuple[object, ...]] = {  # values of fields that are 
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
-INSTEAD = {  # what does the same
+INSTEAD = {  # alternative to a rejected field, or the reason for the rejection
     "best_of": "ask for n, and choose",
     "functions": "offer them as tools",
     "guided_choice": "ask for a json_schema with an enum",
@@ -100,7 +101,10 @@ INSTEAD = {  # what does the same
 
 
 class Sampled(Table):
-    """What clients of all protocols may wish of sampling: ``marft serve`` honours it, the gateway records it."""
+    """Sampling parameters of all protocols.
+
+    ``marft serve`` applies them. The gateway only records them.
+    """
 
     temperature: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
@@ -109,24 +113,24 @@ class Sampled(Table):
 
     @property
     def wishes(self) -> dict[str, float | int]:
-        """Those that were said."""
+        """Sampling parameters present in the request, by name."""
         said = {name: getattr(self, name) for name in Sampled.model_fields}
         return {name: value for name, value in said.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A field that nobody honours: its name, ``tools.function.strict`` for one of an inner table."""
+    """Unsupported field with its dotted name, for example ``tools.function.strict``."""
 
     name: str
     value: object
 
 
 def ignored(request: Table) -> tuple[str, ...]:
-    """Return the fields of a request that are ignored and named in the response.
+    """Return the names of ignored fields to report in the response.
 
     Raises:
-        RequestError: a field that nobody honours may change the answer.
+        RequestError: an unsupported field may change the answer.
     """
     named = set[str]()
     for left in _left(request):
@@ -141,7 +145,7 @@ def ignored(request: Table) -> tuple[str, ...]:
 
 
 def refused(name: str) -> RequestError:
-    """Return what is said of a field that may change the answer."""
+    """Return the error for an unsupported field with a possible effect on the answer."""
     why = INSTEAD.get(name, "it is not known here, and could change the answer; leave it out")
     return RequestError(400, "unsupported_parameter", f"{name}: {why}", name)
 

@@ -1,4 +1,4 @@
-"""Reading what clients send: tables held to their types, and chats in the words of chat templates."""
+"""Request parsing: strictly typed models, and message conversion for chat templates."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from marft.common.types import Tool
 from marft_serve.gateway.refusals import RequestError
 
 LONGEST_NUMBER = 400  # digits
-MOST_ACTIONS = 64  # of one request
+MOST_ACTIONS = 64  # per request
 MOST_STOPS = 16
-MOST_ALTERNATIVES = 20  # of a token
-MOST_MESSAGES = 8192  # of a chat, and parts of a message
+MOST_ALTERNATIVES = 20  # per token
+MOST_MESSAGES = 8192  # per chat; also the maximum number of parts per message
 MOST_TOOLS = 512
-MOST_TABLES = 2**15  # and lists, of a request
+MOST_TABLES = 2**15  # tables and lists per request
 MOST_VALUES = 2**18
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 class Table(BaseModel):
-    """A table of a request; :mod:`.fields` says what becomes of fields that it does not name."""
+    """Part of a request; :mod:`.fields` handles unnamed fields."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
@@ -43,10 +43,10 @@ Schema = dict[str, Any]
 
 
 def read(kind: type[Read], body: bytes) -> Read:
-    """A request's body.
+    """Parse and validate a request's body.
 
     Raises:
-        RequestError: it is none; the message says where and why.
+        RequestError: the body is invalid; the message names the field and the reason.
     """
     check_size(body)
     try:
@@ -61,10 +61,10 @@ def read(kind: type[Read], body: bytes) -> Read:
 
 
 def read_json(body: bytes) -> Any:
-    """Return what a body says, its numbers bounded.
+    """Parse JSON, with bounded numbers.
 
     Raises:
-        RequestError: it is no JSON, or a number is none that a response could say.
+        RequestError: the body is not JSON, or a number is not finite or has too many digits.
     """
     try:
         return json.loads(body, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
@@ -75,17 +75,19 @@ def read_json(body: bytes) -> Any:
 
 
 def check_size(body: bytes, most_tables: int = MOST_TABLES, most_values: int = MOST_VALUES) -> None:
-    """See that a body is not made of so many parts that to read it would hold up everybody else.
+    """Check the number of parts in a body, to keep parsing from blocking other requests.
 
     Args:
-        most_tables: and lists, together.
+        body: the body.
+        most_tables: maximum number of tables and lists.
+        most_values: maximum number of values.
 
     Raises:
-        RequestError: it is.
+        RequestError: the body has more parts.
     """
     if body.count(b"{") + body.count(b"[") <= most_tables and body.count(b",") <= most_values:
         return
-    bare = STRING.sub(b"", body)  # texts may hold as many
+    bare = STRING.sub(b"", body)  # texts may contain any number of these characters
     tables = bare.count(b"{") + bare.count(b"[")
     for count, most, what in ((tables, most_tables, "tables and lists"), (bare.count(b","), most_values, "values")):
         if count > most:
@@ -106,10 +108,13 @@ def _finite(text: str) -> float:
 
 
 def unsupported(field: str, why: str) -> RequestError:
+    """Return the error for an unsupported field or value."""
     return RequestError(400, "unsupported_parameter", f"{field}: {why}", field)
 
 
 class Part(Table):
+    """Part of a message's content."""
+
     type: str
     text: str | None = None
 
@@ -119,13 +124,14 @@ Content = str | Parts | None
 
 
 def text_of(content: Content, texts: Sequence[str] = ("text",)) -> str:
-    """The text of a message.
+    """Return a message's text.
 
     Args:
-        texts: types of parts that are text.
+        content: content of the message.
+        texts: types of parts that contain text.
 
     Raises:
-        RequestError: a part of it is none.
+        RequestError: a part is not text.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -136,8 +142,9 @@ def text_of(content: Content, texts: Sequence[str] = ("text",)) -> str:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Return the parts of a message as one text. A line break stands between two parts, as vLLM has it, unless space
-    stands there already; empty parts are left out.
+    """Join a message's parts into a single text.
+
+    Like vLLM, put a line break between two parts, unless there is white space already. Empty parts are left out.
 
     >>> joined(["Is it 3?", "", "Or 4?"]), joined(["Is it ", "3?"])
     ('Is it 3?\\nOr 4?', 'Is it 3?')
@@ -151,18 +158,20 @@ def joined(parts: Iterable[str]) -> str:
 
 
 def stops_of(stop: list[str] | str | None) -> tuple[str, ...]:
-    """Texts that end an answer."""
+    """Return a request's stop sequences."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def forced_call(tools: Sequence[Tool], name: str, parallel: bool) -> Constraint:
-    """What an answer must look like that calls a tool.
+    """Return the constraint for an answer with a mandatory tool call.
 
     Args:
-        name: of the tool; "" is any.
+        tools: the offered tools.
+        name: name of the tool; "" for any tool.
+        parallel: True to allow several calls.
 
     Raises:
-        RequestError: it is not offered.
+        RequestError: the tool is not offered.
     """
     if not any(name in ("", tool.name) for tool in tools):
         raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
@@ -171,7 +180,7 @@ def forced_call(tools: Sequence[Tool], name: str, parallel: bool) -> Constraint:
 
 @dataclass(frozen=True, slots=True)
 class CallSaid:
-    """A call of an assistant's turn, as a client sends it back."""
+    """Tool call in an assistant turn, from a client's request."""
 
     id: str
     name: str
@@ -180,8 +189,14 @@ class CallSaid:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message of any protocol: of a system, user or assistant; or, with ``answers``, what a tool answered to a call
-    of that id."""
+    """Protocol-independent message from a client.
+
+    Args:
+        role: role of the message.
+        text: text of the message.
+        calls: tool calls of an assistant turn.
+        answers: for a tool result, the id of its tool call.
+    """
 
     role: str
     text: str
@@ -190,17 +205,19 @@ class Said:
 
 
 def chat_of(messages: Iterable[Said], partly: bool = False) -> tuple[ChatMessage, ...]:
-    """Return the messages as chat templates take them. Calls and answers are named by their places, as in
-    :func:`marft.agents.rendering.exchange`: so a prompt does not depend on the ids of a client. The answers to a turn's
-    calls stand in the order of the calls, for many templates show no ids. A turn whose calls all have no answer stays
-    as it is.
+    """Convert messages for chat templates.
+
+    The ids of tool calls are replaced by their positions, as in :func:`marft.agents.rendering.exchange`. So a
+    prompt does not depend on the ids of a client. The results of a turn's calls are in the order of the calls,
+    since many templates show no ids. A turn whose calls all lack a result stays unchanged.
 
     Args:
-        partly: whether some calls of a turn may have answers, and some have none.
+        messages: the messages.
+        partly: True to allow a turn in which only some calls have a result.
 
     Raises:
-        RequestError: there is no message; two calls of a turn have one id; an answer belongs to no call of the turn
-            before it, or to one that has an answer; some calls of a turn have answers, and some have none.
+        RequestError: there are no messages; two calls of a turn have the same id; a result belongs to no call of the
+            previous turn, or to a call that already has a result; only some calls of a turn have a result.
     """
     chat, calls = list[ChatMessage](), _OpenCalls()
     for message in messages:
@@ -227,10 +244,10 @@ def chat_of(messages: Iterable[Said], partly: bool = False) -> tuple[ChatMessage
 
 
 def turn_to_continue(messages: Sequence[Said]) -> str:
-    """Return the text of a last turn that a client asks to continue.
+    """Return the last message's text, for the assistant to continue.
 
     Raises:
-        RequestError: the last message is no assistant's turn of text alone.
+        RequestError: the last message is not from the assistant, or has tool calls.
     """
     last = messages[-1] if messages else None
     if last is None or last.role != "assistant":
@@ -242,19 +259,21 @@ def turn_to_continue(messages: Sequence[Said]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _OpenCalls:
-    """The calls of a turn, by id in their order, and the answers so far."""
+    """Tool calls in a turn, by id and in order, with the results so far."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(calls: Sequence[CallSaid]) -> _OpenCalls:
+        """Create the open calls for a turn."""
         names = {call.id: call.name for call in calls}
         if len(names) < len(calls):
             raise _invalid("two calls of a turn have the same id: no answer could be told from the other's")
         return _OpenCalls(names)
 
     def answer(self, id_: str, text: str) -> None:
+        """Add a call's result."""
         name = storable(id_)[:64]
         if id_ not in self.names:
             raise _invalid(f"the answer to {name!r} belongs to no call of the assistant's turn before it")
@@ -263,7 +282,7 @@ class _OpenCalls:
         self.answers[id_] = text
 
     def close(self, partly: bool) -> Iterator[ChatMessage]:
-        """Yield the answers in the order of the calls."""
+        """Yield the results in call order."""
         missing = [id_ for id_ in self.names if id_ not in self.answers]
         if missing and self.answers and not partly:
             listed = storable(", ".join(missing))[:500]

@@ -1,5 +1,8 @@
-"""OpenAI's Responses: ``POST …/responses``. A request sends its whole input, or what is new since a response that it
-names; responses are kept as long as their episode is played."""
+"""OpenAI Responses API: ``POST …/responses``.
+
+A request contains its whole input, or the new part after a previous response. Responses are stored until the end of
+their episode.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +50,14 @@ from marft_serve.gateway.protocol.reading import (
 )
 from marft_serve.gateway.refusals import RequestError
 
-LOG_PROBS = "message.output_text.logprobs"  # among what is to be included
-PART = ("response.reasoning_summary_part", "response.content_part")  # of a thought, of a message
+LOG_PROBS = "message.output_text.logprobs"  # value of ``include``
+PART = ("response.reasoning_summary_part", "response.content_part")  # for reasoning, for messages
 TEXT = ("response.reasoning_summary_text", "response.output_text")
 TEXTS = ("text", "input_text", "output_text", "summary_text")
 
 
 class Item(Table):
-    """Anything of an input; which fields it has follows from its type."""
+    """Item of an input; its fields depend on its type."""
 
     type: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -66,6 +69,8 @@ class Item(Table):
 
 
 class OfferedTool(Table):
+    """Definition of a tool."""
+
     type: str
     name: Name | None = None
     description: str | None = None
@@ -73,20 +78,28 @@ class OfferedTool(Table):
 
 
 class Forced(Table):
+    """Choice of a named function."""
+
     type: Literal["function"]
     name: Name
 
 
 class Format(Table):
+    """Format of the response text."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = Field(default=None, alias="schema")
 
 
 class Text(Table):
+    """Options of the response text."""
+
     format: Format | None = None
 
 
 class Request(Sampled):
+    """Body of a request."""
+
     model: str = ""
     input: str | Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES)]
     instructions: str | None = None
@@ -106,6 +119,8 @@ class Request(Sampled):
 
 
 class Responses(Protocol):
+    """OpenAI Responses API."""
+
     def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
         request = read(Request, body)
         left = ignored(request)
@@ -159,7 +174,7 @@ class Responses(Protocol):
 
     @staticmethod
     def head(asked: Asked, action: str, told: Mapping[str, Any]) -> dict[str, Any]:
-        """What is known of a response before anything is said."""
+        """Return the response fields known before any text."""
         body = asked.detail or {}
         return {
             "id": f"resp_{_name(action)}",
@@ -184,15 +199,15 @@ class Responses(Protocol):
 
 
 class Items(Stream):
-    """Items as they come about: at most a thought, a message and calls."""
+    """Encoder for a response streamed in items: optional reasoning, an optional message, and tool calls."""
 
     def __init__(self, protocol: Responses, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> None:
         super().__init__(asked, begun, told)
         self.protocol = protocol
-        self._number = count()  # of an event
-        self._index = -1  # of the item that is open, or was last
+        self._number = count()  # number of the next event
+        self._index = -1  # index of the open item, or of the last item
         self._open: dict[str, Any] = {}
-        self._text = ""  # of it
+        self._text = ""  # text of the open item
 
     def begin(self) -> Iterator[Event]:
         head = self.protocol.head(self.asked, self.begun.id, self.told)
@@ -200,7 +215,7 @@ class Items(Stream):
         for state in ("created", "in_progress"):
             yield self._event(f"response.{state}", response=response)
 
-    def say(self, index: int, thought: str, text: str) -> Iterator[Event]:  # noqa: ARG002  there is one action
+    def say(self, index: int, thought: str, text: str) -> Iterator[Event]:  # noqa: ARG002  always 0: one action
         if thought:
             yield from self._go_on(_reasoning(self.begun.id, ""), thought)
         if text:
@@ -208,7 +223,7 @@ class Items(Stream):
 
     def end(self, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
         (reply,) = replies
-        if self._open.get("type") != "message" and not reply.calls:  # nothing is said
+        if self._open.get("type") != "message" and not reply.calls:  # a response has at least one item
             yield from self._go_on(_message(self.begun.id, ""), "")
         yield from self._close(log_probs_of(reply))
         for call in _calls(reply):
@@ -227,7 +242,7 @@ class Items(Stream):
         return {"output_index": self._index, "item_id": self._open["id"], **inside}
 
     def _go_on(self, item: dict[str, Any], text: str) -> Iterator[Event]:
-        """More of a thought or of a message, which begins if something else is open."""
+        """Yield the events for more reasoning or text; first close an item with a different type."""
         is_message = item["type"] == "message"
         if self._open.get("type") != item["type"]:
             yield from self._close()
@@ -246,7 +261,7 @@ class Items(Stream):
         yield self._event("response.output_item.added", output_index=self._index, item=item)
 
     def _close(self, log_probs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
-        """The thought or message that is open, if one is, is over."""
+        """Yield the events that close an open reasoning item or message."""
         if not self._open:
             return
         is_message = self._open["type"] == "message"
@@ -263,7 +278,10 @@ class Items(Stream):
 
 
 def _turns(items: Sequence[Item], earlier: Sequence[Said]) -> list[Said]:
-    """The messages of an input, after earlier ones. Calls are part of the assistant's turn that they follow on."""
+    """Return an input's messages after the earlier messages.
+
+    Tool calls are added to the preceding assistant turn.
+    """
     turns = list(earlier)
     for number, item in enumerate(items):
         kind = item.type or "message"
@@ -279,7 +297,7 @@ def _turns(items: Sequence[Item], earlier: Sequence[Said]) -> list[Said]:
             if not item.call_id:
                 raise RequestError(400, "invalid_value", f"input.{number}: an output needs its call_id", "input")
             turns.append(Said("tool", text_of(item.output, TEXTS), answers=item.call_id))
-        elif kind != "reasoning":  # what was thought is in the ids, where it is gone on from
+        elif kind != "reasoning":  # earlier reasoning is in the token ids of a turn that the chat continues
             raise RequestError(
                 400, "invalid_value", f"input.{number}: no item of type {kind[:64]!r} can be read like this", "input"
             )
@@ -311,7 +329,7 @@ def _name(action: str) -> str:
 
 
 def _output(reply: Reply) -> list[dict[str, Any]]:
-    """What was said, then what is called."""
+    """Return the output items: reasoning, message, tool calls."""
     text = said_by(reply)
     thought = [_reasoning(reply.action.id, reply.thought)] if reply.thought else []
     message = [_message(reply.action.id, text, log_probs_of(reply))] if text or not reply.calls else []
