@@ -76,7 +76,9 @@ def _unusable(why: str) -> Any:
         raise ValueError(why)
 
     unusable = group()
-    unusable.command(help=f"Cannot be used: {why}", context_settings=OVERRIDES)(fail)
+    unusable.command(
+        help=f"Cannot be used: {why}", short_help="Cannot be used: its package is broken.", context_settings=OVERRIDES
+    )(fail)
     return typer.main.get_command(unusable)
 
 

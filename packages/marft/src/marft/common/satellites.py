@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
 from pathlib import Path
 from shlex import quote
@@ -51,6 +51,7 @@ def not_installed(kind: str, name: str) -> str:
     return f"{name!r} comes with marft[{extra}], which is not installed: {install_command(extra)}" if extra else ""
 
 
+@lru_cache(maxsize=512)  # reading a distribution's metadata takes milliseconds
 def version_problem(point: EntryPoint) -> str:
     """Return why an entry point of a satellite does not fit this version of the core; "" where it fits."""
     if point.dist is None or point.dist.metadata["Name"] not in satellites().packages:
@@ -68,7 +69,7 @@ def install_command(extra: str) -> str:
     of the wheels.
     """
     origin, editable = _origin()
-    if origin is None:
+    if origin is None or extra not in satellites().extras:
         return f"pip install {quote(f'{CORE}[{extra}]')}"
     if origin.suffix == ".whl":
         return f"pip install --find-links {quote(str(origin.parent))} {quote(f'{CORE}[{extra}]')}"

@@ -222,12 +222,7 @@ class RunSettings(Settings):
         return [section for section in (self.__pydantic_extra__ or {}).values() if section is not None]
 
     def section(self, cls: type[S]) -> S | None:
-        """Return a section; None if the recipe does not set it.
-
-        >>> from marft.config.sections import Section
-        >>> RunSettings.model_construct().section(Section) is None
-        True
-        """
+        """Return a section, such as ``run.section(TracingSettings)``; None if the recipe does not set it."""
         found = (self.__pydantic_extra__ or {}).get(cls.key)
         return found if isinstance(found, cls) else None
 

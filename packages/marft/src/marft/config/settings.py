@@ -188,8 +188,9 @@ class Settings(BaseModel):
         ]
         if len(unknown) > MOST_UNKNOWN:
             problems.append(_problem("unknown_key", f"and {len(unknown) - MOST_UNKNOWN:,} more unknown keys"))
+        refused = set(unknown)
         try:
-            handler({key: value for key, value in table.items() if key not in unknown})
+            handler({key: value for key, value in table.items() if key not in refused})
         except ValidationError as error:
             problems += [_problem(e["type"], e["msg"], e["loc"], e["input"]) for e in error.errors()]
         raise ValidationError.from_exception_data(cls.__name__, problems)

@@ -86,7 +86,7 @@ def normalise(advantages: Sequence[Floats]) -> list[Floats]:
 
 
 def normaliser(action: Action, normalisation: Normalisation) -> float:
-    """Return Z of eq. 6: 1, the number of sampled tokens, or the number of words in the agent's own text (minimum 1)."""
+    """Return Z of eq. 6: 1, the number of sampled tokens, or the number of words in the agent's text (minimum 1)."""
     if normalisation == "none" or action.choice:  # options of a choice are already normalized one by one
         return 1.0
     if normalisation == "tokens":
