@@ -3,10 +3,10 @@
     python benchmarks/gpu.py                 # on a machine with one; elsewhere it says so and ends with 2
     python benchmarks/gpu.py --device cpu    # try the questions out, results to --results alone
 
-First the tests of ``tests/test_gpu.py`` (decoding and learning as the CPU does, half precision, who waits for the GPU,
-memory), and those of vLLM where MARFT_VLLM names a Python that has it. Then steps of the demo in float32 and bfloat16:
-seconds by phase, tokens a second, peak memory. Writes results/gpu/<machine>.json and .md, and ends with 1 where a test
-failed.
+First the tests of ``tests/marft/trainer/test_gpu.py`` (decoding and learning as the CPU does, half precision, who waits
+for the GPU, memory), and those of vLLM where MARFT_VLLM names a Python that has it. Then steps of the demo in float32
+and bfloat16: seconds by phase, tokens a second, peak memory. Writes results/gpu/<machine>.json and .md, and ends with 1
+where a test failed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from marft.runs.folder import RunFolder
 from marft.trainer.loop import train
 
 ROOT = Path(__file__).parents[1]
+FILES = ("tests/marft/trainer/test_gpu.py", "tests/marft_serve/test_vllm.py")
 NO_GPU = 2
 COLUMNS = {
     "seconds/sampling": "sampling, s", "seconds/learning": "learning, s",
@@ -66,7 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def tested(device: str) -> tuple[int, list[str]]:
     """Ask the tests → 0 where all passed, and a line for each that did not or was left out, with the sum at the end."""
     answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_gpu.py", "tests/test_vllm.py"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *FILES],
         cwd=ROOT, env={**os.environ, "MARFT_GPU": device}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     lines = answer.stdout.splitlines()

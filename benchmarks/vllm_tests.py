@@ -43,7 +43,7 @@ def main() -> None:
             sys.executable,
             "-m",
             "pytest",
-            "tests/test_vllm.py",
+            "tests/marft_serve/test_vllm.py",
             "-p",
             "no:cacheprovider",
             "--junitxml",

@@ -1,4 +1,4 @@
-"""A program that speaks as an engine apart does, and misbehaves as it is told: run by ``tests/test_engine_apart.py``.
+"""A program that speaks as an engine apart does, and misbehaves as it is told: run by ``tests/marft/inference/test_engine_apart.py``.
 
 It samples the prompt's last tokens one after the other, as likely as their place.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
 SOURCES = sorted(ROOT.glob("packages/*/src"))
 
 

@@ -17,8 +17,8 @@ from marft_serve.viewer.indexing import IndexCache
 from marft_serve.viewer.serving import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 from tests.browser.played_team import HOSTILE, STEPS, log_step, make_run
+from tests.marft_serve.test_viewer_colours import contrast
 from tests.nights import NIGHT
-from tests.test_viewer_colours import contrast
 
 pytestmark = pytest.mark.slow
 PAGES = {

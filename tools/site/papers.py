@@ -191,8 +191,8 @@ def _named(kind: str, links: Iterable[str]) -> list[str]:
 def _test(test: str) -> str:
     """A test as the claim that its name makes.
 
-    >>> _test("test_gae.py::test_gae_equals_the_slow_reference")
-    '[gae equals the slow reference](../tests/test_gae.py)'
+    >>> _test("marft/trainer/test_gae.py::test_gae_equals_the_slow_reference")
+    '[gae equals the slow reference](../tests/marft/trainer/test_gae.py)'
     """
     file, _, name = test.partition("::")
     return f"[{name.removeprefix('test_').replace('_', ' ')}](../tests/{file})"

@@ -1,9 +1,9 @@
 """Memory of sharded weights while they are gathered (:mod:`marft.models.sharding`).
 
-The counts are measured on tensors of FSDP2 in torch 2.13 (``tests/test_plan_ranks.py``). A gathered layer coexists with
-its communication buffer. Embeddings, last norm and head stay gathered for a whole pass, and their buffer stays until
-the first layer is gathered. For trained weights, a layer's gradient and its reduction buffer come on top, and the
-head's gradient until the end of the pass.
+The counts are measured on tensors of FSDP2 in torch 2.13 (``tests/marft_lab/test_plan_ranks.py``). A gathered layer
+coexists with its communication buffer. Embeddings, last norm and head stay gathered for a whole pass, and their buffer
+stays until the first layer is gathered. For trained weights, a layer's gradient and its reduction buffer come on top,
+and the head's gradient until the end of the pass.
 """
 
 from __future__ import annotations

@@ -1,0 +1,176 @@
+"""Nothing that models, tasks or environments write is obeyed: by the terminal, by a page, by a picture."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+from typer.testing import CliRunner
+
+from marft.agents.rendering import Message
+from marft.cli.console import evaluation_table, guarded, wide_console
+from marft.cli.live import Screen
+from marft.cli.main import app
+from marft.cli.outcomes import terms_table
+from marft.cli.terminal import Terminal
+from marft.common.texts import LONGEST, cut, raised, visible
+from marft.common.types import Episode, Observation, Task, ToolCall, Transition
+from marft.evaluation.compare import comparison_tables
+from marft.evaluation.graph import draw, timeline
+from marft.evaluation.pages import page
+from marft.evaluation.report import write_report
+from marft.runs.episodes import write_episodes
+from marft.runs.folder import RunFolder
+from marft.trainer.replay import Audit, Opinion
+from marft.trainer.replay_page import action_table, agreement_table, audit_table, pictures_of, write_replay
+from tests.episodes import make_action
+from tests.helpers import settings
+from tests.marft.evaluation.test_unknown_success import saved
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\r\x08\u202e\u2066"
+HOSTILE = f"{ESCAPES}[red]markup[/red] [/] :smile: <script>alert(1)</script> $\\bad{{$"
+OBEYED = ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\r", "\x08", "\u202e", "\u2066")
+
+
+def hostile_episode(**changes: Any) -> Episode:
+    action = replace(
+        make_action(HOSTILE, text=HOSTILE), ended=1.0, calls=(ToolCall(HOSTILE, HOSTILE, HOSTILE, error=True),),
+        intermediate_texts=(HOSTILE,),
+    )  # fmt: skip
+    transitions = (Transition(Observation(HOSTILE), 1.0, {HOSTILE: 1.0}, {HOSTILE: 1.0, f"x/{HOSTILE}": 0.5}),)
+    return replace(
+        Episode(Task(HOSTILE, HOSTILE), "train/0", 0, (action,), "terminated", transitions, error=HOSTILE), **changes
+    )
+
+
+def terminal() -> Console:
+    return guarded(
+        Console(file=io.StringIO(), force_terminal=True, width=400, markup=False, emoji=False, highlight=False)
+    )
+
+
+def check(console: Console) -> None:
+    written = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[red]markup[/red] [/] :smile: <script>" in written
+    for one in OBEYED:
+        assert one not in written
+
+
+def audit() -> Audit:
+    episode = hostile_episode()
+    opinion = Opinion(HOSTILE, [None], {}, {HOSTILE: 1.0}, critic=HOSTILE, notes=[HOSTILE])
+    return Audit(
+        1, [episode], [[HOSTILE, HOSTILE]], [opinion, opinion], {(HOSTILE, HOSTILE): 1.0}, {(HOSTILE, HOSTILE): 1.0}
+    )
+
+
+EVALUATION = saved(HOSTILE, [1.0, 2.0], [True])
+SHOWN: dict[str, Any] = {
+    "text": lambda: HOSTILE,
+    "a styled text": lambda: Text(HOSTILE, style="bold"),
+    "evaluations": lambda: evaluation_table([EVALUATION]),
+    "a timeline": lambda: timeline(hostile_episode()),
+    "an audit": lambda: audit_table(audit()),
+    "agreement": lambda: agreement_table(audit()),
+    "actions": lambda: action_table(audit(), pictures_of(audit(), 1)),
+    "reward terms": lambda: terms_table({HOSTILE: {"": 1.0, HOSTILE: 0.5}}),
+}
+
+
+@pytest.mark.parametrize("what", SHOWN)
+def test_the_terminal_shows_what_was_written_and_obeys_nothing(what: str) -> None:
+    console = terminal()
+    console.print(SHOWN[what]())
+    check(console)
+
+
+def test_the_console_of_every_command_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
+    wide_console().print(HOSTILE)
+    written = capsys.readouterr().out
+    assert "[red]markup[/red] [/] :smile:" in written
+    assert not any(one in written for one in OBEYED)
+
+
+def test_a_run_that_trains_shows_notes_and_names_and_obeys_nothing() -> None:
+    watching = Terminal([HOSTILE])
+    watching.console = terminal()
+    watching.note(HOSTILE)
+    watching.step(1, {"reward": 1.0, f"agents/{HOSTILE}/kl": 0.5})
+    assert "KL 0.5" in watching.console.file.getvalue()  # type: ignore[attr-defined]
+    check(watching.console)
+
+
+def test_an_episode_that_is_played_live_is_shown_and_not_obeyed() -> None:
+    screen = Screen(terminal())
+    screen.observed(Observation(HOSTILE))
+    screen.asked(HOSTILE, [Message(HOSTILE, HOSTILE)])
+    screen.acted(hostile_episode().actions[0])
+    screen.ended(hostile_episode())
+    screen.ended(hostile_episode(status="failed"))
+    check(screen.console)
+
+
+def test_a_comparison_shows_names_and_obeys_nothing(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    folder.write_evaluation(EVALUATION, "x")
+    console = terminal()
+    for table in comparison_tables([folder]):
+        console.print(table)
+    check(console)
+
+
+def test_the_graph_of_a_hostile_episode_is_a_picture_in_a_file_of_its_own_folder(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    odd = [hostile_episode(), hostile_episode(task=Task("../../../" + "x" * 300 + "\x00", "?"))]
+    write_episodes(folder.episodes / "step_000001.parquet", odd)
+    for number in range(2):
+        result = CliRunner().invoke(app, ["graph", str(folder.path), str(number)])
+        assert result.exit_code == 0, result.output
+        assert not any(one in result.output for one in OBEYED)
+    pictures = list(folder.graphs.iterdir())
+    assert len(pictures) == 2
+    assert not any("<script>" in picture.read_text() for picture in pictures)
+    assert len(draw(odd[1]).axes[0].get_title(loc="left")) < 150
+
+
+def test_pages_show_what_was_written_and_obey_nothing(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    episode = hostile_episode()
+    example = {"observation": HOSTILE, "success": None, "reward": 1.0, "actions": [
+        {"agent": HOSTILE, "step": 0, "calls": [HOSTILE], "text": HOSTILE}]}  # fmt: skip
+    folder.write_evaluation({**EVALUATION, "examples": [example]}, "x")
+    folder.write_evaluation({**EVALUATION, "checkpoint": "base", "examples": [example]}, "y")
+    folder.metrics.write_text('{"step": 1, "reward": 1.0, "agents/$\\\\bad{$<script>/kl": 0.5}\n')
+    write_report(folder)
+    write_episodes(folder.episodes / "step_000001.parquet", [episode])
+    write_replay(tmp_path / "replay", HOSTILE, audit(), pictures_of(audit(), 1))
+    for file in (folder.report, tmp_path / "replay.html"):
+        written = file.read_text()
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in written
+        assert "<script" not in written
+        assert "Content-Security-Policy" in written
+        assert not any(one in written for one in OBEYED)
+
+
+def test_a_text_that_is_endless_is_cut_on_a_page() -> None:
+    written = page("marft.trainer", "replay.html.jinja", title="x" * 20_000_000, audit=audit(), titles=[], rows=[], agreement=[],
+                   names=[], notes=[], pictures=[], outcome=str)  # fmt: skip
+    assert len(written) < 1_000_000
+    assert "19,800,000 more characters" in written
+
+
+def test_an_error_of_20_mb_is_cut_and_says_how_much_was() -> None:
+    said = raised(ValueError("x" * 20_000_000))
+    assert len(said) < LONGEST + 50
+    assert said.endswith("… (19,998,012 more characters)")
+    assert cut("short") == "short"
+
+
+def test_what_turns_the_direction_of_text_is_shown_as_what_it_is() -> None:
+    assert visible("a\u202eb\u2066c\u200fd\u061ce\u2028") == "a�b�c�d�e�"
+    assert visible("naïve 日本語 👩\u200d🔬\n\tשלום") == "naïve 日本語 👩\u200d🔬\n\tשלום"

@@ -1,0 +1,75 @@
+"""Recipes whose environment says who acts: teams that do not ask it, or go round it, are refused."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from marft.common.types import Task
+from marft.config.load import load_recipe
+from marft.config.parts import EnvironmentPart
+
+NOT_ASKED = "act although it is not their turn; use organization = 'turns'"
+BESIDE = "they would read each other's whole turns beside it"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "says"),
+    [
+        ("relay", {"team.organization": "chain"}, NOT_ASKED),
+        ("relay", {"team.organization": "debate"}, NOT_ASKED),
+        ("relay", {"team.sees": "last"}, BESIDE),
+        ("rooms", {"team.organization": "parallel"}, NOT_ASKED),
+        ("rooms", {"team.sees": "since"}, BESIDE),
+        ("rooms_single", {"team.organization": "chain", "environment.actions": "choose",
+                          "environment.order": "one after another"}, "nobody chooses from what environment 'rooms'"),
+        ("memory", {"team.organization": "chain"}, NOT_ASKED),
+        ("memory", {"team.sees": "last"}, BESIDE),
+        ("code", {"team": {"organization": "chain"}}, NOT_ASKED),
+        ("shop", {"environment.actions": "choices", "environment.actor": "buyer"}, "nobody chooses"),
+        ("plan_path", {"environment.actions": "choices"}, "nobody chooses"),
+    ],
+)  # fmt: skip
+def test_teams_that_do_not_go_with_their_environment(recipe: str, changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        load_recipe(recipe, changes=changes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        ("relay_single", {}),  # one agent alone: nobody else's turn
+        ("rooms_single", {"team.organization": "chain"}),
+        ("code_single", {}),
+        ("code", {"team.sees": "since"}),  # programs are passed on by the team
+        ("shop", {"team.organization": "turns", "team.order": "one after another", "environment.actions": "choices",
+                  "environment.actor": "buyer"}),
+    ],
+)  # fmt: skip
+def test_teams_that_do(recipe: str, changes: dict[str, object]) -> None:
+    assert load_recipe(recipe, changes=changes).agents
+
+
+def test_hints_are_all_that_the_other_gets() -> None:
+    game = {"name": "textarena", "game": "hints"}
+    changes = {"environment": game, "team": {"organization": "turns", "sees": "last"}}
+    with pytest.raises(ValueError, match=BESIDE):
+        load_recipe("textarena", changes=changes)
+
+
+class Dealt(EnvironmentPart):
+    """Somebody's own, which deals turns."""
+
+    says_whose_turn: ClassVar[bool] = True
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(f"{split}/0", "Play.")]
+
+    def start(self, task: Task, seed: int) -> object:
+        raise AssertionError("nobody plays here")
+
+
+def test_an_environment_of_ones_own_says_it_too() -> None:
+    with pytest.raises(ValueError, match=NOT_ASKED):
+        load_recipe("demo", changes={"environment": {"name": "tests.marft.config.test_turns_settings:Dealt"}})

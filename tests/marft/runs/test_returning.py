@@ -1,0 +1,234 @@
+"""A run whose rate is a hundred times too high: it is told of, and goes back to where it was sound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from marft.config import RunSettings
+from marft.evaluation.guards.history import RETURNED
+from marft.evaluation.guards.watch import Watch, sentences
+from marft.rollout.rollouts import LocalRollouts, open_rollouts
+from marft.runs.checkpoints import Checkpoints, State, kept, restore, verify
+from marft.runs.folder import RunFolder, step_of
+from marft.runs.log import Mark
+from marft.trainer.learner import Learner
+from marft.trainer.loop import train
+from marft.trainer.returning import Returning
+from tests.helpers import settings
+from tests.marft.runs.test_resume import StopAfter, assert_same
+from tests.nights import BY_NIGHT, some
+from tests.runs import Listening
+
+STEPS = 9
+
+
+def hot(output: Path, *overrides: str) -> RunSettings:
+    return settings(
+        "tiny", output, "--training.steps", str(STEPS), "--checkpoints.every", "2", "--guards.window", "3",
+        "--algorithm.optimizer.learning_rate", "1.0", "--algorithm.optimizer.warmup_steps", "0", "--agents.actor.sampling.max_new_tokens", "32",
+        "--agents.reasoner.sampling.max_new_tokens", "32", *overrides,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def returned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[str]]:
+    run, listening = hot(tmp_path_factory.mktemp("returned"), "--guards.on_collapse", "return"), Listening()
+    folder = RunFolder.create(run)
+    train(run, folder, observer=listening)
+    return folder, listening.notes
+
+
+@BY_NIGHT
+@pytest.mark.slow
+def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_is_recorded(
+    returned: tuple[RunFolder, list[str]],
+) -> None:
+    folder, notes = returned
+    rows = folder.read_metrics()
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "the log keeps what collapsed"
+    backs = {row["step"]: row[RETURNED] for row in rows if RETURNED in row}
+    assert 1 <= len(backs) <= 2
+    assert next(iter(backs.values())) == 0
+    rates = [row["policies/actor/learning_rate"] for row in rows]
+    guards = hot(folder.path.parent, "--guards.on_collapse", "return").guards
+    watch, cooled = Watch(guards, (), lambda _: None), 1.0
+    for row, rate in zip(rows, rates, strict=True):
+        assert rate == pytest.approx(cooled)
+        watch.look(row)
+        if RETURNED in row:
+            assert 0 < watch.cooled() < guards.rate, "the hotter, the cooler"
+            cooled *= watch.cooled()
+            watch.go_back(int(row[RETURNED]))
+    state = verify(folder.checkpoints / "step_000009")
+    assert (state.returns, state.cooled) == (len(backs), pytest.approx(cooled))
+    said = sentences(guards, rows)
+    assert [text for text in said if text in notes] == said
+    assert sum("the run goes back to the checkpoint of step" in text for text in said) == len(backs)
+
+
+@BY_NIGHT
+@pytest.mark.slow
+@pytest.mark.parametrize("after", some([3, 2, 4, 6], 4))
+def test_a_run_that_has_gone_back_goes_on_as_if_it_had_not_stopped(
+    after: int, returned: tuple[RunFolder, list[str]], tmp_path: Path
+) -> None:
+    run = hot(tmp_path, "--guards.on_collapse", "return")
+    folder = RunFolder.create(run)
+    train(run, folder, observer=StopAfter(after))
+    train(run, folder, resume=True)
+    assert_same(folder, returned[0], "step_000009")
+
+
+@pytest.mark.parametrize(
+    ("kept", "best_then", "best_now", "expected"),
+    [
+        ([2, 4, 6, 8], (2, 0.5), (6, 0.9), (2, 0.5)),
+        ([2, 4, 6], (2, 0.5), (8, 0.9), (2, 0.5)),  # 8 is the step that goes back: what is saved there are old weights
+        ([4, 6, 8], (2, 0.5), (6, 0.9), (0, -1.0)),
+        ([2, 4, 6, 8], (2, 0.5), (2, 0.5), (2, 0.5)),
+        ([4, 6, 8], (4, 0.7), (4, 0.7), (4, 0.7)),
+    ],
+)
+def test_no_checkpoint_that_was_given_up_stays_the_best_one(
+    kept: list[int], best_then: tuple[int, float], best_now: tuple[int, float], expected: tuple[int, float],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    run = hot(tmp_path, "--guards.on_collapse", "return")
+    folder = RunFolder.create(run)
+    for step in kept:
+        (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
+        (folder.checkpoints / f"step_{step:06d}" / "state.json").write_text("{}")
+    checkpoints, learner = Checkpoints(folder, run.checkpoints), cast("Any", SimpleNamespace(optimizers={}))
+    goes_back = Returning(run, checkpoints, cast("Any", None), learner, lambda _: None, lambda _: None)
+    then = State(step=4, best_step=best_then[0], best_score=best_then[1], best_by="reward")
+    now = State(step=8, best_step=best_now[0], best_score=best_now[1], best_by="reward")
+    state = goes_back.go_back(now, cast("Any", SimpleNamespace(state=then)), 0.5)
+    assert (state.best_step, state.best_score) == expected
+    assert [step_of(path) for path in checkpoints.steps()] == [step for step in kept if step <= 4]
+
+
+@BY_NIGHT
+@pytest.mark.slow
+def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
+    run, listening = hot(tmp_path), Listening()
+    folder = RunFolder.create(run)
+    state = train(run, folder, observer=listening)
+    assert any("(guards.kl = 0.1)" in note for note in listening.notes)
+    assert state.returns == 0
+    assert not (folder.checkpoints / "step_000000").exists()
+    assert any("guards/kl" in row for row in folder.read_metrics())
+    assert not any(RETURNED in row for row in folder.read_metrics())
+
+
+@pytest.mark.slow
+def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and_without_any_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    run, listening = hot(tmp_path, "--guards.on_collapse", "return"), Listening()
+    folder = RunFolder.create(run)
+    train(run, folder, observer=StopAfter(2))
+    with open_rollouts(run) as rollouts:
+        learner = Learner(run, rollouts.models)
+        checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window)
+        back = partial(restore, models=rollouts.models, learner=learner)
+        returning = Returning(run, checkpoints, rollouts.models, learner, back, listening.note)
+        state = State(step=2)
+        found = returning.target(state, 2)
+        assert found is not None
+        assert found.state.step == 2
+        (folder.checkpoints / "step_000002" / "state.json").write_text("{}")
+        found = returning.target(state, 2)
+        assert found is not None
+        assert found.state.step == 0
+        assert any("step_000002" in note and "step 2: passed over" in note for note in listening.notes)
+        assert returning.target(replace(state, returns=run.guards.returns), 2) is None
+        (folder.checkpoints / "step_000000" / "state.json").write_text("{}")
+        assert returning.target(state, 2) is None
+        told = [note for note in listening.notes if "it goes on as it is" in note]
+        assert len(told) == 1, "once"
+        assert "has gone back 2 times" in told[0]
+
+
+def weights(rollouts: LocalRollouts) -> dict[str, torch.Tensor]:
+    """A copy of what the actor has learned."""
+    return {name: value.detach().clone() for name, value in rollouts.models.policies["actor"].parameters().items()}
+
+
+@pytest.mark.slow
+def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) -> None:
+    run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.keep_last", "9")
+    folder, notes = RunFolder.create(run), list[str]()
+    with open_rollouts(run) as rollouts:
+        assert isinstance(rollouts, LocalRollouts)
+        learner = Learner(run, rollouts.models)
+        checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window)
+        back = partial(restore, models=rollouts.models, learner=learner)
+        returning = Returning(run, checkpoints, rollouts.models, learner, back, notes.append)
+
+        def steps() -> list[str]:
+            return [path.name for path in checkpoints.steps()]
+
+        returning.begin(State())
+        assert steps() == ["step_000000"]
+        returning.begin(State(step=1))
+        assert steps() == ["step_000000"], "a run that goes on keeps no further one to go back to"
+        for step in (2, 4, 6):
+            checkpoints.save(State(step=step, best_step=4), run, rollouts.models, learner, Mark.of(b""))
+        before = weights(rollouts)
+        for parameter in rollouts.models.policies["actor"].parameters().values():
+            parameter.data.add_(1.0)
+        state = State(step=7, best_step=4, returns=1, cooled=0.5)
+        record = returning.target(state, 3)
+        assert record is not None
+        assert record.state.step == 2
+        state = returning.go_back(state, record, 0.1)
+        assert all(torch.equal(value, before[name]) for name, value in weights(rollouts).items())
+        assert (state.step, state.returns, state.cooled, state.best_step) == (7, 2, pytest.approx(0.05), 0)
+        rates = [optimizer.learning_rate for optimizer in learner.optimizers.values()]
+        assert rates == pytest.approx([0.05] * len(rates))
+        assert steps() == ["step_000000", "step_000002"]
+        returning.begin(State(cooled=0.25))
+        assert {optimizer.learning_rate for optimizer in learner.optimizers.values()} == {0.25}, "a run that goes on"
+
+
+@pytest.mark.slow
+def test_a_run_that_never_goes_back_keeps_nothing_to_go_back_to(tmp_path: Path) -> None:
+    run = hot(tmp_path)
+    folder = RunFolder.create(run)
+    with open_rollouts(run) as rollouts:
+        checkpoints = Checkpoints(folder, run.checkpoints)
+        Returning(run, checkpoints, rollouts.models, Learner(run, rollouts.models), lambda _: None, print).begin(
+            State()
+        )
+    assert checkpoints.steps() == []
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_a_run_goes_back_to_is_not_rated_by_what_collapsed(tmp_path: Path) -> None:
+    run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.every", "3", "--training.steps", "3")
+    folder = RunFolder.create(run)
+    train(run, folder)
+    assert RETURNED in folder.read_metrics()[-1]
+    state = verify(folder.checkpoints / "step_000003")
+    assert (state.returns, state.best_step) == (1, 0), "its weights are those of step 0"
+
+
+@pytest.mark.parametrize(("every", "last"), [(1, 1), (2, 1), (2, 2), (3, 2), (10, 1)])
+def test_there_is_always_a_checkpoint_from_just_before_the_window(every: int, last: int) -> None:
+    window, done = 5, [0]
+    for step in range(1, 41):
+        sound = step - window
+        due = [each for each in range(every, step, every) if each <= sound]
+        assert max((each for each in done if each <= sound), default=0) == max(due, default=0), step
+        if step % every == 0:
+            done.append(step)
+            done = sorted(kept(done, last, window))
+    assert len(done) <= 2 + last + window // every + 1
+    assert kept(done, last, 0) == set(done[-last:])

@@ -1,0 +1,249 @@
+"""What programs return and print is read in processes that can be killed; the process that trains handles texts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from marft.common.processes.helpers import DiedError, Helpers, NotStartedError, TooSlowError
+from marft_envs.code import asserting, comparing, judging, plain, problems
+from marft_envs.code.asserting import held
+from marft_envs.code.comparing import Reader
+from marft_envs.code.grading import Bench
+from marft_envs.code.judging import Call, Feed, JudgingError, Limits, Outcome
+from marft_envs.code.problems import Asserts, Case, Problem
+from tests.marft.agents.test_processes import descendants
+from tests.marft_envs.test_code_judging import SHORT, isolated
+from tests.nights import BY_NIGHT
+
+DOUBLE = Problem("", "f", cases=tuple(Case(Call("f", (x,)), (2 * x,)) for x in range(3)))
+CASE = Case(Call("f", (1,)), (2,))
+SAID = Outcome("returned", "2")
+
+
+@pytest.fixture
+def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process can neither decode a value nor compare one; what it encodes for others it does."""
+
+    def refuse(*arguments: object, **_: object) -> None:
+        raise AssertionError(f"in the process that trains: {str(arguments)[:100]}")
+
+    for module in (plain, judging, asserting, comparing):
+        monkeypatch.setattr(module, "decode", refuse, raising=False)
+    for name in ("passes", "same", "unified", "printed_alike"):
+        monkeypatch.setattr(problems, name, refuse)
+
+
+def nested(size: int) -> str:
+    """The text of a list of empty lists."""
+    return f"[{'[],' * (size // 3)}[]]"
+
+
+@pytest.mark.slow
+@isolated
+@pytest.mark.usefixtures("reads_nothing")
+class TestInTheProcessThatTrains:
+    def test_nothing_that_a_function_returned_is_decoded(self) -> None:
+        verdict = Bench(DOUBLE, SHORT, 0.0).judge("def f(x): return 2 * x if x < 2 else [x]", [CASE])
+        assert verdict.hidden == (True, True, False)
+        assert verdict.shown == ((SAID, True),)
+
+    def test_nothing_that_was_printed_is_compared(self) -> None:
+        cases = tuple(Case(Feed(f"{x}\n"), (f"{2 * x}.0",)) for x in range(3))
+        verdict = Bench(Problem("", cases=cases), SHORT, 0.0).judge("x = int(input())\nprint(min(x * 2, 3))", cases[:1])
+        assert verdict.hidden == (True, True, False)
+        assert verdict.shown == ((Outcome("returned", "'0'"), True),)
+
+    def test_nothing_that_a_checker_is_told_is_read(self) -> None:
+        checker = "import sys\nprint(int(len(open(sys.argv[3]).read()) < 100_000))"
+        cases = tuple(Case(Feed(f"{x}\n"), ("",)) for x in (9, 200_000, 8))
+        asked = Problem("", cases=cases, checker=checker)
+        limits = Limits(seconds=1, all_seconds=5)
+        assert Bench(asked, limits, 0.0).judge("print('é' * int(input()))", []).hidden == (True, False, True)
+
+    def test_nothing_that_tests_are_told_is_decoded(self) -> None:
+        tests = ("assert f(f(3)) == [[3]]", "assert sorted(f(0)) == [0]", "try:\n    f(-1)\nexcept ValueError: pass")
+        before = "def f(x):\n    if x == -1: raise ValueError\n    return [x]"
+        bench = Bench(Problem("", "f", asserts=Asserts(before, ("f",), tests)), Limits(), 0.0)
+        assert bench.judge(before, []).hidden == (True, True, True)
+        assert bench.judge("def f(x): return [x] if x != 3 else 7", []).hidden == (False, True, True)
+
+    def test_what_agents_tests_are_worth_is_found_elsewhere(self) -> None:
+        asked = Problem("", "f", reference="def f(x): return x * 2", wrong=("def f(x): return 0",))
+        assert Bench(asked, SHORT, 0.0).worth([CASE]) == 1.0
+
+
+MILLIONS = """
+import os
+def f(x):
+    if x < 2: return 2 * x
+    text = memoryview(b'=[' + b'[],' * (1 << 22) + b'[]]')
+    for number in range(3, 32):
+        written = 0
+        try:
+            while written < len(text): written += os.write(number, text[written:])
+        except OSError: pass
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@isolated
+def test_a_program_that_returns_millions_of_lists_is_wrong_in_time_and_the_next_is_judged_as_before() -> None:
+    bench = Bench(DOUBLE, Limits(seconds=5, all_seconds=3, output_kb=20_000), 0.0)
+    began = time.monotonic()
+    with longest_hold() as holds:
+        compared = bench.right(MILLIONS, DOUBLE.cases)
+    assert [right for _, right in compared] == [True, True, False]
+    assert compared[2][0].said in ("it returned what takes too long to read", "")  # a fast machine reads it in time
+    assert time.monotonic() - began < 60
+    assert max(holds) < 2
+    assert bench.judge("def f(x): return 2 * x", []).hidden == (True, True, True)
+
+
+@contextmanager
+def longest_hold() -> Iterator[list[float]]:
+    """Seconds for which this thread was not let go on."""
+    holds, ends = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not ends.wait(0.001):
+            now = time.perf_counter()
+            holds.append(now - last)
+            last = now
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    yield holds
+    ends.set()
+    ticking.join()
+
+
+@pytest.mark.slow
+class TestTextsThatAreTooMuch:
+    def test_of_time_are_wrong_and_the_reason_is_told(self) -> None:
+        ((outcome, right),) = Reader(0.2).compared([CASE], [Outcome("returned", nested(2**22))], 0.0)
+        assert (outcome, right) == (Outcome("raised", None, "it returned what takes too long to read"), False)
+        assert Reader(9).compared([CASE], [SAID], 0.0) == [(SAID, True)]
+
+    @BY_NIGHT
+    def test_of_memory_are_wrong_and_the_reason_is_told(self) -> None:
+        text = f"[{'[[]],' * 2**22}[]]"
+        ((outcome, right),) = Reader(99).compared([CASE], [Outcome("returned", text)], 0.0)
+        assert not right
+        assert outcome.said.startswith("it returned what takes too ")
+        assert Reader(9).compared([CASE], [SAID], 0.0) == [(SAID, True)]
+
+    def test_together_take_what_one_program_may(self) -> None:
+        found = [SAID, *[Outcome("returned", nested(2**21))] * 40, SAID]
+        began = time.monotonic()
+        compared = Reader(1.5).compared([CASE] * 42, found, 0.0)
+        assert time.monotonic() - began < 30
+        assert compared[0] == (SAID, True)
+        assert compared[-1][0].said == "it returned what takes too long to read, with what came before it"
+
+    def test_printed_are_wrong_too(self) -> None:
+        case = Case(Feed(""), ("1 " * 100,))
+        ((outcome, right),) = Reader(0.05).compared([case], [Outcome("returned", "1.0 " * 2**21)], 0.0)
+        assert (outcome.how, right) == ("raised", False)
+        assert outcome.said.startswith("it printed what takes too long")
+
+
+@pytest.mark.slow
+def test_what_is_shown_of_a_long_value_is_short() -> None:
+    case = Case(Feed(""), ("1",))
+    for about, text in ((CASE, json.dumps("a" * 10**5)), (case, "a" * 10**5)):
+        ((outcome, right),) = Reader(9).compared([about], [Outcome("returned", text)], 0.0)
+        assert not right
+        assert len(outcome.value) < 300
+
+
+@pytest.mark.slow
+class TestProcesses:
+    def test_one_that_others_kill_is_replaced_and_costs_nobody_an_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        helpers = Helpers("marft_envs.code.comparing_process", 1)
+        monkeypatch.setattr(comparing, "_helpers", lambda: helpers)
+        before = children()
+        Reader(9).compared([CASE], [SAID], 0.0)
+        (process,) = children() - before
+        os.kill(process, signal.SIGSTOP)
+        threading.Timer(0.2, os.kill, (process, signal.SIGKILL)).start()  # in the middle of the next request
+        assert Reader(9).compared([CASE], [SAID], 0.0) == [(SAID, True)]
+        (other,) = children() - before
+        os.kill(other, signal.SIGKILL)
+        assert Reader(9).compared([CASE], [SAID], 0.0) == [(SAID, True)]
+        helpers.close()
+        assert children() == before
+
+    def test_without_any_nothing_is_judged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(comparing, "_helpers", lambda: Helpers("marft.no_such_module", 1))
+        with pytest.raises(JudgingError, match=r"no process compares results: marft\.no_such_module did not start"):
+            Reader(9).compared([CASE], [SAID], 0.0)
+
+    def test_errors_say_what_happened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = (
+            "import os, time\nfrom marft.common.processes.helpers import serve\nserve(lambda request: eval(request))"
+        )
+        (tmp_path / "evaluates.py").write_text(program)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        helpers = Helpers("evaluates", 1)
+        assert helpers.ask("1 + 1", 9) == 2
+        with pytest.raises(TooSlowError, match=r"took over 0\.2 s"):
+            helpers.ask("time.sleep(9)", 0.2)
+        with pytest.raises(DiedError, match="exit status 3"):
+            helpers.ask("os._exit(3)", 9)
+        assert helpers.ask("2 + 2", 9) == 4
+        helpers.close()
+        with pytest.raises(NotStartedError):
+            Helpers("no_such_module_at_all", 1).ask(0, 9)
+
+
+def children() -> set[int]:
+    """Processes of this one that live."""
+    return set(descendants(os.getpid()))
+
+
+@pytest.mark.slow
+@isolated
+class TestTestsThatAreCode:
+    TESTS = ("assert f(1) == 1", "try:\n    f(2)\n    assert False\nexcept ValueError: pass", "assert f(f(3)) == 3")
+
+    def held(self, program: str) -> list[bool]:
+        asserts = Asserts("", ("f",), self.TESTS)
+        calls = tuple(plain.encode(["f", [x], {}]) for x in (1, 2, 3))
+        return held(asserts, program, calls, SHORT)
+
+    def test_what_cannot_be_read_fails_its_own_test_and_is_no_expected_error(self) -> None:
+        """As if the program had raised an error of another kind."""
+        forged = """
+import os
+def f(x):
+    if x == 3: return x
+    for number in range(3, 32):
+        try: os.write(number, {1: b'=1', 2: b'=%s'}[x])
+        except OSError: pass
+    os._exit(0)
+"""
+        for text in ("nonsense", '{"f": "1"}', "[" * 9999):
+            assert self.held(forged % text) == [True, False, True]
+        assert self.held("def f(x):\n    if x == 2: raise ValueError\n    return x") == [True, True, True]
+
+    def test_calls_that_follow_from_what_was_returned_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.held("def f(x): return x if isinstance(x, int) else 3") == [True, False, True]
+        long = "def f(x): return ['a' * 50_000] if x == 3 else 3 if isinstance(x, list) else x"
+        assert self.held(long) == [True, False, True]
+        monkeypatch.setattr(asserting, "MOST_NEW_TEXT", 10_000)
+        assert self.held(long) == [True, False, False]
+
+    def test_what_is_recorded_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(asserting, "MOST_RECORDED", 100)
+        assert self.held("def f(x): return 'a' * 1000 if x == 1 else x") == [False, False, True]

@@ -1,0 +1,161 @@
+"""Each check finds the fault that is planted for it, and nothing else; nothing is found where nothing is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from marft.common.types import Episode
+from marft.config.parts import EnvironmentPart
+from marft.rewards.terms import Function
+from marft_envs.vetting.check import CHECKS, check
+from marft_envs.vetting.findings import Report
+from marft_envs.vetting.limits import Limits
+from marft_envs.vetting.subject import of_object, subject_of
+from tests import faulty
+from tests.nights import BY_NIGHT, NIGHT, some
+
+QUICK = Limits(
+    tasks=1, held_out_tasks=0, most_steps=6, middle_seconds=0.5, hold_seconds=0.25, call_seconds=5.0, processes=False
+)
+SEVERAL = dataclasses.replace(QUICK, tasks=2)
+FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what it says
+    faulty.Twice: ("tasks", "another one has the id 'sum/0' too"),
+    faulty.AcrossSplits: ("tasks", "two splits have tasks with the id sum/0"),
+    faulty.Wordless: ("tasks", "the prompt is empty"),
+    faulty.Restless: ("tasks stay", "gives other tasks the second time"),
+    faulty.Shapes: ("plain data", "data['seen'] is a set"),
+    faulty.Leaking: ("splits", "5 tasks stand in two splits: sum/0 (train) and sum/45 (test)"),
+    faulty.AskedTwice: ("splits", "5 prompts stand in two splits, with other data"),
+    faulty.Questions: ("splits", "5 questions stand in two splits"),
+    faulty.Alike: ("likeness", "5 held-out tasks are nearly ones that are trained on"),
+    faulty.Raising: ("episodes", "reset() raised KeyError: 'board' (faulty.py:"),
+    faulty.Speechless: ("episodes", "script() raised LookupError: no script of skill 1"),
+    faulty.Nested: ("plain data", "more than 32 tables and lists are inside each other"),
+    faulty.NoObservation: ("observations", "which is no whole text"),
+    faulty.Long: ("observations", "characters are shown to one agent at a time"),
+    faulty.Untyped: ("steps", "returned tuple, not marft.common.types.Step"),
+    faulty.Declaring: ("declared", "progress = 3; must be from 0 to 1"),
+    faulty.NotANumber: ("rewards", "gave the team a reward of nan"),
+    faulty.Generous: ("range", "outside of -1 to 1: the team earns 10"),
+    faulty.Indifferent: ("signal", "whatever is done earns the same: 0.5"),
+    faulty.Perverse: ("success", "is solved by its script of skill 1 for -0.4, and not by"),
+    faulty.Unsolvable: ("success", "its own script of skill 1 loses 1 of 2 tasks: sum/29"),
+    faulty.Open: ("nonsense", "somebody who says a megabyte without a space earns 1 for sum/0, as much as good play"),
+    faulty.Unscripted: ("nonsense", "without a space earns 1 for sum/0, which is solved with that"),
+    faulty.Chance: ("repeatable", "come to something else the second time"),
+    faulty.SharedNumbers: ("own numbers", "it draws from random, numpy.random or torch"),
+    faulty.Writing: ("nothing shared", "sessions write into Task.data (sum/"),
+    faulty.Overlapping: ("nothing shared", "played at the same time disturb each other"),
+    faulty.Fragile: ("odd input", "step() raised ValueError: Exceeds the limit"),
+    faulty.Spoiled: ("odd input", "step() raised AssertionError: no box has such a number"),
+    faulty.Endless: ("endings", "episodes ended within 6 steps"),
+    faulty.Patient: ("endings", "did not end within 6 steps"),
+    faulty.Locked: ("closing", "close() raised OSError: the lock is somebody else's"),
+    faulty.Littering: ("left open", "files more"),
+    faulty.Threading: ("left open", "threads more"),
+    faulty.Calling: ("outside", "connects to ('127.0.0.1', 9)"),
+}
+TIMED: dict[type[EnvironmentPart], tuple[str, Limits, str]] = {
+    faulty.Slow: ("speed", dataclasses.replace(QUICK, middle_seconds=0.01), "step() takes 0.02"),
+    faulty.Sleeping: ("thread", dataclasses.replace(QUICK, hold_seconds=0.005), "it sleeps, or waits for a disk"),
+    faulty.Hanging: ("episodes", dataclasses.replace(QUICK, call_seconds=0.05), "step() hung: it took over 0.05 s"),
+}
+APART: dict[type[EnvironmentPart], tuple[str, str]] = {
+    faulty.Hashing: ("repeatable", "two processes come to something else with the same seed and actions"),
+    faulty.Scattered: ("repeatable", "another process has other train tasks"),
+    faulty.Remembering: ("nothing shared", "an episode comes to something else once others were played"),
+}
+
+
+@cache
+def looked_at(kind: type[EnvironmentPart], limits: Limits = QUICK) -> Report:
+    return check(of_object(kind()), limits)
+
+
+def found(report: Report) -> dict[str, str]:
+    """What was found, by check, but for what was skipped."""
+    return {
+        verdict.check: verdict.findings[0].cause
+        for verdict in report.verdicts
+        if verdict.grade in ("warning", "failure")
+    }
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    report = looked_at(faulty.Sound)
+    assert found(report) == {}
+    assert report.passed
+    assert report.of("skipped") == ["repeatable"]  # for no other process was asked
+    assert report.numbers["tasks"] == 50
+
+
+def test_without_tasks_nothing_else_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    report = check(subject_of("math", {"path": str(tmp_path / "empty.jsonl")}), QUICK)
+    assert report.of("failure") == ["tasks"]
+    assert report.of("skipped") == [name for name in CHECKS if name != "tasks"]
+    assert str(report).startswith("tasks: failure: ")
+    assert "marft.common.types.Task" not in str(report)  # what a class of one's own has to return
+    assert "checks, 1 failed (tasks); 0 episodes in" in str(report).splitlines()[-1]
+
+
+def test_a_report_in_words_says_causes_and_remedies() -> None:
+    said = str(looked_at(faulty.Generous)).splitlines()
+    assert said[0].startswith("range: failure: outside of -1 to 1")
+    assert said[1].startswith("  → scale it")
+    assert said[2].startswith(f"tests.faulty:Generous: {len(CHECKS)} checks, 1 failed (range); ")
+
+
+@pytest.mark.parametrize("kind", some(FAULTS))
+def test_a_planted_fault_is_found_and_nothing_else(kind: type[EnvironmentPart]) -> None:
+    name, said = FAULTS[kind]
+    report = looked_at(kind, SEVERAL if kind in (faulty.Overlapping, faulty.Unsolvable) else QUICK)
+    assert list(found(report)) == [name], found(report)
+    assert said in found(report)[name]
+
+
+@BY_NIGHT
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", some(TIMED))
+def test_what_takes_time_is_found_and_nothing_else(kind: type[EnvironmentPart]) -> None:
+    name, limits, said = TIMED[kind]
+    report = looked_at(kind, limits)
+    assert list(found(report)) == [name], found(report)
+    assert said in found(report)[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", APART if NIGHT else [faulty.Remembering])
+def test_what_only_another_process_shows_is_found(kind: type[EnvironmentPart]) -> None:
+    name, said = APART[kind]
+    report = looked_at(kind, dataclasses.replace(QUICK, processes=True))
+    assert list(found(report)) == [name], found(report)
+    assert said in found(report)[name]
+
+
+def scribbles(episode: Episode) -> float:
+    episode.task.data["scored"] = len(episode.actions)  # type: ignore[index]
+    raise ValueError("after it has written")
+
+
+def reads(episode: Episode) -> float:
+    return float(len(episode.task.data) + len(episode.transitions))
+
+
+def test_a_reward_term_that_writes_into_task_data_is_named() -> None:
+    here = "tests.marft_envs.test_vetting"
+    terms = {"scribbles": Function(call=f"{here}:scribbles"), "reads": Function(call=f"{here}:reads")}
+    report = check(dataclasses.replace(of_object(faulty.Sound()), terms=terms), QUICK)
+    assert found(report).keys() == {"nothing shared"}
+    cause = found(report)["nothing shared"]
+    assert cause.startswith("reward terms write into Task.data: 'scribbles' (sum/")
+    assert "reads" not in cause
+
+
+def test_every_check_finds_something() -> None:
+    planted = {name for name, *_ in (*FAULTS.values(), *TIMED.values(), *APART.values())}
+    assert planted == set(CHECKS)

@@ -1,0 +1,34 @@
+"""The layout: imports point one way between rooms and packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import pytest
+
+from tests.sources import ROOT
+
+TOOL = ROOT / "tools" / "layout" / "layout.py"
+
+
+@pytest.fixture(scope="module")
+def layout() -> Any:
+    spec = importlib.util.spec_from_file_location("layout_tool", TOOL)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_imports_point_one_way(layout: Any) -> None:
+    """From a room to those before it, from a satellite to the core and the satellites before it; for typing too."""
+    assert layout.wrong_way() == []
+
+
+def test_every_module_of_the_core_is_in_a_room_or_beside_them_on_purpose(layout: Any) -> None:
+    beside = {name.split(".")[1] for name in layout.modules() if name.startswith("marft.")} - {*layout.ROOMS}
+    assert beside == {"__main__", "examples"}
