@@ -14,6 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from marft.common.types import Action
 from marft.runs.export.manifest import Export
 
+MANIFEST: dict[str, Any] = {
+    "marft": "1", "name": "theirs", "made": "today", "checkpoint": {"name": "s", "step": 1, "environment_steps": 1},
+    "organization": {}, "channel": {}, "agents": (), "sees": {}, "tools": {}, "policies": {}, "models": {},
+    "reorganized": {}, "evaluations": (), "training": {}, "paths": (), "code": (), "requires": {}, "left_out": (),
+}  # fmt: skip
+
 
 class Plain:
     """An export's policies on one base, without anything of MARFT."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from starlette.testclient import TestClient
+from typing import TYPE_CHECKING, Any
 
 from marft.common.types import Episode, Fork, Observation, Task, Transition
 from marft.config.load import to_toml
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import MARK
-from marft_serve.viewer.app import build
-from marft_serve.viewer.indexing import IndexCache
-from marft_serve.viewer.library import Library
 from tests.episodes import make_action
 from tests.helpers import settings
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
 
 
 def make_run(path: Path, steps: int = 3, episodes: int = 4) -> Path:
@@ -60,6 +58,12 @@ def forked(step: int, number: int) -> Episode:
 
 
 def client(*places: Path, token: str = "", cache: Path | None = None, host: str = "127.0.0.1") -> TestClient:
+    from starlette.testclient import TestClient
+
+    from marft_serve.viewer.app import build
+    from marft_serve.viewer.indexing import IndexCache
+    from marft_serve.viewer.library import Library
+
     app = build(Library(places, IndexCache(cache)), token, host)
     return TestClient(app, base_url="http://127.0.0.1:1234", raise_server_exceptions=False)
 

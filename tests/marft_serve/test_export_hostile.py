@@ -14,12 +14,8 @@ from marft.runs.export.loading import recipe_of
 from marft.runs.export.manifest import RECIPE, load_export, write_manifest
 from marft.runs.export.recipe import shipped
 from marft_serve.serving.settings import served
+from tests.exports import MANIFEST
 
-MANIFEST: dict[str, Any] = {
-    "marft": "1", "name": "theirs", "made": "today", "checkpoint": {"name": "s", "step": 1, "environment_steps": 1},
-    "organization": {}, "channel": {}, "agents": (), "sees": {}, "tools": {}, "policies": {}, "models": {},
-    "reorganized": {}, "evaluations": (), "training": {}, "paths": (), "code": (), "requires": {}, "left_out": (),
-}  # fmt: skip
 HOLDS: dict[str, Any] = {"name": "theirs", "agents": [{"role": "a"}], "team": {"organization": "chain"}}
 
 

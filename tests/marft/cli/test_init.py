@@ -20,6 +20,7 @@ from marft.config import RunSettings, load_recipe
 from marft.envs.tasks import tasks_of
 from tests.marft.cli.test_cli import run
 from tests.nights import BY_NIGHT, NIGHT, some
+from tests.satellites import NEEDS_ENVS
 
 NAMES = ["README.md", "data.csv", "recipe.toml", "reward.py", "test_reward.py"]
 
@@ -135,6 +136,7 @@ class TestWhatItWrites:
         assert (table.question, table.answer, table.kind, table.sums) == ("problem", "solution", "number", True)
 
 
+@NEEDS_ENVS
 class TestAnEnvironment:
     def test_is_a_package_that_bears_the_folders_name(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
         said = run(capsys, "init", "--kind", "environment", "games/my-env")

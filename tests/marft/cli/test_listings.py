@@ -59,7 +59,7 @@ class TestEnvironments:
         listed = run(capsys, "environments")
         assert all(name in listed for name in bundled_parts("environments"))
         said = [line.rstrip() for line in listed.splitlines() if not line.lstrip().startswith("keys:")]
-        assert "Kitchens of several rooms: players fetch ingredients" in listed
+        assert "Mathematics problems from files or a Hugging Face data set" in listed
         assert not [line for line in said if line.endswith((" a", " the", " Its", ":"))]
         assert "math Mathematics problems from files" in listed
         assert "keys: dataset, " in listed

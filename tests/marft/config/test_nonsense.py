@@ -16,6 +16,7 @@ from marft.config.seams import SEAMS
 from marft.config.sections import section_class, section_names
 from marft.config.settings import Settings
 from tests.helpers import recipe
+from tests.satellites import NEEDS_LAB
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -170,6 +171,10 @@ def test_absurd_sizes_come_with_their_arithmetic() -> None:
     text = complaint("--rollout.tasks_per_step", "1000", "--agents.actor.sampling.max_new_tokens", "10000000")
     assert "1,000 tasks_per_step × 2 samples_per_task × 10,000,008 tokens" in text
     assert "20,000,016,000 tokens a step, which take 180 GB to record" in text
+
+
+@NEEDS_LAB
+def test_imagined_episodes_are_in_the_arithmetic() -> None:
     text = complaint("--rollout.tasks_per_step", "100000", "--dyna.share", "0.9", "--training.steps", "5")
     assert "(100,000 tasks_per_step + 900,000 imagined) × 2 samples_per_task = 2,000,000 episodes a step" in text
 

@@ -16,6 +16,7 @@ from marft.envs.math import Math
 from marft.envs.tasks import digest_of, refuse_too_few_steps, tasks_of
 from marft.rollout.collection import training_tasks
 from tests.helpers import recipe
+from tests.satellites import NEEDS_ENVS
 
 
 class Listed(EnvironmentPart):
@@ -132,6 +133,7 @@ class TestStepsOfAnEpisode:
     def test_where_one_can_be_or_does_not_say_it_does(self, fewest: tuple[object, ...]) -> None:
         refuse_too_few_steps(self.needing(*fewest), 2)
 
+    @NEEDS_ENVS
     def test_training_asks(self) -> None:
         with pytest.raises(ValueError, match=r"rollout\.max_steps: an episode ends after 1 steps"):
             training_tasks(load_recipe("relay", changes={"rollout.max_steps": 1}))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marft.evaluation.comparison import compared
 from marft.evaluation.definitions import changes_of, definitions_of, fingerprint, note_of, write_definitions
-from tests.marft_lab.test_safety import saved
+from tests.suites import saved
 from tests.tool_games import says, with_tools
 
 TOOL: dict[str, Any] = {

@@ -432,8 +432,8 @@ def test_who_traces_this_program_still_does_after_a_template_was_tried() -> None
 
 
 def test_a_small_model_that_is_not_there_is_named_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match=r"no small model is called 'tiny-rely'; did you mean 'tiny-relay'"):
-        load_config(ModelSettings(path="tiny-rely"))
+    with pytest.raises(ValueError, match=r"no small model is called 'tiny-tols'; did you mean 'tiny-tools'"):
+        load_config(ModelSettings(path="tiny-tols"))
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "extra.json"])

@@ -19,8 +19,8 @@ from marft.runs.export.manifest import load_export, write_manifest
 from marft.runs.export.push import _problems, push
 from marft.runs.export.writing import export_run
 from marft.runs.folder import RunFolder
+from tests.exports import MANIFEST
 from tests.hub import Hub, hub
-from tests.marft_serve.test_export_hostile import MANIFEST
 from tests.nights import BY_NIGHT
 
 TOKEN = "hf_" + "a" * 34

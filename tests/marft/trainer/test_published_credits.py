@@ -20,6 +20,7 @@ from tests import references_credit as slow
 from tests.episodes import make_action
 from tests.marft.trainer.test_credit import batches
 from tests.nights import MANY
+from tests.satellites import NEEDS_ENVS
 
 COST = st.floats(-1, 1, allow_nan=False, width=32)
 
@@ -188,6 +189,7 @@ class TestCoMAM:
         assert metrics["groups_without_local_signal"] == 2
         assert "global_weight" not in CoMAM().assign(CreditInputs(same, "action")).metrics
 
+    @NEEDS_ENVS
     def test_a_fixed_weight_of_nobody_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"fixed_weights: no agent is called 'writr'; did you mean 'writer'\?"):
             load_recipe("memory", changes={"algorithm.credit.fixed_weights": {"writr": 0.0}})

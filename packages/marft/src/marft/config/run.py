@@ -213,7 +213,8 @@ class RunSettings(Settings):
         if (self.engine.apart or self.rollout.reuse > 1) and "level" not in correction.model_fields_set:
             level = "token" if self.algorithm.level == "token" else "geometric"
             correction = correction.model_copy(update={"level": level})
-            self.__dict__["algorithm"] = self.algorithm.model_copy(update={"sampler_correction": correction})
+            algorithm = self.algorithm.model_copy(update={"sampler_correction": correction})
+            return self.model_copy(update={"algorithm": algorithm})
         return self
 
     @property

@@ -72,4 +72,4 @@ class Dealt(EnvironmentPart):
 
 def test_an_environment_of_ones_own_says_it_too() -> None:
     with pytest.raises(ValueError, match=NOT_ASKED):
-        load_recipe("demo", changes={"environment": {"name": "tests.marft.config.test_turns_settings:Dealt"}})
+        load_recipe("demo", changes={"environment": {"name": "tests.marft_envs.test_turns_settings:Dealt"}})
