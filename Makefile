@@ -1,5 +1,6 @@
 # make demo   install, train the two-agent demo, evaluate it; open runs/demo/report.html
 # make test   install, run the tests that are fast
+# make test-core  the fast tests of the core, in an environment that has the core alone
 # make test-slow  those that start processes or take seconds: CI runs both
 # make test-vllm  those of vLLM, which it installs first, in an environment of its own: gigabytes; what came of them is
 #               benchmarks/results/vllm_tests.md
@@ -19,9 +20,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CORE_VENV ?= .venv-core
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile what they import, each for itself
 
-.PHONY: demo demo-quick wheels real test test-slow test-vllm gpu docs mutants mutants-sample golden golden-short nightly check lint types format install clean
+.PHONY: demo demo-quick wheels real test test-core test-slow test-vllm gpu docs mutants mutants-sample golden golden-short nightly check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -48,6 +50,14 @@ real: install
 
 test: install
 	$(BIN)/pytest --numprocesses auto -m "not slow"
+
+test-core: $(CORE_VENV)/.core
+	$(CORE_VENV)/bin/pytest --numprocesses auto -m "not slow" tests/marft packages/marft/src
+
+$(CORE_VENV)/.core: packages/marft/pyproject.toml constraints.txt
+	test -x $(CORE_VENV)/bin/python || $(PYTHON) -m venv $(CORE_VENV)
+	$(CORE_VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt --editable "packages/marft[dev]"
+	touch $@
 
 test-slow: install
 	$(BIN)/pytest --numprocesses auto --dist loadfile -m slow tests
@@ -105,4 +115,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CORE_VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,6 +22,9 @@ settings.register_profile(  # for `make mutants`: the first failure is enough, h
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "marft"))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+
+ROOT = Path(__file__).parents[1]
+CORE = ("tests/marft", "packages/marft/src")
 
 # scripts of a skill, which run in the sandbox; packages that other Pythons import
 collect_ignore_glob = [
@@ -44,6 +48,26 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests import fixtures
 
         config.pluginmanager.register(fixtures, "tests.fixtures")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option with which CI leaves out what it has run in an environment of the core alone."""
+    parser.addoption("--except-core", action="store_true", help="leave out tests of the core that need no satellite")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip tests whose satellite is not installed; with ``--except-core`` leave out the other tests of the core."""
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        needed = [mark.args[0] for mark in item.iter_markers("needs")]
+        missing = [package for package in needed if find_spec(package) is None]
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=f"needs {' and '.join(missing)}"))
+        of_core = any(item.path.is_relative_to(ROOT / folder) for folder in CORE) and not needed
+        (left_out if config.option.except_core and of_core else kept).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 
-
-def _needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}")
-
-
-NEEDS_ENVS = _needs("marft_envs")
-NEEDS_LAB = _needs("marft_lab")
+NEEDS_ENVS = pytest.mark.needs("marft_envs")
+NEEDS_LAB = pytest.mark.needs("marft_lab")
+NEEDS_SERVE = pytest.mark.needs("marft_serve")

@@ -126,15 +126,21 @@ def _install(tree: Path) -> None:
     if same:
         site = next((tree / ".venv" / "lib").glob("python*/site-packages"))
         present = [path for path in sys.path if path.endswith("site-packages")]
-        (site / "paths.pth").write_text("\n".join([str(tree / "src"), *present, ""]), encoding="utf-8")
+        (site / "paths.pth").write_text("\n".join([*map(str, _sources(tree)), *present, ""]), encoding="utf-8")
     else:
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
         constraints = ["--constraint", str(tree / "constraints.txt")]
-        subprocess.run([*pip, *constraints, "--editable", str(tree)], check=True)
+        editable = [word for folder in _sources(tree) for word in ("--editable", str(folder.parent))]
+        subprocess.run([*pip, *constraints, *editable], check=True)
     where = "import marft; print(marft.__file__)"
     found = subprocess.run([str(python), "-c", where], capture_output=True, text=True, check=True, cwd=tree).stdout
     if not Path(found.strip()).is_relative_to(tree):
         raise SystemExit(f"{python} runs {found.strip()}, not what is in {tree}")
+
+
+def _sources(tree: Path) -> list[Path]:
+    """Return the source folders of a tree: one for each package, or one for all in older trees."""
+    return sorted(tree.glob("packages/*/src")) or [tree / "src"]
 
 
 # What a tree's interpreter runs: every training in a fork of one process, so that libraries are imported once.

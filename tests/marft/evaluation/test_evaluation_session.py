@@ -26,6 +26,7 @@ from marft.trainer.loop import train
 from tests.helpers import settings
 from tests.marft.evaluation.test_kept_evaluations import Lengths, found, lengths, plays, said  # noqa: F401
 from tests.nights import BY_NIGHT
+from tests.satellites import NEEDS_SERVE
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +230,7 @@ def test_a_team_that_passes_no_messages_on_has_none_to_shuffle(tmp_path: Path) -
         found(run, tmp_path / "evaluations", shuffled=True)
 
 
+@NEEDS_SERVE
 def test_messages_of_a_program_cannot_be_shuffled(tmp_path: Path) -> None:
     run = settings(
         "tiny", tmp_path, team={"organization": "program", "call": "tests.marft_lab.test_worth_command:solve"}

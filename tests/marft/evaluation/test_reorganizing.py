@@ -24,6 +24,7 @@ from tests.marft.evaluation.test_gates import BEFORE
 from tests.marft.evaluation.test_kept_evaluations import lengths
 from tests.marft.evaluation.test_scenarios import command
 from tests.nights import some
+from tests.satellites import NEEDS_LAB
 from tests.sources import ROOT
 
 ROLES = "abcdef"
@@ -37,7 +38,9 @@ LEARNS_WITH = {
 }
 
 
-@pytest.mark.parametrize("part", LEARNS_WITH)
+@pytest.mark.parametrize(
+    "part", ["consulting", pytest.param("profiles", marks=NEEDS_LAB), pytest.param("dyna", marks=NEEDS_LAB)]
+)
 def test_what_is_there_for_learning_alone_is_left_behind(part: str) -> None:
     """It names agents that may be gone, and policies that no agent has."""
     own = {"policies": {**{role: {"model": "base", "lora": {"rank": 2, "alpha": 4}} for role in "abc"},
@@ -267,8 +270,10 @@ def test_what_was_changed_is_recorded_and_kept_apart(tmp_path: Path, capsys: pyt
     ("words", "message"),
     [
         (("--as", "none.toml"), "cannot read the team of none.toml"),
-        (("--as", "x.toml", "--suite", "safety"), "--as is of held-out tasks"),
-        (("--suite", "safety", "--team", "parallel"), "as the team that it was trained as"),
+        pytest.param(("--as", "x.toml", "--suite", "safety"), "--as is of held-out tasks", marks=NEEDS_LAB),
+        pytest.param(
+            ("--suite", "safety", "--team", "parallel"), "as the team that it was trained as", marks=NEEDS_LAB
+        ),
     ],
 )
 def test_what_would_mix_teams_is_refused(

@@ -8,6 +8,7 @@ from marft.config import parse_recipe, to_toml
 from marft.config.run import idle_cluster
 from marft.inference.kinds import Vllm
 from tests.helpers import recipe, settings
+from tests.satellites import NEEDS_LAB
 
 VLLM = ("--engine.kind", "vllm")
 
@@ -42,6 +43,7 @@ def test_grammars_are_refused_where_the_engine_holds_none(monkeypatch: pytest.Mo
         settings("tiny", "runs", *VLLM, "--agents.actor.sampling.grammar", "start: /[0-9]+/")
 
 
+@NEEDS_LAB
 def test_a_cluster_that_no_process_of_a_run_is_started_in_is_named() -> None:
     """A run that was given an address, and nothing to start there, was trained here without a word."""
     address = ("--cluster.address", "auto")

@@ -20,6 +20,7 @@ from marft.trainer.ranks.group import INTERFACE, Group, Some, interface_to
 from tests.helpers import settings
 from tests.marft.trainer import test_ranks
 from tests.marft.trainer.test_ranks import Member
+from tests.satellites import NEEDS_LAB
 
 linux = pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="interfaces are asked of Linux")
 
@@ -149,6 +150,7 @@ def test_each_rank_has_a_gpu_of_its_own_from_the_runs_on(
         assert [device_of(run, rank) for rank in range(ranks)] == found
 
 
+@NEEDS_LAB
 def test_the_run_on_a_cluster_has_the_device_that_its_recipe_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
