@@ -97,7 +97,7 @@ class Syntax:
 
     def _read_one(self, text: str, start: int) -> tuple[list[ToolCall], int]:
         """Parse the calls at ``start`` and return their end offset; JSON inside arguments does not count."""
-        start = _SPACES.match(text, start).end()  # the pattern also matches an empty string  # type: ignore[union-attr]
+        start = _SPACES.match(text, start).end()  # type: ignore[union-attr]  # the pattern matches ""
         try:
             found, end = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError) as error:
