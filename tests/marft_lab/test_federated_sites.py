@@ -77,7 +77,7 @@ samples_per_task = 4
 PARTS = """
 from pathlib import Path
 
-DOCUMENT = (TESTS / "document.txt").read_text()
+DOCUMENT = Path(__file__).with_name("document.txt").read_text()
 
 
 def multiply(a: int, b: int) -> str:
