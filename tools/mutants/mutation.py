@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,8 @@ Path_ = tuple[tuple[str, int | None], ...]  # fields and places in them, from th
 class Mutant:
     """One fault in one file.
 
-    Its name is made of the file, the function, the text of the statement's first line and the change; ``number`` tells
-    apart those that are alike even so.
+    Its name is made of the file, the function, the text of the statement's first line without its comment, and the
+    change; ``number`` tells apart those that are alike even so.
     """
 
     file: str
@@ -66,12 +68,18 @@ class Source:
         self.lines = self.text.splitlines()
 
     @cached_property
+    def _comments(self) -> dict[int, int]:
+        """Columns at which comments begin, by line."""
+        tokens = tokenize.generate_tokens(StringIO(self.text).readline)
+        return dict(token.start for token in tokens if token.type == tokenize.COMMENT)
+
+    @cached_property
     def mutants(self) -> list[Mutant]:
         """In the order of the text."""
         seen: Counter[tuple[str, str, str]] = Counter()
         found = []
         for node, where, function, line, lines in _walk(self.tree):
-            text = self.lines[line - 1].strip()
+            text = self.lines[line - 1][: self._comments.get(line)].strip()
             for replacement in replacements(node):
                 change = f"{_text(node)} → {_text(replacement)}"
                 seen[function, text, change] += 1
