@@ -54,7 +54,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What an agent is told, the tools that it has, and what it says."""
+    """Messages and tools of a turn, with the scripted reply."""
 
     messages: Messages
     tools: Sequence[Mapping[str, Any]]
@@ -116,7 +116,7 @@ def exchange(name: str, arguments: Mapping[str, Any], output: str) -> Messages:
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A call as the template has it."""
+    """Return a tool call in the format of the chat template."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 

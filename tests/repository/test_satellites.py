@@ -138,14 +138,14 @@ class TestOfAnotherVersion:
 @pytest.mark.parametrize(
     ("origin", "extra", "command"),
     [
-        (None, "serve", "pip install 'marft[serve]'"),
-        ({"url": "https://example.org/marft.whl"}, "lab", "pip install 'marft[lab]'"),
+        (None, "serve", "pip install --find-links <the folder of MARFT's wheels> 'marft[serve]'"),
+        ({"url": "https://example.org/marft.whl"}, "lab", "pip install --find-links <the folder of MARFT's wheels> 'marft[lab]'"),
         ({"url": "file:///my%20wheels/marft-0.1.0-py3-none-any.whl", "archive_info": {}}, "ray", "pip install --find-links '/my wheels' 'marft[ray]'"),
         ({"url": "file:///src/packages/marft", "dir_info": {}}, "ray", "pip install '/src/packages/marft-lab[ray]'"),
         ({"url": "file:///src/packages/marft", "dir_info": {}}, "envs", "pip install /src/packages/marft-envs"),
         (
             {"url": "file:///src/packages/marft", "dir_info": {"editable": True}}, "all",
-            "pip install --editable /src/packages/marft-envs --editable /src/packages/marft-lab --editable /src/packages/marft-serve",
+            "pip install --editable '/src/packages/marft[math]' --editable /src/packages/marft-envs --editable /src/packages/marft-lab --editable /src/packages/marft-serve",
         ),
         ({"url": "file:///src/packages/marft", "dir_info": {"editable": True}}, "mcp", "pip install --editable '/src/packages/marft[mcp]'"),
     ],

@@ -58,8 +58,9 @@ def satellites() -> dict[str, Any]:
 
 
 def _ours(needs: list[str]) -> list[str]:
-    """Return the requirements that are satellites, without their versions."""
-    return [need.partition("==")[0] for need in needs if re.match(rf"{CORE}-", need)]
+    """Return the requirements on this project's distributions, without their versions; none where no satellite is."""
+    found = [need.partition("==")[0] for need in needs if re.match(rf"{CORE}\b", need)]
+    return found if any(need.startswith(f"{CORE}-") for need in found) else []
 
 
 def main() -> None:

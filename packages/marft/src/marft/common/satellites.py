@@ -65,14 +65,15 @@ def version_problem(point: EntryPoint) -> str:
 def install_command(extra: str) -> str:
     """Return the command that installs an extra, for the way in which MARFT is installed.
 
-    Installed from a checkout, the command names folders of packages. Installed from a wheel file, it names the folder
-    of the wheels.
+    Installed from a checkout, the command names folders of packages. Installed from wheels, it names their folder, or
+    asks for it where pip recorded none: no index has MARFT.
     """
     origin, editable = _origin()
-    if origin is None or extra not in satellites().extras:
+    if extra not in satellites().extras:  # of a package that is not of this project
         return f"pip install {quote(f'{CORE}[{extra}]')}"
-    if origin.suffix == ".whl":
-        return f"pip install --find-links {quote(str(origin.parent))} {quote(f'{CORE}[{extra}]')}"
+    if origin is None or origin.suffix == ".whl":
+        wheels = quote(str(origin.parent)) if origin else "<the folder of MARFT's wheels>"
+        return f"pip install --find-links {wheels} {quote(f'{CORE}[{extra}]')}"
     option = "--editable " if editable else ""
     folders = [str(origin.parent / wanted) for wanted in satellites().extras[extra]]
     return f"pip install {' '.join(option + quote(folder) for folder in folders)}"
@@ -81,7 +82,7 @@ def install_command(extra: str) -> str:
 def _origin() -> tuple[Path | None, bool]:
     """Return the folder or wheel file that the core was installed from, and whether the installation is editable.
 
-    The path is None where pip recorded none: it found the core on an index or with ``--find-links``.
+    The path is None where pip recorded none: it found the core with ``--find-links``.
     """
     try:
         text = distribution(CORE).read_text("direct_url.json")
