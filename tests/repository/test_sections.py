@@ -58,7 +58,7 @@ def complaint(*overrides: str) -> str:
 
 def test_what_is_registered_is_what_the_project_says() -> None:
     """Where this fails, run ``make install``: names of parts are read off the installed package."""
-    for kind in [*SEAMS, "sections", "commands", "suites", "rollout_sources"]:
+    for kind in [*SEAMS, "sections", "commands", "suites", "rollout_sources", "starters", "resources", "examples"]:
         named = [name for project in PROJECTS for name in project["entry-points"].get(f"marft.{kind}", ())]
         assert sorted(named) == bundled_parts(kind), kind
 

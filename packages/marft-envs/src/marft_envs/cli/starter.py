@@ -95,7 +95,7 @@ build-backend = "hatchling.build"
 name = "<<PACKAGE>>"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = ["marft"]
+dependencies = ["marft", "marft-envs"]
 
 [project.entry-points."marft.environments"]
 <<PACKAGE>> = "<<PACKAGE>>.environment:<<KIND>>"  # once it is installed, recipes say: name = "<<PACKAGE>>"
